@@ -84,7 +84,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """How jobs are run, as `launch` hands it in.
+    """Says how jobs are run, as `launch` hands it in.
 
     at_once: jobs that run at the same time. services: routes and kinds of jobs of workloads.
     """

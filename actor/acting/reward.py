@@ -48,7 +48,7 @@ class LearnerReward:
 
 
 def learner_reward(section: EnvironmentSection) -> LearnerReward | None:
-    """The wrappers of a section; None where it has none.
+    """Return the wrappers of a section; None where it has none.
 
     Imports the modules of potentials: check first that they are allowed. Raises ConfigurationError.
     """
@@ -56,7 +56,7 @@ def learner_reward(section: EnvironmentSection) -> LearnerReward | None:
 
 
 def potentials(section: EnvironmentSection) -> tuple[str, ...]:
-    """Functions that the wrappers import, as `module:function`."""
+    """Return the functions that the wrappers import, as `module:function`."""
     return tuple(one.shape for one in section.reward if one.shape is not None)
 
 

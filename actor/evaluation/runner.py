@@ -39,7 +39,7 @@ class EvaluationRunner(Protocol):
         stop: threading.Event,
         on_step: Callable[[], None] = lambda: None,
     ) -> list[Played] | None:
-        """So many episodes, equal for equal seeds and weights; None when `stop` was set first."""
+        """Play so many episodes, equal for equal seeds and weights; None when `stop` was set first."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -48,7 +48,7 @@ class EvaluationRunner(Protocol):
 def make_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
 ) -> "EnvironmentRunner":
-    """One that plays the run's environments. settings: of this process. episodes: None: as the run says.
+    """Return what plays the run's environments. settings: of this process. episodes: None: as the run says.
 
     Raises what `run.read` and the environment raise.
     """

@@ -99,12 +99,12 @@ class AckJournal:
 
 
 def journal_files(folders: Iterable[Path]) -> list[Path]:
-    """Every journal in the folders, in a fixed order."""
+    """Return every journal in the folders, in a fixed order."""
     return sorted(path for folder in folders for path in folder.glob(f"*{_SUFFIX}"))
 
 
 def read_journal(path: Path) -> Iterator[Acknowledged | None]:
-    """The lines of a journal in order; None for one that a crash tore."""
+    """Yield the lines of a journal in order; None for one that a crash tore."""
     with path.open("rb") as file:
         for line in file:
             yield _parse(line)

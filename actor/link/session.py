@@ -135,7 +135,7 @@ class Session:
             raise self._failure
 
     def may_begin(self, sequence: int) -> bool:
-        """Whether a fragment of that number may be begun now.
+        """Return whether a fragment of that number may be begun now.
 
         Credit, the state of the run and the weights decide.
         """

@@ -26,7 +26,7 @@ class Episodes:
         self._length = np.zeros(slots, np.int64)
 
     def slots(self) -> tuple[Slot, ...]:
-        """Episode and index of the next step of every slot."""
+        """Return episode and index of the next step of every slot."""
         lengths = self._length.tolist()
         return tuple(Slot(n, self._episode_id[n], lengths[n]) for n in range(len(lengths)))
 

@@ -92,7 +92,7 @@ class FragmentBuilder:
 
     @property
     def is_full(self) -> bool:
-        """Whether the rows collected, at least one, must be cut before the next step."""
+        """The rows collected, at least one, must be cut before the next step."""
         row = self.length
         return row > 0 and (row == self.unroll_length or self._ends > self._most_ends[row])
 
@@ -125,7 +125,7 @@ class FragmentBuilder:
         self.length = row + 1
 
     def cut(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
-        """The rows collected, at least one, as a fragment, and the episodes that ended in them."""
+        """Return the rows collected, at least one, as a fragment, and the episodes that ended in them."""
         steps, slots = self.length, self._episodes.slots()
         ends = self._ends_in_order()
         header = fields.header(self._schema, steps, slots)

@@ -22,7 +22,10 @@ from penstock.wire.specification import RunSpecification
 def make_generator(
     specification: RunSpecification, settings: Settings, health: Health
 ) -> "EnvironmentGenerator":
-    """The generator of a run; settings: of this process. Raises what `run.read` and the environment raise."""
+    """Return the generator of a run.
+
+    settings: of this process. Raises what `run.read` and the environment raise.
+    """
     return EnvironmentGenerator(run.read(specification, settings.actor), health)
 
 

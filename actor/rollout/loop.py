@@ -46,7 +46,7 @@ class FragmentGenerator(Protocol):
         """Act with the session's newest weights from now on."""
 
     def unroll(self, is_over: Callable[[], bool]) -> None:
-        """At least one step, until a fragment is full or `is_over`."""
+        """Make at least one step, until a fragment is full or `is_over`."""
 
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
         """Return what was collected, as the fragment of that number, and the episodes that ended in it."""

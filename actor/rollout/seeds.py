@@ -15,12 +15,12 @@ _ACTIONS = 2**32
 
 
 def environment_seeds(run_seed: int, actor_id: str, salt: int, slots: int) -> list[int]:
-    """One seed per slot, each below 2^32 (what every Gymnasium environment takes)."""
+    """Return one seed per slot, each below 2^32 (what every Gymnasium environment takes)."""
     return [_draw(run_seed, actor_id, salt, slot) for slot in range(slots)]
 
 
 def action_seed(run_seed: int, actor_id: str, salt: int) -> int:
-    """Seed of the actions drawn in a session."""
+    """Return the seed of the actions drawn in a session."""
     return _draw(run_seed, actor_id, salt, _ACTIONS)
 
 

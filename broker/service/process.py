@@ -106,7 +106,7 @@ def build_frame(settings: Settings, listen: str) -> ServerFrame:
 
 
 def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asyncio.Redis":
-    """The client that examines the server; raises ConfigurationError for what is no Redis URL."""
+    """Return the client that examines the server; raises ConfigurationError for what is no Redis URL."""
     try:
         inspector: redis_asyncio.Redis = connect_async(redis_url, redis_password(section), tls_files(section))
     except ValueError as error:
@@ -120,7 +120,7 @@ def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asynci
 async def wait_for_redis(
     examine: guard.Examine, redis_url: str, wait_s: float, stop: asyncio.Event
 ) -> guard.ServerFacts:
-    """The facts of the server as soon as it answers.
+    """Return the facts of the server as soon as it answers.
 
     Raises ConfigurationError when it is unsuitable, Fatal when it does not answer in time, Interrupted.
     """

@@ -70,7 +70,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a job that began has ended. summary: the run's, None where it left none."""
+    """Says how a job that began has ended. summary: the run's, None where it left none."""
 
     state: JobState
     cause: str = ""

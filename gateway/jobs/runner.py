@@ -10,7 +10,7 @@ from gateway.jobs.job_records import Job, Outcome, Template
 
 
 class Stage(Enum):
-    """Where a job is that a runner has and that has not ended."""
+    """Says where a job is that a runner has and that has not ended."""
 
     NOT_BEGUN = "nothing of it was ever started"
     GOING_ON = "its processes live"

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Action(StrEnum):
-    """What may be wanted of a run that goes on."""
+    """Names what may be wanted of a run that goes on."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -23,7 +23,7 @@ class CannotSteer(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What is wanted of a run.
+    """Says what is wanted of a run.
 
     name: of a checkpoint, to make or to restore; "" for none. min_steps: that a flush waits for, at least.
     request_id: the same again is the same order, and answers how far it has come.

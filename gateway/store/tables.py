@@ -27,7 +27,7 @@ class Role(StrEnum):
 
 
 class JobState(StrEnum):
-    """What has become of a job.
+    """Says what has become of a job.
 
     queued ─► running ─► finished | failed | cancelled | lost        queued ─► cancelled
 

@@ -103,19 +103,21 @@ class Algorithm(ABC):
     # ---- batches
 
     def requires(self) -> tuple[TensorRule, ...]:
-        """Tensors that fragments must carry beyond the standard ones."""
+        """Return the tensors that fragments must carry beyond the standard ones."""
         return ()
 
     @abstractmethod
     def budget(self, fragment_charge: int) -> int:
-        """Most outstanding steps, for full fragments of `fragment_charge` steps.
+        """Return the most outstanding steps, for full fragments of `fragment_charge` steps.
 
         Raises ValueError with both numbers when it is below one fragment.
         """
 
     @abstractmethod
     def makes_batch(self, fragments: int, charge: int) -> bool:
-        """Whether so many fragments make a batch whose charges (T·N each, in steps) add up to `charge`.
+        """Return whether so many fragments make a batch.
+
+        charge: the sum of their charges (T·N each), in steps.
 
         It is asked after each fragment that joins, so a batch is the fewest of which this is true.
         """
@@ -134,14 +136,14 @@ class Algorithm(ABC):
         """
 
     def scalars(self, progress: float) -> dict[str, float]:
-        """Numbers sent to actors with every version. progress: as of `update`."""
+        """Return the numbers sent to actors with every version. progress: as of `update`."""
         return {}
 
     # ---- checkpoints
 
     @abstractmethod
     def state(self) -> AlgorithmState:
-        """All that a checkpoint must hold."""
+        """Return all that a checkpoint must hold."""
 
     @abstractmethod
     def load(self, state: AlgorithmState) -> None:
@@ -160,11 +162,11 @@ class Algorithm(ABC):
     # ---- the log as storage, for an algorithm that needs entries behind the settled position
 
     def retain_from(self) -> int | None:
-        """Number of the oldest log entry still needed; None: none behind the settled position."""
+        """Return the number of the oldest log entry still needed; None: none behind the settled position."""
         return None
 
     def retains(self, fragment_bytes: int) -> Retained:
-        """Most that it will need behind the settled position, where a full fragment has `fragment_bytes`.
+        """Return the most that it will need behind the settled position. fragment_bytes: of a full fragment.
 
         Raises ValueError, with the figures, where its memory cannot hold one.
         """
@@ -181,7 +183,7 @@ class Algorithm(ABC):
         raise NotImplementedError(f"{type(self).__name__} retains log entries and cannot take them back")
 
     def end_reload(self) -> int:
-        """The log holds no more to recall; returns how many entries that were needed did not come."""
+        """End the recall: the log holds no more. Returns how many entries that were needed did not come."""
         return 0
 
 

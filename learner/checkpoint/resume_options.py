@@ -26,5 +26,5 @@ class ResumeOptions:
     ] = False
 
     def after_a_crash(self) -> Self:
-        """The options of the same learner when it is started again: it goes on from where it was."""
+        """Return the options with which the same learner is started again: it goes on from where it was."""
         return replace(self, resume=True, best=False)

@@ -86,7 +86,7 @@ def model_of(
     extra: tuple[TensorRule, ...] = (),
     state: Space = NO_STATE,
 ) -> Model:
-    """A model of any algorithm. spaces: of observation and action. replica: see `Quarantine`.
+    """Return a model of any algorithm. spaces: of observation and action. replica: see `Quarantine`.
 
     extra: tensors that fragments carry for the policy: masks and state. state: space of the policy's state.
     """
@@ -124,7 +124,7 @@ def _recording(settings: Settings, algorithm: Algorithm, schema: FragmentSchema)
 
 
 def target_of(settings: Settings, workload: Workload) -> float | None:
-    """The configured mean return, else the workload's."""
+    """Return the configured mean return, else the workload's."""
     if settings.learner.target_return is not None:
         return settings.learner.target_return
     target: Any = load(workload.target)(settings.environment)

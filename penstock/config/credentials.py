@@ -14,7 +14,10 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def credentials(section: SecuritySection) -> Credentials:
-    """The files that the section names, read; raises ConfigurationError for what cannot be read or used."""
+    """Return the files that the section names, read.
+
+    Raises ConfigurationError for what cannot be read or used.
+    """
     try:
         return Credentials.from_files(
             insecure=section.insecure,
@@ -29,7 +32,7 @@ def credentials(section: SecuritySection) -> Credentials:
 
 
 def tls_files(section: SecuritySection) -> TlsFiles:
-    """The files by which this process calls Redis over rediss://."""
+    """Return the files by which this process calls Redis over rediss://."""
     return TlsFiles(certificate=section.tls_certificate, key=section.tls_key, authority=section.tls_authority)
 
 
@@ -77,7 +80,9 @@ def _text(file: Path, key: str) -> str:
 
 
 def registry_with_password(section: RegistrySection) -> str:
-    """`registry.url` with its password, as a connection needs it, "" where none is set; not to be shown.
+    """Return `registry.url` with its password, as a connection needs it, "" where none is set.
+
+    Not to be shown.
 
     Raises ConfigurationError for a password file that cannot be read, or that the URL has no place for.
     """

@@ -39,11 +39,11 @@ class Range:
         return Range(low=self.low + other.low, likely=self.likely + other.likely, high=self.high + other.high)
 
     def times(self, factor: float) -> "Range":
-        """`factor` of them, not negative."""
+        """Return `factor` of them, not negative."""
         return Range(low=self.low * factor, likely=self.likely * factor, high=self.high * factor)
 
     def at_most(self, bound: "Range") -> "Range":
-        """Each bounded by that of `bound`."""
+        """Return each end bounded by that of `bound`."""
         return Range(
             low=min(self.low, bound.low),
             likely=min(self.likely, bound.likely),
@@ -51,7 +51,7 @@ class Range:
         )
 
     def to_json(self) -> dict[str, float]:
-        """A JSON object; three decimals are more than is known."""
+        """Return a JSON object; three decimals are more than is known."""
         return {
             "low": round(self.low, 3),
             "likely": round(self.likely, 3),
@@ -60,7 +60,7 @@ class Range:
 
 
 def total(ranges: Iterable[Range]) -> Range:
-    """Their sum, as if all came out low, or all high."""
+    """Return the sum of ranges, as if all came out low, or all high."""
     return sum(ranges, start=Range.exactly(0.0))
 
 

@@ -23,14 +23,14 @@ class Flag:
 
 
 def flags_of(kind: type) -> dict[str, Flag]:
-    """The flags of a dataclass by field; fields without one are left out."""
+    """Return the flags of a dataclass by field; fields without one are left out."""
     annotations = get_type_hints(kind, include_extras=True)
     marked = {field.name: getattr(annotations[field.name], "__metadata__", ()) for field in fields(kind)}
     return {name: flag for name, notes in marked.items() for flag in notes if isinstance(flag, Flag)}
 
 
 def words(options: Any, over: Any) -> tuple[str, ...]:
-    """The words of a command line that turn the options `over` into `options`.
+    """Return the words of a command line that turn the options `over` into `options`.
 
     Both are of one dataclass whose flags are switches. The words may stand behind those of `over`: of two
     words about one field the last counts.

@@ -8,7 +8,10 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 
 def split_password(url: str) -> tuple[str, str | None]:
-    """The URL without its password, and the password, None when it holds none. No URL stays as it is."""
+    """Return the URL without its password, and the password, None when it holds none.
+
+    A text that is no URL is taken apart all the same, for messages show it.
+    """
     try:
         parts = urlsplit(url)
     except ValueError:

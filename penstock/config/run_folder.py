@@ -18,7 +18,7 @@ _PRIVATE: Final = 0o077
 
 
 def keep_private() -> None:
-    """From now on this process, and those that it starts, make files that only their user can read."""
+    """Let this process, and those that it starts, make files that only their user can read from now on."""
     os.umask(_PRIVATE)
 
 

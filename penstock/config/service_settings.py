@@ -26,7 +26,7 @@ def service_settings(
     *,
     trust: bool = False,
 ) -> Settings:
-    """Settings of one service in the foreground: file, environment, `--set`.
+    """Return the settings of one service in the foreground: file, environment, `--set`.
 
     run_dir: of the run that is served; what its own configuration says of that lies below all of them.
     trust: its folder although it was not made here.
@@ -36,12 +36,15 @@ def service_settings(
 
 
 def learner_settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
-    """Settings of a learner, which decides for all: `service_settings` over the defaults of `train`."""
+    """Return the settings of a learner, which decides for all.
+
+    They are `service_settings` over the defaults of `train`.
+    """
     return over_defaults(_service_layers(config, assignments))
 
 
 def local_settings(run_dir: Path, assignments: tuple[str, ...] = (), *, trust: bool = False) -> Settings:
-    """Settings of a run as its folder has them: what may be imported, and where things lie.
+    """Return the settings of a run as its folder has them: what may be imported, and where things lie.
 
     A folder without a configuration has the defaults.
 
@@ -60,7 +63,7 @@ def local_settings(run_dir: Path, assignments: tuple[str, ...] = (), *, trust: b
 
 
 def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
-    """The layers over the workload's defaults for the environment and the algorithm that they name."""
+    """Return the layers over the workload's defaults for the environment and the algorithm that they name."""
     asked = configuration.load(layers)
     defaults = load(find(asked.workload).defaults)(asked.environment.id, asked.algorithm.name)
     return configuration.load([defaults, *layers])

@@ -112,7 +112,7 @@ class Settings(Section):
 
 
 def parse_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file; raises ConfigurationError that names file and line."""
+    """Return the content of a TOML file; raises ConfigurationError that names file and line."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -143,7 +143,7 @@ def _note_old_keys(path: Path, old_keys: tuple[str, ...]) -> None:
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
-    """`section.key=value` as nested dictionaries; the value is TOML where it parses, else a string.
+    """Return `section.key=value` as nested dictionaries; the value is TOML where it parses, else a string.
 
     A secret is a string, whatever it looks like.
     """
@@ -162,7 +162,7 @@ def parse_assignment(text: str) -> dict[str, Any]:
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Every `PENSTOCK_SECTION__KEY=value` as nested dictionaries."""
+    """Return every `PENSTOCK_SECTION__KEY=value` as nested dictionaries."""
     merged: dict[str, Any] = {}
     for name, value in environ.items():
         if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
@@ -172,7 +172,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, section by section."""
+    """Lay `over` on `base`, section by section, and return the result."""
     result = dict(base)
     for key, value in over.items():
         inner = result.get(key)

@@ -14,12 +14,12 @@ from penstock.config.settings import Section, Settings
 
 
 def dump(settings: Settings) -> str:
-    """All settings but the unset and the secret; `settings.load([parse_toml(...)])` reads them back."""
+    """Return all settings but the unset and the secret; `load([parse_toml(...)])` reads them back."""
     return _text(_plain(settings))
 
 
 def shown(settings: Settings, *, advanced: bool) -> str:
-    """The settings for `--print-config`, as TOML; secrets are stars.
+    """Return the settings for `--print-config`, as TOML; secrets are stars.
 
     advanced: with the advanced settings that stand at their defaults, which are counted in a comment else.
     """

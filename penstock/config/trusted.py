@@ -15,7 +15,7 @@ _ELSEWHERE = True
 
 
 def module_of(name: str) -> str:
-    """The module of `module:Name`, "" where there is none."""
+    """Return the module of `module:Name`, "" where there is none."""
     return name.rpartition(":")[0]
 
 

@@ -111,7 +111,7 @@ class State:
 
     @property
     def compares_returns(self) -> bool:
-        """Whether clients of both arms have earned something that could be compared."""
+        """Clients of both arms have earned something that could be compared."""
         first = self.levels[0]
         return min(first.canary, first.active) > 0 and first.lower.count > 0
 

@@ -27,7 +27,7 @@ class AddressInUse(OSError):
 
 
 class Proof(Enum):
-    """What a server asks its callers for."""
+    """Says what a server asks its callers for."""
 
     NOTHING = "nothing"
     CERTIFICATE = "certificate"
@@ -80,7 +80,10 @@ class Credentials:
         return read
 
     def renewed(self) -> "Credentials | None":
-        """These credentials from files that were replaced since; None while they were not, or not wholly."""
+        """Return these credentials from files that were replaced since.
+
+        None while they were not, or not wholly.
+        """
         try:
             stamp = self.files.stamp()
             if stamp == self.stamp:
@@ -108,7 +111,10 @@ class Credentials:
         return Proof.NOTHING if self.authority is None else Proof.CERTIFICATE
 
     def for_server(self, address: str) -> grpc.ServerCredentials | None:
-        """TLS of a server, None for plaintext; raises ValueError where anybody could call it from afar."""
+        """Return the TLS of a server, None for plaintext.
+
+        Raises ValueError where anybody could call it from afar.
+        """
         proof = self.proof(address)
         if self.certificate is None or address.startswith("unix:"):
             check_plaintext(address, insecure=self.insecure)
@@ -125,7 +131,10 @@ class Credentials:
         )
 
     def for_channel(self, address: str) -> grpc.ChannelCredentials | None:
-        """TLS of a client, None for plaintext; raises ValueError for plaintext that was not asked for."""
+        """Return the TLS of a client, None for plaintext.
+
+        Raises ValueError for plaintext that was not asked for.
+        """
         nothing = self.authority is None and self.certificate is None and self.token_file is None
         if nothing or address.startswith("unix:"):
             check_plaintext(address, insecure=self.insecure)
@@ -171,7 +180,7 @@ def check_plaintext(address: str, *, insecure: bool) -> None:
 
 
 def is_local(address: str) -> bool:
-    """Whether an address is a unix socket or loopback."""
+    """Return whether an address is a unix socket or loopback."""
     if address.startswith("unix:"):
         return True
     host = address.removeprefix("dns:///").rpartition(":")[0].strip("[]")

@@ -29,7 +29,7 @@ def digest(secret: str) -> str:
 
 
 def line(identity: Identity, token: str) -> str:
-    """The server's line for a token."""
+    """Return the server's line for a token."""
     return f"{digest(token)} {identity}\n"
 
 
@@ -44,7 +44,7 @@ class AcceptedTokens:
         self._known = _read(file)
 
     def identify(self, header: str) -> Identity:
-        """Whose token an `authorization` header shows; raises Unidentified."""
+        """Return whose token an `authorization` header shows; raises Unidentified."""
         if not header.startswith(SCHEME) or len(header) > MAX_TOKEN_LENGTH:
             raise Unidentified("send a token: `authorization: Bearer …` (security.token_file)")
         # The time of the search tells at most something of a digest, and no token can be made from that.

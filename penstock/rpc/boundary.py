@@ -69,7 +69,7 @@ class CallRule:
 
 
 class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
-    """See the module. One per server, behind the gate."""
+    """Stands between the bytes of a call and its handler. One per server, behind the gate."""
 
     def __init__(
         self,

@@ -18,21 +18,21 @@ _TOO_LARGE: Final = "larger than max"
 
 
 def code_of(error: Exception) -> grpc.StatusCode | None:
-    """The status of a failed call, with or without an event loop; None for any other error."""
+    """Return the status of a failed call, with or without an event loop; None for any other error."""
     return error.code() if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None
 
 
 def text_of(error: Exception) -> str:
-    """`CODE: details`, for messages and logs."""
+    """Return `CODE: details`, for messages and logs."""
     code = code_of(error)
     return str(error) if code is None else f"{code.name}: {error.details()}"  # type: ignore[attr-defined]
 
 
 def is_too_large(error: Exception) -> bool:
-    """Whether a message was above the limit of one of the two sides."""
+    """Return whether a message was above the limit of one of the two sides."""
     return _TOO_LARGE in text_of(error)
 
 
 def is_repeatable(error: Exception) -> bool:
-    """Whether it is unknown if the call was heard, or it may be heard later: a safe call is sent again."""
+    """Return whether a safe call is sent again: it may not have been heard, or may be heard later."""
     return code_of(error) in _REPEATABLE and not is_too_large(error)

@@ -31,7 +31,9 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 
 
 def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
-    """A channel to HOST:PORT or unix:/path; connects when first used, follows TLS files that are replaced.
+    """Return a channel to HOST:PORT or unix:/path.
+
+    It connects when first used, and follows TLS files that are replaced.
 
     Raises ValueError for a malformed address or plaintext that was not asked for.
     """
@@ -42,7 +44,7 @@ def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
 
 
 def open_async_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
-    """`open_channel` for an event loop; keeps its certificate for life."""
+    """Return a channel as `open_channel` does, for an event loop; it keeps its certificate for life."""
     tls = credentials.for_channel(check_address(address))
     if tls is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

@@ -46,7 +46,7 @@ class Denied(Exception):
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
-    """See the module. One per server, before all other interceptors."""
+    """Checks every call before anything of it is parsed. One per server, before all other interceptors."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """The handler behind the gate; nothing where there is no such method."""
+        """Return the handler behind the gate; None where there is no such method."""
         method = handler_call_details.method
         if self._proof is Proof.TOKEN:
             try:

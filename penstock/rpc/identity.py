@@ -49,7 +49,7 @@ class Identity:
         return f"{SCHEME}{self.run}/{self.party}" + (f"/{self.name}" if self.name else "")
 
     def may_act_as(self, actor_id: str) -> bool:
-        """Whether sessions may be opened under this actor id."""
+        """Return whether sessions may be opened under this actor id."""
         return not self.name or actor_id == self.name or actor_id.startswith(f"{self.name}-")
 
 

@@ -84,7 +84,7 @@ def build_server(
     max_connection_age_s: float | None = None,
     streams_per_connection: int = STREAMS_PER_CONNECTION,
 ) -> Front:
-    """A server without services or address yet; `service_names` are full names for reflection.
+    """Return a server without services or address yet. service_names: full names, for reflection.
 
     A connection of that age is asked to come again: clients find new brokers, and certificates that have
     run out lose their hold. Connections beyond `max_connections` are closed at once.

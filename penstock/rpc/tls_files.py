@@ -14,7 +14,7 @@ class TlsFiles:
     authority: Path | None = None
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Differs when a file was replaced or written; raises OSError when one is gone."""
+        """Return what differs when a file was replaced or written; raises OSError when one is gone."""
         found = [path.stat() for path in (self.certificate, self.key, self.authority) if path is not None]
         return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in found)
 

@@ -24,7 +24,7 @@ Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 
 
 def finite(number: float | None) -> float | None:
-    """A number of an option; raises typer.BadParameter for infinity and NaN, which pass any bound."""
+    """Return a number of an option; raises typer.BadParameter for infinity and NaN, which pass any bound."""
     if number is not None and not math.isfinite(number):
         raise typer.BadParameter(f"{number}: write a finite number")
     return number

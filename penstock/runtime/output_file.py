@@ -10,7 +10,7 @@ from typing import IO, Any
 
 @contextmanager
 def output_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file to write, which takes its name when the block ends well; until then what was there stays.
+    """Yield a file to write, which takes its name when the block ends well; until then what was there stays.
 
     Of a block that raises nothing is left. What is no regular file, such as a pipe, is written to directly.
 

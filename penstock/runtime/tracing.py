@@ -69,17 +69,17 @@ def end() -> None:
 
 
 def is_on() -> bool:
-    """Whether this process records; ask before working out what to record."""
+    """Return whether this process records; ask before working out what to record."""
     return _spans is not None
 
 
 def trace(name: str) -> AbstractContextManager[None]:
-    """The block is the first span of a new trace, when it is sampled."""
+    """Return a context whose block is the first span of a new trace, when it is sampled."""
     return _OFF if _spans is None else _spans.trace(name)
 
 
 def current() -> str:
-    """The traceparent of the block that this thread is in; "" outside, and when it is not sampled."""
+    """Return the traceparent of the block that this thread is in; "" outside, and when it is not sampled."""
     return "" if _spans is None else _spans.current()
 
 

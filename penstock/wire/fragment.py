@@ -40,7 +40,7 @@ class Fragment:
     payload: bytes | memoryview
 
     def arrays(self) -> dict[str, Array]:
-        """Every tensor by name: read-only views of the payload, decoded copies where compressed.
+        """Return every tensor by name: read-only views of the payload, decoded copies where compressed.
 
         Raises ValueError when the payload does not hold what the table describes.
         """

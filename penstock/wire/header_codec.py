@@ -60,7 +60,7 @@ def _table_bytes(entries: tuple[TensorEntry, ...]) -> bytes:
 
 
 def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
-    """The header of a message; raises ValueError for a kind that does not exist or too many rows."""
+    """Return the header of a message; raises ValueError for a kind that does not exist or too many rows."""
     if message.kind not in (1, 2):
         raise ValueError(f"header.kind={message.kind}: use TRAIN or SHADOW")
     if max(len(message.slots), len(message.weights)) > MAX_SLOTS or len(message.tensors) > MAX_TENSORS:

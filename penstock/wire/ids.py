@@ -18,10 +18,10 @@ def check_id(field: str, value: str) -> str:
 
 
 def to_id(text: str) -> str:
-    """The nearest id to any text, such as "cartpole-v1" for "CartPole-v1"."""
+    """Return the nearest id to any text, such as "cartpole-v1" for "CartPole-v1"."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].strip("-") or "x"
 
 
 def new_run_name(workload: str) -> str:
-    """A run's name: what it works on plus a random suffix, so that no run reuses another's."""
+    """Return a run's name: what it works on plus a random suffix, so that no run reuses another's."""
     return f"{to_id(workload)}-{secrets.token_hex(3)}"

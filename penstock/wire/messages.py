@@ -33,7 +33,7 @@ class Durability(IntEnum):
 
 
 class RunState(IntEnum):
-    """Whether the run goes on."""
+    """Says whether the run goes on."""
 
     RUNNING = 1
     PAUSED = 2
@@ -61,7 +61,7 @@ class Credit:
 
     @classmethod
     def from_proto(cls, message: experience_pb2.Leave) -> "Credit":
-        """The credit of a message."""
+        """Return the credit of a message."""
         return cls(message.begin_through, message.min_version, message.round)
 
 
@@ -82,7 +82,7 @@ class Publication:
 
     @classmethod
     def from_proto(cls, message: weights_pb2.Publication) -> "Publication":
-        """The publication of a message."""
+        """Return the publication of a message."""
         return cls(message.version, message.update, message.sha256, message.size)
 
 
@@ -110,7 +110,7 @@ class Episode:
 
     @classmethod
     def from_proto(cls, message: experience_pb2.Episode) -> "Episode":
-        """The episode of a message."""
+        """Return the episode of a message."""
         return cls(
             slot_id=message.slot_id,
             episode_id=message.episode_id,
@@ -143,7 +143,7 @@ class Report:
 
     @classmethod
     def from_proto(cls, message: experience_pb2.ReportEpisodesRequest) -> "Report":
-        """The report of a message."""
+        """Return the report of a message."""
         return cls(
             session=message.session,
             sequence=message.sequence,
@@ -153,12 +153,12 @@ class Report:
         )
 
     def encode(self) -> bytes:
-        """The bytes that Redis keeps."""
+        """Return the bytes that Redis keeps."""
         return self.to_proto().SerializeToString()
 
     @classmethod
     def decode(cls, data: bytes) -> "Report":
-        """Inverse of `encode`."""
+        """Return the report of bytes that `encode` made."""
         return cls.from_proto(experience_pb2.ReportEpisodesRequest.FromString(data))
 
 

@@ -40,7 +40,7 @@ class Range:
     stated: str
 
     def holds(self, array: Array) -> bool:
-        """Whether all values lie in the range."""
+        """Return whether all values lie in the range."""
         if not array.size:
             return True
         values: Any = array

@@ -58,7 +58,7 @@ class Refusal:
 
     @classmethod
     def from_proto(cls, message: pb.Refusal) -> "Refusal | None":
-        """None when nothing was refused."""
+        """Return the refusal of a message; None where nothing was refused."""
         if message.reason == pb.REASON_UNSPECIFIED:
             return None
         return cls(
@@ -78,5 +78,5 @@ class Refused(Exception):
 
 
 def invalid(detail: str) -> Refused:
-    """The error (INVALID) for what a caller must change; detail: field, value and remedy."""
+    """Return the error (INVALID) for what a caller must change. detail: field, value and remedy."""
     return Refused(Refusal(reason=Reason.INVALID, detail=detail))

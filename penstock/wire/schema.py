@@ -34,7 +34,7 @@ class TensorRule:
     axes: Axes = Axes.STEP
 
     def bytes_per_row(self) -> int:
-        """Size of one row in bytes."""
+        """Return the size of one row in bytes."""
         size = DTYPES[self.dtype].itemsize
         for length in self.shape:
             size *= length
@@ -67,11 +67,11 @@ class FragmentSchema:
         return {rule.name: rule for rule in self.tensors}
 
     def under(self, prefix: str) -> tuple[TensorRule, ...]:
-        """Rules named `prefix` or below it, such as all of "observation"."""
+        """Return the rules named `prefix` or below it, such as all of "observation"."""
         return tuple(r for r in self.tensors if r.name == prefix or r.name.startswith(f"{prefix}/"))
 
     def fragment_bytes(self, steps: int, slots: int, ends: int) -> int:
-        """Payload of a fragment of T steps and N slots in which K episodes end."""
+        """Return the payload bytes of a fragment of T steps and N slots in which K episodes end."""
         rows = {
             Axes.STEP: steps * slots,
             Axes.STEP_PLUS_ONE: (steps + 1) * slots,
@@ -104,7 +104,10 @@ class FragmentSchema:
 
     @classmethod
     def from_proto(cls, message: pb.FragmentSchema) -> "FragmentSchema":
-        """The schema; raises ValueError that names the tensor for an unknown dtype or axes."""
+        """Return the schema of a message.
+
+        Raises ValueError that names the tensor for an unknown dtype or axes.
+        """
         rules = []
         for rule in message.tensors:
             check_dtype(f"schema.{rule.name}", rule.dtype)
@@ -118,7 +121,7 @@ class FragmentSchema:
 
 
 def payload_room(slots: int) -> int:
-    """Most payload bytes of a fragment of N slots that fits into a message alone."""
+    """Return the most payload bytes of a fragment of N slots that fits into a message alone."""
     return MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES - SLOT_BYTES * slots
 
 
@@ -137,7 +140,7 @@ def choices(leaf: Leaf) -> int:
 
 
 def mask_rules(action: Space) -> tuple[TensorRule, ...]:
-    """`mask/ACTION/PATH` of every leaf that takes a mask.
+    """Return the rule of `mask/ACTION/PATH` for every leaf that takes a mask.
 
     Each is bool, true where allowed, and covers the observation after the step too.
     """
@@ -149,7 +152,9 @@ def mask_rules(action: Space) -> tuple[TensorRule, ...]:
 
 
 def state_rules(state: Space) -> tuple[TensorRule, ...]:
-    """`state/PATH` before the first step, and `begins` where a row is the first of an episode.
+    """Return the rules of `state/PATH` before the first step, and of `begins`.
+
+    The latter says that a row is the first of an episode.
 
     None for no state.
     """
@@ -162,7 +167,7 @@ def state_rules(state: Space) -> tuple[TensorRule, ...]:
 
 
 def fragment_schema(observation: Space, action: Space, extra: tuple[TensorRule, ...] = ()) -> FragmentSchema:
-    """The schema of fixed-size observations and actions, plus the workload's `extra` tensors.
+    """Return the schema of fixed-size observations and actions, plus the workload's `extra` tensors.
 
     `final/observation/...`, `final/slot` and `final/step` hold the true last observation of every
     episode that ended inside: row k belongs to slot `final/slot[k]` and ended with step `final/step[k]`.

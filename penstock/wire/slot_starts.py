@@ -15,7 +15,7 @@ Beginning = tuple[int, int, int]
 
 
 def beginnings(fragment: Fragment) -> tuple[Beginning, ...]:
-    """One for each slot with a valid step.
+    """Return one beginning for each slot with a valid step.
 
     A slot whose steps only reset its environment is left out: the fragment after it begins at the same step.
     Raises ValueError when the payload does not hold what the table describes.

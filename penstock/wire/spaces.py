@@ -113,14 +113,14 @@ Space = Leaf | Dict | Tuple
 
 
 def parts(space: Dict | Tuple) -> tuple[tuple[str, Space], ...]:
-    """Name and space of each direct part."""
+    """Return name and space of each direct part."""
     if isinstance(space, Dict):
         return space.spaces
     return tuple((str(index), part) for index, part in enumerate(space.spaces))
 
 
 def leaves(space: Space, path: str = "") -> Iterator[tuple[str, Leaf]]:
-    """Path and space of every leaf, depth first; the path of a bare leaf is `path` itself."""
+    """Return path and space of every leaf, depth first; the path of a bare leaf is `path` itself."""
     if not isinstance(space, Dict | Tuple):
         yield path, space
         return
@@ -129,7 +129,10 @@ def leaves(space: Space, path: str = "") -> Iterator[tuple[str, Leaf]]:
 
 
 def flatten(space: Space, value: Any, path: str = "") -> dict[str, Any]:
-    """Leaf values of a nested value by path: {"observation/camera": ...} for path "observation"."""
+    """Return the leaf values of a nested value by path.
+
+    They are such as {"observation/camera": …} for path "observation".
+    """
     if not isinstance(space, Dict | Tuple):
         return {path: value}
     result: dict[str, Any] = {}
@@ -140,7 +143,7 @@ def flatten(space: Space, value: Any, path: str = "") -> dict[str, Any]:
 
 
 def unflatten(space: Space, values: Mapping[str, Any], path: str = "") -> Any:
-    """Inverse of `flatten`."""
+    """Return the nested value that `flatten` took apart."""
     if not isinstance(space, Dict | Tuple):
         return values[path]
     inner = {name: unflatten(part, values, f"{path}/{name}" if path else name) for name, part in parts(space)}
@@ -148,7 +151,7 @@ def unflatten(space: Space, values: Mapping[str, Any], path: str = "") -> Any:
 
 
 def to_proto(space: Space) -> pb.Space:
-    """The message of a space."""
+    """Return the message of a space."""
     match space:
         case Box():
             return pb.Space(box=pb.Space.Box(low=to_tensor(space.low), high=to_tensor(space.high)))
@@ -166,7 +169,7 @@ def to_proto(space: Space) -> pb.Space:
 
 
 def from_proto(field: str, message: pb.Space, depth: int = 0) -> Space:
-    """The space of a message; raises ValueError that names `field` when it is none of the kinds."""
+    """Return the space of a message; raises ValueError that names `field` when it is none of the kinds."""
     if depth > MAX_DEPTH:
         raise ValueError(f"{field}: a space nests deeper than {MAX_DEPTH}")
     kind = message.WhichOneof("kind")
@@ -204,12 +207,12 @@ def from_proto(field: str, message: pb.Space, depth: int = 0) -> Space:
 
 
 def zeros(leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
-    """An array of zeros with the leaf's dtype and `leading` axes before its shape."""
+    """Return an array of zeros with the leaf's dtype and `leading` axes before its shape."""
     return np.zeros((*leading, *leaf.shape), np.dtype(leaf.dtype))
 
 
 def sample(leaf: Leaf, rows: int, random: "np.random.Generator") -> Array:
-    """Values drawn within the leaf's bounds, [rows, *shape]."""
+    """Return values drawn within the leaf's bounds, [rows, *shape]."""
     shape = (rows, *leaf.shape)
     match leaf:
         case Box():

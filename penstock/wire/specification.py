@@ -43,7 +43,7 @@ class RunSpecification:
     max_log_prob: float = 0.0
 
     def bounds(self) -> dict[str, float]:
-        """Largest absolute value of each bounded tensor, by name."""
+        """Return the largest absolute value of each bounded tensor, by name."""
         return {"reward": self.max_reward or MOST, "log_prob": self.max_log_prob or MOST}
 
     def to_proto(self) -> pb.RunSpecification:
@@ -74,7 +74,7 @@ class RunSpecification:
 
     @classmethod
     def from_proto(cls, message: pb.RunSpecification) -> "RunSpecification":
-        """The specification of a message; raises ValueError that names the field that is wrong."""
+        """Return the specification of a message; raises ValueError that names the field that is wrong."""
         probe: dict[str, Any] = {
             "observation": {k: from_tensor(f"probe.{k}", t) for k, t in message.probe.observation.items()},
             "action": {k: from_tensor(f"probe.{k}", t) for k, t in message.probe.action.items()},
@@ -101,10 +101,10 @@ class RunSpecification:
         )
 
     def encode(self) -> bytes:
-        """The bytes that Redis and the checkpoint keep."""
+        """Return the bytes that Redis and the checkpoint keep."""
         return self.to_proto().SerializeToString(deterministic=True)
 
     @classmethod
     def decode(cls, data: bytes) -> "RunSpecification":
-        """Inverse of `encode`."""
+        """Return the specification of bytes that `encode` made."""
         return cls.from_proto(pb.RunSpecification.FromString(data))

@@ -34,7 +34,7 @@ if sys.byteorder != "little":
 
 
 def all_finite(array: Array) -> bool:
-    """Whether an array of real numbers holds neither NaN nor infinity."""
+    """Return whether an array of real numbers holds neither NaN nor infinity."""
     if array.size <= FEW:
         # Only finite numbers have a finite sum; where one overflows each is asked.
         numbers: list[Any] = array.ravel().tolist()
@@ -94,14 +94,14 @@ def read_array(
 
 
 def to_tensor(array: Array) -> pb.Tensor:
-    """The message of an array; raises ValueError when its dtype is not allowed."""
+    """Return the message of an array; raises ValueError when its dtype is not allowed."""
     check_dtype("array", array.dtype.name)
     contiguous = np.ascontiguousarray(array)
     return pb.Tensor(dtype=array.dtype.name, shape=array.shape, data=contiguous.tobytes())
 
 
 def from_tensor(field: str, message: pb.Tensor) -> Array:
-    """A read-only view of the message's data; raises ValueError that names `field`."""
+    """Return a read-only view of the message's data; raises ValueError that names `field`."""
     array = read_array(field, message.data, message.dtype, message.shape)
     if array.nbytes != len(message.data):
         raise ValueError(f"{field}: {len(message.data)} bytes for {array.nbytes} of content")

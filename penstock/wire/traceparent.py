@@ -25,7 +25,7 @@ class TraceParent(NamedTuple):
 
 
 def read_traceparent(text: str) -> TraceParent:
-    """The span that a header names; raises ValueError that names field, value and remedy."""
+    """Return the span that a header names; raises ValueError that names field, value and remedy."""
     found = _FORM.fullmatch(text)
     if found is not None:
         trace_id, span_id, flags = (int(part, 16) for part in found.groups())

@@ -84,7 +84,7 @@ class RankGroup(Protocol):
         ...
 
     def columns(self, values: Tensor) -> Tensor:
-        """Own columns [T, B] → those of all ranks side by side, rows that a rank lacks 0; on the CPU."""
+        """Return the columns [T, B] of all ranks side by side, rows that a rank lacks 0; on the CPU."""
         ...
 
     def listed(self, numbers: Sequence[int]) -> tuple[list[int], int]:
@@ -96,7 +96,7 @@ class RankGroup(Protocol):
         ...
 
     def moments(self, own: Moments) -> Moments:
-        """Moments of the rows of all ranks."""
+        """Return the moments of the rows of all ranks."""
         ...
 
 
@@ -149,7 +149,7 @@ class SingleRankGroup:
         return values.cpu()
 
     def listed(self, numbers: Sequence[int]) -> tuple[list[int], int]:
-        """As they are."""
+        """Return the values as they are."""
         return list(numbers), 0
 
     def sum_(self, tensor: Tensor) -> Tensor:

@@ -54,5 +54,5 @@ def taken_over(own: AlgorithmState, found: AlgorithmState, *, going_on: Collecti
 
 
 def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose path begins so, by the rest of it."""
+    """Return the tensors whose path begins so, by the rest of it."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -80,7 +80,7 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         self._kl_coefficient = section.kl_coefficient
 
     def published_modules(self) -> dict[str, nn.Module]:
-        """The policy without its critic, as `default`."""
+        """Return the policy without its critic, as `default`."""
         return {"default": self.policy.published}
 
     # ---- an update
@@ -291,7 +291,7 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         return AlgorithmState(tensors=tensors, numbers=numbers)
 
     def restore(self, state: AlgorithmState) -> None:
-        """See `Algorithm`; β is scheduled, so it goes on."""
+        """Become what the state was taken from, as `Algorithm.restore`; β is scheduled, so it goes on."""
         self.load(taken_over(self.state(), state, going_on=("generator/",)))
 
     def load(self, state: AlgorithmState) -> None:

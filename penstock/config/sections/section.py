@@ -33,9 +33,9 @@ class Section(BaseModel):
 
     @classmethod
     def is_advanced(cls, field: str) -> bool:
-        """Whether the field of this name is marked as `ADVANCED`."""
+        """Return whether the field of this name is marked as `ADVANCED`."""
         return ADVANCED in cls.model_fields[field].metadata
 
     def canonical_json(self) -> str:
-        """Keys sorted, no spaces: equal sections have equal text."""
+        """Return JSON with sorted keys and no spaces: equal sections have equal text."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
