@@ -34,7 +34,11 @@ def watch_broker(health: Health, stall_timeout_s: float) -> Callable[[], None]:
 
 
 def note_lag(health: Health, known: int, newest: int, arrived_bytes: int) -> None:
-    """Expect weights while an older version is held here than is published; each chunk is progress."""
+    """Expect weights while an older version is held here than is published.
+
+    health: of this process. known, newest: the version held and the one published, 0: none. arrived_bytes: of
+    the newest; each chunk is progress.
+    """
     if newest > known:
         if arrived_bytes > 0:
             health.progress(WEIGHTS)

@@ -49,7 +49,10 @@ class FragmentGenerator(Protocol):
         """Make at least one step, until a fragment is full or `is_over`."""
 
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
-        """Return what was collected, as the fragment of that number, and the episodes that ended in it."""
+        """Return what was collected, as a fragment, and the episodes that ended in it.
+
+        session, sequence: numbers that the fragment gets. round_: its lock-step round, 0 outside lock-step.
+        """
 
     def close(self) -> None:
         """Let go of everything."""

@@ -15,12 +15,18 @@ _ACTIONS = 2**32
 
 
 def environment_seeds(run_seed: int, actor_id: str, salt: int, slots: int) -> list[int]:
-    """Return one seed per slot, each below 2^32 (what every Gymnasium environment takes)."""
+    """Return one seed per slot, each below 2^32 (what every Gymnasium environment takes).
+
+    run_seed: of the run. actor_id, salt: of the session. slots: how many seeds.
+    """
     return [_draw(run_seed, actor_id, salt, slot) for slot in range(slots)]
 
 
 def action_seed(run_seed: int, actor_id: str, salt: int) -> int:
-    """Return the seed of the actions drawn in a session."""
+    """Return the seed of the actions drawn in a session.
+
+    run_seed: of the run. actor_id, salt: of the session.
+    """
     return _draw(run_seed, actor_id, salt, _ACTIONS)
 
 

@@ -1,6 +1,6 @@
 """What a person handed out in a project counts no more once they may not do it themselves.
 
-Tokens are known to whoever made them: a member who is removed would go on through them.
+Tokens are known to those who made them: a member who is removed would go on through them.
 """
 
 from datetime import datetime

@@ -41,7 +41,7 @@ class Runner(Protocol):
         """
 
     def find(self, job: str) -> Stage | Outcome:
-        """Return where a job is, whoever started it."""
+        """Return where a job is, also of one that another gateway started."""
 
     def stop(self, job: str) -> bool:
         """Ask the processes of a job to end; False: there are none yet that could be asked."""

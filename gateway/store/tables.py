@@ -165,7 +165,7 @@ class FeedbackLinkRow(Base):
     """A link by which one person without an account rates the responses that it names, once each.
 
     items: objects of prompt, response and, where known, runId, key and version. rater: the slot that the link
-    stands for, as whoever made it calls the person.
+    stands for, as the person who made it calls the other.
     """
 
     __tablename__ = "feedback_links"

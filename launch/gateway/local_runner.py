@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine: `penstock train` in a folder each, found again whoever started it.
+"""Jobs as processes of this machine: `penstock train` in a folder each, which any gateway finds again.
 
     JOBS/place             the name of this place
     JOBS/desk.lock         held by the gateway that looks after the place
@@ -104,7 +104,7 @@ class LocalRunner:
                 )
 
     def find(self, job: str) -> Stage | Outcome:
-        """Return where a job is, whoever started it."""
+        """Return where a job is, also of one that another gateway started."""
         folder = self._jobs / job
         try:
             with (folder / LOCK_FILE).open() as lock:

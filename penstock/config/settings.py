@@ -145,6 +145,8 @@ def _note_old_keys(path: Path, old_keys: tuple[str, ...]) -> None:
 def parse_assignment(text: str) -> dict[str, Any]:
     """Return `section.key=value` as nested dictionaries; the value is TOML where it parses, else a string.
 
+    Raises ConfigurationError for a text without "=" or without a key.
+
     A secret is a string, whatever it looks like.
     """
     key, equals, value = text.partition("=")

@@ -86,7 +86,11 @@ class RateLimits:
         self._bucket(caller).bytes -= size
 
     def keep(self, caller: str, connection: str, size: int) -> Callable[[], None]:
-        """Count a reply as unread until what is returned is called; raises Exceeded for one too many."""
+        """Count a reply as unread until what is returned is called.
+
+        caller, connection: whom it goes to, and on which connection. size: in bytes. Raises Exceeded for one
+        too many.
+        """
         line = (caller, connection)
         for key, most in ((line, MAX_UNREAD_BYTES), (caller, MAX_CALLER_UNREAD_BYTES)):
             mine = self._unread[key]

@@ -63,7 +63,11 @@ class AppendCall:
 
 
 def encode(session: int, acked_through: int, fragments: Iterable[Fragment]) -> bytes:
-    """Return the bytes of an AppendRequest."""
+    """Return the bytes of an AppendRequest.
+
+    session: its number. acked_through: the last sequence that the actor knows acknowledged. fragments: in
+    order of sequence.
+    """
     own = AppendRequest(session=session, acked_through=acked_through)
     pieces: list[bytes | memoryview] = [own.SerializeToString()]
     for fragment in fragments:

@@ -143,7 +143,10 @@ def flatten(space: Space, value: Any, path: str = "") -> dict[str, Any]:
 
 
 def unflatten(space: Space, values: Mapping[str, Any], path: str = "") -> Any:
-    """Return the nested value that `flatten` took apart."""
+    """Return the nested value that `flatten` took apart.
+
+    space: of the value. values: of its leaves, by path. path: of the value itself.
+    """
     if not isinstance(space, Dict | Tuple):
         return values[path]
     inner = {name: unflatten(part, values, f"{path}/{name}" if path else name) for name, part in parts(space)}

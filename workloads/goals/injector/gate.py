@@ -21,7 +21,7 @@ NOTHING: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What is done. log_prob: log ν of it. why: in words, for whoever asks why nothing happened."""
+    """What is done. log_prob: log ν of it. why: in words, for those who ask why nothing happened."""
 
     action: int
     log_prob: float
