@@ -1,11 +1,41 @@
+"""Fixtures of contract tests: the sides of a run in Redis, on each server found, and PostgreSQL."""
+
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
+from broker.log.learner_log import LearnerLog
+from broker.log.store import Store
+from tests.support.run.store_run import open_run
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    """The side of a broker, on a fresh server."""
+    made = Store.connect(redis_url)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+def log(redis_url: str) -> Iterator[LearnerLog]:
+    """The side of a learner that opened the run and published version 1."""
+    made = open_run(redis_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Iterator["redis.Redis"]:
+    """A plain client, to look and to break things."""
+    client = redis.Redis.from_url(redis_url)
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Appends that come while others are under way go together, and each gets its own reply."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,14 +16,6 @@ from tests.support.run.store_run import Actor, item, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer
 
 MANY = 40
-
-
-@pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    """A store on a fresh server."""
-    made = Store.connect(redis_url)
-    yield made
-    await made.aclose()
 
 
 @pytest.fixture

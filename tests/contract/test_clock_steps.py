@@ -1,6 +1,6 @@
 """The clock of Redis's host steps, in both directions: leases, deadlines and rates go on as if it had not."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -17,14 +17,6 @@ from tests.support.run.store_run import PACING, TTL_MS, Actor, open_run
 HOUR_MS = 3_600_000
 SECOND_MS = 1_000
 FORTH_AND_BACK = pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS], ids=["forth", "back"])
-
-
-@pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    """A broker's store."""
-    made = Store.connect(redis_url)
-    yield made
-    await made.aclose()
 
 
 @pytest.fixture

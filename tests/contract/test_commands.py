@@ -1,7 +1,5 @@
 """Commands of operators in Redis: noted once, answered once, by the commit that contains them."""
 
-from collections.abc import AsyncIterator, Iterator
-
 import pytest
 
 from broker.log.commands import Answer, CommandRefusal
@@ -13,22 +11,6 @@ from penstock.v1 import control_pb2 as pb
 from penstock.wire.refusal import Refused
 from tests.support.run.store_run import open_run, reconnect
 from tests.support.storage.redis_server import RedisServer
-
-
-@pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    """A store on a fresh server."""
-    made = Store.connect(redis_url)
-    yield made
-    await made.aclose()
-
-
-@pytest.fixture
-def log(redis_url: str) -> Iterator[LearnerLog]:
-    """A learner that opened the run and published version 1."""
-    made = open_run(redis_url)
-    yield made
-    made.close()
 
 
 def done(number: int, request_id: str) -> Answer:

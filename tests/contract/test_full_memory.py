@@ -1,6 +1,6 @@
 """At `maxmemory` nothing is evicted, experience waits, and all that frees memory goes on."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -14,14 +14,6 @@ from penstock.wire.messages import Episode, Report, Role, Watch
 from penstock.wire.refusal import Reason
 from tests.support.run.small_run import CHARGE, RUN
 from tests.support.run.store_run import TTL_MS, Actor, open_run
-
-
-@pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    """A store on a fresh server."""
-    made = Store.connect(redis_url)
-    yield made
-    await made.aclose()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A Redis that lost a part of its run holds another incarnation of it; keys of another layout are refused."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -23,14 +23,6 @@ from tests.support.run.small_run import RUN, fragment, specification
 from tests.support.run.store_run import PACING, TTL_MS, Actor, item, open_run
 
 Dump = dict[bytes, bytes]
-
-
-@pytest.fixture
-def raw(redis_url: str) -> Iterator["redis.Redis"]:
-    """A plain client, to break things."""
-    client = redis.Redis.from_url(redis_url)
-    yield client
-    client.close()
 
 
 def snapshot(raw: "redis.Redis") -> Dump:

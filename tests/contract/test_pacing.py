@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +18,6 @@ from penstock.wire.messages import Credit, Role, Watch
 from penstock.wire.refusal import Reason
 from tests.support.run.small_run import CHARGE, specification
 from tests.support.run.store_run import BLOB, PACING, Actor, item, open_run
-
-
-@pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    """A store on a fresh server."""
-    made = Store.connect(redis_url)
-    yield made
-    await made.aclose()
-
 
 TICK_MS = 1000
 

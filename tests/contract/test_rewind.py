@@ -1,6 +1,6 @@
 """A Redis that was restarted, went back in time or came back empty: the books balance, all go on."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,14 +17,6 @@ from penstock.wire.refusal import Reason, Refusal, Refused
 from tests.support.run.small_run import CHARGE, RUN, specification
 from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer
-
-
-@pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    """A store on a fresh server."""
-    made = Store.connect(redis_url)
-    yield made
-    await made.aclose()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
@@ -21,30 +20,6 @@ from penstock.wire.messages import Episode, Report, Role, RunState, Watch
 from penstock.wire.refusal import Reason, Refusal, Refused
 from tests.support.run.small_run import CHARGE, RUN, specification
 from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run
-
-
-@pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    """A store on a fresh server."""
-    made = Store.connect(redis_url)
-    yield made
-    await made.aclose()
-
-
-@pytest.fixture
-def log(redis_url: str) -> Iterator[LearnerLog]:
-    """A learner that opened the run and published version 1."""
-    made = open_run(redis_url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def raw(redis_url: str) -> Iterator["redis.Redis"]:
-    """A plain client, to look and to break things."""
-    client = redis.Redis.from_url(redis_url)
-    yield client
-    client.close()
 
 
 @pytest.mark.parametrize("name", scripts.names())

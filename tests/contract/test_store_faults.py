@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -17,14 +16,6 @@ from penstock.wire.messages import Watch
 from tests.support.run.small_run import CHARGE
 from tests.support.run.store_run import Actor, item, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer
-
-
-@pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    """A store on a fresh server."""
-    made = Store.connect(redis_url)
-    yield made
-    await made.aclose()
 
 
 async def test_a_dead_redis_is_unavailable_and_comes_back(redis_server: RedisServer, store: Store) -> None:

@@ -1,6 +1,6 @@
 """Weights of any size arrive: a fetch that has begun ends, however fast the learner publishes."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -41,27 +41,11 @@ class Learner:
 
 
 @pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    """A store on a fresh server."""
-    made = Store.connect(redis_url)
-    yield made
-    await made.aclose()
-
-
-@pytest.fixture
 def log(redis_url: str) -> Iterator[LearnerLog]:
     """A learner that opened the run and published nothing yet."""
     made = open_run(redis_url, publish=False)
     yield made
     made.close()
-
-
-@pytest.fixture
-def raw(redis_url: str) -> Iterator["redis.Redis"]:
-    """A plain client, to look."""
-    client = redis.Redis.from_url(redis_url)
-    yield client
-    client.close()
 
 
 def versions_held(raw: "redis.Redis") -> set[int]:
