@@ -1,13 +1,15 @@
 """HTTP with people behind it: accounts, projects, feedback and jobs, in front of what Penstock learns.
 
-    process      the process
-    http_server  serves HTTP
-    application  the routes behind the frame
-    frame        what every request passes: hosts, sizes, rates, who may call which route, errors
-    jobs         trainings that people ask for
-    accounts     users, projects, tokens, sessions and the audit
-    store        the gateway's own database
-    routes       the calls, by what they are about
+    process         the process
+    http_server     serves HTTP
+    application     the routes behind the frame
+    frame           what every request passes: hosts, sizes, rates, who may call which route, errors
+    jobs            trainings that people ask for
+    accounts        users, projects, tokens, sessions and the audit
+    store           the gateway's own database
+    routes          the calls, by what they are about
+    surface         what routes of workloads import
+    people_metrics  requests, ratings and jobs as metrics
 
 The gateway knows no workload, and neither torch nor Redis. What lies above it is handed in by `launch`.
 """

@@ -37,7 +37,7 @@ OWN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What a workload adds to a gateway.
+    """Says what a workload adds to a gateway.
 
     router: its routes, of `GuardedRoute`. access: who may call each of them. kinds: of jobs, by the name that
     templates give.
