@@ -3,11 +3,11 @@
 It says which prompts, how long the responses are, and what rewards them.
 """
 
-from typing import Annotated, Literal
+from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
-from penstock.config.sections.section import Count, Fraction, Positive, PositiveReal, Section
+from penstock.config.sections.section import Fraction, Positive, PositiveReal, Section
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 
 
@@ -57,18 +57,18 @@ class Language(Section):
     """Of its scores: thumbs, stars, percent, LOW:HIGH, or none."""
     reward_training: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """How that reward model is trained: the keys of `penstock reward train --set`."""
-    temperature: Annotated[float, Field(ge=1.0, le=1.0)] = 1.0
-    """Only 1: the learner's probability ratios are those of the distribution that is sampled."""
-    top_p: Annotated[float, Field(ge=1.0, le=1.0)] = 1.0
-    """Only 1, likewise."""
-    top_k: Annotated[Count, Field(le=0)] = 0
-    """Only 0, likewise."""
+
+
+_SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+"""Words for how tokens are drawn. They are no settings: the learner's probability ratios are those of the
+whole distribution, so that each could have one value only, which is accepted."""
 
 
 def language(section: EnvironmentSection) -> Language:
-    """The section's `kwargs`; raises ConfigurationError with a line per mistake."""
+    """Return the section's `kwargs`; raises ConfigurationError with a line per mistake."""
+    said = {key: value for key, value in section.kwargs.items() if _SAMPLING.get(key, object()) != value}
     try:
-        return Language.model_validate(section.kwargs)
+        return Language.model_validate(said)
     except ValidationError as error:
         raise ConfigurationError("\n".join(_explain(dict(one)) for one in error.errors())) from error
 
@@ -76,11 +76,11 @@ def language(section: EnvironmentSection) -> Language:
 def _explain(error: dict[str, object]) -> str:
     place = error["loc"]
     key = ".".join(map(str, place)) if isinstance(place, tuple) else str(place)
-    if error["type"] == "extra_forbidden":
-        return f"environment.kwargs.{key}: unknown key; use one of {', '.join(Language.model_fields)}"
-    if key in ("temperature", "top_p", "top_k"):
+    if key in _SAMPLING:
         return (
             f"environment.kwargs.{key}={error['input']!r}: sampling cannot be changed: tokens are drawn at "
             "temperature 1 from the whole distribution, which is the one that is trained; leave it out"
         )
+    if error["type"] == "extra_forbidden":
+        return f"environment.kwargs.{key}: unknown key; use one of {', '.join(Language.model_fields)}"
     return f"environment.kwargs.{key}={error['input']!r}: {error['msg']}"
