@@ -47,7 +47,10 @@ def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role,
 
 
 def make_generator(specification: RunSpecification, settings: Settings, health: Health) -> FragmentGenerator:
-    """What the run's workload acts with; health expects it within this process's `actor.stall_timeout_s`."""
+    """Return what the run's workload acts with.
+
+    Health expects it within this process's `actor.stall_timeout_s`.
+    """
     health.watch(ENVIRONMENT, settings.actor.stall_timeout_s)
     health.expect(ENVIRONMENT, BEING_MADE)
     generator: FragmentGenerator = load(find(specification.workload).generator)(

@@ -110,7 +110,7 @@ class LeaseKeeper:
         self._hasten.set()
 
     def known(self) -> LogState:
-        """What this process knows of the log, for a checkpoint."""
+        """Return what this process knows of the log, for a checkpoint."""
         return self._log.snapshot()
 
     def patiently(self, call: Callable[[], T]) -> T:

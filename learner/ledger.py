@@ -120,7 +120,7 @@ class Ledger:
         return 0.0 if total_steps is None else min(1.0, self.env_steps / total_steps)
 
     def totals(self) -> Totals:
-        """What a commit carries."""
+        """Return what a commit carries."""
         return Totals(trained=self.trained, dropped=dict(self.dropped), env_steps=self.env_steps)
 
     def entry(self, checkpoint_id: str, parent: str, version: int = 0) -> "LineageEntry":

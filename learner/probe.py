@@ -140,7 +140,10 @@ class Quarantine:
             self._sessions = self._wrong.union(self._convicted)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: who sent what cannot be learned from. Answers to the probe come again."""
+        """Return what a checkpoint holds: who sent what cannot be learned from.
+
+        Answers to the probe come again.
+        """
         with self._lock:
             convicted = list(self._convicted)
         return {"convicted": convicted, "suspected": [list(one) for one in self._suspected.items()]}
@@ -163,7 +166,7 @@ class Quarantine:
         return self._sessions
 
     def holds(self, session: int) -> bool:
-        """Whether what this session sends must not be trained on."""
+        """Return whether what this session sends must not be trained on."""
         return session in self._sessions
 
     def _versions(self, answer: ProbeAnswer) -> tuple[int, int]:

@@ -52,7 +52,7 @@ class Masks:
             rows[name][slots] = True
 
     def keep(self, first: Rows, before: Rows, begins: NDArray[np.bool_]) -> None:
-        """Where no episode begins, the masks of the step stand."""
+        """Keep the masks of the step where no episode begins."""
         for name in self._sizes:
             first[name][~begins] = before[name][~begins]
 

@@ -160,7 +160,7 @@ class Stepper:
 
 
 def autoreset_mode(environment: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """How the environment resets; raises ConfigurationError when it does not say."""
+    """Return how the environment resets; raises ConfigurationError when it does not say."""
     mode = environment.metadata.get("autoreset_mode")
     try:
         return AutoresetMode(mode)

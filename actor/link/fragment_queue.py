@@ -87,7 +87,7 @@ class RolloutQueue:
         return True
 
     def claim_next(self, session: int, first: int, update: int) -> list[Fragment]:
-        """As many of the oldest as one message takes."""
+        """Return as many of the oldest as one message takes."""
         return fill_message(queued.fragment for queued in self._queued)
 
     def claimed_through(self, sequence: int) -> list[Fragment]:

@@ -316,7 +316,7 @@ class Session:
         )
 
     def _take(self, news: News) -> bool:
-        """Whether anything was new."""
+        """Return whether anything was new."""
         known, newest = self._known_version(), news.latest.version
         self._note_lag(known, newest, 0)
         fresh = self._newer(news) if newest > known else None

@@ -49,7 +49,7 @@ class Held:
         self._woken.set()
 
     def is_old(self, now_s: float) -> bool:
-        """Whether its last look was long ago."""
+        """Return whether its last look was long ago."""
         return now_s - self._looked_s >= LOOK_AGAIN_S
 
 

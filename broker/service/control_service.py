@@ -33,7 +33,7 @@ Context = Any
 
 
 class ControlService(ControlServiceServicer):
-    """See the module."""
+    """Serves ControlService: what operators see of a run and want of it."""
 
     def __init__(self, store: Store, versions: Versions) -> None:
         self._store, self._versions = store, versions

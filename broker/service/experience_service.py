@@ -41,7 +41,7 @@ Context = Any
 
 
 class ExperienceService(ExperienceServiceServicer):
-    """See the module."""
+    """Serves ExperienceService: sessions, fragments and reports."""
 
     def __init__(
         self,

@@ -31,5 +31,5 @@ class LastCredit:
             self._numbers.popitem(last=False)
 
     def forget(self) -> None:
-        """Nothing was said to the sessions of another incarnation of the run."""
+        """Forget every reply: nothing was said to the sessions of another incarnation of the run."""
         self._numbers.clear()

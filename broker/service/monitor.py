@@ -30,7 +30,7 @@ LOOKS: Final = "looks at redis"
 
 
 class Monitor:
-    """See the module."""
+    """Looks at Redis once a second, for readiness and gauges."""
 
     def __init__(
         self,

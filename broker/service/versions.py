@@ -39,7 +39,7 @@ class Versions:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="registry")
 
     async def ask(self, context: Context, work: "Callable[[Registry], T]") -> T:
-        """What `work` returns; ends the call where the registry refuses, or is not there.
+        """Return what `work` returns; ends the call where the registry refuses, or is not there.
 
         Raises Malformed and Absent as handlers do.
         """

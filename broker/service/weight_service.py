@@ -40,7 +40,7 @@ Context = Any
 
 
 class WeightService(WeightServiceServicer):
-    """See the module."""
+    """Serves WeightService: newest weights, credit and run state."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class WeightService(WeightServiceServicer):
 
 
 def _is_to_be_fetched(publication: Publication, known_version: int) -> bool:
-    """Whether the caller lacks it and it is too large to come with the reply."""
+    """Return whether the caller lacks it and it is too large to come with the reply."""
     return publication.version > known_version and publication.size > WEIGHT_CHUNK_BYTES
 
 

@@ -87,7 +87,7 @@ def plugin_paths() -> dict[str, str]:
 
 
 def _command(ctx: Any, name: str, path: str) -> Any:
-    """What typer makes of a function or of a `typer.Typer`."""
+    """Return what typer makes of a function or of a `typer.Typer`."""
     outer = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     try:
         found = load(path)

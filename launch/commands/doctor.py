@@ -28,12 +28,12 @@ def main() -> int:
 
 
 def check_python() -> str:
-    """Which Python; installing refuses one that is too old."""
+    """Check which Python runs; installing refuses one that is too old."""
     return ".".join(map(str, sys.version_info[:3]))
 
 
 def check_packages() -> str:
-    """What the local harness imports."""
+    """Check what the local harness imports."""
     found, missing = [], []
     for name in _PACKAGES:
         try:

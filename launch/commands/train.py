@@ -54,7 +54,7 @@ def train(plan: Plan, *, as_json: bool, ui: bool = False) -> int:
 
 @contextmanager
 def _page(plan: Plan, *, ui: bool) -> Iterator[str]:
-    """Where a browser finds the run; "" without a page."""
+    """Yield where a browser finds the run; "" without a page."""
     if not ui:
         yield ""
         return
@@ -114,7 +114,7 @@ def _train(
 
 
 def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
-    """What is known of the server before the start: all of one that the user brings."""
+    """Return what is known of the server before the start: all of one that the user brings."""
     if not plan.settings.broker.redis:
         return RedisFacts(version="", durability=plan.settings.broker.durability)
     from launch.run.external_redis import examine

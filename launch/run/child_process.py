@@ -157,11 +157,11 @@ class ServiceProcess:
             return
 
     def endpoint(self) -> Endpoint | None:
-        """Where the child can be reached, None until it says so."""
+        """Return where the child can be reached, None until it says so."""
         return read_endpoint(self._endpoint)
 
     def is_ready(self) -> bool:
-        """Whether the child's `/readyz` is green."""
+        """Return whether the child's `/readyz` is green."""
         endpoint = self.endpoint()
         if endpoint is None:
             return False

@@ -34,7 +34,7 @@ class LearnerAccount:
 
 
 def read_account(run_dir: Path) -> dict[str, Any]:
-    """What the last learner of a run that got to its end wrote; empty when none did."""
+    """Return what the last learner of a run that got to its end wrote; empty when none did."""
     try:
         return dict(json.loads((run_dir / LEARNER_FILE).read_text()))
     except FileNotFoundError:

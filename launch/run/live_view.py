@@ -30,7 +30,7 @@ class View(Protocol):
         """Something happened that is worth a line."""
 
     def show(self, progress: Progress) -> None:
-        """How far the run is."""
+        """Show how far the run is."""
 
     def __enter__(self) -> Self: ...
 

@@ -47,7 +47,7 @@ NO_MEMORY: Final = Memory()
 
 
 def together(parts: Iterable[Memory]) -> Memory:
-    """Of several processes: each with its own pages, those of files once."""
+    """Return the memory of several processes: each with its own pages, those of files once."""
     found = list(parts)
     shared = max((one.shared for one in found), default=0)
     return Memory(peak=sum(one.peak - one.shared for one in found) + shared, shared=shared)

@@ -70,7 +70,10 @@ def _beside(plan: Plan, sockets: Path) -> Services:
 
 
 def _placing(places: Mapping[str, str]) -> tuple[str, ...]:
-    """What actors of this machine are told of it. As JSON: a text that looks like a number stays a text."""
+    """Return what actors of this machine are told of it.
+
+    As JSON: a text that looks like a number stays a text.
+    """
     said = [("--set", f"actor.places.{key}={json.dumps(place)}") for key, place in places.items()]
     return tuple(word for pair in said for word in pair)
 
@@ -104,7 +107,9 @@ def _server(plan: Plan, broker: str, config: tuple[str, ...]) -> ServiceSpec:
 
 
 def service_environment(settings: Settings) -> dict[str, str]:
-    """What the services read from their environment, over the run's file: what it cannot hold for them.
+    """Return what the services read from their environment.
+
+    It stands over the run's file, which cannot hold it for them.
 
     Each has its metrics on a free port of loopback, since all share this machine and the launcher looks at
     their health; the port of the configuration is the launcher's own. No file holds the password.
@@ -117,7 +122,7 @@ def service_environment(settings: Settings) -> dict[str, str]:
 
 
 def _is_abandoned(file: Path) -> bool:
-    """Whether a folder of ours has an owner that is dead."""
+    """Return whether a folder of ours has an owner that is dead."""
     try:
         return file.stat().st_uid == os.getuid() and not Path(f"/proc/{file.read_text()}").exists()
     except FileNotFoundError:

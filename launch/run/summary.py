@@ -149,7 +149,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _course(summary: dict[str, Any]) -> list[str]:
-    """How long it took and how far it came."""
+    """Return how long it took and how far it came."""
     wall = f"{_seconds(summary['wall_seconds'])} in all"
     if summary["updates"] is None:
         return [f"  time         {wall}"]
@@ -183,7 +183,7 @@ def _memory(summary: dict[str, Any]) -> str:
 
 
 def _dry_run(comparison: dict[str, Any] | None) -> list[str]:
-    """What was predicted beside what came; nothing without a dry run."""
+    """Return what was predicted beside what came; nothing without a dry run."""
     if comparison is None:
         return []
     lines = [

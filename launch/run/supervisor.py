@@ -106,17 +106,17 @@ class Supervisor:
                 service.process.kill()
 
     def is_running(self, name: str) -> bool:
-        """Whether the service has a live process."""
+        """Return whether the service has a live process."""
         service = self._services.get(name)
         return service is not None and service.process is not None
 
     def is_done(self, name: str) -> bool:
-        """Whether the service has ended with its work done."""
+        """Return whether the service has ended with its work done."""
         service = self._services[name]
         return service.process is None and service.restart_at_s is None
 
     def is_ready(self, name: str) -> bool:
-        """Whether the service's `/readyz` is green."""
+        """Return whether the service's `/readyz` is green."""
         service = self._services.get(name)
         return service is not None and service.process is not None and service.process.is_ready()
 
@@ -129,7 +129,7 @@ class Supervisor:
         ]
 
     def endpoints(self) -> dict[str, Endpoint]:
-        """Where each service that has said so can be reached."""
+        """Return where each service that has said so can be reached."""
         found = {
             name: service.process.endpoint()
             for name, service in self._services.items()

@@ -66,7 +66,7 @@ class Clone(Algorithm):
         return max(self.section.batch_steps, fragment_charge)
 
     def makes_batch(self, fragments: int, charge: int) -> bool:
-        """Whether the charges reach the batch size, B steps."""
+        """Return whether the charges reach the batch size, B steps."""
         return charge >= self.section.batch_steps
 
     def validate_on(self, batch: Batch) -> None:
@@ -116,7 +116,10 @@ class Clone(Algorithm):
         )
 
     def _steps(self, batch: Batch, look: SeenTrajectory) -> Rows | Sequences:
-        """What is cloned: valid steps, with returns as targets; whole columns where a policy remembers."""
+        """Return what is cloned: valid steps, with returns as targets.
+
+        Whole columns where a policy remembers.
+        """
         shape = batch.valid.shape
         targets = look.inputs.vector.new_zeros((6, shape[0] * shape[1]))
         if self.section.value_coefficient:

@@ -84,7 +84,7 @@ class Result:
 
 
 def way(*, deterministic: bool) -> str:
-    """How a way to play is named in metrics, `metrics.jsonl` and the summary."""
+    """Return how a way to play is named in metrics, `metrics.jsonl` and the summary."""
     return "deterministic" if deterministic else "sampled"
 
 
@@ -109,7 +109,7 @@ class Evaluation:
         self.best: Result | None = None
 
     def wanted(self, recent: Sequence[float], *, update: int, env_steps: int) -> bool:
-        """Whether the weights of `update` should be evaluated. recent: returns, newest last.
+        """Return whether the weights of `update` should be evaluated. recent: returns, newest last.
 
         True at most once until the result is there, and not once patience is exhausted. Tell `requested`
         next.

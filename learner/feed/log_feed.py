@@ -207,11 +207,11 @@ class LogFeed:
         )
 
     def _circumstances(self) -> tuple[int, frozenset[int], int]:
-        """What a verdict depends on beside the entry."""
+        """Return what a verdict depends on beside the entry."""
         return self._turn, self._quarantine.sessions, self._restored_from
 
     def _judge(self, entry: LogEntry) -> bool:
-        """Whether an entry may be trained on; drops it where it may not."""
+        """Return whether an entry may be trained on; drops it where it may not."""
         reason = self._verdict(entry)
         if reason is not None:
             self._drop(entry.number, reason)

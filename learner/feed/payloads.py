@@ -63,7 +63,7 @@ class Payloads(Protocol):
     """Used by the feed's thread."""
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]:
-        """What became of each."""
+        """Return what became of each."""
         ...
 
     def batch(self, entries: Sequence[LogEntry]) -> Staged:

@@ -74,7 +74,7 @@ class FeedPosition:
     restored_from: int = 0
 
     def is_before_restore(self, log_batch: LogBatch) -> bool:
-        """Whether a batch that was read ahead holds experience from before a restore."""
+        """Return whether a batch that was read ahead holds experience from before a restore."""
         return any(version < self.restored_from for version in log_batch.versions)
 
     def advance(self, log_batch: LogBatch) -> None:

@@ -74,7 +74,7 @@ class SideStream:
 
 
 def upload_to(device: torch.device) -> Upload:
-    """How batches get there."""
+    """Return how batches get there."""
     return SideStream(device) if device.type == "cuda" else InPlace()
 
 
@@ -89,4 +89,4 @@ def tensors(batch: Batch) -> Iterator[Tensor]:
 
 
 def in_place() -> None:
-    """What is there need not arrive."""
+    """Do nothing: what is there need not arrive."""

@@ -63,7 +63,7 @@ def check_fragment(settings: Settings, schema: FragmentSchema) -> None:
 
 
 def check_specification(specification: RunSpecification) -> RunSpecification:
-    """What actors will be told must fit into a reply and be readable."""
+    """Check that what actors will be told fits into a reply and can be read."""
     encoded, room = specification.encode(), MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES
     if len(encoded) > room:
         raise ConfigurationError(

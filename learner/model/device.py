@@ -6,7 +6,7 @@ from penstock.config.settings import ConfigurationError, Settings
 
 
 def device_of(settings: Settings, index: int = 0) -> torch.device:
-    """Where a process learns. index: which of this machine's ranks it is; each has a GPU of its own.
+    """Return where a process learns. index: which of this machine's ranks it is; each has a GPU of its own.
 
     Raises ConfigurationError when there is no such GPU.
     """

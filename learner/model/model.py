@@ -173,7 +173,7 @@ def _sent(settings: Settings, section: K) -> K:
 
 
 def _environment(settings: Settings) -> EnvironmentSection:
-    """What the actors are told: shaping with the discount that is learned with, where it names none."""
+    """Return what the actors are told. Shaping has the discount that is learned with, where it names none."""
     wrappers = []
     for wrapper in settings.environment.reward:
         if wrapper.shape is None:

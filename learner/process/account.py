@@ -50,7 +50,7 @@ class Account:
     recording: RecordingWriter | None
 
     def snapshot(self) -> ProgressSnapshot:
-        """Where the run is; may be asked from any thread."""
+        """Return where the run is; may be asked from any thread."""
         renewal = self.lease.renewal
         mean_return, episode_length = self.episodes.means()
         return ProgressSnapshot(
@@ -71,7 +71,7 @@ class Account:
         )
 
     def describe(self) -> str:
-        """What `Status` shows of the learner, a JSON object; may be asked from any thread."""
+        """Return what `Status` shows of the learner, a JSON object; may be asked from any thread."""
         books = {"trained": self.ledger.trained, "dropped": dict(self.ledger.dropped)}
         return json.dumps(asdict(self.snapshot()) | {"ledger": books})
 
@@ -137,7 +137,7 @@ class Account:
         }
 
     def _recording_json(self) -> dict[str, Any] | None:
-        """What the run learned from in place of actors.
+        """Return what the run learned from in place of actors.
 
         The ledger, which counts what actors sent, is empty in such a run.
         """

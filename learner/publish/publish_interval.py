@@ -42,7 +42,7 @@ class PublishInterval:
         self._last_s, self._size = self._clock(), size
 
     def is_over(self) -> bool:
-        """Whether weights may be published now."""
+        """Return whether weights may be published now."""
         passed_s = self._clock() - self._last_s
         if passed_s < self._interval_s or passed_s >= self._longest_s:
             return passed_s >= self._interval_s

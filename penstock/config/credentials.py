@@ -70,7 +70,7 @@ def http_headers(section: SecuritySection) -> dict[str, str]:
 
 
 def _text(file: Path, key: str) -> str:
-    """What a file of secrets holds; raises ConfigurationError that names its setting."""
+    """Return what a file of secrets holds; raises ConfigurationError that names its setting."""
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError as error:

@@ -70,7 +70,10 @@ def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
 
 
 def _serving_layer(run_dir: Path | None, said: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
-    """What a policy server takes from the run that it serves; nothing where its configuration is not here."""
+    """Return what a policy server takes from the run that it serves.
+
+    Nothing where its configuration is not here.
+    """
     written = {} if run_dir is None else _written(run_dir, said, trust=trust)
     if not written:
         return {}

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 
 def is_writable(file: Path) -> bool:
-    """Whether the file can be written, and others beside it."""
+    """Return whether the file can be written, and others beside it."""
     return os.access(file.parent, os.W_OK) and os.access(file, os.W_OK)
 
 

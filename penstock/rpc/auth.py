@@ -154,7 +154,7 @@ class _ServerRotation:
         self._asks_certificate = asks_certificate
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """What gRPC is given."""
+        """Return what gRPC is given."""
         now = self._credentials
         roots = now.authority if self._asks_certificate else None
         pair = (now.key or b"", now.certificate or b"")

@@ -254,6 +254,6 @@ def _counted(call: Body, name: str, in_flight: Callable[[str], AbstractContextMa
 
 
 def _about(request: Any) -> dict[str, int | str]:
-    """Whose call it is, as far as the request says so, for the log."""
+    """Return whose call it is, as far as the request says so, for the log."""
     session, own = getattr(request, "session", 0), getattr(request, "request_id", "")
     return ({"session": session} if session else {}) | ({"client_request_id": own} if own else {})

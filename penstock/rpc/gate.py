@@ -112,7 +112,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         return check
 
     def _identify(self, context: Context) -> Identity:
-        """Who calls; raises Unidentified."""
+        """Return who calls; raises Unidentified."""
         if self._proof is Proof.TOKEN:
             return self._by_token(context.invocation_metadata())
         return from_alternative_names(context.auth_context().get(_ALTERNATIVE_NAMES, ()))

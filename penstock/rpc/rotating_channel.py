@@ -28,7 +28,7 @@ class _Generation:
 
 
 class RotatingChannel(grpc.Channel):
-    """See the module. `build` makes a channel with the given credentials."""
+    """Is a channel that follows its TLS files. `build` makes a channel with the given credentials."""
 
     def __init__(self, build: Callable[[Credentials], grpc.Channel], credentials: Credentials) -> None:
         self._build = build
@@ -70,11 +70,11 @@ class RotatingChannel(grpc.Channel):
         return None
 
     def subscribe(self, callback: Any, try_to_connect: Any = False) -> None:
-        """Of the channel of the moment."""
+        """Subscribe to the channel of the moment."""
         self._current.channel.subscribe(callback, try_to_connect)
 
     def unsubscribe(self, callback: Any) -> None:
-        """Of the channel of the moment."""
+        """Unsubscribe from the channel of the moment."""
         self._current.channel.unsubscribe(callback)
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Any:

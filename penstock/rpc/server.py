@@ -42,7 +42,7 @@ class ServingStatus(Protocol):
     """The standard health service."""
 
     async def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
-        """What checks of `service` answer from now on."""
+        """Set what checks of `service` answer from now on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class _NotOurs(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is kept."""
+        """Return whether the record is kept."""
         return "ExecuteBatchError" not in record.getMessage()
 
 

@@ -104,7 +104,7 @@ def _value_head(run_dir: Path) -> Path | None:
 
 
 def _generation(settings: Settings, tokenizer: Any) -> Any:
-    """How responses were drawn: what `generate` of transformers does with these."""
+    """Return how responses were drawn: what `generate` of transformers does with these."""
     from transformers import GenerationConfig  # noqa: PLC0415 - loads torch
 
     return GenerationConfig(
@@ -127,7 +127,7 @@ def _history(run_dir: Path) -> list[Any]:
 
 
 def _card(folder: Path) -> Any:
-    """What the reward model's own results say of it, where it is a folder."""
+    """Return what the reward model's own results say of it, where it is a folder."""
     file = folder / RESULTS
     if not file.exists():
         return None

@@ -12,7 +12,9 @@ from workloads.rlhf.language_section import language
 
 
 def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
-    """Of the token at a position and of the token behind it: as many choices as the model has outputs.
+    """Return the spaces of the token at a position and of the token behind it.
+
+    Each has as many choices as the model has outputs.
 
     Raises ConfigurationError.
     """
@@ -31,7 +33,7 @@ def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
 
 
 def target(section: EnvironmentSection) -> float | None:
-    """None: `learner.target_return` says it. Raises ConfigurationError for kwargs that cannot be."""
+    """Return None: `learner.target_return` says it. Raises ConfigurationError for kwargs that cannot be."""
     language(section)
     return None
 

@@ -211,7 +211,7 @@ def release_device() -> None:
 
 
 def order_of(section: Language, folder: Path, seed: int) -> Any:
-    """How it is trained; raises ConfigurationError."""
+    """Return how the reward model is trained; raises ConfigurationError."""
     from workloads.language.feedback.reading import Source  # noqa: PLC0415 - loads transformers
     from workloads.language.feedback.scale import parse_scale  # noqa: PLC0415
     from workloads.language.reward.training import CHECKPOINTS, Order  # noqa: PLC0415
@@ -236,7 +236,7 @@ def order_of(section: Language, folder: Path, seed: int) -> Any:
 
 
 def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
-    """What was made in the sections that name it, folders as absolute paths."""
+    """Return what was made in the sections that name it, folders as absolute paths."""
     kwargs = {**settings.environment.kwargs, **made}
     kwargs |= {key: _absolute(kwargs[key]) for key in _PLACES if key in kwargs}
     policy = {"model": kwargs["model"], **settings.policy.kwargs}

@@ -34,7 +34,7 @@ WARMUP_STEPS: Final = 2
 
 
 def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
-    """As `Workload.rehearse` says; raises ConfigurationError, Interrupted."""
+    """Rehearse as `Workload.rehearse` says; raises ConfigurationError, Interrupted."""
     made, section = made_first(settings, folder, progress)
     if section.reward:
         return Rehearsal(settings=with_places(settings, made))
@@ -50,7 +50,7 @@ def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
 
 
 def scores_of(examples: tuple[Example, ...]) -> Scores:
-    """Of responses that have one; pairs have none."""
+    """Return the scores of responses that have one; pairs have none."""
     return Scores.of([example.score for example in examples if isinstance(example, Scored)])
 
 

@@ -162,7 +162,10 @@ def optimal(reference: Array, rewards: Array, beta: float) -> Array:
 
 
 def optimum(reference: Distribution, beta: float) -> Optimum:
-    """What that policy reaches; responses of equal reward are tilted alike, so their rewards are enough."""
+    """Return what that policy reaches.
+
+    Responses of equal reward are tilted alike, so their rewards are enough.
+    """
     values, chances = reference
     best = optimal(chances, values, beta)
     reward = float(best @ values)

@@ -149,7 +149,7 @@ class EpisodeSteps:
         _tell(episode, reply)
 
     def _play(self, episode_step: EpisodeStep, answered: Answered) -> "_Played":
-        """What the step was; raises Refused for an action that no policy could have taken."""
+        """Return what the step was; raises Refused for an action that no policy could have taken."""
         answer, taken, request = answered.answer, episode_step.taken, episode_step.request
         loaded = episode_step.choice.loaded if answer is None else answer.loaded
         if taken is None and answer is not None:

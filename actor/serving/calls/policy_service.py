@@ -35,7 +35,7 @@ Told = Callable[[Answered], None]
 
 
 class PolicyService:
-    """See the module; one event loop uses it."""
+    """Serves PolicyService: deadlines, streams, and refusals as replies. One event loop uses it."""
 
     def __init__(
         self,

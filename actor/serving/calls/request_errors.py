@@ -47,7 +47,7 @@ class RequestErrors:
             log.error("a version cannot answer", exc_info=error, extra=words | _names(question))
 
     def _count(self, kind: str) -> int | None:
-        """How many went unsaid before this one; None where it goes unsaid, too."""
+        """Return how many went unsaid before this one; None where it goes unsaid, too."""
         now = self._clock()
         said_s, others = self._said.get(kind, (now - EVERY_S, 0))
         is_due = now - said_s >= EVERY_S

@@ -80,7 +80,7 @@ class _Leaf:
         self._unpack = struct.Struct(few).unpack_from if few else None
 
     def fits(self, data: bytes) -> bool:
-        """Whether a request holds numbers that the leaf's range has; in doubt not."""
+        """Return whether a request holds numbers that the leaf's range has; in doubt not."""
         if data[self._begin : self._at] != self._before:
             return False
         if self._unpack is not None:
@@ -94,5 +94,5 @@ class _Leaf:
 
 
 def _is_id(data: bytes, length: int) -> bool:
-    """Whether so many bytes are a request id, of at most 127 characters that are a byte each."""
+    """Return whether so many bytes are a request id, of at most 127 characters that are a byte each."""
     return length > 2 and data[0] == _ID and data[1] == length - 2 and data[:length].isascii()

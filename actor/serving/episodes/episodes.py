@@ -78,7 +78,7 @@ class Episode:
     is_rewarded: bool = False
 
     def segment_of(self, step: int) -> Segment | None:
-        """Where the step's reward can still be changed."""
+        """Return where the step's reward can still be changed."""
         newest = self.segment_builder.open
         if newest is not None and newest.holds(step):
             return newest
@@ -115,7 +115,7 @@ class Episodes:
         self._count = 0
 
     def __len__(self) -> int:
-        """How many are open."""
+        """Return how many are open."""
         return len(self._open)
 
     def __iter__(self) -> Iterator[Episode]:

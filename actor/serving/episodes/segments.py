@@ -54,7 +54,7 @@ class Segment:
         return len(self.actions)
 
     def holds(self, step: int) -> bool:
-        """Whether the step of the episode is one of these."""
+        """Return whether the step of the episode is one of these."""
         return self.slot.first_step <= step < self.slot.first_step + self.steps
 
     def add_reward(self, step: int, amount: float) -> None:
@@ -146,7 +146,7 @@ class SegmentBuilder:
         """Steps of the episode."""
 
     def is_due(self, now_s: float) -> bool:
-        """Whether the next action begins a new segment, and so may come from newer weights."""
+        """Return whether the next action begins a new segment, and so may come from newer weights."""
         return (
             self.length == 0
             or self.length - self._begun >= self._unroll_length

@@ -204,7 +204,7 @@ class Learning:
             count_not_learned("full", segment.steps)
 
     def _is_beyond(self, segment: Segment) -> bool:
-        """Whether the broker would refuse it, and the session with it."""
+        """Return whether the broker would refuse it, and the session with it."""
         bounds = self._specification.bounds()
         given = {"reward": segment.rewards, "log_prob": segment.log_probs}
         # What leaves the range of float32 is sent as its largest number.

@@ -45,7 +45,10 @@ class _Waiting:
 
 
 class Batcher:
-    """See the module. Seconds are those of the event loop's clock."""
+    """Lets requests that come at the same time share a forward pass.
+
+    Seconds are those of the event loop's clock.
+    """
 
     def __init__(self, *, max_rows: int, max_wait_s: float, max_delay_s: float) -> None:
         self._max_rows, self._max_wait_s, self._max_delay_s = max_rows, max_wait_s, max_delay_s
@@ -119,7 +122,7 @@ class Batcher:
         self._threads.shutdown()
 
     def _is_lonely(self) -> bool:
-        """Whether no request waits, no other is expected, and it is not time to see which others come."""
+        """Return whether no request waits, no other is expected, and it is not yet time to see which come."""
         is_idle = not (self._rows or self._is_busy or self._is_due)
         return is_idle and self._expected == 1 and (self._until_probe > 1 or not self._probes)
 

@@ -140,7 +140,7 @@ def _split(
 
 
 def _part(whole: Answer, question: Question, end: int) -> Answer:
-    """What the rows before `end` are to a question."""
+    """Return what the rows before `end` are to a question."""
     rows = slice(end - question.rows, end)
     action = whole.action
     drawn = {name: array[rows] for name, array in action.items()}

@@ -28,7 +28,7 @@ class PassCost:
         self._seconds[size] = known + _NEWEST * (seconds - known)
 
     def of(self, rows: int) -> float:
-        """What one pass of so many rows is expected to take; 0 while nothing is known."""
+        """Return what one pass of so many rows is expected to take; 0 while nothing is known."""
         if not self._seconds:
             return 0.0
         size = rows.bit_length()
@@ -38,7 +38,7 @@ class PassCost:
         return self._seconds[self._nearest[size]]
 
     def of_many(self, rows: int, most: int) -> float:
-        """What so many rows take in passes of at most `most`."""
+        """Return what so many rows take in passes of at most `most`."""
         if 0 < rows <= most:
             return self.of(rows)
         full, rest = divmod(rows, most)

@@ -49,7 +49,10 @@ class Traffic:
         self._is_filled = False
 
     def look(self) -> TrafficSnapshot | None:
-        """None while nothing was ever registered. Blocks; raises RegistryError."""
+        """Return what the registry says, None while nothing was ever registered.
+
+        Blocks; raises RegistryError.
+        """
         if self._registry is None:
             file = self._url.removeprefix("sqlite:///")
             if file != self._url and not Path(file).exists():

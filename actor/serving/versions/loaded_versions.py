@@ -77,7 +77,7 @@ class LoadedVersions:
     # ------------------------------------------------------------ who answers
 
     def choose(self, client_key: str) -> Choice:
-        """Of the client's arm; raises Refused for a key that is too long."""
+        """Return the choice for the client's arm; raises Refused for a key that is too long."""
         if self._only is not None and not client_key:
             return self._choice(self._only)
         try:
@@ -90,7 +90,7 @@ class LoadedVersions:
         return self._choice(routing.route(self.arms, key))
 
     def follow(self, arm: Arm, client_key: str) -> Choice:
-        """Of an arm that was chosen for this client before."""
+        """Return the choice for an arm that was chosen for this client before."""
         if arm is Arm.PINNED:
             return self.choose(client_key)  # to which version, only the traffic says
         if self.arms is None or arm is Arm.LATEST:
@@ -98,7 +98,7 @@ class LoadedVersions:
         return self._choice(routing.follow(self.arms, arm))
 
     def shadow_of(self, loaded: Loaded) -> Loaded | None:
-        """Who computes the answers of this version as well, for the record."""
+        """Return who computes the answers of this version as well, for the record."""
         shadow = None if self.arms is None else self.arms.traffic.shadow
         return None if shadow is None or shadow == loaded.version else self._find(shadow)
 
@@ -173,7 +173,7 @@ class LoadedVersions:
         return wrong
 
     def served(self) -> dict[int, tuple[Loaded, list[Arm]]]:
-        """What can answer, by version, and the arms that it answers."""
+        """Return what can answer, by version, and the arms that it answers."""
         table: dict[int, tuple[Loaded, list[Arm]]] = {}
         arms = [(Arm.LATEST, self.latest)]
         if self.arms is not None:

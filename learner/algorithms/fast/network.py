@@ -37,7 +37,7 @@ class Network(Protocol):
     """
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Of M rows; valid until the next call."""
+        """Return the outputs of M rows; valid until the next call."""
         ...
 
     def gradient(self, built: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:

@@ -138,11 +138,11 @@ class OnPolicy(LearnsOnce[Own]):
         return trace
 
     def _trained(self, batch: Batch) -> Tensor:
-        """Which steps enter the losses, bool [T, B]."""
+        """Return which steps enter the losses, bool [T, B]."""
         return batch.valid
 
     def _schedule(self, progress: float) -> ScheduleValues:
-        """What the schedules say for this update. progress: of the run, 0..1."""
+        """Return what the schedules say for this update. progress: of the run, 0..1."""
         section = self.section
         rise = warmup(self._updates, section.warmup_updates)
         return ScheduleValues(
@@ -208,7 +208,7 @@ class OnPolicy(LearnsOnce[Own]):
         )
 
     def prepare(self, batch: Batch, rewards: Tensor, rank_rows: RankRows) -> Prepared:
-        """What is computed once per batch; call it without gradients. See `preparation.prepare`."""
+        """Return what is computed once per batch; call it without gradients. See `preparation.prepare`."""
         return prepare(
             self.policy,
             self._network,

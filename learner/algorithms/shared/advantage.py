@@ -33,7 +33,7 @@ class Unrolls(NamedTuple):
 
 
 def carries(terminated: Tensor, truncated: Tensor, valid: Tensor) -> Tensor:
-    """Where a trace runs from step t into t+1; bool [T, B] each, the last row is False."""
+    """Return where a trace runs from step t into t+1; bool [T, B] each, the last row is False."""
     result = torch.zeros_like(valid)
     result[:-1] = valid[:-1] & valid[1:] & ~(terminated | truncated)[:-1]
     return result

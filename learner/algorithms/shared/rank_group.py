@@ -101,7 +101,7 @@ class RankGroup(Protocol):
 
 
 def edges(rows: int, pieces: int) -> list[int]:
-    """Where nearly equal parts begin and end; fewer parts when there are fewer rows."""
+    """Return where nearly equal parts begin and end; fewer parts when there are fewer rows."""
     pieces = min(pieces, rows)
     return [rows * i // pieces for i in range(pieces + 1)]
 

@@ -29,7 +29,7 @@ class Rows(Steps):
         return self.steps if self.whole is None else self.whole
 
     def __len__(self) -> int:
-        """What an epoch permutes: steps (n)."""
+        """Return what an epoch permutes: steps (n)."""
         return self.columns.shape[1]
 
     def alone(self) -> Inputs:

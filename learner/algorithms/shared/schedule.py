@@ -35,7 +35,7 @@ class ScheduleValues:
 
 
 def factor(schedule: Schedule, progress: float) -> float:
-    """What the initial value is multiplied by at `progress` (0..1): 1 at the start.
+    """Return what the initial value is multiplied by at `progress` (0..1): 1 at the start.
 
     Linear and cosine end at 0.
     """

@@ -85,7 +85,7 @@ def sequences_of(
 
 
 def unrolls_of(batch: Batch, rewards: Tensor, values: Tensor, finals: Tensor) -> Unrolls:
-    """What estimators take. rewards: [T, B]; values: [T+1, B]; finals: [K], of the last observations."""
+    """Return what estimators take. rewards: [T, B]. values: [T+1, B]. finals: [K]."""
     following = next_values(values, batch.terminated, batch.final_slot, batch.final_step, finals)
     carried = carries(batch.terminated, batch.truncated, batch.valid)
     return Unrolls(rewards, values[:-1], following, carried, batch.valid)

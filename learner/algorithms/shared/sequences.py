@@ -43,7 +43,7 @@ class Sequences(Steps):
     burn_in: int
 
     def __len__(self) -> int:
-        """What an epoch permutes: columns (B)."""
+        """Return what an epoch permutes: columns (B)."""
         return len(self.counts)
 
     def alone(self) -> Inputs:
@@ -91,7 +91,7 @@ class Sequences(Steps):
             first = end
 
     def _inputs(self, first: int, end: int, rows: slice) -> Inputs:
-        """What gives the outputs of those columns' steps."""
+        """Return what gives the outputs of those columns' steps."""
         device = self.columns.device
         place = _place(self.step[rows], self.counts[first:end])
         state = {path: one[first:end] for path, one in self.state.items()}

@@ -10,7 +10,7 @@ from learner.algorithms.algorithm import AlgorithmState
 
 
 def copies(part: str, module: nn.Module) -> dict[str, Tensor]:
-    """What a module's `state_dict` holds, on the CPU."""
+    """Return what a module's `state_dict` holds, on the CPU."""
     return {
         f"{part}/{key}": value.detach().to("cpu", copy=True) for key, value in module.state_dict().items()
     }

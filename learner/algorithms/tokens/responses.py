@@ -79,7 +79,7 @@ class Responses:
         return numbers
 
     def fit_at_once(self, most_places: int) -> bool:
-        """Whether all rows are one micro-batch."""
+        """Return whether all rows are one micro-batch."""
         return len(self) * int(self.lengths.max()) <= most_places
 
     def micro_batches(self, rows: Index, most_places: int) -> Iterator[MicroBatch]:

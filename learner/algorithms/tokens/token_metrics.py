@@ -84,7 +84,7 @@ def watched(prepared: Prepared, trace: Trace, clip_range: float) -> dict[str, Te
 
 
 def of_responses(responses: Responses) -> dict[str, Tensor]:
-    """What was said of them."""
+    """Return what was said of them."""
     return {
         "score": responses.reward.sum() / len(responses),
         "finished_fraction": 1.0 - responses.cut_short.float().mean(),
@@ -92,7 +92,7 @@ def of_responses(responses: Responses) -> dict[str, Tensor]:
 
 
 def of_critic(prepared: Prepared, trace: Trace) -> dict[str, Tensor]:
-    """How well it foretells the returns."""
+    """Return how well it foretells the returns."""
     return {
         "value_loss": torch.stack(trace.losses).mean(0)[1],
         "explained_variance": explained_variance(prepared.old_value, prepared.target),

@@ -136,7 +136,7 @@ class CommandFollower:
         return self.lease.patiently(self.learner_log.commands)
 
     def _do(self, command: Command) -> bool:
-        """Whether the command is done or refused."""
+        """Return whether the command is done or refused."""
         failpoint("command.before", command.number)
         follow = {"checkpoint": self._checkpoint, "restore": self._restore, "flush": self._follow_flush}
         try:

@@ -30,7 +30,7 @@ class CommandRecord:
         return {"newest": self.newest, "answers": [asdict(answer) for answer in self._answers.values()]}
 
     def is_wanted(self, command: Command) -> bool:
-        """Whether a command is still to be followed.
+        """Return whether a command is still to be followed.
 
         One that was done is done again where the checkpoint that contains it was lost.
         """

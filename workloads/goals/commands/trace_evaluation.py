@@ -110,7 +110,7 @@ def _account(name: str, asked: Question, discount: float) -> dict[str, Any]:
 
 
 def _logged(log: Log, weights: RewardWeights, late: Late, discount: float) -> dict[str, Any]:
-    """What was earned: the mean return of all whole episodes, without any estimate."""
+    """Return what was earned: the mean return of all whole episodes, without any estimate."""
     returns = [
         sum(
             discount**trace.step * (weights.reward(trace.result) + late.get((trace.episode, trace.step), 0.0))

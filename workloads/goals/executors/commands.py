@@ -45,7 +45,7 @@ class Commands:
         return read_host(self._file.folder)
 
     def idle(self) -> None:
-        """Nothing is started."""
+        """Do nothing: no command is started."""
 
     def carry_out(self, goal: str) -> Outcome:
         """Start the goal's command and wait for its end, at most `limit_s`."""
@@ -82,7 +82,7 @@ class Commands:
         )
 
     def close(self) -> None:
-        """Nothing runs between two goals."""
+        """Do nothing: no command runs between two goals."""
 
 
 def _ends_within(process: "subprocess.Popen[bytes]", limit_s: float) -> bool:

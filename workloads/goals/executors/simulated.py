@@ -63,4 +63,4 @@ class SimulatedHost:
         return Outcome(success=success, took_s=took_s, error="" if success else "there was nothing to mend")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

@@ -83,7 +83,9 @@ def column_tensors(columns: Sequence[Column], pad_id: int) -> dict[str, Any]:
 
 
 def weight_spans(columns: Sequence[Column], steps: int) -> tuple[WeightSpan, ...]:
-    """Which weights sampled what: one span of all steps where they are the same everywhere, else one a turn.
+    """Return which weights sampled what.
+
+    One span of all steps where they are the same everywhere, else one a turn.
 
     steps: T of the fragment. Raises ValueError where nothing was sampled.
     """

@@ -53,7 +53,7 @@ class BadRows:
             self.shown.append(f"{where}: {reason}")
 
     def lines(self) -> list[str]:
-        """What to tell the user."""
+        """Return what to tell the user."""
         rest = self.count - len(self.shown)
         return [*self.shown, *([f"… and {rest} more bad rows"] if rest else [])]
 
@@ -78,7 +78,7 @@ def to_example(row: Mapping[str, Any], scale: Scale, where: str) -> Example:
 
 
 def summary(examples: Sequence[Example]) -> dict[str, int]:
-    """How many of each kind."""
+    """Return how many of each kind."""
     kinds = Counter(type(example).__name__ for example in examples)
     return {"scored": kinds["Scored"], "pairs": kinds["Preference"]}
 

@@ -50,5 +50,5 @@ def split(examples: Sequence[Example], *, share: float, seed: int) -> Split:
 
 
 def place_of(prompt: str, seed: int) -> bytes:
-    """What the order of prompts goes by, of a prompt's `identity`."""
+    """Return what the order of prompts goes by, of a prompt's `identity`."""
     return hashlib.sha256(f"{seed}\n{prompt}".encode()).digest()

@@ -18,7 +18,10 @@ from workloads.language.tokenizer import Tokenizer
 
 
 class CachedGeneration:
-    """See the module. model: any causal language model of transformers, with or without an adapter."""
+    """Generates with a key-value cache.
+
+    model: any causal language model of transformers, with or without an adapter.
+    """
 
     def __init__(self, model: Any, *, eos_id: int, pad_id: int) -> None:
         self._model, self._eos, self._pad = model, eos_id, pad_id

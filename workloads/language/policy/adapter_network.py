@@ -89,7 +89,7 @@ def _with_adapter(network: Network, section: LanguageSection, seed: int) -> Netw
 
 
 def trained(network: Network) -> dict[str, nn.Parameter]:
-    """What has a gradient, by the name that it has in files of Hugging Face's format."""
+    """Return what has a gradient, by the name that it has in files of Hugging Face's format."""
     return {
         name.replace(f".{_ADAPTER}", ""): parameter
         for name, parameter in network.named_parameters()

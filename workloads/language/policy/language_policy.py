@@ -64,7 +64,7 @@ class LanguagePolicy(nn.Module):
     # ---- what is published
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """What is published and trained, by the name that it has in an `adapter_model.safetensors`."""
+        """Return what is published and trained, by the name that it has in an `adapter_model.safetensors`."""
         return networks.trained(self.network)
 
     @property
@@ -91,7 +91,7 @@ class LanguagePolicy(nn.Module):
     # ---- what a learner asks
 
     def outputs(self, rows: TokenRows) -> TokenOutputs:
-        """Of the policy, differentiable."""
+        """Return the outputs of the policy, differentiable."""
         if self.section.gradient_checkpointing:
             # transformers keeps fewer activations in training mode only; there is no dropout to switch on
             # with it.
@@ -126,7 +126,7 @@ class LanguagePolicy(nn.Module):
         load_into(self, blob)
 
     def explore(self, scalars: Mapping[str, float], place: Place) -> None:
-        """Nothing: tokens are sampled as the policy says."""
+        """Do nothing: tokens are sampled as the policy says."""
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array]) -> NDArray[np.float32]:
         """Joint log-probability float32 [P] of each row's tokens. observation, action: whole rows, [P, L]."""

@@ -38,7 +38,7 @@ class LanguageSection(Section):
 
 
 def language_section(section: PolicySection) -> LanguageSection:
-    """What a policy section says; raises ConfigurationError that names key, value and remedy."""
+    """Return what a policy section says; raises ConfigurationError that names key, value and remedy."""
     _check_others(section)
     try:
         settings = LanguageSection.model_validate(section.kwargs)

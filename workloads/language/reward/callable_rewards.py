@@ -21,7 +21,10 @@ Function = Callable[[list[Prompt], list[str]], Sequence[float | None]]
 
 
 class CallableRewards:
-    """See the module. Calls of several threads take turns: the function need not be safe for threads."""
+    """Asks a function of the user's for rewards.
+
+    Calls of several threads take turns: the function need not be safe for threads.
+    """
 
     def __init__(self, path: str) -> None:
         """Raises ConfigurationError for a path that leads to no function."""
@@ -38,7 +41,7 @@ class CallableRewards:
         return Rewards(checked(_listed(values, self._by.name), len(samples), self._by.name), self._by)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 def _listed(values: Any, whose: str) -> list[Any]:

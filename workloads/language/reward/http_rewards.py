@@ -120,7 +120,7 @@ def _parse(url: str) -> httpx2.URL:
 
 
 def _place(url: httpx2.URL) -> str:
-    """What messages show of it: no name, no password, no query."""
+    """Return what messages show of it: no name, no password, no query."""
     port = "" if url.port is None else f":{url.port}"
     return f"{url.host}{port}{url.path}"
 

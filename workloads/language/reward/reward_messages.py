@@ -92,7 +92,7 @@ def model_to_proto(by: ScoredBy) -> pb.RewardModel:
 
 
 def model_from_proto(message: pb.RewardModel) -> ScoredBy:
-    """Whose rewards a message says they are."""
+    """Return whose rewards a message says they are."""
     return ScoredBy(
         name=message.name,
         sha256=message.sha256,

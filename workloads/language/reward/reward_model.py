@@ -203,11 +203,11 @@ class RewardModel:
         return checked(score_rows(self.network, rows), len(rows), self.by.name)
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
-        """As every source of rewards does; raises BadSample, BadReward."""
+        """Return scores as every source of rewards does; raises BadSample, BadReward."""
         return Rewards(self.score_rows([self.encode(sample) for sample in samples]), self.by)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is held open."""
 
 
 def weights_sha256(folder: Path) -> str:

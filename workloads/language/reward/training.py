@@ -169,7 +169,7 @@ def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder)
 
 
 def _counted(place: str, data: Data) -> dict[str, Any]:
-    """What was learned from. Of a URL only its kind: it may hold a password."""
+    """Return what was learned from. Of a URL only its kind: it may hold a password."""
     kind, is_url, _ = place.partition("://")
     return {
         "place": f"{kind}://…" if is_url else place,

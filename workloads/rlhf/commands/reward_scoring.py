@@ -117,7 +117,7 @@ def _scored(source: "RewardSource", request: Request) -> Iterator[dict[str, Any]
 
 
 def _asked(where: str, row: Any, columns: Mapping[str, str]) -> "list[tuple[dict[str, Any], Sample]]":
-    """What a row wants scored: its response, or both of its pair; raises ValueError."""
+    """Return what a row wants scored: its response, or both of its pair; raises ValueError."""
     from workloads.language.feedback.examples import response_of
     from workloads.language.prompt import parse_prompt
     from workloads.language.reward.reward_source import Sample
