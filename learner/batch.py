@@ -39,6 +39,7 @@ class Batch:
     reward, log_prob: float32 [T, B], 0 where not valid.   terminated, truncated, valid: bool [T, B].
     final_observation: by path, [K, *shape]: the true last observation of the episode that ended in
         column final_slot[k] (int64, of this batch) with step final_step[k] (int64).
+    final_mask: what these allowed, by path, bool [K, n]; {} where the run has no masks.
     state: the policy's before row 0, by path, [B, ...].
     begins: bool [T+1, B], the row is the first of an episode; both empty where the policy remembers nothing.
     update: int64 [B], update count of the oldest weights of the column.
@@ -60,6 +61,7 @@ class Batch:
     update: Tensor
     slots: tuple[tuple[int, int], ...]
     sources: tuple[Source, ...] = ()
+    final_mask: dict[str, Tensor] = field(default_factory=dict)
     state: dict[str, Tensor] = field(default_factory=dict)
     begins: Tensor | None = None
     is_flushed: bool = False
@@ -87,6 +89,7 @@ class Batch:
             valid=self.valid[:, index],
             log_prob=self.log_prob[:, index],
             final_observation={name: tensor[kept] for name, tensor in self.final_observation.items()},
+            final_mask={name: tensor[kept] for name, tensor in self.final_mask.items()},
             final_slot=moved[self.final_slot[kept]],
             final_step=self.final_step[kept],
             update=self.update[index],
@@ -121,6 +124,9 @@ def assemble(
         valid=valid,
         log_prob=columns.padded("log_prob").where(valid, 0.0),
         final_observation={name: columns.rows(f"{_FINAL}{name}") for name in columns.under("observation")},
+        final_mask={
+            name: columns.rows(f"{_FINAL}{name}") for name in masks if columns.has(f"{_FINAL}{name}")
+        },
         final_slot=columns.final_slots(),
         final_step=columns.rows("final/step").long(),
         update=columns.updates(),
@@ -165,6 +171,10 @@ class _Columns:
 
     def under(self, prefix: str) -> list[str]:
         return [name for name in self._fragments[0][1] if name == prefix or name.startswith(f"{prefix}/")]
+
+    def has(self, name: str) -> bool:
+        """Whether every fragment holds the tensor."""
+        return all(name in arrays for _, arrays in self._fragments)
 
     def padded(self, name: str, more: int = 0) -> Tensor:
         """[max T + more, B, ...]; rows that a fragment lacks are zero."""

@@ -46,6 +46,15 @@ class Masks:
         cuts = np.split(flat, np.cumsum(list(self._sizes.values()))[:-1], 1)
         return dict(zip(self._sizes, cuts, strict=True))
 
+    def last(self, final: Any, infos: dict[str, Any], slots: NDArray[np.intp]) -> Rows:
+        """The masks of K last observations, which come as an object array of single ones; infos: theirs."""
+        given = final[slots[0]]
+        if not isinstance(given, dict) or self._key not in given:
+            return {name: mask[slots] for name, mask in self.read(None, infos).items()}
+        flat = np.concatenate([_joined(self._space, final[slot][self._key], 1) for slot in slots])
+        cuts = np.split(flat, np.cumsum(list(self._sizes.values()))[:-1], 1)
+        return dict(zip(self._sizes, cuts, strict=True))
+
     def free(self, rows: Rows, slots: NDArray[np.intp]) -> None:
         """Allow everything where the action will be ignored."""
         for name in self._sizes:

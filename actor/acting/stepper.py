@@ -32,7 +32,10 @@ OBSERVATION = "observation"
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """K episodes that ended in one step: slots int [K] ascending, true last observations by path [K, ...]."""
+    """K episodes that ended in one step: slots int [K] ascending, true last observations by path [K, ...].
+
+    Masks are among them where the environment gave some.
+    """
 
     slots: NDArray[np.intp]
     observation: Observation
@@ -151,12 +154,13 @@ class Stepper:
         return mask
 
     def _final(self, infos: dict[str, Any], slots: NDArray[np.intp]) -> Observation:
-        """Stack `infos["final_obs"]`, an object array of single observations, by path."""
+        """Stack `infos["final_obs"]`, an object array of single observations, by path, with their masks."""
         final = infos["final_obs"]
+        masks = {} if self._masks is None else self._masks.last(final, infos.get("final_info", {}), slots)
         if not self._nested:
-            return {OBSERVATION: np.stack([final[slot] for slot in slots])}
+            return {OBSERVATION: np.stack([final[slot] for slot in slots])} | masks
         single = [flatten(self._space, final[slot], OBSERVATION) for slot in slots]
-        return {path: np.stack([one[path] for one in single]) for path in self._paths}
+        return {path: np.stack([one[path] for one in single]) for path in self._paths} | masks
 
 
 def autoreset_mode(environment: VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -42,8 +42,14 @@ class FragmentBuilder:
         slots: int,
         compress: bool = False,
         reward: Callable[[Mapping[str, Array]], Array] | None = None,
+        *,
+        final_masks: bool = False,
     ) -> None:
-        """reward: what the learner is given, of a fragment's tensors; None: what the environment paid."""
+        """Allocate.
+
+        reward: what the learner is given, of a fragment's tensors; None: what the environment paid.
+        final_masks: whether the run takes what last observations allow.
+        """
         self._schema, self._slots = schema, slots
         self.unroll_length = unroll_length
         self.length = 0
@@ -56,6 +62,7 @@ class FragmentBuilder:
         self._observations = {rule.name: self._arrays[rule.name] for rule in schema.under(_OBSERVATION)}
         masks = {rule.name: self._arrays[rule.name] for rule in schema.under(_MASK)}
         self._shown = self._observations | masks
+        self._final_masks = masks if final_masks else {}
         self._actions = {rule.name: self._arrays[rule.name] for rule in schema.under(_ACTION)}
         self._state = [rule.name for rule in schema.under(_STATE)]
         self._rows: list[dict[str, Any]] = [
@@ -165,6 +172,13 @@ class FragmentBuilder:
             rows = [ended.observation[path] for _, ended in self._ended]
             final = np.concatenate(rows) if rows else np.empty((0, *array.shape[2:]))
             tensors[f"{_FINAL}/{path}"] = final.astype(array.dtype, copy=False)
+        for path, array in self._final_masks.items():
+            unknown = [np.zeros((len(ended.slots), *array.shape[2:]), np.bool_) for _, ended in self._ended]
+            masks = [
+                ended.observation.get(path, nothing)
+                for (_, ended), nothing in zip(self._ended, unknown, strict=True)
+            ]
+            tensors[f"{_FINAL}/{path}"] = np.concatenate([np.zeros((0, *array.shape[2:]), np.bool_), *masks])
         return tensors
 
     def _roll_over(self) -> None:

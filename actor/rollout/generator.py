@@ -46,6 +46,7 @@ class EnvironmentGenerator:
             count,
             of.actor.compress == "lz4",
             learner_reward(of.environment),
+            final_masks=of.specification.final_masks,
         )
         self._local = of.make_policy(of.specification.seed)
         self._local.policy.use_threads(of.actor.threads)

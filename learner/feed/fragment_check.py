@@ -37,6 +37,7 @@ def check_meaning(
     _check_finals(header, arrays, valid)
     arrays = _without_terminal(arrays, valid, ranges)
     _check_masks(arrays, valid, ranges)
+    arrays = _with_final_masks(arrays, ranges)
     for name, array in arrays.items():
         known = ranges.of.get(name)
         if known is not None:
@@ -103,6 +104,24 @@ def _check_masks(arrays: Mapping[str, Array], valid: NDArray[np.bool_], ranges: 
         barred = valid & ~np.take_along_axis(mask[:-1], index, -1).all(-1)
         if barred.any():
             raise ValueError(f"{name}: forbids the action that was taken at {_first(barred)}")
+
+
+def _with_final_masks(arrays: Mapping[str, Array], ranges: Ranges) -> Mapping[str, Array]:
+    """With what each last observation allows; where that is not known, what was allowed before it stands in.
+
+    It is not known of older actors, and of a row in which a choice allows nothing.
+    """
+    masks = [name for name in arrays if name.startswith("mask/")]
+    if not masks:
+        return arrays
+    found = dict(arrays)
+    for name in masks:
+        before = arrays[name][arrays["final/step"], arrays["final/slot"]].astype(bool)
+        given = arrays.get(f"{_FINAL}{name}", np.zeros_like(before)).astype(bool)
+        sizes = ranges.parts.get(name, (given.shape[-1],))
+        allows: Any = np.logical_or.reduceat(given, np.cumsum([0, *sizes[:-1]]), -1)
+        found[f"{_FINAL}{name}"] = np.where(allows.all(-1, keepdims=True), given, before)
+    return found
 
 
 def _first(where: Array) -> str:

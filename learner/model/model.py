@@ -160,6 +160,7 @@ def _specification(
             update_steps=settings.algorithm.update_steps,
             max_reward=settings.broker.max_reward,
             max_log_prob=settings.broker.max_log_prob,
+            final_masks=bool(schema.optional),
             session_timeout_ms=_milliseconds(settings.broker.session_timeout_s),
         )
     )

@@ -63,7 +63,7 @@ class FrameStack:
 
     def unroll(self, seen: Trajectory) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the stacks of every step [T, B, ...] and of the last observations [K, ...], by path."""
-        rows, lasts = self._sources(seen)
+        rows, lasts = self.sources(seen.begins, seen.final_step, seen.final_slot)
         columns = torch.arange(seen.begins.shape[1], device=seen.begins.device)
         observation, final = {}, {}
         for name, leaf in self._leaves:
@@ -76,20 +76,43 @@ class FrameStack:
             final[name] = _arranged(leaf, stack)
         return observation, final
 
-    def _sources(self, seen: Trajectory) -> tuple[Tensor, Tensor]:
+    def sources(self, begins: Tensor, final_step: Tensor, final_slot: Tensor) -> tuple[Tensor, Tensor]:
         """Return the index of each frame of a stack behind the k − 1 of the state.
 
-        Rows [T, B, k], lasts [K, k − 1].
+        Rows [T, B, k], lasts [K, k − 1]. Arguments: see `Trajectory`.
         """
         before = self.depth - 1
-        step = torch.arange(len(seen.begins), device=seen.begins.device)
+        step = torch.arange(len(begins), device=begins.device)
         # The row in which the episode began; the oldest frame of the state where it began before row 0.
-        first = torch.where(seen.begins, step[:, None], -before).cummax(0).values
+        first = torch.where(begins, step[:, None], -before).cummax(0).values
         age = torch.arange(before, -1, -1, device=step.device)
         rows = torch.maximum(step[:, None, None] - age, first[..., None])
-        began = first[seen.final_step, seen.final_slot]
-        lasts = torch.maximum(seen.final_step[:, None] + 1 - age[:-1], began[:, None])
+        began = first[final_step, final_slot]
+        lasts = torch.maximum(final_step[:, None] + 1 - age[:-1], began[:, None])
         return rows + before, lasts + before
+
+    def past(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the frames of a state by path, as they were observed, [k − 1, B, *shape], oldest first."""
+        found = {}
+        for name, leaf in self._leaves:
+            kept = state[f"state/frames/{name}"]
+            frames = kept.view(len(kept), self.depth - 1, *leaf.shape).swapaxes(0, 1)
+            found[name] = frames + leaf.start if isinstance(leaf, Discrete) else frames
+        return found
+
+    def row(self, stacks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the row of M single steps that a policy reads, with the state before them where it stacks.
+
+        stacks: frames by path as they were observed, [M, k, *shape], oldest first.
+        """
+        row = {path: stack[:, -1] for path, stack in stacks.items()}
+        if self.depth == 1:
+            return row
+        for name, leaf in self._leaves:
+            before = _frame(leaf, stacks[name][:, :-1])
+            row[f"state/frames/{name}"] = before.reshape(len(before), *_joined(leaf, self.depth - 1).shape)
+            row[HELD] = torch.ones(len(before), dtype=torch.bool, device=before.device)
+        return row
 
 
 def _frame(leaf: Leaf, value: Any) -> Any:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import tensor_pb2 as penstock_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/v1/specification.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/tensor.proto\"Y\n\nTensorRule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x1f\n\x04\x61xes\x18\x04 \x01(\x0e\x32\x11.penstock.v1.Axes\":\n\x0e\x46ragmentSchema\x12(\n\x07tensors\x18\x01 \x03(\x0b\x32\x17.penstock.v1.TensorRule\"\xfe\x01\n\x05Probe\x12\x38\n\x0bobservation\x18\x01 \x03(\x0b\x32#.penstock.v1.Probe.ObservationEntry\x12.\n\x06\x61\x63tion\x18\x02 \x03(\x0b\x32\x1e.penstock.v1.Probe.ActionEntry\x1aG\n\x10ObservationEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.penstock.v1.Tensor:\x02\x38\x01\x1a\x42\n\x0b\x41\x63tionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.penstock.v1.Tensor:\x02\x38\x01\"\xe2\x03\n\x10RunSpecification\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x18\n\x10\x65nvironment_json\x18\x03 \x01(\t\x12\x13\n\x0bpolicy_json\x18\x04 \x01(\t\x12\x12\n\nactor_json\x18\x05 \x01(\t\x12\x17\n\x0f\x65valuation_json\x18\x06 \x01(\t\x12\x10\n\x08workload\x18\x07 \x01(\t\x12-\n\x11observation_space\x18\x08 \x01(\x0b\x32\x12.penstock.v1.Space\x12(\n\x0c\x61\x63tion_space\x18\t \x01(\x0b\x32\x12.penstock.v1.Space\x12+\n\x06schema\x18\n \x01(\x0b\x32\x1b.penstock.v1.FragmentSchema\x12!\n\x05probe\x18\x0b \x01(\x0b\x32\x12.penstock.v1.Probe\x12\x15\n\runroll_length\x18\x0c \x01(\r\x12\x11\n\tlock_step\x18\r \x01(\x08\x12\x1a\n\x12session_timeout_ms\x18\x0e \x01(\r\x12\x16\n\x0ehard_staleness\x18\x0f \x01(\r\x12\x14\n\x0cupdate_steps\x18\x10 \x01(\r\x12\x12\n\nmax_reward\x18\x11 \x01(\x01\x12\x14\n\x0cmax_log_prob\x18\x12 \x01(\x01*`\n\x04\x41xes\x12\x14\n\x10\x41XES_UNSPECIFIED\x10\x00\x12\r\n\tAXES_STEP\x10\x01\x12\x16\n\x12\x41XES_STEP_PLUS_ONE\x10\x02\x12\r\n\tAXES_SLOT\x10\x03\x12\x0c\n\x08\x41XES_END\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/v1/specification.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/tensor.proto\"Y\n\nTensorRule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x1f\n\x04\x61xes\x18\x04 \x01(\x0e\x32\x11.penstock.v1.Axes\":\n\x0e\x46ragmentSchema\x12(\n\x07tensors\x18\x01 \x03(\x0b\x32\x17.penstock.v1.TensorRule\"\xfe\x01\n\x05Probe\x12\x38\n\x0bobservation\x18\x01 \x03(\x0b\x32#.penstock.v1.Probe.ObservationEntry\x12.\n\x06\x61\x63tion\x18\x02 \x03(\x0b\x32\x1e.penstock.v1.Probe.ActionEntry\x1aG\n\x10ObservationEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.penstock.v1.Tensor:\x02\x38\x01\x1a\x42\n\x0b\x41\x63tionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.penstock.v1.Tensor:\x02\x38\x01\"\xf7\x03\n\x10RunSpecification\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x18\n\x10\x65nvironment_json\x18\x03 \x01(\t\x12\x13\n\x0bpolicy_json\x18\x04 \x01(\t\x12\x12\n\nactor_json\x18\x05 \x01(\t\x12\x17\n\x0f\x65valuation_json\x18\x06 \x01(\t\x12\x10\n\x08workload\x18\x07 \x01(\t\x12-\n\x11observation_space\x18\x08 \x01(\x0b\x32\x12.penstock.v1.Space\x12(\n\x0c\x61\x63tion_space\x18\t \x01(\x0b\x32\x12.penstock.v1.Space\x12+\n\x06schema\x18\n \x01(\x0b\x32\x1b.penstock.v1.FragmentSchema\x12!\n\x05probe\x18\x0b \x01(\x0b\x32\x12.penstock.v1.Probe\x12\x15\n\runroll_length\x18\x0c \x01(\r\x12\x11\n\tlock_step\x18\r \x01(\x08\x12\x1a\n\x12session_timeout_ms\x18\x0e \x01(\r\x12\x16\n\x0ehard_staleness\x18\x0f \x01(\r\x12\x14\n\x0cupdate_steps\x18\x10 \x01(\r\x12\x12\n\nmax_reward\x18\x11 \x01(\x01\x12\x14\n\x0cmax_log_prob\x18\x12 \x01(\x01\x12\x13\n\x0b\x66inal_masks\x18\x13 \x01(\x08*`\n\x04\x41xes\x12\x14\n\x10\x41XES_UNSPECIFIED\x10\x00\x12\r\n\tAXES_STEP\x10\x01\x12\x16\n\x12\x41XES_STEP_PLUS_ONE\x10\x02\x12\r\n\tAXES_SLOT\x10\x03\x12\x0c\n\x08\x41XES_END\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROBE_OBSERVATIONENTRY']._serialized_options = b'8\001'
   _globals['_PROBE_ACTIONENTRY']._loaded_options = None
   _globals['_PROBE_ACTIONENTRY']._serialized_options = b'8\001'
-  _globals['_AXES']._serialized_start=967
-  _globals['_AXES']._serialized_end=1063
+  _globals['_AXES']._serialized_start=988
+  _globals['_AXES']._serialized_end=1084
   _globals['_TENSORRULE']._serialized_start=74
   _globals['_TENSORRULE']._serialized_end=163
   _globals['_FRAGMENTSCHEMA']._serialized_start=165
@@ -49,5 +49,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROBE_ACTIONENTRY']._serialized_start=414
   _globals['_PROBE_ACTIONENTRY']._serialized_end=480
   _globals['_RUNSPECIFICATION']._serialized_start=483
-  _globals['_RUNSPECIFICATION']._serialized_end=965
+  _globals['_RUNSPECIFICATION']._serialized_end=986
 # @@protoc_insertion_point(module_scope)

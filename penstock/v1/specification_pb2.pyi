@@ -208,6 +208,7 @@ class RunSpecification(_message.Message):
     UPDATE_STEPS_FIELD_NUMBER: _builtins.int
     MAX_REWARD_FIELD_NUMBER: _builtins.int
     MAX_LOG_PROB_FIELD_NUMBER: _builtins.int
+    FINAL_MASKS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     seed: _builtins.int
@@ -236,6 +237,8 @@ class RunSpecification(_message.Message):
     """Largest |reward| of a step that a broker takes; 0: any finite one."""
     max_log_prob: _builtins.float
     """Largest |log-probability| of a step that a broker takes, in nats; 0: any finite one."""
+    final_masks: _builtins.bool
+    """Whether fragments may hold what a last observation allows, as `final/mask/...`, beside the schema's tensors."""
     @_builtins.property
     def observation_space(self) -> _tensor_pb2.Space:
         """Space of the observations of one environment."""
@@ -273,10 +276,11 @@ class RunSpecification(_message.Message):
         update_steps: _builtins.int = ...,
         max_reward: _builtins.float = ...,
         max_log_prob: _builtins.float = ...,
+        final_masks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "observation_space", b"observation_space", "probe", b"probe", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "actor_json", b"actor_json", "environment_json", b"environment_json", "evaluation_json", b"evaluation_json", "hard_staleness", b"hard_staleness", "lock_step", b"lock_step", "max_log_prob", b"max_log_prob", "max_reward", b"max_reward", "observation_space", b"observation_space", "policy_json", b"policy_json", "probe", b"probe", "run", b"run", "schema", b"schema", "seed", b"seed", "session_timeout_ms", b"session_timeout_ms", "unroll_length", b"unroll_length", "update_steps", b"update_steps", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "actor_json", b"actor_json", "environment_json", b"environment_json", "evaluation_json", b"evaluation_json", "final_masks", b"final_masks", "hard_staleness", b"hard_staleness", "lock_step", b"lock_step", "max_log_prob", b"max_log_prob", "max_reward", b"max_reward", "observation_space", b"observation_space", "policy_json", b"policy_json", "probe", b"probe", "run", b"run", "schema", b"schema", "seed", b"seed", "session_timeout_ms", b"session_timeout_ms", "unroll_length", b"unroll_length", "update_steps", b"update_steps", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -105,7 +105,7 @@ def _check_table(
     offset = decoded = 0
     ends: int | None = None
     for entry in table:
-        rule = schema.by_name[entry.name]
+        rule = schema.by_name.get(entry.name) or schema.optional[entry.name]
         if rule.axes is Axes.END:
             ends = _count_ends(entry, ends)
         _check_entry(entry, rule, _shape(rule, steps, slots, ends))
@@ -124,10 +124,11 @@ def _check_table(
 
 
 def _check_names(names: Sequence[str], schema: FragmentSchema) -> None:
-    wanted = schema.by_name.keys()
-    if len(names) == len(wanted) <= MAX_TENSORS and wanted == set(names):
+    wanted, given = schema.by_name.keys(), set(names)
+    known = wanted | schema.optional.keys()
+    if len(names) == len(given) <= MAX_TENSORS and wanted <= given <= known:
         return
-    missing, foreign = sorted(wanted - set(names)), sorted(set(names) - wanted)
+    missing, foreign = sorted(wanted - given), sorted(given - known)
     raise ValueError(
         f"tensors: {len(names)} rows, missing {missing[:4]}, not in the schema "
         f"{[n[:80] for n in foreign[:4]]}; give each tensor of the schema once"

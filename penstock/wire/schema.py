@@ -66,6 +66,20 @@ class FragmentSchema:
         """The rules by tensor name."""
         return {rule.name: rule for rule in self.tensors}
 
+    @cached_property
+    def optional(self) -> dict[str, "TensorRule"]:
+        """The rules of tensors that a fragment may hold beside these, by name: masks of last observations.
+
+        `final/mask/PATH` says what the true last observation allowed, in rows as `final/PATH`. A row that
+        allows nothing says that this is not known.
+        """
+        return {
+            f"final/{rule.name}": TensorRule(
+                name=f"final/{rule.name}", dtype=rule.dtype, shape=rule.shape, axes=Axes.END
+            )
+            for rule in self.under("mask")
+        }
+
     def under(self, prefix: str) -> tuple[TensorRule, ...]:
         """Return the rules named `prefix` or below it, such as all of "observation"."""
         return tuple(r for r in self.tensors if r.name == prefix or r.name.startswith(f"{prefix}/"))
@@ -85,7 +99,8 @@ class FragmentSchema:
 
         The number can be negative.
         """
-        row = sum(rule.bytes_per_row() for rule in self.tensors if rule.axes is Axes.END)
+        rules = (*self.tensors, *self.optional.values())
+        row = sum(rule.bytes_per_row() for rule in rules if rule.axes is Axes.END)
         return (payload_room(slots) - self.fragment_bytes(steps, slots, 0)) // max(row, 1)
 
     def to_proto(self) -> pb.FragmentSchema:

@@ -41,6 +41,7 @@ class RunSpecification:
     update_steps: int = 0
     max_reward: float = 0.0
     max_log_prob: float = 0.0
+    final_masks: bool = False
 
     def bounds(self) -> dict[str, float]:
         """Return the largest absolute value of each bounded tensor, by name."""
@@ -70,6 +71,7 @@ class RunSpecification:
             update_steps=self.update_steps,
             max_reward=self.max_reward,
             max_log_prob=self.max_log_prob,
+            final_masks=self.final_masks,
         )
 
     @classmethod
@@ -98,6 +100,7 @@ class RunSpecification:
             update_steps=message.update_steps,
             max_reward=message.max_reward,
             max_log_prob=message.max_log_prob,
+            final_masks=message.final_masks,
         )
 
     def encode(self) -> bytes:

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from learner.algorithms.algorithm import Update
 from learner.algorithms.off_policy.off_policy_parts import OffPolicyParts, PartsBackup
 from learner.algorithms.off_policy.replay.memory import Sample
-from learner.algorithms.off_policy.replay.transitions import fragments, transitions
+from learner.algorithms.off_policy.replay.transitions import fragments
 from learner.algorithms.shared.containment import ATTRIBUTABLE, ERROR, OF_THE_DEVICE, culprits, verdict
 from learner.algorithms.shared.schedule import factor
+from learner.algorithms.shared.seen_batch import trajectory_of
 from learner.batch import Batch
 from penstock.policy.normaliser import Moments
 from penstock.runtime import metrics as figures
@@ -128,8 +129,7 @@ class OffPolicy(OffPolicyParts):
 
     def _insert(self, batch: Batch) -> None:
         for source, fragment in fragments(batch):
-            new = transitions(fragment, discount=self.section.discount, steps=self.section.n_step)
-            self.replay.insert(source.number, source.size, new)
+            self.replay.insert(source.number, source.size, self._transitions(fragment))
 
     def _take_steps(self, batch: Batch, pace: Pace) -> _Taken:
         """Take the gradient steps that are allowed, and judge them."""
@@ -240,7 +240,10 @@ class OffPolicy(OffPolicyParts):
     def _observed(self, batch: Batch) -> Moments | None:
         if self.policy.normaliser is None:
             return None
-        reals = self.policy.reader.raw_reals(batch.observation, torch.float64)
+        observation = batch.observation
+        if batch.begins is not None:
+            observation, _ = self.policy.memory.frames.unroll(trajectory_of(batch))
+        reals = self.policy.reader.raw_reals(observation, torch.float64)
         return self.policy.normaliser.observe(reals[: batch.valid.numel()][batch.valid.flatten()])
 
     def _commit(self, observed: Moments | None, gradient_steps: int) -> None:

@@ -16,7 +16,7 @@ from learner.algorithms.algorithm import Algorithm, AlgorithmState, Retained, Se
 from learner.algorithms.fast.optimiser import Backup, FlatAdam
 from learner.algorithms.off_policy.replay.memory import Mark, Prioritisation, Replay
 from learner.algorithms.off_policy.replay.rate_limiter import Counts, SampleToInsertRatio
-from learner.algorithms.off_policy.replay.transitions import fragments, transitions
+from learner.algorithms.off_policy.replay.transitions import Steps, fragments, transitions
 from learner.algorithms.off_policy.target_network import Target
 from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from learner.batch import Batch
@@ -55,6 +55,7 @@ class OffPolicyParts(Algorithm):
             section.capacity_bytes,
             seed=seed,
             device=self.device,
+            stack=policy.memory.frames,
             prioritisation=Prioritisation(exponent=section.priority_exponent)
             if section.prioritised
             else None,
@@ -85,6 +86,12 @@ class OffPolicyParts(Algorithm):
         return {}
 
     # ---- one update
+
+    def _transitions(self, fragment: Batch) -> Steps:
+        section = self.section
+        return transitions(
+            fragment, self.policy.memory.frames, discount=section.discount, steps=section.n_step
+        )
 
     def _backup(self) -> PartsBackup:
         return PartsBackup(
@@ -129,8 +136,7 @@ class OffPolicyParts(Algorithm):
         """Put fragments back that replay held when the state was made."""
         for source, fragment in fragments(batch):
             if self.replay.awaits(source.number):
-                new = transitions(fragment, discount=self.section.discount, steps=self.section.n_step)
-                self.replay.reload(source.number, new)
+                self.replay.reload(source.number, self._transitions(fragment))
 
     def end_reload(self) -> int:
         """Return how many entries did not come; where too few are left to sample from, reset the limiter."""
@@ -200,10 +206,10 @@ class OffPolicyParts(Algorithm):
 
 def _check(policy: Policy, name: str) -> None:
     """Raise ConfigurationError for policies that replay cannot train: it samples single steps."""
-    if policy.state_space.spaces:
+    if policy.memory.is_recurrent:
         raise ConfigurationError(
-            f"algorithm.name={name!r}: replay holds single steps, and policy.recurrent or policy.frame_stack "
-            "needs those before them; leave both out, or use 'ppo'"
+            f"algorithm.name={name!r}: replay holds single steps with their stacks of frames, and "
+            "policy.recurrent needs all those before them; set policy.frame_stack instead, or use 'ppo'"
         )
     if policy.dropouts or any(isinstance(module, BatchNorm) for module in policy.modules()):
         raise ConfigurationError(

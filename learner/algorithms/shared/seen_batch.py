@@ -25,16 +25,20 @@ def see(policy: Policy, batch: Batch) -> SeenTrajectory:
     if batch.begins is None:
         lasts = policy.read(batch.final_observation) if len(batch.final_slot) else None
         return SeenTrajectory(batch.observation, policy.read(batch.observation), lasts)
-    return policy.look(
-        Trajectory(
-            observation=batch.observation,
-            state=batch.state,
-            begins=batch.begins,
-            ends=batch.terminated | batch.truncated,
-            final_observation=batch.final_observation,
-            final_slot=batch.final_slot,
-            final_step=batch.final_step,
-        )
+    return policy.look(trajectory_of(batch))
+
+
+def trajectory_of(batch: Batch) -> Trajectory:
+    """The batch of a policy that remembers, in time."""
+    assert batch.begins is not None, "a policy that remembers sends where episodes begin"
+    return Trajectory(
+        observation=batch.observation,
+        state=batch.state,
+        begins=batch.begins,
+        ends=batch.terminated | batch.truncated,
+        final_observation=batch.final_observation,
+        final_slot=batch.final_slot,
+        final_step=batch.final_step,
     )
 
 

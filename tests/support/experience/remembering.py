@@ -97,6 +97,7 @@ class Actor:
         unroll: int = 8,
         seed: int = 0,
         masked: bool = False,
+        final_masks: bool = False,
         session: int = 1,
     ) -> None:
         self.policy, self.session, self._sequence = policy, session, 0
@@ -105,7 +106,7 @@ class Actor:
         vector: Any = SyncVectorEnv(factories, copy=False, autoreset_mode=mode)
         masks = Masks("action_mask", ACTION, slots) if masked else None
         self._stepper = Stepper(vector, OBSERVATION, masks)
-        self._builder = FragmentBuilder(self.schema, unroll, slots)
+        self._builder = FragmentBuilder(self.schema, unroll, slots, final_masks=final_masks)
         self._builder.start(self._stepper.reset(range(seed, seed + slots)) | policy.initial_state(slots))
 
     def fragment(self, steps: int) -> Fragment:
@@ -127,3 +128,8 @@ class Actor:
 def batch_of(fragments: Sequence[Fragment]) -> Batch:
     """As the learner gets them."""
     return assemble([(fragment.header, fragment.arrays()) for fragment in fragments], torch.device("cpu"))
+
+
+def entry_of(fragment: Fragment, number: int = 1) -> Batch:
+    """The fragment as an entry of the log, of 10 bytes."""
+    return assemble([(fragment.header, fragment.arrays())], torch.device("cpu"), [(number, 10)])

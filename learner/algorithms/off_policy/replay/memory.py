@@ -1,5 +1,8 @@
 """The replay memory: a ring of transitions that enter and leave by whole log entries, oldest first.
 
+Observations lie beside it, each once (`frame_ring`): that of a step is also what follows the step before, and
+part of as many stacks as a policy stacks frames.
+
 The log is the storage: a checkpoint holds the numbers and priorities of the entries, never a payload. After
 `load` the entries are awaited; `reload` puts each back in its place, from the fragment that was read again,
 so that the next sample is the same as without the restart. Lives on the learner's device; random numbers
@@ -15,8 +18,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from learner.algorithms.off_policy.replay.frame_ring import FrameRing
 from learner.algorithms.off_policy.replay.sum_tree import SumTree
-from learner.algorithms.off_policy.replay.transitions import Transitions
+from learner.algorithms.off_policy.replay.transitions import Steps, Transitions
+from penstock.policy.frames import FrameStack
 
 _MOVED_AT_ONCE: Final = 65_536
 
@@ -65,14 +70,22 @@ class Replay:
         *,
         seed: int,
         device: torch.device,
+        stack: FrameStack,
         prioritisation: Prioritisation | None = None,
     ) -> None:
-        """Make an empty memory. prioritisation: None for uniform sampling."""
+        """Make an empty memory.
+
+        stack: of the policy. prioritisation: None for uniform sampling.
+        """
         self.capacity = capacity
         self.capacity_bytes = capacity_bytes
         self._device = device
         self._random = torch.Generator().manual_seed(seed)
-        self._rows: Transitions | None = None
+        self._stack = stack
+        self._frames: FrameRing | None = None
+        self._spans: dict[int, tuple[int, int]] = {}
+        """Frames of each entry, oldest first: the number of the first and of the one behind the last."""
+        self._rows: _Rows | None = None
         self._entries: deque[Entry] = deque()
         self._awaited: deque[tuple[Entry, Tensor | None]] = deque()
         self._lost = 0
@@ -91,6 +104,11 @@ class Replay:
         """Return the entries, oldest first."""
         return tuple(self._entries)
 
+    @property
+    def frame_bytes(self) -> int:
+        """Return the bytes of the room for frames."""
+        return 0 if self._frames is None else self._frames.nbytes
+
     def retain_from(self) -> int | None:
         """Return the number of the oldest log entry that is here or awaited; None: there is none."""
         # Entries are recalled oldest first: those that are awaited are younger than those that are here.
@@ -99,7 +117,7 @@ class Replay:
 
     # ---- in and out
 
-    def insert(self, number: int, size: int, new: Transitions) -> None:
+    def insert(self, number: int, size: int, new: Steps) -> None:
         """Insert an entry with the largest priority so far; the oldest entries make room for it.
 
         Raises ValueError for an entry that does not fit. new: its transitions. size: bytes of its payload.
@@ -135,14 +153,15 @@ class Replay:
         self.size -= entry.rows
         self._bytes -= entry.size
         self._clear(self._ring(self.size, entry.rows))
+        self._forget_frames(number)
         return True
 
     def _move(self, first: int, by: int, count: int) -> None:
         """Move `count` rows so many places towards the oldest, to `first` behind it."""
         assert self._rows is not None, "there is an entry"
         into, out = self._ring(first, count), self._ring(first + by, count)
-        for kept, rows in _pairs(self._rows, self.rows(out)):
-            kept[into] = rows
+        for column in self._rows.columns():
+            column[into] = column[out]
         if self._tree is not None:
             self._tree.set(into, self._tree.get(out))
 
@@ -153,13 +172,18 @@ class Replay:
             self._bytes -= entry.size
             self.size -= entry.rows
             self._clear(self._ring(self.size, entry.rows))
+            self._forget_frames(number)
 
-    def _append(self, entry: Entry, new: Transitions) -> Tensor:
+    def _append(self, entry: Entry, new: Steps) -> Tensor:
         """Write the rows behind the newest; returns their places in the ring."""
-        if self._rows is None:
+        if self._rows is None or self._frames is None:
             self._rows = _room(new, self.capacity, self._device)
+            self._frames = FrameRing(self.capacity, self._device)
+        start = self._frames.append(new.frames)
+        self._spans[entry.number] = (start, self._frames.end)
         index = self._ring(self.size, entry.rows)
-        for kept, rows in _pairs(self._rows, new):
+        written = _Rows(new.action, new.reward, new.discount, new.before + start, new.after + start)
+        for kept, rows in zip(self._rows.columns(), written.columns(), strict=True):
             kept[index] = rows.to(self._device)
         self._entries.append(entry)
         self.size += entry.rows
@@ -172,6 +196,14 @@ class Replay:
         self._first = (self._first + entry.rows) % self.capacity
         self.size -= entry.rows
         self._bytes -= entry.size
+        self._forget_frames(entry.number)
+
+    def _forget_frames(self, number: int) -> None:
+        """Forget those of an entry; of one in the middle they stay until the entries before it are gone."""
+        assert self._frames is not None, "there is an entry"
+        del self._spans[number]
+        held = list(self._spans.values())
+        self._frames.keep(held[0][0], held[-1][1]) if held else self._frames.keep(0, 0)
 
     def _clear(self, index: Tensor) -> None:
         if self._tree is not None:
@@ -209,12 +241,17 @@ class Replay:
         assert self._rows is not None, "nothing was inserted"
         kept = self._rows
         return Transitions(
-            observation={path: rows[index] for path, rows in kept.observation.items()},
+            observation=self._observed(kept.before[index]),
             action={path: rows[index] for path, rows in kept.action.items()},
             reward=kept.reward[index],
             discount=kept.discount[index],
-            following={path: rows[index] for path, rows in kept.following.items()},
+            following=self._observed(kept.after[index]),
         )
+
+    def _observed(self, numbers: Tensor) -> dict[str, Tensor]:
+        """Return what a policy reads of stacks of frames. numbers: int64 [n, k]."""
+        assert self._frames is not None, "nothing was inserted"
+        return self._stack.row({path: self._frames.at(path, numbers) for path in self._frames.paths})
 
     def entries_of(self, index: Tensor) -> Tensor:
         """Return the number of the log entry of each place int64 [n] of the ring, int64 [n] on the CPU."""
@@ -300,7 +337,7 @@ class Replay:
             self._lost += 1
         return bool(self._awaited) and self._awaited[0][0].number == number
 
-    def reload(self, number: int, new: Transitions) -> None:
+    def reload(self, number: int, new: Steps) -> None:
         """Put the entry back that is awaited next; raises ValueError when it is not what it was."""
         if not self.awaits(number):
             raise ValueError(f"log entry {number}: not awaited by replay")
@@ -320,27 +357,30 @@ class Replay:
         return lost
 
 
-def _pairs(kept: Transitions, new: Transitions) -> list[tuple[Tensor, Tensor]]:
-    pairs = [(kept.reward, new.reward), (kept.discount, new.discount)]
-    for into, out in (
-        (kept.observation, new.observation),
-        (kept.action, new.action),
-        (kept.following, new.following),
-    ):
-        pairs += [(rows, out[path]) for path, rows in into.items()]
-    return pairs
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Columns of the ring. before, after: int64 [n, k], numbers of frames."""
+
+    action: dict[str, Tensor]
+    reward: Tensor
+    discount: Tensor
+    before: Tensor
+    after: Tensor
+
+    def columns(self) -> list[Tensor]:
+        return [self.reward, self.discount, self.before, self.after, *self.action.values()]
 
 
-def _room(like: Transitions, capacity: int, device: torch.device) -> Transitions:
+def _room(like: Steps, capacity: int, device: torch.device) -> _Rows:
     """Return uninitialised rows for `capacity` transitions; the system provides pages as they are written."""
 
     def empty(rows: Tensor) -> Tensor:
         return torch.empty((capacity, *rows.shape[1:]), dtype=rows.dtype, device=device)
 
-    return Transitions(
-        observation={path: empty(rows) for path, rows in like.observation.items()},
+    return _Rows(
         action={path: empty(rows) for path, rows in like.action.items()},
         reward=empty(like.reward),
         discount=empty(like.discount),
-        following={path: empty(rows) for path, rows in like.following.items()},
+        before=empty(like.before),
+        after=empty(like.after),
     )

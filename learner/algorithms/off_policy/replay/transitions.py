@@ -21,13 +21,16 @@ import torch
 from torch import Tensor
 
 from learner.batch import Batch, Source
+from penstock.policy.frames import FrameStack
 
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """M transitions, by time and then by column.
+    """M transitions, as a policy reads them.
 
-    observation, action, following: by path, [M, *shape], raw, with action masks.
+    observation, following: by path, [M, *shape], raw, with action masks, and with the state before them where
+        the policy stacks frames.
+    action: by path, [M, *shape].
     reward: float32 [M], discounted sum over the steps looked ahead.
     discount: float32 [M], the factor of the value of `following`.
     """
@@ -41,6 +44,34 @@ class Transitions:
     def __len__(self) -> int:
         """Return the number of transitions, M."""
         return len(self.reward)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """M transitions of one fragment, by time and then by column, over its F frames.
+
+    frames: observations and action masks by path, raw, [F, *shape], each once.
+    before, after: int64 [M, k], the frames of the stack of `observation` and of `following`, oldest first.
+    action, reward, discount: see `Transitions`.
+    """
+
+    frames: dict[str, Tensor]
+    before: Tensor
+    after: Tensor
+    action: dict[str, Tensor]
+    reward: Tensor
+    discount: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of transitions, M."""
+        return len(self.reward)
+
+    def read(self, stack: FrameStack) -> Transitions:
+        """Return the transitions as a policy with this stack reads them."""
+        before, after = (
+            {path: frames[rows] for path, frames in self.frames.items()} for rows in (self.before, self.after)
+        )
+        return Transitions(stack.row(before), self.action, self.reward, self.discount, stack.row(after))
 
 
 def fragments(batch: Batch) -> Iterator[tuple[Source, Batch]]:
@@ -63,38 +94,76 @@ def _cut(batch: Batch, columns: slice, steps: int) -> Batch:
         valid=batch.valid[:steps, columns],
         log_prob=batch.log_prob[:steps, columns],
         final_observation={path: rows[mine] for path, rows in batch.final_observation.items()},
+        final_mask={path: rows[mine] for path, rows in batch.final_mask.items()},
         final_slot=batch.final_slot[mine] - columns.start,
         final_step=batch.final_step[mine],
         update=batch.update[columns],
         slots=batch.slots[columns],
+        state={path: rows[columns] for path, rows in batch.state.items()},
+        begins=None if batch.begins is None else batch.begins[: steps + 1, columns],
     )
 
 
-def transitions(fragment: Batch, *, discount: float, steps: int) -> Transitions:
-    """Return the n-step transitions of one fragment, n = `steps`."""
+def transitions(fragment: Batch, stack: FrameStack, *, discount: float, steps: int) -> Steps:
+    """Return the n-step transitions of one fragment, n = `steps`, of a policy that stacks frames so."""
     ahead = look_ahead(fragment, discount=discount, steps=steps)
     rows = fragment.valid.flatten().nonzero().squeeze(1)
-    following = ahead.following.flatten()[rows]
-    return Transitions(
-        observation={path: part.flatten(0, 1)[rows] for path, part in fragment.observation.items()},
+    stacks = _stacks(fragment, stack)
+    past = stack.past(fragment.state) if stack.depth > 1 else {}
+    return Steps(
+        frames={
+            path: torch.cat([part.flatten(0, 1), _finals(fragment, path), *_before(path, part, past, stack)])
+            for path, part in fragment.observation.items()
+        },
+        before=stacks[rows],
+        after=stacks[ahead.following.flatten()[rows]],
         action={path: part.flatten(0, 1)[rows] for path, part in fragment.action.items()},
         reward=ahead.reward.flatten()[rows],
         discount=ahead.discount.flatten()[rows],
-        following={
-            path: torch.cat([part.flatten(0, 1), _finals(fragment, path)])[following]
-            for path, part in fragment.observation.items()
-        },
     )
+
+
+def _stacks(fragment: Batch, stack: FrameStack) -> Tensor:
+    """Return the frames of the stack of each observation, int64 [(T+1)·N + K, k], the final ones behind.
+
+    Frames are numbered as in `Steps`: observations, final observations, then those of the state before row 0.
+    """
+    length, columns = fragment.valid.shape
+    finals, observed = len(fragment.final_slot), (length + 1) * columns
+    device = fragment.valid.device
+    if stack.depth == 1:
+        return torch.arange(observed + finals, device=device)[:, None]
+    assert fragment.begins is not None, "fragments of a policy with state say where episodes begin"
+    rows, lasts = stack.sources(fragment.begins, fragment.final_step, fragment.final_slot)
+    own = torch.arange(columns, device=device)[:, None]
+    known = torch.cat(
+        [
+            torch.arange((stack.depth - 1) * columns, device=device) + observed + finals,
+            torch.arange(observed, device=device),
+        ]
+    ).view(-1, columns)
+    newest = torch.arange(observed, observed + finals, device=device)[:, None]
+    ended = torch.cat([known[lasts, fragment.final_slot[:, None]], newest], 1)
+    return torch.cat([known[rows, own].flatten(0, 1), ended])
+
+
+def _before(path: str, part: Tensor, past: dict[str, Tensor], stack: FrameStack) -> list[Tensor]:
+    """Return the frames of the state, [(k − 1)·N, *shape]; of a mask, which has none, as many zeros."""
+    if stack.depth == 1:
+        return []
+    none = part.new_zeros((stack.depth - 1, *part.shape[1:]))
+    return [past.get(path, none).to(part.dtype).flatten(0, 1)]
 
 
 def _finals(fragment: Batch, path: str) -> Tensor:
     """Return the final observations of a path, [K, *shape].
 
-    No mask is sent with them. What was allowed before the last step stands in for what is allowed after it:
-    the value of a truncated step must not be that of an action that is never allowed.
+    Where no mask is known, what was allowed before the last step stands in for what is allowed after it: the
+    value of a truncated step must not be that of an action that is never allowed.
     """
-    if path in fragment.final_observation:
-        return fragment.final_observation[path]
+    for found in (fragment.final_observation, fragment.final_mask):
+        if path in found:
+            return found[path]
     return fragment.observation[path][fragment.final_step, fragment.final_slot]
 
 

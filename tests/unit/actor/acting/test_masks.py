@@ -25,17 +25,17 @@ class Counted(gymnasium.Env[Any, Any]):
     """Observes its step; step k allows action k % 3 alone; nothing is allowed when an episode is over.
 
     Ends after `length` steps. inside: the mask is part of the observation. broken: a step that allows
-    nothing.
+    nothing. cut: it is cut off there, and something is allowed.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
     action_space = spaces.Discrete(3)
 
-    def __init__(self, length: int, *, inside: bool = False, broken: int = -1) -> None:
+    def __init__(self, length: int, *, inside: bool = False, broken: int = -1, cut: bool = False) -> None:
         count = spaces.Box(0, 1e6, (1,), np.float32)
         whole = spaces.Dict(count=count, mask=spaces.MultiBinary(3))
         self.observation_space: Any = whole if inside else count
-        self._length, self._inside, self._broken = length, inside, broken
+        self._length, self._inside, self._broken, self._cut = length, inside, broken, cut
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -48,8 +48,8 @@ class Counted(gymnasium.Env[Any, Any]):
         """One on."""
         self._step += 1
         over = self._step == self._length
-        observation, info = self._look(over=over)
-        return observation, 0.0, over, False, info
+        observation, info = self._look(over=over and not self._cut)
+        return observation, 0.0, over and not self._cut, over and self._cut, info
 
     def _look(self, *, over: bool) -> tuple[Any, dict[str, Any]]:
         mask = np.zeros(3, np.int8)
@@ -58,9 +58,11 @@ class Counted(gymnasium.Env[Any, Any]):
         return ({"count": count, "mask": mask}, {}) if self._inside else (count, {"mask": mask})
 
 
-def stepper(mode: AutoresetMode, *, inside: bool = False, broken: int = -1) -> Stepper:
+def stepper(mode: AutoresetMode, *, inside: bool = False, broken: int = -1, cut: bool = False) -> Stepper:
     """Slots whose episodes have 2 and 4 steps."""
-    factories = [lambda length=length: Counted(length, inside=inside, broken=broken) for length in (2, 4)]
+    factories = [
+        lambda length=length: Counted(length, inside=inside, broken=broken, cut=cut) for length in (2, 4)
+    ]
     space: Space = Dict((("count", COUNT),)) if inside else COUNT
     return Stepper(SyncVectorEnv(factories, autoreset_mode=mode), space, Masks("mask", Discrete(3), SLOTS))
 
@@ -81,6 +83,24 @@ def test_the_mask_belongs_to_the_observation_beside_it(mode: AutoresetMode, *, i
         row = stepped.observation
         ignored = stepped.terminated if mode is AutoresetMode.NEXT_STEP else ignored
         assert "mask" not in row
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["info", "observation"])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_what_a_last_observation_allows_comes_with_it(mode: AutoresetMode, *, inside: bool) -> None:
+    """Episodes that are cut off after two and four steps, whichever way they are reset."""
+    made = stepper(mode, inside=inside, cut=True)
+    path = "observation/count" if inside else "observation"
+    made.reset([0, 0])
+    seen = 0
+    for _ in range(12):
+        ended = made.step(np.zeros(SLOTS, np.int64)).ended
+        for row in range(0 if ended is None else len(ended.slots)):
+            assert ended is not None
+            count = ended.observation[path][row, 0]
+            assert ended.observation["mask/action"][row].tolist() == [k == count % 3 for k in range(3)]
+            seen += 1
+    assert seen >= 4
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)

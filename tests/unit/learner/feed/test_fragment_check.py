@@ -229,3 +229,21 @@ def test_what_a_policy_that_remembers_sends_passes(section: dict[str, Any]) -> N
     arrays[name].flat[0] = 1e12
     with pytest.raises(ValueError, match=f"{name}: holds 1e"):
         check_meaning(fragment.header, arrays, of(policy))
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["of an older actor", "told"])
+def test_what_a_last_observation_allows_is_told_or_what_was_allowed_before_stands_in(*, told: bool) -> None:
+    """A row that allows nothing says that it is not known."""
+    made = Actor(remembering(recurrent="lstm"), masked=True, final_masks=told).fragment(8)
+    arrays = {name: array.copy() for name, array in made.arrays().items()}
+    before = arrays["mask/action"][arrays["final/step"], arrays["final/slot"]]
+    assert len(before) > 1
+    assert ("final/mask/action" in arrays) == told
+    expected = before
+    if told:
+        arrays["final/mask/action"][0] = False
+        expected = arrays["final/mask/action"].copy()
+        expected[0] = before[0]
+        assert not np.array_equal(expected, before)
+    checked = check_meaning(made.header, arrays)
+    assert np.array_equal(checked["final/mask/action"], expected)

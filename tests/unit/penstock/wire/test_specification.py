@@ -27,6 +27,7 @@ SPECIFICATION = RunSpecification(
     update_steps=2048,
     max_reward=1e6,
     max_log_prob=1e4,
+    final_masks=True,
 )
 
 

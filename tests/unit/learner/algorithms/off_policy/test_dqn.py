@@ -10,11 +10,13 @@ import torch
 from learner.algorithms.algorithm import Algorithm, Settles
 from learner.algorithms.off_policy.dqn import DQN, epsilon, huber
 from learner.algorithms.off_policy.replay.transitions import fragments, transitions
+from learner.algorithms.shared.seen_batch import see
 from learner.batch import Batch
 from penstock.config.settings import ConfigurationError, DQNSection, PolicySection
 from penstock.policy.build import build
 from penstock.wire.spaces import MultiDiscrete
 from tests.support.experience.experience import box
+from tests.support.experience.remembering import ACTION, ACTIONS, OBSERVATION, Actor, entry_of
 from tests.support.experience.replay_worlds import STATES, corridor, corridor_values, q_policy
 
 DISCOUNT = 0.9
@@ -240,7 +242,8 @@ def test_what_a_mask_forbids_is_no_next_action() -> None:
     targets = []
     for given in (free, bound):
         ((_, fragment),) = fragments(given)
-        rows = transitions(fragment, discount=DISCOUNT, steps=1)
+        stack = algorithm.policy.memory.frames
+        rows = transitions(fragment, stack, discount=DISCOUNT, steps=1).read(stack)
         targets.append(algorithm._targets(rows) - rows.reward)
         values = algorithm.policy.outputs(
             algorithm.policy.read({"observation": rows.following["observation"]})
@@ -253,8 +256,7 @@ def test_what_a_mask_forbids_is_no_next_action() -> None:
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ({"recurrent": "gru"}, "policy.recurrent or policy.frame_stack"),
-        ({"frame_stack": 4}, "policy.recurrent or policy.frame_stack"),
+        ({"recurrent": "gru"}, "set policy.frame_stack instead"),
         ({"dropout": 0.1}, "policy.dropout"),
         ({"hidden_norm": "batch"}, "hidden_norm='layer'"),
     ],
@@ -263,6 +265,37 @@ def test_policies_that_single_steps_cannot_train_are_refused(policy: dict[str, A
     """With what to leave out."""
     with pytest.raises(ConfigurationError, match=message):
         make(policy=policy)
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_a_stack_of_frames_is_learned_from(*, normalise: bool) -> None:
+    """The reward is for the sign of the observation before, which the newest one does not show."""
+    section = DQNSection(
+        **(SMALL | {"replay_ratio": 1.0, "discount": 0.0, "error_steps": 512, "capacity": 2000})
+    )
+    given = PolicySection(frame_stack=2, hidden_sizes=(32,), normalise_observations=normalise)
+    policy = build(OBSERVATION, ACTION, section.policy_section(given), 0)
+    algorithm, actor = DQN(policy, section, seed=0), Actor(policy, slots=8, longest=40, unroll=32)
+    random = torch.Generator().manual_seed(0)
+    for number in range(1, 9):
+        batch = told_by_the_one_before(entry_of(actor.fragment(32), number), random)
+        assert algorithm.update(batch, progress=0.0).applied
+    batch = told_by_the_one_before(entry_of(actor.fragment(32), 9), random)
+    inputs = see(policy, batch).inputs
+    best = policy.outputs(inputs).parameters.argmax(1)[: batch.valid.numel()].view_as(batch.valid)
+    right = batch.reward.new_zeros(batch.valid.shape, dtype=torch.int64)
+    right[1:] = (batch.observation["observation"][:-2, :, 0] > 0).long()
+    assert (best == right)[batch.valid].float().mean() > 0.9
+
+
+def told_by_the_one_before(batch: Batch, random: torch.Generator) -> Batch:
+    """Random actions, rewarded 1 for the sign of the observation before; valid where there is one."""
+    assert batch.begins is not None
+    action = torch.randint(ACTIONS, batch.valid.shape, generator=random)
+    reward, known = torch.zeros_like(batch.reward), ~batch.begins[:-1]
+    known[0] = False
+    reward[1:] = (action[1:] == (batch.observation["observation"][:-2, :, 0] > 0).long()).float()
+    return replace(batch, action={"action": action}, reward=reward, valid=batch.valid & known)
 
 
 def test_layer_normalisation_is_learned() -> None:

@@ -10,24 +10,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.algorithms.off_policy.replay.memory import Prioritisation, Replay, Sample
-from learner.algorithms.off_policy.replay.transitions import Transitions, fragments, transitions
+from learner.algorithms.off_policy.replay.transitions import Steps, fragments, transitions
+from penstock.policy.frames import FrameStack
+from tests.support.experience.experience import box
+from tests.support.experience.remembering import Actor, entry_of, remembering
 from tests.support.experience.replay_fragments import batch, fragment
 
 CPU = torch.device("cpu")
 PRIORITISED = Prioritisation(exponent=0.6)
 
 
+STACK = FrameStack(box(1), 1)
+
+
 def replay(capacity: int = 20, how: Prioritisation | None = None, **changed: Any) -> Replay:
     """A small one."""
     return Replay(
-        capacity, changed.pop("capacity_bytes", 10**6), seed=3, device=CPU, prioritisation=how, **changed
+        capacity,
+        changed.pop("capacity_bytes", 10**6),
+        seed=3,
+        device=CPU,
+        stack=STACK,
+        prioritisation=how,
+        **changed,
     )
 
 
-def rows(count: int, first: int) -> Transitions:
+def rows(count: int, first: int) -> Steps:
     """`count` transitions whose observations are first, first + 1, ..."""
     ((_, one),) = fragments(batch(fragment(count, 1, first=first)))
-    return transitions(one, discount=0.9, steps=1)
+    return transitions(one, STACK, discount=0.9, steps=1)
 
 
 def held(memory: Replay) -> list[float]:
@@ -59,7 +71,7 @@ def test_an_entry_without_experience_is_not_kept() -> None:
     """The log need not hold it."""
     ((_, one),) = fragments(batch(fragment(2, 1, invalid=((0, 0), (1, 0)))))
     memory = replay()
-    memory.insert(1, 100, transitions(one, discount=0.9, steps=1))
+    memory.insert(1, 100, transitions(one, STACK, discount=0.9, steps=1))
     assert (memory.size, memory.retain_from()) == (0, None)
 
 
@@ -200,7 +212,7 @@ def test_an_error_that_is_not_finite_does_not_stay() -> None:
 # ---------------------------------------------------------------- checkpoints
 
 
-def recalled(memory: Replay, parts: dict[int, Transitions]) -> int:
+def recalled(memory: Replay, parts: dict[int, Steps]) -> int:
     """Read all of `parts` again, in order."""
     for number, part in sorted(parts.items()):
         if memory.awaits(number):
@@ -291,3 +303,59 @@ def test_a_state_of_another_kind_of_replay_is_refused() -> None:
         replay(how=PRIORITISED).load(*first.state())
     with pytest.raises(ValueError, match=r"of 20 transitions, algorithm\.capacity=21"):
         replay(capacity=21).load(*first.state())
+
+
+# ---------------------------------------------------------------- frames
+
+
+def plain(memory: Replay) -> dict[str, list[float]]:
+    """All that it holds, oldest first."""
+    places = (torch.arange(memory.size) + memory.state()[1]["first"]) % memory.capacity
+    rows = memory.rows(places)
+    return {
+        f"{kind}/{path}": tensor.flatten().tolist()
+        for kind, part in (("before", rows.observation), ("after", rows.following))
+        for path, tensor in part.items()
+    }
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_stacks_stay_what_they_were_while_entries_come_and_go(data: st.DataObject) -> None:
+    """Evicted, withdrawn and removed from the middle, in a ring of frames that grows and begins again."""
+    policy = remembering(frame_stack=3)
+    stack, actor = policy.memory.frames, Actor(policy, slots=2, seed=data.draw(st.integers(0, 99)))
+    memory = Replay(40, 10**6, seed=0, device=CPU, stack=stack)
+    known: dict[int, Steps] = {}
+    for number in range(1, data.draw(st.integers(1, 12))):
+        ((_, one),) = fragments(entry_of(actor.fragment(data.draw(st.integers(1, 8)))))
+        known[number] = transitions(one, stack, discount=0.9, steps=2)
+        memory.insert(number, 10, known[number])
+        if memory.entries and data.draw(st.integers(0, 3)) == 0:
+            memory.withdraw(memory.entries[-1].number)
+        if memory.entries and data.draw(st.integers(0, 3)) == 0:
+            memory.remove(data.draw(st.sampled_from(memory.entries)).number)
+        if memory.size:
+            held = [known[entry.number].read(stack) for entry in memory.entries]
+            expected = {
+                f"{kind}/{path}": [
+                    number for row in held for number in getattr(row, field)[path].flatten().tolist()
+                ]
+                for kind, field in (("before", "observation"), ("after", "following"))
+                for path in getattr(held[0], field)
+            }
+            assert plain(memory) == expected
+
+
+def test_frames_are_held_once() -> None:
+    """A stack of four takes no more than a frame a step, and those at the edges of a fragment."""
+    policy = remembering(frame_stack=4)
+    stack, actor = policy.memory.frames, Actor(policy, slots=2)
+    memory = Replay(64, 10**6, seed=0, device=CPU, stack=stack)
+    for number in range(1, 40):
+        ((_, one),) = fragments(entry_of(actor.fragment(8)))
+        memory.insert(number, 10, transitions(one, stack, discount=0.9, steps=1))
+    frame_bytes = 3 * 4
+    fragment_frames = 2 * (8 + 1) + 2 * 3
+    at_most = 64 // 16 * (fragment_frames + 16) * 1.25
+    assert memory.frame_bytes <= at_most * frame_bytes

@@ -8,9 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.algorithms.off_policy.replay.transitions import fragments, transitions
+from learner.algorithms.shared.seen_batch import see
+from penstock.policy.frames import FrameStack
+from tests.support.experience.experience import box
+from tests.support.experience.remembering import Actor, entry_of, remembering
 from tests.support.experience.replay_fragments import Ends, batch, fragment
 
 DISCOUNT = 0.5
+STACK = FrameStack(box(1), 1)
 
 
 @dataclass
@@ -50,7 +55,7 @@ def walked(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], .
 def built(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], ...], n: int) -> list[Row]:
     """By the code under test."""
     (one,) = fragments(batch(fragment(steps, slots, ends=ends, invalid=invalid)))
-    made = transitions(one[1], discount=DISCOUNT, steps=n)
+    made = transitions(one[1], STACK, discount=DISCOUNT, steps=n).read(STACK)
     columns = (made.observation["observation"], made.reward, made.discount, made.following["observation"])
     return [Row(*values) for values in zip(*(column.flatten().tolist() for column in columns), strict=True)]
 
@@ -101,7 +106,9 @@ def test_ragged_fragments_are_taken_apart_without_their_padding() -> None:
     assert [(source.number, source.steps, source.columns) for source, _ in together] == [(1, 2, 2), (2, 5, 1)]
     for part, (_, one) in zip(parts, together, strict=True):
         (alone,) = fragments(batch(part))
-        first, second = (transitions(of, discount=DISCOUNT, steps=3) for of in (one, alone[1]))
+        first, second = (
+            transitions(of, STACK, discount=DISCOUNT, steps=3).read(STACK) for of in (one, alone[1])
+        )
         torch.testing.assert_close(asdict(first), asdict(second), rtol=0, atol=0)
         assert first.observation["observation"].shape == (part[0].charge, 1)
 
@@ -115,9 +122,40 @@ def test_the_last_steps_of_a_fragment_look_as_far_as_it_goes(n: int) -> None:
 
 
 def test_a_truncated_step_is_followed_by_what_was_allowed_before_it() -> None:
-    """No mask comes with a last observation; to allow everything would value what is never allowed."""
+    """Where no mask comes with it; to allow everything would value what is never allowed."""
     one = batch(fragment(3, 1, ends={(1, 0): "truncated"}))
     mask = torch.tensor([[True, False], [False, True], [True, True], [True, False]]).unsqueeze(1)
     ((_, part),) = fragments(replace(one, observation=one.observation | {"mask/action": mask}))
-    following = transitions(part, discount=0.9, steps=1).following["mask/action"]
+    following = transitions(part, STACK, discount=0.9, steps=1).read(STACK).following["mask/action"]
     assert following.tolist() == [[False, True], [False, True], [True, False]]
+
+
+def test_a_truncated_step_is_followed_by_what_its_last_observation_allows() -> None:
+    """Where that is known, it alone counts."""
+    one = batch(fragment(3, 1, ends={(1, 0): "truncated"}))
+    mask = torch.tensor([[True, False], [False, True], [True, True], [True, False]]).unsqueeze(1)
+    final = {"mask/action": torch.tensor([[True, False]])}
+    known = replace(one, observation=one.observation | {"mask/action": mask}, final_mask=final)
+    ((_, part),) = fragments(known)
+    following = transitions(part, STACK, discount=0.9, steps=1).read(STACK).following["mask/action"]
+    assert following.tolist() == [[False, True], [True, False], [True, False]]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_stacks_are_those_that_the_policy_acts_on(*, masked: bool) -> None:
+    """Before and after each step, over the ends of episodes and of fragments; each frame is there once."""
+    policy = remembering(frame_stack=3, activation="tanh")
+    stack, actor = policy.memory.frames, Actor(policy, slots=2, seed=5, masked=masked, final_masks=masked)
+    for steps in (8, 1, 3, 8):
+        made = entry_of(actor.fragment(steps))
+        look, valid = see(policy, made), made.valid.flatten()
+        ((_, one),) = fragments(made)
+        found = transitions(one, stack, discount=0.9, steps=1)
+        assert len(found.frames["observation"]) == 2 * (steps + 1) + len(made.final_slot) + 2 * 2
+        rows = found.read(stack)
+        seen = policy.read(rows.observation)
+        torch.testing.assert_close(seen.vector, look.inputs.vector[: valid.numel()][valid])
+        after = look.inputs.vector.reshape(steps + 1, 2, -1)[1:].clone()
+        if look.lasts is not None:
+            after[made.final_step, made.final_slot] = look.lasts.vector
+        torch.testing.assert_close(policy.read(rows.following).vector, after.flatten(0, 1)[valid])
