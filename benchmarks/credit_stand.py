@@ -21,6 +21,7 @@ from broker.log.learner_log import LearnerLog
 from broker.log.learner_records import Pacing
 from broker.log.script import load
 from broker.log.store_records import Scope
+from penstock.wire.limits import STAGING_EXPIRY_S
 
 CHARGE: Final = 10
 """Steps of a fragment."""
@@ -145,7 +146,7 @@ class Stand:
 
     def _append(self, actor: Actor) -> None:
         key = f"{keys.STAGING}{actor.session}"
-        self._redis.set(key, b"payload")
+        self._redis.set(key, b"payload", ex=STAGING_EXPIRY_S)
         fragment = (actor.begun, CHARGE, 1, 7, b"header", 1)
         reply = self._script("append", actor.session, actor.acked, *fragment, staged=(key,))
         actor.through, actor.waits = int(reply[4]), bool(reply[11])

@@ -19,6 +19,7 @@ from broker.log.envelope import unpack
 from broker.log.learner_log import LearnerLog
 from broker.log.learner_records import Pacing
 from broker.log.script import load
+from penstock.wire.limits import STAGING_EXPIRY_S
 
 CALLS: Final = 200
 PAYLOAD: Final = bytes(1024)
@@ -65,7 +66,7 @@ class Sessions:
     def append(self, session: int) -> None:
         """One fragment, and the learner settles behind it."""
         key = f"{keys.STAGING}{session}"
-        self._redis.set(key, PAYLOAD)
+        self._redis.set(key, PAYLOAD, ex=STAGING_EXPIRY_S)
         fragment = (self.acked[session] + 1, CHARGE, 1, len(PAYLOAD), HEADER, 1)
         reply = self.run("append", session, self.acked[session], *fragment, staged=(key,))
         self.acked[session] = int(reply[2])

@@ -1,6 +1,7 @@
 """Every script's replies and effects, on each Redis server found."""
 
 import asyncio
+import re
 import time
 from dataclasses import replace
 
@@ -27,6 +28,19 @@ def test_every_script_compiles(redis_url: str, name: str) -> None:
     """Redis accepts the source and knows it by the hash that we compute."""
     script = scripts.load(name)
     assert script.sha1 == redis.Redis.from_url(redis_url).script_load(script.source)
+
+
+def test_a_script_has_the_functions_that_it_calls_and_no_names_of_constants() -> None:
+    """Redis makes each function anew for every call."""
+    source = scripts.load("confirm").source
+    assert source.count("local function") == 3, "reading the start, the envelope, the script itself"
+    assert "penstock:state" in source
+    assert not re.search(r"\b(STATE|LAYOUT|READS_EARLIER)\b|--", source)
+
+
+def test_the_state_is_a_table(log: LearnerLog, raw: "redis.Redis") -> None:
+    """Its fields are found without walking over all others."""
+    assert raw.object("encoding", keys.STATE) == b"hashtable"
 
 
 # ---------------------------------------------------------------- sessions

@@ -4,30 +4,36 @@
 -- Needs: run, fetches.
 
 -- What pacing knows of the run. `steps`: outstanding now, which is the steps in the log behind the settled
--- position, and a full fragment for each sequence with credit.
-local function pacing()
-  local p = {woken = {}}
-  p.total, p.settled, p.charge, p.held, p.budget, p.version, p.lock_step, p.tag, p.pace, p.desired, p.timeout,
-    p.calm = numbers(STATE, 'steps_total', 'settled_steps', 'fragment_charge', 'held', 'budget', 'version',
-      'lock_step', 'tag', 'pace', 'desired', 'session_timeout_ms', 'calm_ms')
-  p.steps = p.total - p.settled + p.charge * p.held
-  return p
+-- position, and a full fragment for each sequence with credit. Behind it come the numbers of other fields.
+local function pacing(...)
+  local v = read_numbers(STATE, 'steps_total', 'settled_steps', 'fragment_charge', 'held', 'budget', 'version',
+    'lock_step', 'tag', 'pace', 'desired', 'session_timeout_ms', 'calm_ms', ...)
+  return {
+    total = v[1], settled = v[2], charge = v[3], held = v[4], budget = v[5], version = v[6], lock_step = v[7],
+    tag = v[8], pace = v[9], desired = v[10], timeout = v[11], calm = v[12], steps = v[1] - v[2] + v[3] * v[4],
+    woken = {},
+  }, unpack(v, 13)
 end
 
-local function keep_pacing(p)
-  redis.call('HSET', STATE, 'held', p.held, 'tag', p.tag, 'pace', p.pace)
+-- Writes what became of it, with other fields of the state and their values.
+local function keep_pacing(p, ...)
+  redis.call('HSET', STATE, 'held', p.held, 'tag', p.tag, 'pace', p.pace, ...)
 end
 
 -- A session as pacing sees it. `held`: sequences that it has credit for and has not appended. `taken`: those
 -- behind them whose credit went back. `since`: when it got credit or appended last. `pace`: its median
--- milliseconds to a fragment, 0 before the first. `tag`: its place among those that wait.
+-- milliseconds to a fragment, 0 before the first. `tag`: its place among those that wait. `noted`: what `CREDIT`
+-- has of it.
 local function credit_row(session)
-  local r = {key = SESSION .. session, session = session}
-  r.role, r.sequence, r.through, r.version, r.round, r.taken, r.since, r.pace, r.tag, r.returned, r.rewound,
-    r.lenient = numbers(r.key, 'role', 'sequence', 'begin_through', 'min_version', 'round', 'taken', 'since',
-      'pace', 'tag', 'returned', 'rewound', 'lenient_through')
-  r.held = r.through - r.sequence - r.taken
-  return r
+  local key = SESSION .. session
+  local v = read_numbers(key, 'role', 'sequence', 'begin_through', 'taken', 'min_version', 'round', 'since', 'pace',
+    'tag', 'returned', 'rewound', 'lenient_through')
+  local held = v[3] - v[2] - v[4]
+  return {
+    key = key, session = session, role = v[1], sequence = v[2], through = v[3], taken = v[4], version = v[5],
+    round = v[6], since = v[7], pace = v[8], tag = v[9], returned = v[10], rewound = v[11], lenient = v[12],
+    held = held, noted = held,
+  }
 end
 
 -- How long a session may append nothing, in milliseconds: several times its median fragment time. Its first
@@ -44,12 +50,13 @@ local function keep_row(p, r)
   redis.call('HSET', r.key, 'sequence', r.sequence, 'begin_through', r.through, 'min_version', r.version,
     'round', r.round, 'taken', r.taken, 'since', r.since, 'pace', r.pace, 'tag', r.tag)
   if r.held > 0 then
-    redis.call('HSET', CREDIT, r.session, r.held)
     redis.call('ZADD', DUE, r.since + patience(p, r), r.session)
-  else
-    redis.call('HDEL', CREDIT, r.session)
+  elseif r.noted ~= 0 then
     redis.call('ZREM', DUE, r.session)
   end
+  if r.held == r.noted then return end
+  if r.held > 0 then redis.call('HSET', CREDIT, r.session, r.held) else redis.call('HDEL', CREDIT, r.session) end
+  r.noted = r.held
 end
 
 -- Sets how many sequences a session has credit for.

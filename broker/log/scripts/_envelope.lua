@@ -4,8 +4,9 @@
 
 local function answer_in_envelope(script)
   local known = table.remove(ARGV)
-  local run, stored, incarnation = unpack(redis.call('HMGET', STATE, 'run', 'layout', 'incarnation'))
-  local layout = tonumber(stored or run and FIRST_LAYOUT or LAYOUT)
+  read_start()
+  local incarnation = at_start.incarnation
+  local layout = tonumber(at_start.layout or at_start.run and FIRST_LAYOUT or LAYOUT)
   local is_readable = layout == LAYOUT or layout < LAYOUT and READS_EARLIER == 1
   if not is_readable or known ~= '' and known ~= (incarnation or '') then
     return {layout, incarnation or ''}

@@ -1,5 +1,14 @@
 -- Numbers, time and state of the run. Integers stay below 2^53, where Lua's doubles are exact.
 
+-- The fields of the state that nearly every script needs, as they are when it begins; the clock as it is noted.
+local at_start
+local function read_start()
+  local v = redis.call('HMGET', STATE, 'run', 'layout', 'incarnation', 'redis_run_id', 'closed', 'clock_ms',
+    'wall_ms')
+  at_start = {run = v[1], layout = v[2], incarnation = v[3], redis_run_id = v[4], closed = v[5],
+    clock_ms = v[6], wall_ms = v[7]}
+end
+
 -- Decimal text of an integer: `..` alone would write 1e+15.
 local function int(n)
   return string.format('%.0f', n)
@@ -15,8 +24,7 @@ end
 -- goes on as the host's clock does, but from one script to the next by MOST_STEP_MS at most and never back. A
 -- learner renews its lease more often than that.
 local function run_ms()
-  local known, then_ms = unpack(redis.call('HMGET', STATE, 'clock_ms', 'wall_ms'))
-  local wall = wall_ms()
+  local known, then_ms, wall = at_start.clock_ms, at_start.wall_ms, wall_ms()
   if not known then return wall, wall, 0 end
   return known + math.max(0, math.min(wall - then_ms, MOST_STEP_MS)), wall, tonumber(then_ms)
 end
@@ -26,6 +34,7 @@ local function now_ms()
   local now, wall, then_ms = run_ms()
   if math.abs(wall - then_ms) >= CLOCK_NOTE_MS then
     redis.call('HSET', STATE, 'clock_ms', now, 'wall_ms', wall)
+    at_start.clock_ms, at_start.wall_ms = now, wall
   end
   return now
 end
@@ -37,13 +46,18 @@ local function leap()
   return JUMP + (wall_ms() % 2 ^ 20) * 64
 end
 
--- Numeric fields of a hash, 0 where absent.
-local function numbers(key, ...)
+-- Numeric fields of a hash in a list, 0 where absent.
+local function read_numbers(key, ...)
   local values = redis.call('HMGET', key, ...)
   for i = 1, #values do
     values[i] = tonumber(values[i] or 0)
   end
-  return unpack(values)
+  return values
+end
+
+-- The same, one by one.
+local function numbers(key, ...)
+  return unpack(read_numbers(key, ...))
 end
 
 -- The process of Redis that runs this. INFO is slow: only scripts that are rarely run ask.
@@ -54,8 +68,7 @@ end
 -- True until the lease holder opens the log, and again from a restart of Redis until it re-opens it. Every
 -- connection notes a restart before anything else (`greet`), and none survives one.
 local function is_closed()
-  local opened = redis.call('HMGET', STATE, 'redis_run_id', 'closed')
-  return not opened[1] or opened[2] == '1'
+  return not at_start.redis_run_id or at_start.closed == '1'
 end
 
 -- Returns why a learner with this epoch may not write; nil when it may. A Redis that went back in time holds

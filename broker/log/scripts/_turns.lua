@@ -69,12 +69,12 @@ local function ask(p, r, now, ahead)
   if r.held == 0 then queue_up(p, r) end
 end
 
--- Writes what became of a session, gives what is left to those that wait, and wakes them.
--- Returns the session as it is then.
-local function conclude(p, r, now)
+-- Writes what became of a session, gives what is left to those that wait, and wakes them. Further arguments: see
+-- `keep_pacing`. Returns the session as it is then.
+local function conclude(p, r, now, ...)
   keep_row(p, r)
   relieve(p, now)
-  keep_pacing(p)
+  keep_pacing(p, ...)
   if #p.woken == 0 then return r end
   redis.call('PUBLISH', CHANGED, table.concat(p.woken, ' '))
   return credit_row(r.session)

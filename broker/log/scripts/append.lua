@@ -9,11 +9,10 @@
 -- uses: run, sessions, credit, turns, rounds, memory
 redis.call('DEL', ABSENT)
 local session, actor_acked, now = ARGV[1], tonumber(ARGV[2]), now_ms()
-local r, p = credit_row(session), pacing()
-local number, total, bytes, acked, lost, max_bytes, max_entries, allocated =
-  numbers(STATE, 'number', 'steps_total', 'log_bytes', 'acked', 'log_lost', 'max_log_bytes',
-    'max_log_entries', 'version_counter')
-local entries, appended, rewound = redis.call('XLEN', LOG), 0, false
+local r = credit_row(session)
+local p, number, bytes, acked, lost, max_bytes, max_entries, allocated =
+  pacing('number', 'log_bytes', 'acked', 'log_lost', 'max_log_bytes', 'max_log_entries', 'version_counter')
+local total, entries, appended, rewound = p.total, redis.call('XLEN', LOG), 0, false
 local actor = redis.call('HGET', r.key, 'actor') or ''
 local is_late, held, stamp = r.held == 0 and r.taken > 0, r.held, r.round
 
@@ -78,7 +77,8 @@ local function refusal_of_fragment(i, given, kind, taken, version)
     if bytes + taken > max_bytes then return 'FULL', 'log_bytes' end
     if r.role == 2 and p.steps >= p.budget then return 'FULL', 'pacing' end
   end
-  if redis.call('EXISTS', KEYS[i]) == 0 then return 'FULL', 'staging' end
+  -- Staged payloads expire, those in the log do not; one that is not taken is dropped below.
+  if redis.call('PERSIST', KEYS[i]) == 0 then return 'FULL', 'staging' end
   if lacks_credit(given) then return 'FULL', 'pacing' end
 end
 
@@ -92,19 +92,18 @@ local function note_appended(given, charge)
   end
 end
 
--- RENAME first among the writes (a script does not roll back); it keeps the staging expiry: PERSIST.
+-- RENAME first among the writes: a script does not roll back.
 local function store(i, size, header, charge)
   number, bytes, entries, acked = number + 1, bytes + entry_bytes(size, #header), entries + 1, acked + 1
-  redis.call('RENAME', KEYS[i], PAYLOAD .. int(number))
-  redis.call('PERSIST', PAYLOAD .. int(number))
-  redis.call('XADD', LOG, int(number) .. '-0', 'h', header, 't', int(total + charge), 'z', size, 'r', stamp,
+  local name = int(number)
+  redis.call('RENAME', KEYS[i], PAYLOAD .. name)
+  redis.call('XADD', LOG, name .. '-0', 'h', header, 't', int(total + charge), 'z', size, 'r', stamp,
     'a', actor)
 end
 
 local function store_shadow(i, size, header)
   local shadow = int(redis.call('HINCRBY', STATE, 'shadow_number', 1))
   redis.call('RENAME', KEYS[i], SHADOW_PAYLOAD .. shadow)
-  redis.call('PERSIST', SHADOW_PAYLOAD .. shadow)
   redis.call('XADD', SHADOW, shadow .. '-0', 'h', header, 'z', size)
   local held = redis.call('HINCRBY', STATE, 'shadow_bytes', size)
   while held > MAX_SHADOW_BYTES or redis.call('XLEN', SHADOW) > MAX_SHADOW_ENTRIES do
@@ -147,17 +146,18 @@ local function note_time()
   r.since = now
 end
 
+local counters = {}
 if appended > 0 or rewound then
-  redis.call('HSET', STATE, 'number', number, 'steps_total', total, 'log_bytes', bytes, 'acked', acked,
-    'log_lost', lost)
+  counters = {'number', number, 'steps_total', total, 'log_bytes', bytes, 'acked', acked, 'log_lost', lost}
 end
 if detail ~= 'closed' and r.role > 0 then
   renew_session(session, now)
   if r.role == 1 then
     if appended > 0 then note_time() elseif status == 'FULL' and not is_late then r.since = now end
     ask(p, r, now, 2)
-    r = conclude(p, r, now)
-  elseif appended > 0 or rewound then
+    r = conclude(p, r, now, unpack(counters))
+  elseif #counters > 0 then
+    redis.call('HSET', STATE, unpack(counters))
     redis.call('HSET', r.key, 'sequence', r.sequence)
   end
   if p.lock_step == 1 and appended > 0 then

@@ -3,9 +3,10 @@
 -- restart before one of them has said so.
 -- Reply: 1 when the log is closed, else 0.
 -- uses: run
-local opened_by = redis.call('HGET', STATE, 'redis_run_id')
-if opened_by and opened_by ~= redis_run_id() and not is_closed() then
+local closed = is_closed()
+if not closed and at_start.redis_run_id ~= redis_run_id() then
   redis.call('DEL', ABSENT)
   redis.call('HSET', STATE, 'closed', 1)
+  closed = true
 end
-return is_closed() and 1 or 0
+return closed and 1 or 0

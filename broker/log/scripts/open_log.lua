@@ -127,7 +127,7 @@ if rewound then
   for _, session in ipairs(redis.call('SMEMBERS', ROLLOUTS)) do
     local r = credit_row(session)
     local credit = r.through - r.sequence
-    r.held = math.min(credit, most_credit(p))
+    r.held, r.noted = math.min(credit, most_credit(p)), 0
     r.taken, r.since = credit - r.held, now
     keep_row(p, r)
   end
@@ -141,6 +141,9 @@ if desired == 0 or (desired == 3 and position and stop_done == 1) then
 end
 if position then redis.call('HDEL', STATE, 'stop_done') end
 redis.call('HSETNX', STATE, 'round', 0)
+-- With a value as long as this Redis keeps the hash as a table. In a list, which it is otherwise, each field is
+-- sought from the first one on.
+redis.call('HSETNX', STATE, 'kept_as', 'a table, because this value is longer than those of a hash that is a list')
 if rewound then redis.call('HSET', STATE, 'incarnation', ARGV[2]) end
 redis.call('HSETNX', STATE, 'incarnation', ARGV[2])
 redis.call('HSET', STATE, 'layout', LAYOUT, 'run', ARGV[3], 'holder', ARGV[4], 'epoch', epoch,

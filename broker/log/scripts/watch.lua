@@ -54,10 +54,10 @@ if r.role == 1 then
   waiting = waits(p, r)
 end
 
-local desired, revision, traffic, evaluate =
-  numbers(STATE, 'desired', 'revision', 'traffic_revision', 'evaluate_version')
-local latest = redis.call('HMGET', STATE, 'version', 'update', 'sha256', 'size', 'scalars')
+local news = redis.call('HMGET', STATE, 'desired', 'revision', 'traffic_revision', 'evaluate_version', 'flush',
+  'version', 'update', 'size', 'sha256', 'scalars')
+for i = 1, 8 do news[i] = tonumber(news[i] or 0) end
+local desired, revision, traffic, evaluate, flush, version, update, size, sha256, scalars = unpack(news)
 return {'OK', r.through, r.version, math.max(0, r.round), desired, revision, traffic,
-  r.role == 3 and evaluate or 0, tonumber(latest[1] or 0), tonumber(latest[2] or 0), latest[3] or '',
-  tonumber(latest[4] or 0), latest[5] or '', waiting,
-  r.role == 2 and (numbers(STATE, 'flush')) or 0}
+  r.role == 3 and evaluate or 0, version, update, sha256 or '', size, scalars or '', waiting,
+  r.role == 2 and flush or 0}

@@ -4,7 +4,7 @@ import json
 
 from broker.log.learner_records import Commit, LogEntry, LogState, Totals
 from broker.log.log_memory import LogMemory, to_lua
-from broker.log.script import load, names
+from broker.log.script import names, read_source
 from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
 
 COMMIT = Commit(
@@ -89,7 +89,7 @@ def test_every_writing_script_begins_with_the_delete() -> None:
     for name in set(names()) - reading:
         code = [
             line
-            for line in load(name).source.splitlines()
+            for line in read_source(name).splitlines()
             if line and not line.startswith(("--", "local", " "))
         ]
         assert next(line for line in code if "redis.call" in line) == "redis.call('DEL', ABSENT)", name
@@ -98,5 +98,5 @@ def test_every_writing_script_begins_with_the_delete() -> None:
 def test_every_script_says_what_it_takes_and_gives() -> None:
     """KEYS or ARGV, and the reply, at its head."""
     for name in names():
-        source = load(name).source
+        source = read_source(name)
         assert "-- Reply:" in source or "Reply:" in source, name
