@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker.log import keys, learner_log
+from broker.log import keys, log_reader
 from broker.log import script as scripts
 from broker.log.learner_log import LearnerLog
 from broker.log.learner_records import Commit, Totals
@@ -581,7 +581,7 @@ async def test_large_payloads_are_read_a_few_at_a_time(
     await actor.open()
     await actor.append(4)
     size = raw.strlen(keys.payload(1))
-    monkeypatch.setattr(learner_log, "READ_BYTES", 2 * size + 1)
+    monkeypatch.setattr(log_reader, "READ_BYTES", 2 * size + 1)
     entries = log.read(0, 10, 0)
     before = (
         raw.info("commandstats")["cmdstat_mget"]["calls"] if "cmdstat_mget" in raw.info("commandstats") else 0
