@@ -43,7 +43,8 @@ def test_a_template_of_the_service_resolves_and_its_fragments_find_room(file: Pa
     assert fragment <= section.batch_steps
     assert settings.learner.total_updates == template.chosen({})["maxSteps"]
     longest = language(settings.environment).response_tokens * settings.environment.count
-    assert settings.learner.total_steps == settings.learner.total_updates * longest
+    assert settings.learner.total_steps == settings.learner.total_updates * section.batch_steps
+    assert section.batch_steps >= 2 * longest, "an update may hold two fragments: its steps would end the run"
 
 
 def test_the_memory_of_the_gpu_adds_up() -> None:

@@ -1,0 +1,97 @@
+"""The OpenAPI document of a gateway, held against what it answers: by generated calls, in chains of calls."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+pytest.importorskip("argon2", reason="the gateway needs its extra")
+pytest.importorskip("schemathesis", reason="what generates the calls")
+
+import httpx2
+
+from tests.processes.gateway.test_gateway_process import PASSWORD, operator, sign_in
+from tests.support.gateway.gateway_process import GatewayProcess
+from tests.support.gateway.job_templates import write_templates
+from tests.support.gateway.leftover_jobs import end_jobs
+
+SERVICE: Final = Path(__file__).parents[3] / "recipes" / "service" / "rlhf.toml"
+CHECKS: Final = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+)
+ENDS_THE_CALLER: Final = "/(sign-out|password|log)$"
+"""What ends the session that calls, or answers when a training has ended."""
+UNSENT: Final = "POST /api/projects/{project}/agents/{agent_id}/feedback"
+"""Its body is JSON lines, which schemathesis does not write."""
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(("examples", "least"), [(5, 300), pytest.param(200, 10_000, marks=pytest.mark.slow)])
+def test_generated_calls_are_answered_as_described(tmp_path: Path, examples: int, least: int) -> None:
+    """No status, no type and no shape of an answer that the document does not know; no defect."""
+    shutil.copy(SERVICE, write_templates(tmp_path / "templates"))
+    operator(tmp_path, "user", "add", "ada", "--project", "alpha", stdin=f"{PASSWORD}\n")
+    try:
+        with GatewayProcess(tmp_path, "--templates", "templates") as gateway:
+            token = sign_in(gateway)["access_token"]
+            give_feedback(gateway, token)
+            words = (
+                *("run", f"{gateway.url}/api/openapi.json", "--seed", "7", "--no-color"),
+                *("--header", f"Authorization: Bearer {token}", "--header", "Penstock-Project: alpha"),
+                *("--header", "Prefer: wait=0"),
+                *("--checks", ",".join(CHECKS), "--max-examples", str(examples)),
+                *("--exclude-path-regex", ENDS_THE_CALLER, "--exclude-name", UNSENT),
+                *("--rate-limit", "80/s", "--generation-database", "none"),
+            )
+            done = subprocess.run(
+                [str(Path(sys.executable).with_name("st")), *words],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            told = done.stdout[-8000:] + done.stderr[-2000:]
+            assert done.returncode == 0, told
+            counted = re.search(r"(\d+) generated", done.stdout)
+            assert counted is not None, told
+            assert int(counted[1]) >= least, told
+            assert httpx2.get(f"{gateway.url}/api/health", timeout=30).status_code == 200
+        assert "a request failed" not in gateway.log.read_text()
+    finally:
+        end_jobs(tmp_path)
+
+
+def give_feedback(gateway: GatewayProcess, token: str) -> None:
+    """Enough for a training, so that generated calls may ask for one."""
+    lines = "\n".join(
+        json.dumps({"prompt": f"question {number}", "response": "yes", "score": 0.5}) for number in range(12)
+    )
+    reply = httpx2.post(
+        f"{gateway.url}/api/projects/alpha/agents/0/feedback",
+        content=lines,
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=30,
+    )
+    assert reply.status_code == 201, reply.text
+
+
+def test_the_one_declared_500_is_of_a_training_that_failed(tmp_path: Path) -> None:
+    """No other call of the document may answer by 5xx but 503."""
+    write_templates(tmp_path / "templates")
+    with GatewayProcess(tmp_path, "--templates", "templates") as gateway:
+        document = httpx2.get(f"{gateway.url}/api/openapi.json", timeout=30).json()
+    declared = {
+        f"{method.upper()} {path}"
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        if {status for status in operation["responses"] if status.startswith("5")} - {"503"}
+    }
+    assert declared == {"POST /api/policies/train_policy/{agent_id}"}
