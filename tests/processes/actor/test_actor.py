@@ -28,15 +28,6 @@ Begin = Callable[..., Course]
 
 
 @pytest.fixture
-def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that is ready."""
-    process = launch(redis_url, tmp_path)
-    eventually(process.is_ready, "readiness of the broker")
-    yield process
-    process.end()
-
-
-@pytest.fixture
 def begin(redis_url: str) -> Iterator[Begin]:
     """Opens the run of a plan and publishes its first weights."""
     courses: list[Course] = []

@@ -1,7 +1,6 @@
 """A network of the user's in a real run: imported where it is allowed, published, applied and probed."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,18 +8,9 @@ import pytest
 
 from penstock.config.settings import ConfigurationError
 from tests.support.run.actor_run import ActorThread, Course, Plan, actors
-from tests.support.run.broker_process import BrokerProcess, eventually, launch
+from tests.support.run.broker_process import BrokerProcess, eventually
 
 MODULE = "tests.unit.penstock.policy.own_networks"
-
-
-@pytest.fixture
-def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that is ready."""
-    process = launch(redis_url, tmp_path)
-    eventually(process.is_ready, "readiness of the broker")
-    yield process
-    process.end()
 
 
 @pytest.fixture
