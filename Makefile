@@ -1,6 +1,9 @@
 # `make train` and `make test` work in a bare clone: they make .venv first, once.
 # ARGS is passed on: make train ARGS="--seed 3", make test ARGS="-k broker".
 
+# Without it every process that a test starts compiles the project's modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
@@ -13,11 +16,12 @@ train: .venv/installed
 
 # The first tier, with one end-to-end test of each promise. Processes wait most of the time: more workers than cores.
 test: .venv/installed-test
-	$(BIN)/pytest -q -m "not slow" -n 3 --dist worksteal \
+	$(BIN)/pytest -q -m "not slow and not postgresql" -n 3 --dist worksteal \
 		tests/unit tests/contract tests/property tests/abuse tests/mutations tests/spine $(ARGS)
 
-# All other tests that start processes: of services, networks, kills, abuse and what is deployed.
+# All other tests that start processes: of services, networks, kills, abuse, what is deployed, and PostgreSQL.
 test-processes: .venv/installed-test
+	$(BIN)/pytest -q -m "not slow and postgresql" -n 3 --dist worksteal tests/contract
 	$(BIN)/pytest -q -m "not slow" -n 3 --dist worksteal tests/processes tests/deploy tests/learning $(ARGS)
 
 test-slow: .venv/installed-test .venv/installed-learn

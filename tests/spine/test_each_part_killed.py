@@ -28,9 +28,9 @@ def test_a_run_goes_on_after_the_death_of_each_of_its_parts(start: Callable[...,
     """
     training = start("CartPole-v1", *LONG, *OFTEN)
     for name in PARTS:
-        training.until_steps(training.steps() + 3_000)
+        training.until_steps(training.steps() + 2_000)
         os.kill(training.pids()[name], signal.SIGKILL)
-    training.until_steps(training.steps() + 3_000)
+    training.until_steps(training.steps() + 2_000)
     training.process.send_signal(signal.SIGINT)
     code, out, err = training.end()
     assert code == 130, err

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ from typing import Any, Final
 from broker.log.learner_log import LearnerLog
 from broker.log.learner_records import Pacing
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
+from tests.support.run.forked_process import ForkedProcess
 from tests.support.run.small_run import CHARGE, RUN, STEPS, specification
 
 PROGRAM: Final = """
@@ -35,7 +35,7 @@ PATIENCE_S: Final = 20.0
 class BrokerProcess:
     """A broker that was started; `log` holds its stderr."""
 
-    process: "subprocess.Popen[bytes]"
+    process: "ForkedProcess | subprocess.Popen[bytes]"
     endpoint_file: Path
     log: Path
 
@@ -88,12 +88,15 @@ def launch(
     """Start a broker and return at once."""
     folder.mkdir(parents=True, exist_ok=True)
     endpoint_file, log = folder / "broker.json", folder / "broker.log"
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, redis_url, listen, json.dumps(settings or {})],
-            stderr=stderr,
-            env={**os.environ, ENDPOINT_VARIABLE: str(endpoint_file)},
-        )
+    log.unlink(missing_ok=True)
+    process = ForkedProcess(
+        PROGRAM,
+        redis_url,
+        listen,
+        json.dumps(settings or {}),
+        output=log,
+        environment={**os.environ, ENDPOINT_VARIABLE: str(endpoint_file)},
+    )
     return BrokerProcess(process=process, endpoint_file=endpoint_file, log=log)
 
 

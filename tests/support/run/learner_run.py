@@ -7,8 +7,6 @@ the newest published weights named in their headers. `LearnerThread` runs `learn
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -34,6 +32,7 @@ from penstock.wire.refusal import Refusal
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.tensor import Array
+from tests.support.run.forked_process import ForkedProcess
 
 T = TypeVar("T")
 
@@ -334,7 +333,7 @@ def account(run_dir: Path) -> dict[str, Any]:
     return dict(json.loads((run_dir / "learner.json").read_text()))
 
 
-def learner_process(url: str, run_dir: Path, given: Settings, *flags: str) -> "subprocess.Popen[bytes]":
+def learner_process(url: str, run_dir: Path, given: Settings, *flags: str) -> ForkedProcess:
     """The learner as a process of its own; its log is `learner.log` in the run's folder."""
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "settings.json").write_text(given.model_dump_json(exclude_none=True))
@@ -350,7 +349,4 @@ def learner_process(url: str, run_dir: Path, given: Settings, *flags: str) -> "s
         "resumption=ResumeOptions(resume='--resume' in flags, allow_loss='--allow-loss' in flags))\n"
         "sys.exit(run_service(body, 'learner'))\n"
     )
-    with (run_dir / "learner.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", program, url, str(run_dir), *flags], stdout=log, stderr=log
-        )
+    return ForkedProcess(program, url, str(run_dir), *flags, output=run_dir / "learner.log")

@@ -2,12 +2,13 @@
 
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, by its documentation
+
+from tests.support.run.forked_process import MODULE, ForkedProcess
 
 PATIENCE_S = 120.0
 
@@ -31,24 +32,26 @@ def meeting_place() -> Iterator[dict[str, str]]:
     del store
 
 
-def run(size: int, command: Sequence[str]) -> list[str]:
-    """What each rank of `python COMMAND…` printed; AssertionError with its words when one fails."""
+def run(size: int, folder: Path, module: str, *words: str) -> None:
+    """Run each rank of `python -m MODULE WORDS…`; AssertionError with what one said that fails.
+
+    folder: where each writes what it says.
+    """
+    logs = [folder / f"rank-{rank}.log" for rank in range(size)]
     with meeting_place() as place:
         started = [
-            subprocess.Popen(
-                [sys.executable, *command],
-                env={**os.environ, **place, "RANK": str(rank), "WORLD_SIZE": str(size)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+            ForkedProcess(
+                MODULE,
+                module,
+                *words,
+                output=log,
+                environment={**os.environ, **place, "RANK": str(rank), "WORLD_SIZE": str(size)},
             )
-            for rank in range(size)
+            for rank, log in enumerate(logs)
         ]
         try:
-            said = [process.communicate(timeout=PATIENCE_S) for process in started]
+            for process, log in zip(started, logs, strict=True):
+                assert process.wait(PATIENCE_S) == 0, log.read_text()
         finally:
             for process in started:
                 process.kill()
-    for process, (_, words) in zip(started, said, strict=True):
-        assert process.returncode == 0, words
-    return [out for out, _ in said]

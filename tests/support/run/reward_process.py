@@ -1,15 +1,13 @@
 """A real reward service as a process."""
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from launch.run.child_process import penstock
 from tests.support.run.broker_process import BrokerProcess, eventually
+from tests.support.run.forked_process import PENSTOCK, ForkedProcess
 
 PATIENCE_S: Final = 120.0
 
@@ -22,11 +20,8 @@ def serving(
     folder.mkdir()
     endpoints, log = folder / "reward.json", folder / "reward.log"
     more = [word for text in assignments for word in ("--set", text)]
-    command = penstock(
-        "reward", "serve", str(model), "--listen", listen, "--endpoints", str(endpoints), *more
-    )
-    with log.open("ab") as stderr:
-        process = subprocess.Popen(command, stderr=stderr, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    words = ("reward", "serve", str(model), "--listen", listen, "--endpoints", str(endpoints), *more)
+    process = ForkedProcess(PENSTOCK, *words, output=log)
     server = BrokerProcess(process=process, endpoint_file=endpoints, log=log)
     try:
         eventually(server.is_ready, "readiness of the reward service", within_s=PATIENCE_S)

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,12 +30,12 @@ from penstock.wire.spaces import Box, Discrete
 from penstock.wire.specification import Probe, RunSpecification
 from penstock.wire.tensor import Array
 from tests.support.run.broker_process import BrokerProcess, eventually
+from tests.support.run.forked_process import PENSTOCK, ForkedProcess
 
 RUN: Final = "served-run"
 POLICY: Final = "default"
 SERVICE: Final = "penstock.v1.PolicyService"
 REFRESH_S: Final = 0.05
-PENSTOCK: Final = str(Path(sys.executable).with_name("penstock"))
 OBSERVATION: Final = Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32))
 ACTION: Final = Discrete(3)
 _BY: Final = "test"
@@ -184,13 +182,10 @@ def _started(folder: Path, name: str, *words: str, **section: Any) -> Iterator[B
     given = {"registry.refresh_s": REFRESH_S, **named}
     settings = [f"--set={key}={json.dumps(value)}" for key, value in given.items()]
     environment = {**os.environ, ENDPOINT_VARIABLE: str(endpoint_file), "OMP_NUM_THREADS": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [PENSTOCK, "serve", "--listen=127.0.0.1:0", *settings, *words],
-            stdout=output,
-            stderr=output,
-            env=environment,
-        )
+    log.unlink(missing_ok=True)
+    process = ForkedProcess(
+        PENSTOCK, "serve", "--listen=127.0.0.1:0", *settings, *words, output=log, environment=environment
+    )
     server = BrokerProcess(process=process, endpoint_file=endpoint_file, log=log)
     try:
         eventually(server.is_ready, "readiness of the policy server", within_s=180)

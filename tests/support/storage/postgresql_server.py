@@ -105,7 +105,11 @@ class PostgresqlServer:
 DATABASES: Final = [
     "sqlite",
     pytest.param(
-        "postgresql", marks=pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
+        "postgresql",
+        marks=[
+            pytest.mark.postgresql,
+            pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found"),
+        ],
     ),
 ]
 """Kinds of database, as parameters of a fixture."""

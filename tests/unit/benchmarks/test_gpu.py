@@ -14,6 +14,7 @@ def options(device: str) -> Options:
     return Options(repeat=1, actors=1, rate=1.0, seconds=1.0, device=device)
 
 
+@pytest.mark.slow
 def test_the_small_form_fills_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each network in what it can, the convolutions on smaller images.
 

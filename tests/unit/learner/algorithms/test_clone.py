@@ -224,8 +224,8 @@ def test_dropout_thins_every_step_and_batch_normalisation_is_merged_after_each_p
     "section",
     [
         {"recurrent": "lstm"},
-        {"recurrent": "gru"},
-        {"recurrent": "lstm", "recurrent_size": 8},
+        pytest.param({"recurrent": "gru"}, marks=pytest.mark.slow),
+        pytest.param({"recurrent": "lstm", "recurrent_size": 8}, marks=pytest.mark.slow),
         {"frame_stack": 2},
     ],
     ids=["lstm", "gru", "lstm as wide as the body", "frames"],

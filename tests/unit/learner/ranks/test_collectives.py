@@ -17,7 +17,7 @@ RUNS = [
     *((3, name) for name in ("every-term", "batch-norm", "poisoned")),
 ]
 """Ranks, and what they learn."""
-UPDATES = {2: 20, 3: 5}
+UPDATES = {2: 8, 3: 5}
 """By ranks."""
 
 
@@ -27,7 +27,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     folders = {size: tmp_path_factory.mktemp(f"ranks-{size}") for size, _ in RUNS}
     for size, folder in folders.items():
         names = [name for ranks, name in RUNS if ranks == size]
-        run(size, ["-m", "tests.unit.learner.ranks.updates", str(folder), str(UPDATES[size]), *names])
+        run(size, folder, "tests.unit.learner.ranks.updates", str(folder), str(UPDATES[size]), *names)
     return folders
 
 

@@ -20,6 +20,11 @@ pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
 runtime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 
 
+FAST = ("normalised, continuous, squashed", "parts of every kind", "a vector and a choice")
+"""One of each kind; exporting takes seconds, so the others are slow."""
+NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+
+
 @functools.cache
 def exported(name: str) -> tuple[Policy, Any]:
     """A policy and a session of its model, made once: exporting takes seconds."""
@@ -29,7 +34,7 @@ def exported(name: str) -> tuple[Policy, Any]:
     return policy, runtime.InferenceSession(to_onnx(policy, {"run": "a", "version": "7"}))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_model_gives_the_parameters_and_values_of_the_policy(name: str) -> None:
     """For one row and for seven, from raw observations."""
     from penstock.policy.onnx_export import PARAMETERS, VALUE, input_names
@@ -52,7 +57,7 @@ def test_the_model_gives_the_parameters_and_values_of_the_policy(name: str) -> N
     assert heads[-1]["start"] + heads[-1]["size"] == parameters.shape[1]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_model_acts_as_the_policy_does(name: str) -> None:
     """The mode of every leaf is the deterministic action, as an environment takes it."""
     space, (policy, session) = CASES[name][0], exported(name)
@@ -65,7 +70,13 @@ def test_the_model_acts_as_the_policy_does(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a vector and a choice", "choices", "values of choices", "parts of every kind"]
+    "name",
+    [
+        pytest.param("a vector and a choice", marks=pytest.mark.slow),
+        pytest.param("choices", marks=pytest.mark.slow),
+        pytest.param("values of choices", marks=pytest.mark.slow),
+        "parts of every kind",
+    ],
 )
 def test_masks_are_inputs_of_a_run_that_has_some(name: str) -> None:
     """What they forbid is never the mode."""
@@ -85,7 +96,7 @@ def test_masks_are_inputs_of_a_run_that_has_some(name: str) -> None:
             assert not np.array_equal(mode, free[path]), "the masks forbid some of what is best"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_action_can_be_drawn_from_outputs_and_metadata(name: str) -> None:
     """The figures are those that the policy itself draws from; the spaces are told with their bounds."""
     (space, action, _), (policy, session) = CASES[name], exported(name)

@@ -1,7 +1,7 @@
 """The ratio of gradient steps to insertions: its bounds, and that it never comes to a standstill."""
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from learner.algorithms.off_policy.replay.rate_limiter import SampleToInsertRatio
@@ -72,6 +72,7 @@ def test_a_ratio_far_below_one_needs_a_buffer_of_half_its_inverse() -> None:
     limiter(ratio=0.001, buffer_steps=504).check(insertion=8, capacity=10_000)
 
 
+@settings(max_examples=30)
 @given(
     ratio=st.floats(0.0001, 100),
     minimum=st.integers(1, 500),
