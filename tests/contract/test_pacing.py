@@ -188,6 +188,21 @@ async def test_credit_goes_one_fragment_at_a_time_and_further_ones_while_no_sess
     log.close()
 
 
+async def test_what_a_short_fragment_leaves_is_for_who_waits(store: Store, redis_url: str) -> None:
+    """The session that appends it gets no further credit before that."""
+    log = open_run(redis_url, budget=6 * CHARGE, fragment_charge=CHARGE)
+    sender, waiting = Actor(store, "sender"), Actor(store, "waiting")
+    await sender.open()
+    await sender.watch()
+    await sender.append()
+    await sender.append(2)
+    await waiting.open()
+    assert (sender.credit.begin_through, waiting.credit.begin_through) == (6, 0)
+    await sender.append(steps=1)
+    assert [(await actor.watch()).begin_through for actor in (sender, waiting)] == [6, 1]
+    log.close()
+
+
 async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store, redis_url: str) -> None:
     """Its numbers stay: what is begun with them later waits for its turn when it is appended."""
     log = open_run(redis_url, budget=2 * CHARGE)

@@ -1,4 +1,4 @@
-"""What `store_machine` leaves out.
+"""What `store_machine` and `command_machine` leave out.
 
 Resent, reordered and late messages, learners that are fenced off, and death.
 
@@ -20,7 +20,8 @@ from broker.log.learner_log import LearnerLog
 from broker.log.learner_records import Commit, LogState
 from broker.log.script import JUMP
 from penstock.wire.refusal import Reason, Refused
-from tests.property.store_machine import BUDGET, MOST_ENTRIES, StoreMachine
+from tests.property.command_machine import CommandMachine
+from tests.property.store_machine import BUDGET, MOST_ENTRIES
 from tests.support.oracles import run_model
 from tests.support.run import small_run
 from tests.support.run.store_run import PACING, TTL_MS, item, reconnect
@@ -42,7 +43,7 @@ class Checkpoint:
     memory: run_model.Memory
 
 
-class HostileMachine(StoreMachine):
+class HostileMachine(CommandMachine):
     """One run. `server_process` is set by the test."""
 
     server_process: RedisServer

@@ -54,6 +54,8 @@ end
 -- Helpings while no session waits: as deep as the session has shown to work, no deeper than its share.
 local function help(p, r, now, ahead)
   if p.steps >= p.budget then return end
+  -- What is appended may take less of the budget than was held for it: that is for those that wait.
+  if redis.call('ZCARD', WAITING) > 0 then return end
   local share = math.floor(p.budget / (p.charge * redis.call('SCARD', ROLLOUTS)))
   local most = math.max(1, math.min(share, r.sequence + ahead))
   while p.steps < p.budget and r.held < most do

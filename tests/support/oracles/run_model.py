@@ -6,11 +6,13 @@ holds it against the rules that bound it.
 """
 
 import copy
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock.wire.messages import Role
 from penstock.wire.refusal import Reason
+from tests.support.oracles.command_model import Commands
 
 KEPT_COMMITS = 8
 
@@ -27,6 +29,7 @@ class Row:
     rewound: bool = False
     returned: bool = False
     lenient_through: int = 0
+    flushed: int = 0
 
     @property
     def credit(self) -> int:
@@ -114,6 +117,7 @@ class Server:
     superseded: set[int] = field(default_factory=set)
     commits: list[str] = field(default_factory=list)
     weights: Weights = field(default_factory=Weights)
+    commands: Commands = field(default_factory=Commands)
 
     def most_credit(self) -> int:
         """Sequences that one session may have credit for."""
@@ -161,13 +165,14 @@ class Server:
         self.rows[self.session] = Row(actor, role)
         return self.session
 
-    def watch(self, session: int, begun: int) -> Reason | None:
-        """Credit for one session."""
+    def watch(self, session: int, begun: int, flushed: int = 0) -> Reason | None:
+        """Credit for one session, which says what it has flushed."""
         if self.closed:
             return Reason.NOT_READY
         if session not in self.rows:
             return self.gone(session)
         row = self.rows[session]
+        row.flushed = flushed
         if row.rewound and row.role is Role.ROLLOUT:
             far = row.sequence + self.most_entries + self.most_credit()
             begun = min(begun, far if row.returned else row.lenient_through)
@@ -273,6 +278,7 @@ class Memory:
     trim_floor: int = 0
     lost: int = 0
     session: int = 0
+    command: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
 
@@ -301,7 +307,9 @@ def reopen(server: Server, memory: Memory, jump: int) -> None:
             row.raise_to(last)
     server.session = max(server.session, memory.session, *memory.sequences, 0) + jump
     server.weights.counter = max(server.weights.counter, memory.version) + jump
-    server.commits = sorted({*server.commits, *memory.commits})[-KEPT_COMMITS:]
+    server.commands.newest = max(server.commands.newest, memory.command)
+    known = {*server.commits, *memory.commits}
+    server.commits = sorted(known, key=lambda text: json.loads(text)["checkpoint_id"])[-KEPT_COMMITS:]
     server.epoch = memory.epoch = memory.epoch + jump
     for row in server.rows.values():
         row.rewound = row.returned = True
