@@ -4,6 +4,7 @@ Whatever else looks like one is none.
 """
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -291,3 +292,10 @@ async def test_a_shadow_looks_on_at_plain_requests_too() -> None:
     assert reply.version == 2
     await stand.handler.shadow.finish()
     assert metrics.SHADOW_AGREEMENT._sum.get() > before
+
+
+def test_streams_alone_read_plain_requests() -> None:
+    """`Act` has one path: its requests are messages, whatever they hold."""
+    actor = Path(__file__).resolve().parents[5] / "actor"
+    callers = {path.name for path in actor.rglob("*.py") if ".read_plain(" in path.read_text()}
+    assert callers == {"act_stream.py"}
