@@ -1,0 +1,175 @@
+"""Trains from Python as `penstock train` does from a shell: processes, and the folder of a run.
+
+    from penstock.training import TrainingConfig, start
+
+    job = start(TrainingConfig("CartPole-v1", settings={"learner": {"total_steps": 100_000}}))
+    print(job.result().mean_return)
+
+A run does not end with the program that started it: what is in its folder is all of it, and `penstock train
+--resume FOLDER` goes on with it. Nothing of a learner is loaded into the program itself.
+"""
+
+import json
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import tomli_w
+
+__all__ = ["Job", "TrainingConfig", "TrainingFailed", "TrainingResult", "estimate", "start"]
+
+_RUNS: Final = Path("runs")
+_ENDED_IN_ORDER: Final = frozenset({0, 130})
+
+
+class TrainingFailed(Exception):
+    """Reports a training that could not begin, or that failed; the message is the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConfig:
+    """What is trained.
+
+    what: a Gymnasium id, or a recipe's file. settings: over it, nested as in TOML. run_dir: folder of the
+    run; None: a new one below `runs`.
+    """
+
+    what: str | Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    run_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """How a training has ended. mean_return: of the last evaluation; None: there was none.
+
+    interrupted: it was asked to end before it was done. summary: all of `summary.json`.
+    """
+
+    run_dir: Path
+    solved: bool
+    interrupted: bool
+    mean_return: float | None
+    updates: int | None
+    env_steps: int | None
+    summary: Mapping[str, Any]
+
+
+class Job:
+    """A training that goes on, or has ended. run_dir: the folder of its run."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", run_dir: Path, scratch: Path) -> None:
+        self.run_dir = run_dir
+        self._process = process
+        self._scratch = scratch
+        self._told: tuple[bytes, str] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its processes live."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ask it to end with a checkpoint; `result` waits for that."""
+        if self.is_running:
+            self._process.send_signal(signal.SIGTERM)
+
+    def result(self, timeout_s: float | None = None) -> TrainingResult:
+        """Return how it has ended, once it has.
+
+        Raises TimeoutError after `timeout_s` seconds, after which it still goes on, and TrainingFailed.
+        """
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"the training goes on after {timeout_s:g} s") from error
+        if self._told is None:
+            self._told = (self._scratch / "out.json").read_bytes(), _last_line(self._scratch / "err.log")
+            shutil.rmtree(self._scratch)
+        summary, said = self._told
+        if code not in _ENDED_IN_ORDER or not summary:
+            raise TrainingFailed(said or f"it ended with exit code {code}")
+        return _result(self.run_dir, json.loads(summary))
+
+
+def start(config: TrainingConfig) -> Job:
+    """Start a training and return at once; raises OSError and ValueError for a recipe that cannot be read."""
+    name = f"{Path(config.what).stem.lower()}-{secrets.token_hex(3)}"
+    run_dir = (config.run_dir or _RUNS / name).absolute()
+    scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
+    return Job(_penstock(config, run_dir, scratch), run_dir, scratch)
+
+
+def estimate(config: TrainingConfig) -> dict[str, Any]:
+    """Return what a training would take, as `penstock train --dry-run --json` says it.
+
+    It trains for some seconds and leaves nothing. Raises TrainingFailed, and OSError and ValueError for a
+    recipe that cannot be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-") as made:
+        scratch = Path(made)
+        process = _penstock(config, scratch / "run", scratch, "--dry-run")
+        process.wait()
+        told = (scratch / "out.json").read_bytes()
+        if not told:
+            raise TrainingFailed(_last_line(scratch / "err.log"))
+        return dict(json.loads(told))
+
+
+def _penstock(config: TrainingConfig, run_dir: Path, scratch: Path, *words: str) -> "subprocess.Popen[bytes]":
+    recipe = scratch / "job.toml"
+    recipe.write_text(tomli_w.dumps(_recipe(config)))
+    command: Sequence[str] = (sys.executable, "-P", "-m", "launch.cli", "train", str(recipe))
+    with (scratch / "out.json").open("wb") as out, (scratch / "err.log").open("wb") as err:
+        return subprocess.Popen(
+            [*command, "--run-dir", str(run_dir), "--json", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+
+
+def _recipe(config: TrainingConfig) -> dict[str, Any]:
+    """Return the recipe with the settings over it."""
+    if str(config.what).endswith(".toml"):
+        found = tomllib.loads(Path(config.what).read_text())
+    else:
+        found = {"environment": {"id": str(config.what)}}
+    _lay_over(found, config.settings)
+    return found
+
+
+def _lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    for key, value in above.items():
+        if isinstance(value, Mapping):
+            _lay_over(below.setdefault(key, {}), value)
+        else:
+            below[key] = value
+
+
+def _result(run_dir: Path, summary: Mapping[str, Any]) -> TrainingResult:
+    if "failure" in summary:
+        raise TrainingFailed(str(summary["failure"]))
+    return TrainingResult(
+        run_dir=run_dir,
+        solved=summary["solved"],
+        interrupted=summary["interrupted"],
+        mean_return=summary["mean_return"],
+        updates=summary["updates"],
+        env_steps=summary["env_steps"],
+        summary=summary,
+    )
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
