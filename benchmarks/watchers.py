@@ -50,7 +50,7 @@ def measure(watchers: int, rate: float, seconds: float) -> tuple[float, float]:
         stack.callback(log.close)
         log.acquire(RUN, "bench", 600_000)
         budget = (4 * watchers + 64) * STEPS * SLOTS
-        log.start(specification_of(KIB).encode(), replace(PACING, budget=budget))
+        log.start(specification_of(4 * KIB).encode(), replace(PACING, budget=budget))
         log.publish(b"weights", update=0, settled=0, scalars={})
         sender = stack.enter_context(child(actors(here, "sender", 1, str(rate))))
         stack.callback(sender.terminate)
