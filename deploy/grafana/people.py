@@ -10,6 +10,7 @@ from deploy.grafana.promql import quantile, rate
 
 BOARD: Final = "people"
 
+_ALL: Final = rate("penstock_gateway_requests_total")
 _ERRORS: Final = rate("penstock_gateway_requests_total", matcher='code=~"5.."')
 _REFUSED: Final = 'route="/api/auth/token", code=~"401|429"'
 
@@ -21,7 +22,7 @@ _NOW: Final[Sequence[Panel]] = [
            above(0.2, 1),
            (quantile(0.99, "penstock_gateway_request_seconds"), "p99 {{run}}")),
     number("Errors", "Share of the requests that were answered by 5xx.", "percentunit", above(0.001, 0.05),
-           (f"{_ERRORS} / {rate('penstock_gateway_requests_total')}", "{{run}}")),
+           (f"({_ERRORS} or 0 * {_ALL}) / {_ALL}", "{{run}}")),
     number("Ratings", "Taken in the last hour.", "none", below(1, "blue"),
            ("sum by (run) (increase(penstock_gateway_ratings_total{RUN}[1h]))", "{{run}}")),
     number("Jobs running", "Of all gateways.", "none", below(1, "blue"),
