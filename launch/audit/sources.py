@@ -22,8 +22,9 @@ from launch.run.redis_binary import newest
 from launch.run.redis_service import ask
 from penstock.config.credentials import redis_password, tls_files
 from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.run_seal import check_places
 from penstock.config.service_settings import service_settings
-from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
 from penstock.runtime.exit import Fatal
 
 LINEAGE_FILE: Final = "lineage.jsonl"
@@ -31,6 +32,8 @@ JOURNALS: Final = "journals"
 _START_S: Final = 120.0
 _LOCK_FILE: Final = "server.lock"
 _APPEND_ONLY: Final = ("appendonly.aof", "appendonlydir")
+_WHERE_ONE_READS: Final = ("CONFIG", "ACL", "EVAL", "EVALSHA", "SCRIPT", "SHUTDOWN")
+"""Commands that are closed as well on a server that is only read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +54,15 @@ class Where:
 def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignments: tuple[str, ...]) -> Where:
     """Return the places given by the user; else the run's folder `journals`, else those of the configuration.
 
-    Raises ConfigurationError for a folder without a run.
+    Raises ConfigurationError for a folder without a run, or one that was not made here and names a password
+    for a Redis elsewhere.
     """
     config = folder / CONFIG_FILE
     if not config.exists() and not (folder / LINEAGE_FILE).exists():
         raise ConfigurationError(f"audit {folder}: holds neither {CONFIG_FILE} nor {LINEAGE_FILE}, so no run")
     settings = service_settings(config if config.exists() else None, assignments)
+    if redis is None and settings.broker.redis and settings.security.redis_password_file and config.exists():
+        check_places(folder, load([parse_run_config(config)]), "name its Redis with --redis")
     for journal in journals:
         if not journal.is_dir():
             raise ConfigurationError(f"--journal {journal}: no such folder")
@@ -174,7 +180,7 @@ def _server(folder: Path) -> Iterator[str]:
     log = folder / "server.log"
     with log.open("wb") as output:
         server = subprocess.Popen(
-            [str(newest().path), *options, *durability],
+            [*newest().start_without(*_WHERE_ONE_READS), *options, *durability],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

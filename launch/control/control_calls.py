@@ -15,8 +15,7 @@ from google.protobuf.json_format import MessageToDict
 from launch.inspection.observation import is_going_on
 from launch.inspection.processes import broker_of, read_endpoints
 from penstock.config.credentials import credentials
-from penstock.config.run_folder import CONFIG_FILE
-from penstock.config.service_settings import service_settings
+from penstock.config.service_settings import calling_security
 from penstock.config.settings import ConfigurationError
 from penstock.rpc.channel import open_channel
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
@@ -53,8 +52,7 @@ def opened_for(run: str, config: Path | None, assignments: tuple[str, ...]) -> I
     """
     folder = Path(run)
     address = _address(folder) if folder.is_dir() else run
-    known = config or folder / CONFIG_FILE
-    security = service_settings(known if known.exists() else None, assignments).security
+    security = calling_security(folder, config, assignments)
     try:
         channel = open_channel(address, credentials(security))
     except ValueError as error:

@@ -13,6 +13,7 @@ import typer
 
 from penstock.runtime.command_exit import finish
 from penstock.runtime.command_options import AsJson, Assignments, ConfigFile, Insecure, assigned
+from penstock.wire.limits import MAX_NUMBER
 
 if TYPE_CHECKING:
     from launch.control.control_calls import ControlCalls
@@ -124,7 +125,10 @@ def restore(
 def flush(
     run: Run,
     min_steps: Annotated[
-        int, typer.Option("--min-steps", min=1, help="Fewest steps to take; with fewer nothing is taken.")
+        int,
+        typer.Option(
+            "--min-steps", min=1, max=MAX_NUMBER, help="Fewest steps to take; with fewer nothing is taken."
+        ),
     ] = 1,
     timeout: TimeoutS = 60.0,
     request_id: RequestId = None,

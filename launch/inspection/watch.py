@@ -19,8 +19,7 @@ from launch.inspection.observation import Ask, Observation, observe
 from launch.inspection.processes import broker_of, read_endpoints
 from launch.inspection.roles import RoleRow, role_rows
 from penstock.config.credentials import credentials
-from penstock.config.run_folder import CONFIG_FILE
-from penstock.config.service_settings import service_settings
+from penstock.config.service_settings import calling_security
 from penstock.rpc.auth import Credentials
 from penstock.runtime.exit import Fatal
 from penstock.v1 import control_pb2
@@ -95,8 +94,7 @@ def watch_folder(run_dir: Path, config: Path | None = None, assignments: tuple[s
 
     assignments: `SECTION.KEY=VALUE` over that configuration.
     """
-    known = config or run_dir / CONFIG_FILE
-    security = service_settings(known if known.exists() else None, assignments).security
+    security = calling_security(run_dir, config, assignments)
     return Watch(run_dir, lambda: ask_folder(run_dir, credentials(security)))
 
 

