@@ -1,6 +1,8 @@
 """The commands that serve in the foreground: exactly what `penstock train` and the manifests start."""
 
 import os
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 SERVING_EXPERIMENTS: Final = "-event_engine_listener"
 """gRPC's older way to accept: the thread that polls a connection also reads it, and wakes no other."""
 EVALUATOR_NICENESS: Final = 4
-"""Measuring gives way to learning where both share a machine: above all while they start."""
+"""An evaluator gives way to learning while it starts; not while it measures, since a run may wait to end."""
 
 
 def _id(name: str | None) -> str | None:
@@ -90,7 +92,9 @@ def actor(
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         if role == "evaluation":
-            os.nice(EVALUATOR_NICENESS)
+            from penstock.runtime.priority import giving_way
+
+            giving_way(partial(import_module, "actor.process"), EVALUATOR_NICENESS)
         from actor.process import main
 
         return main(lifecycle, broker=broker_address, actor_id=actor_id, role=_role(role), settings=settings)

@@ -9,9 +9,6 @@ costs is a metric; what there is no time for is not asked.
 
 import asyncio
 import copy
-import os
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -27,6 +24,7 @@ from actor.serving.inference.forward_pass import Answer, Loaded, Question, answe
 from actor.serving.versions.shadow_record import ShadowRecord
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
+from penstock.runtime.priority import give_way
 
 MAX_ROWS: Final = 1024
 """Most observations that wait for the shadow; with one request more there may be as many again."""
@@ -52,7 +50,7 @@ class Shadow:
         """batcher: of the clients, who go first. record: where the shadow's answers are kept, if they are."""
         self._batcher, self._record = batcher, record
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, "shadow", initializer=_give_way)
+        self._thread = ThreadPoolExecutor(1, "shadow", initializer=partial(give_way, _LEAST_PRIORITY))
         self._waiting: deque[_Waiting] = deque()
         self._rows = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -137,9 +135,3 @@ class Shadow:
             metrics.SHADOW_AGREEMENT.observe(agreement)
             if self._record is not None:
                 self._record.note(each.arm, each.question, each.given, each.shadow.version, said)
-
-
-def _give_way() -> None:
-    """Take only the time of a core that no other thread wants; Linux has a priority for each thread."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
