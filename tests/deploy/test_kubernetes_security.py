@@ -8,6 +8,7 @@ import pytest
 from tests.deploy.manifests import (
     COMPONENT,
     OVERLAYS,
+    ROOT,
     Object,
     Workload,
     all_containers,
@@ -23,6 +24,17 @@ from tests.deploy.node.prometheus import IDENTITY
 
 pytestmark = [needs_kubectl, pytest.mark.parametrize("name", OVERLAYS)]
 
+OWN_FILES = {"own.pem", "own.key", "authority.pem"}
+"""Certificate, key and authority, which every pod of a run has."""
+PASSWORDS = {
+    "redis": {"users.acl", "redis-operator.password"},
+    "broker": {"redis.password", "registry.password"},
+    "learner": {"redis.password", "registry.password"},
+    "server": {"registry.password"},
+}
+"""What else a role is shown."""
+SIGNERS = {"evaluator": "actor"}
+"""Whose certificate a role has, where it is not its own."""
 SECRET_WORDS = re.compile(r"PASSWORD|TOKEN|SECRET|KEY|CREDENTIAL", re.IGNORECASE)
 OF_RESTRICTED = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
 """Volumes that the restricted profile allows and that are used here: no path of the node."""
@@ -128,6 +140,45 @@ def test_no_secret_stands_in_the_manifests(name: str) -> None:
         assert not re.search(r"://[^/\s]*:[^/\s$]+@", words), label
     for secret in kinds(objects, "Secret"):
         assert secret["data"].keys() == {"url"}, name_of(secret)
+
+
+def _certificate_files(workload: Workload) -> dict[str, str]:
+    """What the containers of a pod that stay are shown one by one: the file's own name by that in the pod."""
+    mounts = [mount for container in workload.spec["containers"] for mount in container["volumeMounts"]]
+    return {
+        mount["mountPath"].rpartition("/")[2]: mount["subPath"]
+        for mount in mounts
+        if mount["name"] == "certificates" and "subPath" in mount
+    }
+
+
+def test_a_pod_that_shares_a_volume_is_shown_its_own_files(name: str) -> None:
+    """One that is mounted whole holds what is the role's alone: a secret, or what is written by the Job."""
+    roles = {"redis", "broker", "learner", "actor", "evaluator", "server", "operator"}
+    for workload in workloads(overlay(name)):
+        role, files = workload.labels[COMPONENT], _certificate_files(workload)
+        (volume,) = [one for one in workload.spec["volumes"] if one["name"] == "certificates"] or [{}]
+        if role in roles and "persistentVolumeClaim" in volume:
+            assert files.keys() == OWN_FILES | PASSWORDS.get(role, set()), role
+            owner = SIGNERS.get(role, role)
+            assert {files[own] for own in OWN_FILES} == {f"{owner}.pem", f"{owner}.key", "authority.pem"}, (
+                role
+            )
+            of_redis = f"redis-{role}.password"
+            assert files.get("redis.password", of_redis) == of_redis, role
+
+
+def test_what_sees_no_new_certificates_is_started_anew(name: str) -> None:
+    """Kubernetes mounts a file of a volume (`subPath`) once: the page names these overlays and what to do."""
+    pods = workloads(overlay(name))
+    frozen = {workload.name for workload in pods if _certificate_files(workload)}
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    paragraph = page.partition("**A certificate is renewed.**")[2].partition("\n**")[0]
+    (sentence,) = [one for one in paragraph.split(". ") if "`subPath`" in one]
+    assert (f"`{name}`" in sentence) == bool(frozen), sentence
+    assert {w.kind for w in pods if w.name in frozen} <= {"StatefulSet", "Deployment"}, frozen
+    assert "rollout restart statefulset,deployment" in paragraph
+    assert "`subPath`" in (ROOT / "SECURITY.md").read_text().partition("*Rotation*")[2].partition("\n\n")[0]
 
 
 def test_everything_is_denied_first(name: str) -> None:
