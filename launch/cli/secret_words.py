@@ -8,7 +8,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.url_secrets import REDIS_REMEDY, remedy, secret_in, without_secret
 
 _KEY: Final = "security.redis_password="
-_ASSIGNED: Final = re.compile(r"(--set=|--[\w-]+=)?([\w.-]+=)?(?=[a-z+]+://)")
+_ASSIGNED: Final = re.compile(r"(--set=|--[\w-]+=)?([\w.-]+=)?(?=[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
 
 
 def check_words(words: Sequence[str]) -> None:

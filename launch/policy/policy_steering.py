@@ -154,7 +154,20 @@ def wished(now: Traffic, wish: Wish) -> Traffic:
     }
     shadow = now.shadow if wish.shadow is None else wish.shadow or None
     pins = {client: version for client, version in now.pins.items() if client not in wish.unpins}
-    return replace(now, **changed, shadow=shadow, pins=pins | dict(map(_pin, wish.pins)))  # type: ignore[arg-type]
+    return replace(now, **changed, shadow=shadow, pins=pins | _pins(wish))  # type: ignore[arg-type]
+
+
+def _pins(wish: Wish) -> dict[str, int]:
+    """Return the wished pins by client; raises ConfigurationError for a client with two wishes."""
+    pins = dict[str, int]()
+    for client, version in map(_pin, wish.pins):
+        if client in wish.unpins:
+            raise ConfigurationError(f"--pin {client}={version}: --unpin {client} unties it; name one")
+        if pins.setdefault(client, version) != version:
+            raise ConfigurationError(
+                f"--pin {client}={version}: --pin {client}={pins[client]} ties it already; name one version"
+            )
+    return pins
 
 
 def _pin(text: str) -> tuple[str, int]:

@@ -38,7 +38,8 @@ def show_version(place: Place, version: int, *, as_json: bool) -> int:
     else:
         fields = [(name, _text(value)) for name, value in version_json(found).items()]
         lines = [
-            f"{one.time:%Y-%m-%d %H:%M:%S}  {one.action.value}  {one.by}  {one.reason}" for one in events
+            f"{one.time:%Y-%m-%d %H:%M:%S}  {one.action.value}  {one.by}  {_one_line(one.reason)}"
+            for one in events
         ]
         say([*table([*fields, ("weights", weights)]), *lines])
     return EXIT_OK
@@ -102,14 +103,19 @@ def _row(version: PolicyVersion) -> tuple[str, ...]:
         _text(None if version.evaluation is None else asdict(version.evaluation)),
         _text(version.parent),
         f"{version.created:%Y-%m-%d %H:%M:%S}",
-        version.reason,
+        _one_line(version.reason),
     )
+
+
+def _one_line(reason: str) -> str:
+    """Return what an operator wrote as a part of a line: it cannot look like further lines of the audit."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in reason)
 
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         return f"{value['mean']:.4g} ± {value['std']:.3g} over {value['episodes']}"
-    return "-" if value in (None, "") else str(value)
+    return "-" if value in (None, "") else _one_line(str(value))
 
 
 def _weights(place: Place, version: PolicyVersion) -> str:

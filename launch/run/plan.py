@@ -163,8 +163,11 @@ def take_configuration(plan: Plan) -> None:
 
 def _replace(file: Path, text: str) -> None:
     temporary = file.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(file)
+    try:
+        temporary.write_text(text)
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _allowing_modules(settings: Settings) -> ActorSection:

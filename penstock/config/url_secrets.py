@@ -5,7 +5,8 @@ from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 _SECRET_NAME: Final = re.compile(
-    r"(password|passwd|passphrase|secret|token|apikey|accesskey|credentials?|signature)$"
+    r"(password|passwd|passphrase|secret|token|credentials?|signature|bearer|jwt)$"
+    r"|(api|access|account|auth|master|private|secret|shared|signing|subscription)key$"
     r"|(^|[-_.])(pwd|pass|key|auth|authorization|sig)$",
     re.IGNORECASE,
 )
@@ -36,8 +37,11 @@ def secret_in(text: str) -> str | None:
     user_info = parts.netloc.rpartition("@")[0]
     if user_info and (":" in user_info.rstrip(":") or _scheme(text) not in _WITH_USERS):
         return "its user-info"
-    names = (name for name, value in parse_qsl(parts.query) if value and _SECRET_NAME.search(name))
-    return next((f"{name!r} of its query" for name in names), None)
+    for told, arguments in (("query", parts.query), ("fragment", parts.fragment)):
+        for name, value in parse_qsl(arguments.replace(";", "&")):
+            if value and _SECRET_NAME.search(name):
+                return f"{name!r} of its {told}"
+    return None
 
 
 def without_secret(text: str) -> str:

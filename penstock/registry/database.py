@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from penstock.config.extras import how_to_install
-from penstock.registry.registry_errors import Conflict, RegistryError, Unavailable
+from penstock.registry.registry_errors import Conflict, RegistryError, SchemaMismatch, Unavailable
 from penstock.registry.snapshot import copied, reading_uri
 from penstock.runtime.retry import full_jitter, retry
 
@@ -37,6 +37,7 @@ CONNECT_S: Final = 5
 
 _LOST = frozenset({"40001", "40P01", "55P03", "23505"})  # serialisation, deadlock, lock, unique
 _LOST_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
+_NO_DATABASE = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 _DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 
 
@@ -201,6 +202,10 @@ class Database:
         except DBAPIError as error:
             if _lost(error):
                 raise self._conflict(error) from error
+            if getattr(error.orig, "sqlite_errorname", "") in _NO_DATABASE:
+                raise SchemaMismatch(
+                    f"{self.called} {self.shown}: {error.orig}; name another file"
+                ) from error
             raise  # a rule of the tables that this package should have checked: a defect
 
     def _conflict(self, error: DBAPIError) -> Conflict:

@@ -78,10 +78,36 @@ COMMANDS: Final = {
     "a version in another alphabet": (
         ("policy", "traffic", "run", "--pin", "a=٣", "--reason", "x"), "--pin 'a=٣'",
     ),
+    "a client with two versions": (
+        ("policy", "traffic", "run", "--pin", "a=1", "--pin", "a=2", "--reason", "x"), "--pin a=2: --pin a=1",
+    ),
+    "a client that is tied and untied": (
+        ("policy", "traffic", "run", "--pin", "a=1", "--unpin", "a", "--reason", "x"), "--pin a=1: --unpin a",
+    ),
     "a share that is no number": (
         ("policy", "traffic", "run", "--canary-share", "nan", "--reason", "x"), "--canary-share",
     ),
     "a policy of a file": (("policy", "list", "file"), "file"),
+    "a registry that is none": (("policy", "list", "sqlite:///file"), "file is not a database; name another"),
+    "a registry that is none, to write": (
+        ("policy", "promote", "sqlite:///file", "1", "--reason", "x"), "file is not a database; name another",
+    ),
+    "show what is not there": (("policy", "show", "run", "99"), "version=99"),
+    "roll back what is not there": (
+        ("policy", "rollback", "run", "--version", "99", "--reason", "x"), "version=99",
+    ),
+    "retire what is not there": (("policy", "retire", "run", "99", "--reason", "x"), "version=99"),
+    "pause a file": (("control", "pause", "file"), "file: no folder of a run"),
+    "let nothing go on": (("control", "resume", "absent"), "absent: no folder of a run"),
+    "stop at no port": (("control", "stop", "h:99999"), "h:99999: no folder of a run"),
+    "checkpoint of a run without a broker": (("control", "checkpoint", "run"), "run: names no broker"),
+    "restore of a run without a broker": (("control", "restore", "run", "x"), "run: names no broker"),
+    "an absurd flush": (("control", "flush", "127.0.0.1:1", "--min-steps", str(10**30)), "--min-steps"),
+    "traces that are not there": (("traces", "check", "absent"), "absent: cannot be read"),
+    "traces of a file": (("traces", "import", "file", "--out", "o"), "file: holds no whole episode"),
+    "traces for a policy of a file": (
+        ("traces", "evaluate", "file", "--policy", "run"), "file: holds no whole episode",
+    ),
     "a registry with a password": (("policy", "list", "postgresql://u:s3cret@h/d"), "holds a secret"),
     "audit a file": (("audit", "file"), "file"),
     "status of a file": (("status", "file"), "file"),

@@ -51,8 +51,7 @@ def test_a_learner_that_is_slow(scene: Scene, run: Training) -> None:
     scene.clears("PenstockLearnerSaturated")
     with slowed(run, "learner", still_s=0.9, going_s=0.1):
         scene.fires("PenstockLearnerSaturated")
-        (series,) = scene.prometheus.query("penstock:actors_wanted / penstock:actors")
-        assert float(series["value"][1]) < 1
+        scene.until_seen("penstock:actors_wanted / penstock:actors < 1")
     scene.clears("PenstockLearnerSaturated")
 
 

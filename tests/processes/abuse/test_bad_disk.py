@@ -46,7 +46,7 @@ def disk(
 def test_a_disk_that_takes_nothing_is_told_with_the_word_that_named_it(
     words: tuple[str, ...], named: str, disk: tuple[str, Path]
 ) -> None:
-    """Exit 2, the cause in the last line, no traceback; an output that is a file is not there, nor half."""
+    """Exit 2, the cause in the last line, no traceback, no file and no half of one."""
     told, folder = disk
     given = [word.replace("RUN", str(EARLIER)).replace("DISK", str(folder)) for word in words]
     done = subprocess.run(penstock(*given), capture_output=True, text=True, timeout=ENDS_S, check=False)
@@ -55,3 +55,4 @@ def test_a_disk_that_takes_nothing_is_told_with_the_word_that_named_it(
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(named.replace("DISK", str(folder)) + told), last
     assert {file.name for file in folder.iterdir() if file.is_file()} <= {"ballast"}
+    assert list(folder.rglob("*.tmp")) == []

@@ -247,3 +247,11 @@ def test_only_one_version_is_active_after_all_this(run_dir: Path) -> None:
     said("rollback", str(run_dir), "--reason", "x")
     with Registry.open(registry_url(run_dir)) as registry:
         assert len(registry.list("default", Status.ACTIVE)) == 1
+
+
+def test_a_reason_of_several_lines_is_shown_in_one(run_dir: Path) -> None:
+    """So that it looks like no further entry of the audit."""
+    said("promote", str(run_dir), "5", "--reason", "größer\n2026-01-01  promoted  learner  better\x1b[2J")
+    shown = said("show", str(run_dir), "5").splitlines()
+    assert not any(line.startswith("2026-01-01") for line in shown)
+    assert shown[-1].endswith(r"größer\n2026-01-01  promoted  learner  better\x1b[2J")

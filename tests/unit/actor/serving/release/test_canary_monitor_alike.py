@@ -34,6 +34,8 @@ SECTION = CanarySection(false_alarm=FALSE_ALARM, settle_s=1.0)
 EPISODE_S = 1.0
 """Mean length of an episode, so that a client has about one, 8 and 64 of them when it is compared."""
 END_S = 70.0
+NOTHING = SegmentBuilder(0, 0, 1, 1.0)
+"""Of every episode: nothing is learned from one."""
 
 
 def registry(share: float, experiment: str) -> Session:
@@ -106,6 +108,8 @@ class Fleet:
         self.draw = random.Random(self.seed)
         self.arms = self.shared.arms
         self.means = [self.draw.gauss(0.0, self.between) for _ in range(self.clients)]
+        self.keys = [f"client-{client}" for client in range(self.clients)]
+        self.followed = [routing.route(self.arms, key).arm for key in self.keys]
         self.servers = [self.new_server(), self.new_server()]
 
     def new_server(self) -> CanaryMonitor:
@@ -130,7 +134,7 @@ class Fleet:
             self.now_s, client = heapq.heappop(due)
             if client in playing:
                 yield client, *playing.pop(client)
-            server = self.draw.choice(self.servers)
+            server = self.servers[self.draw.random() < 0.5]
             episode = self.episode(client)
             server.begin(episode)
             playing[client] = server, episode
@@ -138,10 +142,9 @@ class Fleet:
 
     def episode(self, client: int) -> Episode:
         """One that begins, on the arm that the client's key is dealt."""
-        key = f"client-{client}"
         return Episode(
-            id="", number=0, lane=0, client_key=key, arm=routing.route(self.arms, key).arm, owner=None,
-            segment_builder=SegmentBuilder(0, 0, 1, 1.0), learned=False, heard_s=self.now_s,
+            id="", number=0, lane=0, client_key=self.keys[client], arm=self.followed[client], owner=None,
+            segment_builder=NOTHING, learned=False, heard_s=self.now_s,
         )  # fmt: skip
 
     def verdict(self) -> Verdict:
