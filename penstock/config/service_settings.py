@@ -64,7 +64,7 @@ def local_settings(run_dir: Path, assignments: tuple[str, ...] = (), *, trust: b
 
 
 def calling_security(run_dir: Path, config: Path | None, assignments: tuple[str, ...]) -> SecuritySection:
-    """Section `security` for calls to the broker of a run: of the file `config`, else of the run's folder.
+    """Return section `security` for calls to a run's broker: of the file `config`, else of the run's folder.
 
     assignments: of the command line; they lie over the file.
 
