@@ -18,14 +18,20 @@ export async function signIn(username, password) {
   keep(await exchange({ grant_type: "password", username, password }));
 }
 
+// A person without an account, whom somebody has invited.
+export async function signUp(name, password, invitation) {
+  await send("POST", "/api/auth/sign-up", { name, password, invitation });
+  await signIn(name, password);
+}
+
 export async function signOut() {
   await call("POST", "/api/auth/sign-out").catch(() => null);
   keep(null);
 }
 
-// Returns the answer as JSON, null where it has no body.
-export async function call(method, path, body) {
-  const reply = await send(method, path, body);
+// Returns the answer as JSON, null where it has no body. project: of a path that names none.
+export async function call(method, path, body, project) {
+  const reply = await send(method, path, body, undefined, project);
   return reply.status === 204 ? null : reply.json();
 }
 
@@ -52,18 +58,19 @@ export async function* events(path, signal) {
   }
 }
 
-async function send(method, path, body, signal) {
-  let reply = await once(method, path, body, signal);
+async function send(method, path, body, signal, project) {
+  let reply = await once(method, path, body, signal, project);
   if (reply.status === 401 && tokens !== null) {
     await renewed();
-    reply = await once(method, path, body, signal);
+    reply = await once(method, path, body, signal, project);
   }
   if (!reply.ok) throw new Refused(reply.status, await reply.json().catch(() => null));
   return reply;
 }
 
-function once(method, path, body, signal) {
+function once(method, path, body, signal, project) {
   const headers = tokens === null ? {} : { Authorization: `Bearer ${tokens.access_token}` };
+  if (project !== undefined) headers["Penstock-Project"] = project;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   return fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
 }

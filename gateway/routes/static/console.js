@@ -1,6 +1,6 @@
 // The console: what is shown is what the address says behind its `#`: PROJECT/PLACE, or PROJECT/jobs/JOB.
 
-import { call, isSignedIn, signIn, signOut } from "./api.js";
+import { call, isSignedIn, signIn, signOut, signUp } from "./api.js";
 import { button, element, field, form, guarded } from "./elements.js";
 import { job, jobs } from "./jobs.js";
 import { audit, feedback, people } from "./people.js";
@@ -30,7 +30,12 @@ function showSignIn() {
   fill(element("h2", {}, "Sign in"),
     form("Sign in", async ({ name, password }) => { await signIn(name, password); await show(); },
       field("Name", "name", { autocomplete: "username", required: true }),
-      field("Password", "password", { type: "password", autocomplete: "current-password", required: true })));
+      field("Password", "password", { type: "password", autocomplete: "current-password", required: true })),
+    element("h2", {}, "Sign up"),
+    form("Sign up", async ({ name, password, invitation }) => { await signUp(name, password, invitation); await show(); },
+      field("Invitation", "invitation", { autocomplete: "off", required: true }),
+      field("New name", "name", { autocomplete: "username", required: true }),
+      field("New password", "password", { type: "password", autocomplete: "new-password", required: true })));
 }
 
 function showPlaces(me, member, place) {

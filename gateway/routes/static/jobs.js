@@ -1,9 +1,11 @@
 // Trainings: asked for from a template, followed, steered, and what versions came of them.
 
 import { call, events } from "./api.js";
+import { drawn } from "./curve.js";
 import { button, choice, element, field, form, guarded, table, when } from "./elements.js";
 
 const OPEN = new Set(["queued", "running"]);
+const LOOK_MS = 2000;
 
 export async function jobs({ base, project, role, again }) {
   const [{ jobs: found }, { templates }] = await Promise.all([
@@ -30,15 +32,24 @@ function starting(base, project, templates, again) {
   const templateChoice = choice("Template", "template", templates.map((one) => one.name));
   templateChoice.addEventListener("change", (event) => fill(event.target.value));
   fill(templates[0].name);
-  const act = async ({ agent, template, ...said }) => {
+  const asked = ({ agent, template, ...said }) => {
     const chosen = Object.entries(said).map(([key, value]) => [key.slice("number:".length), Number(value)]);
-    const body = { agent, template, numbers: Object.fromEntries(chosen) };
-    const made = await call("POST", `${base}/jobs`, body);
+    return { agent, template, numbers: Object.fromEntries(chosen) };
+  };
+  const act = async (said) => {
+    const made = await call("POST", `${base}/jobs`, asked(said));
     location.hash = `#/${project}/jobs/${made.id}`;
     await again();
   };
-  return element("section", {}, element("h2", {}, "Start a training"),
-    form("Start", act, field("Agent", "agent", { required: true, maxlength: 39 }), templateChoice, numbers));
+  const estimate = element("p", { role: "status", "aria-label": "Estimate" });
+  const made = form("Start", act, field("Agent", "agent", { required: true, maxlength: 39 }), templateChoice, numbers,
+    button("Estimate", async () => {
+      estimate.textContent = "A dry run trains for some seconds…";
+      const body = asked(Object.fromEntries(new FormData(made)));
+      const { seconds } = await call("POST", `${base}/estimates`, body).catch((error) => { estimate.textContent = ""; throw error; });
+      estimate.textContent = `About ${(seconds.likely / 60).toPrecision(2)} minutes, at most ${(seconds.high / 60).toPrecision(2)}.`;
+    }));
+  return element("section", {}, element("h2", {}, "Start a training"), made, estimate);
 }
 
 export async function job({ base, role, signal, again }, id) {
@@ -46,15 +57,17 @@ export async function job({ base, role, signal, again }, id) {
   const found = await call("GET", path);
   const state = element("strong", { id: "state" }, found.state);
   const cause = element("span", {}, found.cause);
-  const log = element("pre", { tabindex: "0", "aria-label": "Log" });
+  const log = element("pre", { tabindex: "0", role: "log", "aria-label": "Log" });
   const parts = [element("h2", {}, `Training of ${found.agent}`),
     element("p", {}, "State: ", state, " ", cause),
     element("p", {}, `From ${found.template}, `, JSON.stringify(found.numbers))];
   if (found.result) parts.push(result(found.result));
   if (role !== "viewer" && OPEN.has(found.state)) parts.push(steering(path, again));
   if (found.began) parts.push(await versions(path, role, again));
-  parts.push(element("h3", {}, "Log"), log);
+  const curve = element("div", { class: "curve" });
+  parts.push(element("h3", {}, "Curve"), curve, element("h3", {}, "Log"), log);
   guarded(() => follow(path, signal, log, again, OPEN.has(found.state)));
+  guarded(() => watch(path, signal, curve, OPEN.has(found.state)));
   return parts;
 }
 
@@ -65,6 +78,14 @@ async function follow(path, signal, log, again, wasOpen) {
       log.scrollTop = log.scrollHeight;
     } else if (wasOpen) await again();
   }
+}
+
+// Draws the curve anew every other second, as long as the training goes on and is looked at.
+async function watch(path, signal, place, goesOn) {
+  do {
+    place.replaceChildren(drawn(await call("GET", `${path}/curve`)));
+    await new Promise((wake) => { setTimeout(wake, LOOK_MS); });
+  } while (goesOn && !signal.aborted);
 }
 
 function result(found) {

@@ -3,7 +3,7 @@
 import { call, lines } from "./api.js";
 import { button, choice, element, field, form, table, when } from "./elements.js";
 
-export async function feedback({ base }) {
+export async function feedback({ base, role }) {
   const shown = element("div", {});
   const act = async ({ agent }) => {
     const found = await lines(`${base}/agents/${encodeURIComponent(agent)}/feedback`);
@@ -16,8 +16,26 @@ export async function feedback({ base }) {
     shown.replaceChildren(element("p", {}, told),
       table("Newest ratings", ["When", "Prompt", "Response", "Score", "Notes"], rows));
   };
-  return [element("h2", {}, "Feedback"),
+  const parts = [element("h2", {}, "Feedback"),
     form("Show", act, field("Agent", "agent", { required: true, maxlength: 39 })), shown];
+  if (role !== "viewer") parts.push(...rating(base));
+  return parts;
+}
+
+function rating(base) {
+  const told = element("p", { role: "status", "aria-label": "Rated" });
+  let count = 0;
+  const act = async ({ agent, prompt, response, score, notes }) => {
+    const body = { prompt, response, score: Number(score), notes };
+    await call("POST", `/api/policies/feedback/${encodeURIComponent(agent)}`, body, base.split("/").at(-1));
+    count += 1;
+    told.textContent = `${count} stored`;
+  };
+  return [element("h3", {}, "Rate an answer"),
+    form("Rate", act, field("Of agent", "agent", { required: true, maxlength: 39 }),
+      field("Prompt", "prompt", { required: true }), field("Response", "response", { required: true }),
+      field("Score, 0 to 1", "score", { type: "number", min: 0, max: 1, step: 0.1, required: true }),
+      field("Notes", "notes")), told];
 }
 
 export async function people({ base, role, again }) {

@@ -1,5 +1,9 @@
-"""The console in a real browser, headless: a person signs in, trains, decides, and is alone with it."""
+"""The console in a real browser, headless: a person signs in, trains, decides, and is alone with it.
 
+With PENSTOCK_SCREENSHOTS=FOLDER it leaves the pictures of docs/gateway.md there.
+"""
+
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -16,14 +20,19 @@ from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.leftover_jobs import end_jobs
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page, ViewportSize
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra test-people")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no browser: install the Debian package chromium"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
 ]
+PICTURES = os.environ.get("PENSTOCK_SCREENSHOTS")
+NARROW: "ViewportSize" = {"width": 390, "height": 800}
+WIDE: "ViewportSize" = {"width": 1200, "height": 900}
+POINTS = "() => (document.querySelector('.curve polyline')?.getAttribute('points') ?? '').split(' ').length"
 
 
 @pytest.fixture
@@ -50,7 +59,18 @@ def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
 
 def signed_in(browser: "Browser", gateway: GatewayProcess, name: str, complaints: list[str]) -> "Page":
     """A tab of a profile of its own, in which somebody has signed in by the keyboard."""
-    tab = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme="dark").new_page()
+    tab = opened(browser, gateway, complaints)
+    tab.get_by_label("Name", exact=True).fill(name)
+    tab.get_by_label("Name", exact=True).press("Tab")
+    tab.keyboard.type(PASSWORD)
+    tab.keyboard.press("Enter")
+    tab.get_by_role("heading", name="Jobs").wait_for()
+    return tab
+
+
+def opened(browser: "Browser", gateway: GatewayProcess, complaints: list[str]) -> "Page":
+    """A tab of a profile of its own, on a phone's width in the dark, and what it complains about."""
+    tab = browser.new_context(viewport=NARROW, color_scheme="dark").new_page()
     tab.set_default_timeout(1000 * PATIENCE_S)
     tab.on("console", lambda message: complaints.append(message.text))
     tab.on("pageerror", lambda error: complaints.append(str(error)))
@@ -59,12 +79,25 @@ def signed_in(browser: "Browser", gateway: GatewayProcess, name: str, complaints
         lambda asked: None if asked.url.startswith(gateway.url) else complaints.append(asked.url),
     )
     tab.goto(gateway.url)
-    tab.get_by_label("Name").fill(name)
-    tab.get_by_label("Name").press("Tab")
-    tab.keyboard.type(PASSWORD)
-    tab.keyboard.press("Enter")
-    tab.get_by_role("heading", name="Jobs").wait_for()
     return tab
+
+
+def check(tab: "Page", name: str) -> None:
+    """Axe finds nothing, on a phone in the dark and on a desk in the light."""
+    violations(tab, name)
+    tab.set_viewport_size(WIDE)
+    tab.emulate_media(color_scheme="light")
+    violations(tab, name)
+    if PICTURES:
+        tab.screenshot(path=Path(PICTURES) / f"console-{name}.png")
+    tab.set_viewport_size(NARROW)
+    tab.emulate_media(color_scheme="dark")
+
+
+def violations(tab: "Page", name: str) -> None:
+    """None, as it looks now."""
+    found = axe.Axe().run(tab).response["violations"]
+    assert not found, (name, [(one["id"], one["nodes"][0]["html"]) for one in found])
 
 
 def test_a_person_trains_and_decides_and_another_sees_nothing_of_it(
@@ -108,7 +141,105 @@ def test_a_wrong_password_is_said_and_the_page_may_not_be_framed(
     policy = reply.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
-    tab.get_by_label("Name").fill("ada")
-    tab.get_by_label("Password").fill("wrong")
+    tab.get_by_label("Name", exact=True).fill("ada")
+    tab.get_by_label("Password", exact=True).fill("wrong")
     tab.get_by_role("button", name="Sign in").click()
     tab.get_by_text("name or password is wrong").wait_for()
+
+
+def test_from_an_invitation_to_a_version_that_is_rolled_back(
+    browser: "Browser", gateway: GatewayProcess
+) -> None:
+    """Sign up, ratings, an estimate, a training whose curve moves, a version promoted and rolled back."""
+    complaints: list[str] = []
+    owner = signed_in(browser, gateway, "ada", complaints)
+    tab = opened(browser, gateway, complaints)
+    check(tab, "sign-in")
+    sign_up(tab, invitation(owner))
+    rate(tab)
+    estimate_and_start(tab)
+    decide(tab)
+    owner.get_by_role("link", name="Audit").click()
+    audit = owner.get_by_role("region", name="Who did what, newest first")
+    for action in ("promote", "roll back", "job finished"):
+        playwright.expect(audit).to_contain_text(action)
+    check(owner, "audit")
+    other = signed_in(browser, gateway, "bob", complaints)
+    other.goto(f"{gateway.url}/#/alpha/feedback")
+    other.get_by_text("owner of beta").wait_for()
+    assert other.get_by_text("my_agent").count() == 0
+    assert complaints == []
+
+
+def invitation(owner: "Page") -> str:
+    """An owner invites an editor."""
+    owner.get_by_role("link", name="People").click()
+    owner.get_by_role("combobox", name="Role", exact=True).select_option("editor")
+    owner.get_by_role("button", name="Invite").click()
+    secret = owner.get_by_text("Shown this once: ")
+    secret.wait_for()
+    check(owner, "people")
+    return (secret.text_content() or "").removeprefix("Shown this once: ")
+
+
+def sign_up(tab: "Page", secret: str) -> None:
+    """A newcomer becomes a member."""
+    tab.get_by_label("Invitation").fill(secret)
+    tab.get_by_label("New name").fill("cyd")
+    tab.get_by_label("New password").fill(PASSWORD)
+    tab.get_by_role("button", name="Sign up").click()
+    tab.get_by_text("cyd, editor of alpha").wait_for()
+
+
+def rate(tab: "Page") -> None:
+    """They rate twelve answers."""
+    tab.get_by_role("link", name="Feedback").click()
+    tab.get_by_role("heading", name="Rate an answer").wait_for()
+    tab.get_by_label("Of agent").fill("my_agent")
+    for number in range(12):
+        tab.get_by_label("Prompt").fill(f"question {number}")
+        tab.get_by_label("Response").fill("yes of course")
+        tab.get_by_label("Score, 0 to 1").fill(str(number % 6 / 5))
+        tab.get_by_role("button", name="Rate").click()
+        playwright.expect(tab.get_by_label("Rated")).to_have_text(f"{number + 1} stored")
+    tab.get_by_label("Agent", exact=True).fill("my_agent")
+    tab.get_by_role("button", name="Show").click()
+    tab.get_by_text("12 ratings, 0.50 on average").wait_for()
+    check(tab, "feedback")
+
+
+def estimate_and_start(tab: "Page") -> None:
+    """They ask what a training would take, start it, and see its curve grow."""
+    tab.get_by_role("link", name="Jobs").click()
+    tab.get_by_role("heading", name="Start a training").wait_for()
+    tab.get_by_label("Agent", exact=True).fill("my_agent")
+    tab.get_by_label("maxSteps").fill("60")
+    tab.get_by_role("button", name="Estimate").click()
+    playwright.expect(tab.get_by_label("Estimate")).to_contain_text("minutes", timeout=1000 * PATIENCE_S)
+    check(tab, "jobs")
+    tab.get_by_role("button", name="Start").click()
+    tab.get_by_role("heading", name="Training of my_agent").wait_for()
+    tab.wait_for_function(f"() => ({POINTS})() > 2")
+    seen = tab.evaluate(POINTS)
+    playwright.expect(tab.locator("#state")).to_have_text("finished", timeout=1000 * PATIENCE_S)
+    tab.wait_for_function(f"() => ({POINTS})() > {seen}")
+    assert "updates" in (tab.get_by_role("img").get_attribute("aria-label") or "")
+
+
+def decide(tab: "Page") -> None:
+    """They promote a version, another one, and take that back."""
+    names = [
+        one.text_content() or "" for one in tab.get_by_role("button", name=re.compile("^promote ")).all()
+    ]
+    newest, earlier = (int(name.removeprefix("promote ")) for name in names[:2])
+
+    def row(number: int) -> "Locator":
+        button = tab.get_by_role("button", name=f"promote {number}", exact=True)
+        return tab.get_by_role("row").filter(has=button)
+
+    for number in (earlier, newest):
+        row(number).get_by_role("button", name="promote").click()
+        playwright.expect(row(number)).to_contain_text("active")
+    check(tab, "job")
+    row(newest).get_by_role("button", name="roll back").click()
+    playwright.expect(row(newest)).to_contain_text("rolled")

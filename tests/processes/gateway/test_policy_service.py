@@ -1,0 +1,151 @@
+"""The service for agents, called by a program that knows nothing of Penstock, its token in a netrc file."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+pytest.importorskip("argon2", reason="the gateway needs its extra")
+pytest.importorskip("peft", reason="language models need the extra rlhf")
+pytest.importorskip("requests", reason="what such programs call with")
+
+import httpx2
+
+from tests.processes.gateway.test_gateway_process import operator
+from tests.support.gateway import agent_program
+from tests.support.gateway.gateway_process import GatewayProcess
+from tests.support.gateway.leftover_jobs import end_jobs
+
+SHIPPED: Final = Path(__file__).parents[3] / "recipes" / "service"
+QUICK: Final = 8
+pytestmark = pytest.mark.timeout(1800)
+
+
+@dataclass(frozen=True)
+class Service:
+    """A gateway that offers the service. token: of an editor. program: what the program printed."""
+
+    gateway: GatewayProcess
+    folder: Path
+    token: str
+    program: dict[str, Any]
+
+
+def run_program(gateway: GatewayProcess, folder: Path, token: str, steps: int) -> dict[str, Any]:
+    """What the program prints."""
+    netrc = folder / "netrc"
+    netrc.write_text(f"machine 127.0.0.1 login agent password {token}\n")
+    netrc.chmod(0o600)
+    done = subprocess.run(
+        [sys.executable, str(agent_program.__file__), gateway.url, str(steps)],
+        env={"NETRC": str(netrc), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + gateway.log.read_text()
+    return dict(json.loads(done.stdout))
+
+
+def served(folder: Path, steps: int, template: str) -> Iterator[Service]:
+    """A gateway at which the program has run. template: that it gets where it names none."""
+    templates = folder / "templates"
+    templates.mkdir()
+    shutil.copy(SHIPPED / f"{template}.toml", templates / "rlhf.toml")
+    token = operator(folder, "token", "add", "agent", "--project", "alpha").stdout.strip()
+    try:
+        with GatewayProcess(folder, "--templates", "templates", "--models", "models") as gateway:
+            yield Service(gateway, folder, token, run_program(gateway, folder, token, steps))
+    finally:
+        end_jobs(folder)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One that has trained for a few updates."""
+    yield from served(tmp_path_factory.mktemp("service"), QUICK, "quick")
+
+
+def check_trained(service: Service, steps: int) -> None:
+    """Its answer has the names that programs read; the models lie where it says when it says trained."""
+    result, folder = service.program["result"], service.folder
+    assert result.keys() == {
+        "status",
+        "policyId",
+        "version",
+        "modelPath",
+        "rewardModelPath",
+        "feedbackCount",
+        "trainingSteps",
+        "rewardMean",
+        "rewardStd",
+    }
+    assert (result["status"], result["version"], result["feedbackCount"]) == ("trained", "v15", 15)
+    assert result["trainingSteps"] == steps
+    assert service.program["trained"] == ["v15", result["rewardMean"], result["rewardStd"]]
+    assert result["rewardStd"] >= 0
+    assert service.program["listed"] == [["v15", result["rewardMean"]]]
+    place = folder / "models" / "alpha" / "my_agent" / "v15"
+    assert (folder / result["modelPath"], folder / result["rewardModelPath"]) == (
+        place / "policy",
+        place / "reward_model",
+    )
+    assert (place / "policy" / "adapter_model.safetensors").exists()
+    assert (place / "reward_model" / "reward.json").exists()
+    assert json.loads((place / "training_results.json").read_text())["updates"] == steps
+
+
+def test_train_policy_dry_run(service: Service) -> None:
+    """The names that programs read; how many scores there are and what they say."""
+    dry = service.program["dry"]
+    assert dry.keys() == {
+        "dry_run",
+        "feedbackCount",
+        "estimatedSteps",
+        "estimatedTimeMinutes",
+        "scoreMean",
+        "scoreStd",
+        "modelConfig",
+    }
+    assert (dry["dry_run"], dry["feedbackCount"], dry["estimatedSteps"]) == (True, 15, QUICK)
+    assert dry["scoreMean"] == pytest.approx(0.7)
+    assert dry["scoreStd"] == pytest.approx(0.02**0.5)
+    assert dry["estimatedTimeMinutes"] > 0
+    assert dry["modelConfig"]["maxSteps"] == QUICK
+
+
+def test_train_policy_actual_training(service: Service) -> None:
+    """With as many updates as were asked for; the gateway itself has loaded no torch."""
+    check_trained(service, QUICK)
+    loaded = Path(f"/proc/{service.gateway.process.pid}/maps").read_text()
+    assert "libpython" in loaded or "python" in loaded
+    assert "libtorch" not in loaded
+
+
+@pytest.mark.slow
+def test_complete_rlhf_workflow(service: Service) -> None:
+    """Feedback, training, list; more feedback, training again: two versions, newest first."""
+    client = httpx2.Client(base_url=service.gateway.url, auth=("agent", service.token), timeout=900)
+    for number in range(5):
+        body = {"prompt": f"another question {number}", "response": "yes of course", "score": 0.9}
+        assert client.post("/api/policies/feedback/my_agent", json=body).status_code == 200
+    for label in ("v20", "v20.2"):
+        reply = client.post("/api/policies/train_policy/my_agent", json={"maxSteps": QUICK})
+        assert (reply.status_code, reply.json()["version"]) == (200, label), reply.text
+        assert (service.folder / reply.json()["modelPath"]).is_dir()
+    listed = client.get("/api/policies/my_agent").json()
+    assert [one["version"] for one in listed] == ["v20.2", "v20", "v15"]
+
+
+@pytest.mark.slow
+def test_the_shipped_template_ends_in_minutes(tmp_path: Path) -> None:
+    """All of its 1,000 updates, while the program waits."""
+    for service in served(tmp_path, 1000, "rlhf"):
+        check_trained(service, 1000)
