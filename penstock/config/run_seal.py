@@ -50,18 +50,21 @@ def check_own(
     settings: Settings,
     said: Collection[str],
     remedy: str = "say --trust if you trust its maker",
+    *,
+    said_places: Collection[str] = (),
 ) -> None:
     """Raise ConfigurationError when the folder names what is not its own and this user did not make it here.
 
     settings: of the folder's own configuration. said: modules that the user allows, whatever the folder says.
-    remedy: what the message says to do.
+    remedy: what the message says to do. said_places: places that the user names as well.
     """
     modules, places = modules_of(settings), places_beyond(run_dir, settings)
     unsaid = modules if set(modules) - set(said) else ()
-    if not (unsaid or places) or _is_sealed(run_dir, modules, places):
+    beyond = places if set(places) - set(said_places) else ()
+    if not (unsaid or beyond) or _is_sealed(run_dir, modules, places):
         return
     named = [f"modules to be imported: {', '.join(unsaid)}"] if unsaid else []
-    named += [f"places outside of it: {', '.join(places)}"] if places else []
+    named += [f"places outside of it: {', '.join(beyond)}"] if beyond else []
     raise ConfigurationError(f"{run_dir}: was not made here, and names {' and '.join(named)}; {remedy}")
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from penstock.config import settings as configuration
 from penstock.config.local_places import places_of
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
-from penstock.config.run_seal import check_own, check_places
+from penstock.config.run_seal import check_own, check_places, places_beyond
 from penstock.config.settings import SecuritySection, Settings
 from penstock.config.workload import find, load
 
@@ -109,7 +109,13 @@ def _written(run_dir: Path, said: Sequence[Mapping[str, Any]], *, trust: bool) -
         return {}
     written = configuration.parse_run_config(config)
     if not trust:
-        check_own(run_dir, configuration.load([written]), configuration.load(said).actor.allow_modules)
+        user = configuration.load(said)
+        check_own(
+            run_dir,
+            configuration.load([written]),
+            user.actor.allow_modules,
+            said_places=places_beyond(run_dir, user),
+        )
     return written
 
 

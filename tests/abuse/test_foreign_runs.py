@@ -85,7 +85,7 @@ def naming(run: Path, section: str, key: str, value: str) -> Path:
 def test_a_foreign_folder_reaches_for_nothing_outside_of_it(
     named: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server and a resume refuse, and name the place; with --trust it is used."""
+    """A server and a resume refuse, and name the place; --trust, or the user who names it too, allows it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = naming(shutil.copytree(EARLIER, tmp_path / "run"), *named)
     words = f"was not made here, and names places outside of it: {named[2]}; say --trust"
@@ -94,6 +94,9 @@ def test_a_foreign_folder_reaches_for_nothing_outside_of_it(
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         make_plan(Request(what=str(run), resumption=ResumeOptions(resume=True)))
     assert service_settings(None, (), run, trust=True).run
+    mine = tmp_path / "mine.toml"
+    mine.write_text(tomli_w.dumps({named[0]: {named[1]: named[2]}}))
+    assert service_settings(mine, (), run).run
 
 
 def test_a_place_of_the_folder_itself_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
