@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
 from workloads.language.generation.backend import Backend, Generated
+from workloads.language.generation.drawing import draw
+from workloads.language.generation.growing_cache import GrowingLayer
 from workloads.language.tokenizer import Tokenizer
 
 
@@ -45,7 +47,7 @@ class CachedGeneration:
         """See `Backend`."""
         distinct = {tuple(prompt): number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         prompt_of = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=self._device)
-        batch = _Batch(*_left_padded(list(distinct), self._pad, self._device), prompt_of)
+        batch = _Batch(*left_padded(list(distinct), self._pad, self._device), prompt_of)
         tokens = torch.full((len(prompts), most), self._pad, device=self._device)
         log_prob = torch.zeros((len(prompts), most), device=self._device)
         lengths = torch.full((len(prompts),), most, device=self._device)
@@ -71,12 +73,10 @@ class CachedGeneration:
         if deterministic:
             return log_probs.argmax(-1)
         # One number for each row; `multinomial` asks the generator for one for each token of the vocabulary.
-        sums = log_probs.exp().cumsum(-1, dtype=torch.float64)
-        total = sums[:, -1]
-        uniform = torch.rand(len(log_probs), generator=self._random, dtype=sums.dtype, device=sums.device)
-        # Below the total, which rounding could reach: a token without a share is never drawn.
-        point = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
-        return torch.searchsorted(sums, point[:, None], right=True)[:, 0]
+        uniform = torch.rand(
+            len(log_probs), generator=self._random, dtype=torch.float64, device=log_probs.device
+        )
+        return draw(log_probs, uniform)
 
 
 def make_backend(policy: Any, tokenizer: Tokenizer, device: str) -> Backend:
@@ -100,7 +100,7 @@ class _Batch:
     def __init__(self, ids: Tensor, mask: Tensor, prompt_of: Tensor) -> None:
         self._ids, self._mask = ids, mask
         self._positions = (mask.cumsum(1) - 1).clamp(min=0)
-        self._cache = Cache(layer_class_to_replicate=_Room)
+        self._cache = Cache(layer_class_to_replicate=GrowingLayer)
         self._unread: Tensor | None = prompt_of
         self.rows = torch.arange(len(prompt_of), device=ids.device)
         self.alive = torch.ones(len(prompt_of), dtype=torch.bool, device=ids.device)
@@ -146,47 +146,7 @@ class _Batch:
         self._ids, self._mask, self._positions = self._ids[rows], self._mask[rows], self._positions[rows]
 
 
-class _Room(DynamicLayer):  # type: ignore[misc]
-    """Keys and values of a layer in memory that doubles when it is full.
-
-    Transformers copies all of it for each token.
-    """
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """See `DynamicLayer`."""
-        super().lazy_initialization(key_states, value_states)
-        self._rooms = [states[:, :, :0] for states in (key_states, value_states)]
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """See `DynamicLayer`."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        held = self.get_seq_length()
-        end = held + key_states.shape[2]
-        if end > self._rooms[0].shape[2]:
-            self._rooms = [_doubled(room, held, end) for room in self._rooms]
-        for room, states in zip(self._rooms, (key_states, value_states), strict=True):
-            room[:, :, held:end] = states
-        self.keys, self.values = (room[:, :, :end] for room in self._rooms)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """See `DynamicLayer`."""
-        held = self.get_seq_length()
-        self._rooms = [room[indices] for room in self._rooms]
-        self.keys, self.values = (room[:, :, :held] for room in self._rooms)
-
-
-def _doubled(room: Tensor, held: int, needed: int) -> Tensor:
-    """Room for twice of what is needed, [B, H, 2 · needed, D], with what is held."""
-    larger = room.new_empty((*room.shape[:2], 2 * needed, room.shape[3]))
-    larger[:, :, :held] = room[:, :, :held]
-    return larger
-
-
-def _left_padded(
-    prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Ids and mask, int64 [N, P] each: the last token of every prompt is in the last column."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[pad_id] * (longest - len(one)) + list(one) for one in prompts], device=device)

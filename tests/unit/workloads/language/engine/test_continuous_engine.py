@@ -1,0 +1,294 @@
+"""Requests join and leave a running batch; each is answered as if alone, under its own version."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.config.settings import ConfigurationError
+from penstock.policy import weights
+from workloads.language.engine.continuous_engine import ContinuousEngine
+from workloads.language.engine.loaded_adapters import LoadedAdapters
+from workloads.language.engine.requests import Growing, Request
+from workloads.language.language_model import make_probe
+from workloads.language.policy.language_policy import LanguagePolicy
+from workloads.language.policy.policy_section import LanguageSection
+
+EOS, PAD = 2, 0
+PROMPTS = ((1, 20, 21), (1, 22), (1, 23, 24, 25, 26, 27), (1, 27, 28), (1, 29))
+MOST = 12
+
+
+def policy_of(base: Path, seed: int = 0, **kwargs: Any) -> LanguagePolicy:
+    """An adapter on the tiny model, moved away from it by noise of this seed."""
+    policy = LanguagePolicy(LanguageSection(model=str(base), rank=4, alpha=8.0, **kwargs), seed=0)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.trained().values():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return policy
+
+
+@pytest.fixture(scope="module")
+def blobs(base: Path) -> dict[int, bytes]:
+    """Of versions 1 and 2."""
+    return {version: weights.encode(policy_of(base, version).published) for version in (1, 2)}
+
+
+def engine_of(base: Path, blobs: dict[int, bytes], eos_id: int) -> ContinuousEngine:
+    """With both loaded, and room for four answers."""
+    made = ContinuousEngine(LoadedAdapters(policy_of(base)), eos_id=eos_id, pad_id=PAD, max_rows=4)
+    for version, blob in blobs.items():
+        made.load(version, blob)
+    return made
+
+
+@pytest.fixture
+def engine(base: Path, blobs: dict[int, bytes]) -> ContinuousEngine:
+    """Whose answers may end by themselves."""
+    return engine_of(base, blobs, EOS)
+
+
+@pytest.fixture
+def endless(base: Path, blobs: dict[int, bytes]) -> ContinuousEngine:
+    """Whose answers end at their length alone, so that it is known who is under way."""
+    return engine_of(base, blobs, -1)
+
+
+def ask(engine: ContinuousEngine, number: int, version: int, **kwargs: Any) -> Growing:
+    """For up to twelve tokens, drawn with a seed of the prompt's own."""
+    return engine.submit(Request(ids=PROMPTS[number], most=MOST, version=version, seed=number, **kwargs))
+
+
+def finished(engine: ContinuousEngine, *answers: Growing) -> list[tuple[list[int], str]]:
+    """Steps until all are."""
+    while not all(one.finish for one in answers):
+        assert engine.step()
+    return [(one.ids, one.finish) for one in answers]
+
+
+def test_who_joins_a_running_batch_is_answered_as_alone(endless: ContinuousEngine) -> None:
+    """Longer and shorter prompts and answers, two versions, one that waits for room: the same tokens."""
+    cases = [(number, version, MOST - number) for number, version in enumerate((1, 1, 1, 2, 1))]
+    alone = [finished(endless, _asked(endless, *case))[0] for case in cases]
+    assert [len(ids) for ids, _ in alone] == [MOST - number for number in range(5)]
+    first, second = (_asked(endless, *case) for case in cases[:2])
+    for _ in range(2):
+        endless.step()
+    third, fourth = (_asked(endless, *case) for case in cases[2:4])
+    endless.step()
+    fifth = _asked(endless, *cases[4])
+    endless.step()
+    assert endless.under_way == 4
+    assert not fifth.ids
+    assert finished(endless, first, second, third, fourth, fifth) == alone
+    assert endless.under_way == 0
+    assert not endless.step()
+
+
+def _asked(engine: ContinuousEngine, number: int, version: int, most: int) -> Growing:
+    return engine.submit(Request(ids=PROMPTS[number], most=most, version=version, seed=number))
+
+
+def test_a_step_is_one_pass_for_all_rows_of_a_version(endless: ContinuousEngine) -> None:
+    """Four answers of twelve tokens take a dozen passes, and not four dozen."""
+    passes = 0
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    with endless._adapters._network.register_forward_pre_hook(count):
+        finished(endless, *(ask(endless, number, 1) for number in range(4)))
+    assert passes == MOST
+
+
+def test_log_probabilities_are_those_of_a_plain_pass(engine: ContinuousEngine) -> None:
+    """To 1e-5, also after others joined and left, and only under the version that answered."""
+    answers = [ask(engine, number, 1) for number in range(2)]
+    engine.step()
+    answers += [ask(engine, number, 2) for number in (2, 3)]
+    finished(engine, *answers)
+    for one in answers:
+        prompt = one.request.ids
+        plain = engine.log_prob(one.request.version, (*prompt, *one.ids), len(prompt))
+        assert one.log_prob == pytest.approx(plain, abs=1e-5)
+        other = engine.log_prob(3 - one.request.version, (*prompt, *one.ids), len(prompt))
+        assert one.log_prob != pytest.approx(other, abs=1e-3)
+
+
+def test_version_0_is_the_base_model(engine: ContinuousEngine, base: Path) -> None:
+    """Its greedy tokens are those of a model that never had an adapter, also beside versions that have."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    ids = torch.tensor([PROMPTS[0]])
+    plain = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=MOST, pad_token_id=PAD
+    )
+    beside = ask(engine, 1, 1)
+    answer = ask(engine, 0, 0, deterministic=True)
+    finished(engine, beside, answer)
+    assert answer.ids == plain[0, ids.shape[1] :].tolist()
+
+
+def test_tokens_and_log_probabilities_are_those_of_bare_generate(
+    engine: ContinuousEngine, base: Path
+) -> None:
+    """Of a model with one adapter, which transformers generates with alone: two versions in one batch."""
+    answers = [ask(engine, number, 1 + number % 2, deterministic=True) for number in range(4)]
+    engine.step()
+    answers.append(ask(engine, 4, 1, deterministic=True))
+    finished(engine, *answers)
+    for one in answers:
+        ids = torch.tensor([one.request.ids])
+        plain = policy_of(base, one.request.version).network.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=MOST,
+            pad_token_id=PAD,
+            eos_token_id=EOS,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        expected = plain.sequences[0, ids.shape[1] :].tolist()
+        logits = torch.cat(plain.logits).float().log_softmax(-1)
+        chosen = [float(row[token]) for row, token in zip(logits, expected, strict=True)]
+        assert one.ids == expected
+        assert one.log_prob == pytest.approx(chosen, abs=1e-4)
+
+
+def test_a_version_of_no_numbers_fails_alone(engine: ContinuousEngine, base: Path) -> None:
+    """Those who asked it are told why; who asked another is answered as before."""
+    (alone,) = finished(engine, ask(engine, 1, 1))
+    broken = policy_of(base, 3)
+    with torch.no_grad():
+        for parameter in broken.trained().values():
+            parameter.fill_(torch.nan)
+    engine.load(3, weights.encode(broken.published))
+    lost, kept = ask(engine, 0, 3), ask(engine, 1, 1)
+    assert finished(engine, lost, kept) == [([], "failed"), alone]
+    assert "probabilities are no numbers" in str(lost.error)
+
+
+def test_what_is_cancelled_while_it_waits_is_never_read(endless: ContinuousEngine) -> None:
+    """It leaves the queue as soon as there is room, and gets no token."""
+    running = [ask(endless, number, 1) for number in range(4)]
+    waiting = ask(endless, 4, 1)
+    endless.step()
+    waiting.cancel()
+    finished(endless, *running, waiting)
+    assert (waiting.ids, waiting.finish) == ([], "cancelled")
+
+
+def test_the_probe_is_answered_by_the_adapter_of_the_version(engine: ContinuousEngine, base: Path) -> None:
+    """As a policy with these weights alone answers it; the base model answers otherwise."""
+    probe = make_probe(policy_of(base).vocabulary, seed=5)
+    expected = policy_of(base, 2).log_prob(probe.observation, probe.action)
+    assert engine.probe_answer(2, probe) == pytest.approx(expected.tolist(), abs=1e-4)
+    assert engine.probe_answer(0, probe) != pytest.approx(expected.tolist(), abs=1e-2)
+
+
+def test_a_version_that_answers_is_not_dropped(engine: ContinuousEngine) -> None:
+    """Before it does it is, and then it is unknown."""
+    answer = ask(engine, 0, 1)
+    assert not engine.drop(1)
+    engine.step()
+    assert not engine.drop(1)
+    finished(engine, answer)
+    assert engine.drop(1)
+    with pytest.raises(ValueError, match=r"version=1: is not loaded; loaded are \[2\]"):
+        ask(engine, 0, 1)
+
+
+def test_a_version_that_is_loaded_meanwhile_changes_no_answer(
+    engine: ContinuousEngine, base: Path, blobs: dict[int, bytes]
+) -> None:
+    """An answer keeps the version that began it."""
+    (expected,) = finished(engine, ask(engine, 0, 1))
+    answer = ask(engine, 0, 1)
+    engine.step()
+    engine.load(3, blobs[2])
+    engine.step()
+    assert engine.drop(3)
+    assert finished(engine, answer) == [expected]
+
+
+def test_a_cancelled_answer_leaves_and_the_others_go_on(engine: ContinuousEngine) -> None:
+    """It keeps the tokens that it has."""
+    (alone,) = finished(engine, ask(engine, 1, 1))
+    first, second = ask(engine, 0, 1), ask(engine, 1, 1)
+    engine.step()
+    first.cancel()
+    engine.step()
+    assert (len(first.ids), first.finish) == (1, "cancelled")
+    assert finished(engine, second) == [alone]
+
+
+def test_an_end_cancels_what_is_left(engine: ContinuousEngine) -> None:
+    """Each is told so, those that wait too."""
+    told: list[str] = []
+    for number in range(5):
+        request = Request(ids=PROMPTS[number], most=MOST, version=1)
+        engine.submit(request, lambda one: told.append(one.finish))
+    engine.step()
+    engine.run(lambda: True)
+    assert told.count("cancelled") == 5 - sum(finish == "eos" for finish in told)
+    assert engine.under_way == 0
+
+
+def test_top_p_leaves_out_what_is_unlikely_and_the_log_probability_is_the_policys(
+    engine: ContinuousEngine,
+) -> None:
+    """With a share next to nothing only the likeliest token is left; what is told is of the whole."""
+    sharp, greedy = ask(engine, 0, 1, top_p=1e-6), ask(engine, 0, 1, deterministic=True)
+    finished(engine, sharp, greedy)
+    assert sharp.ids == greedy.ids
+    assert sharp.log_prob == pytest.approx(greedy.log_prob, abs=1e-5)
+    assert min(sharp.log_prob) < -0.01
+    assert not sharp.request.is_sampled
+    assert Request(ids=(1,), most=1).is_sampled
+
+
+def test_logits_that_are_changed_change_the_draw_and_not_the_log_probability(
+    engine: ContinuousEngine,
+) -> None:
+    """A large bias has its token always, a large penalty never twice; neither is sampled from the policy."""
+    biased = ask(engine, 0, 1, bias={25: 100.0})
+    plain = engine.submit(Request(ids=PROMPTS[0], most=MOST, version=1, bias={}, frequency_penalty=100.0))
+    finished(engine, biased, plain)
+    assert set(biased.ids) == {25}
+    told = engine.log_prob(1, (*PROMPTS[0], *biased.ids), len(PROMPTS[0]))
+    assert biased.log_prob == pytest.approx(told, abs=1e-4)
+    assert len(set(plain.ids)) == len(plain.ids)
+    assert not biased.request.is_sampled
+    assert not plain.request.is_sampled
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"ids": ()}, "give at least 1 of each"),
+        ({"most": 0}, "give at least 1 of each"),
+        ({"temperature": 0.0}, "use a temperature in"),
+        ({"top_p": 1.5}, "a top_p in"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_is_refused(wrong: dict[str, Any], message: str) -> None:
+    """With what to do."""
+    usual: dict[str, Any] = {"ids": (1,), "most": 1}
+    with pytest.raises(ValueError, match=message):
+        Request(**(usual | wrong))
+
+
+def test_weights_of_another_policy_are_refused_and_nothing_is_held(base: Path) -> None:
+    """By the name of the tensor; so is a policy without an adapter."""
+    adapters = LoadedAdapters(policy_of(base))
+    other = LanguagePolicy(LanguageSection(model=str(base), rank=2), seed=0)
+    with pytest.raises(ValueError, match=r"weights\.base_model.*for \(4, 64\)"):
+        adapters.load(1, weights.encode(other.published))
+    assert not adapters.versions
+    with pytest.raises(ConfigurationError, match=r"lora=false"):
+        LoadedAdapters(LanguagePolicy(LanguageSection(model=str(base), lora=False), seed=0))

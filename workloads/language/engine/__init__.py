@@ -1,0 +1,9 @@
+"""The engine that answers single requests: many at once, each under the version that it names.
+
+requests           what is asked, and the answer while it grows
+loaded_adapters    one base model and the adapters of several versions
+running_batch      the rows of one version that are being continued; rows join and leave it
+continuous_engine  waiting requests, the batches of all versions, log-probabilities of sampled ids
+
+Training generates whole batches under one version instead: `workloads.language.generation`.
+"""
