@@ -2,15 +2,17 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import grpc
 
 from actor.acting.reward import learner_reward, potentials
+from actor.serving.background_tasks import BackgroundTasks
 from actor.serving.calls.episode_requests import EpisodeRequests
 from actor.serving.calls.episode_steps import EpisodeSteps
-from actor.serving.calls.policy_service import PolicyService
+from actor.serving.calls.policy_service import NAME, PolicyService
 from actor.serving.calls.request_handler import RequestHandler
 from actor.serving.episodes.episodes import Episodes
 from actor.serving.experience.recorder import Learning
@@ -22,12 +24,14 @@ from actor.serving.release.traffic import Traffic
 from actor.serving.versions.loaded_versions import LoadedVersions, Weights
 from actor.serving.versions.shadow import Shadow
 from actor.serving.versions.shadow_record import ShadowRecord
-from actor.specification.policy_maker import policy_maker
+from actor.specification.policy_maker import policy_maker, probe_answer
 from actor.specification.sections import actor_section, environment_section
 from penstock.config.credentials import registry_with_password
 from penstock.config.settings import CanarySection, ConfigurationError, ServingSection, Settings
 from penstock.config.trusted import check_trusted
 from penstock.registry.weight_files import registry_url
+from penstock.rpc.access import NO_CALLS, Calls
+from penstock.runtime.exit import Fatal
 from penstock.wire.specification import RunSpecification
 
 
@@ -40,29 +44,15 @@ class Source:
     actor_id: str | None = None
 
 
-@dataclass(slots=True)
-class BackgroundTasks:
-    """Tasks beside the calls; an error in one is raised where they are waited for."""
-
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-    def send(self, task: Coroutine[Any, Any, None]) -> None:
-        """Begin an episode."""
-        self.tasks.add(asyncio.get_running_loop().create_task(task))
-
-    async def first_error(self) -> None:
-        """Wait, for ever, but for an error."""
-        while True:
-            done, _ = await asyncio.wait(self.tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                self.tasks.discard(task)
-                task.result()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a server is made of. traffic: None without a registry. learning: None where nothing is learned."""
+class PolicyParts:
+    """What a server of actions is made of: a `HostedService`.
 
+    traffic: None without a registry. learning: None where nothing is learned.
+    """
+
+    specification: RunSpecification
+    refresh_s: float
     loaded_versions: LoadedVersions
     batcher: Batcher
     canary_monitor: CanaryMonitor
@@ -74,16 +64,65 @@ class Parts:
     background_tasks: BackgroundTasks
     record: ShadowRecord | None
     shadow: Shadow
+    names: tuple[str, ...] = (NAME,)
+    calls: Calls = field(default_factory=lambda: NO_CALLS)
+
+    def add_to(self, server: "grpc.aio.Server") -> None:
+        """See `HostedService`."""
+        self.service.add_to(server)
+
+    async def begin(self) -> None:
+        """See `HostedService`."""
+        if self.traffic is not None:
+            await self.traffic.begin(self.loaded_versions, self.canary_monitor)
+            self.background_tasks.send(
+                self.traffic.follow(self.loaded_versions, self.canary_monitor, self.refresh_s)
+            )
+
+    async def apply(self, weights: Weights) -> tuple[float, ...]:
+        """See `HostedService`."""
+        try:
+            loaded = await self.loaded_versions.load(weights)
+        except ValueError as error:
+            raise Fatal(f"weights {weights.version} cannot be applied: {error}") from error
+        answer = await asyncio.to_thread(probe_answer, loaded.policy, self.specification.probe)
+        self.loaded_versions.follow_with(loaded)
+        self.episodes.let_go_of_old()
+        return answer
+
+    def cut(self) -> None:
+        """See `HostedService`."""
+        if self.learning is not None:
+            self.learning.flush(self.episodes, asyncio.get_running_loop().time())
+
+    def sweep(self) -> None:
+        """See `HostedService`."""
+        self.episode_requests.sweep()
+
+    async def finish(self) -> None:
+        """See `HostedService`."""
+        await self.shadow.finish()
+        for episode in self.episodes:
+            self.episode_requests.abandon(episode)
+        if self.learning is not None:
+            self.learning.send_all()
+
+    def close(self) -> None:
+        """See `HostedService`."""
+        self.batcher.close()
+        self.shadow.close()
+        if self.record is not None:
+            self.record.close()
 
 
 def assemble(
     settings: Settings, source: Source, specification: RunSpecification, run_follower: RunFollower | None
-) -> Parts:
+) -> PolicyParts:
     """Raises ConfigurationError for settings that fit neither one another nor the run."""
     section, background_tasks = settings.serving, BackgroundTasks()
-    _check_range(settings.canary)
-    traffic = _traffic(settings, source, run_follower)
-    fetch = _no_weights if run_follower is None else run_follower.fetch
+    check_range(settings.canary)
+    traffic = make_traffic(settings, source, run_follower)
+    fetch = no_weights if run_follower is None else run_follower.fetch
     make_policy = policy_maker(specification, settings.actor)
     loaded_versions = LoadedVersions(make_policy, fetch if traffic is None else traffic.fetch, section)
     batcher = Batcher(
@@ -92,7 +131,7 @@ def assemble(
         max_delay_s=section.max_delay_ms / 1000,
     )
     now = asyncio.get_running_loop().time
-    canary_monitor = CanaryMonitor(settings.canary, _withdrawing(traffic, background_tasks), now)
+    canary_monitor = CanaryMonitor(settings.canary, withdrawing(traffic, background_tasks), now)
     episodes = Episodes(section, specification.unroll_length)
     learning = None if run_follower is None else _learning(settings, specification, run_follower)
     spaces = (specification.observation_space, specification.action_space)
@@ -117,7 +156,9 @@ def assemble(
         learns=learning is not None,
         on_answer=canary_monitor.answered,
     )
-    return Parts(
+    return PolicyParts(
+        specification=specification,
+        refresh_s=settings.registry.refresh_s,
         loaded_versions=loaded_versions,
         batcher=batcher,
         canary_monitor=canary_monitor,
@@ -147,7 +188,8 @@ def _record(section: ServingSection, source: Source) -> ShadowRecord | None:
     )
 
 
-def _traffic(settings: Settings, source: Source, run_follower: RunFollower | None) -> Traffic | None:
+def make_traffic(settings: Settings, source: Source, run_follower: RunFollower | None) -> Traffic | None:
+    """Return what reads the registry of what is served; None without one."""
     url = registry_with_password(settings.registry)
     if source.run_dir is not None:
         url = registry_url(source.run_dir, url)
@@ -158,11 +200,14 @@ def _traffic(settings: Settings, source: Source, run_follower: RunFollower | Non
     )
 
 
-def _no_weights(_version: int) -> Weights | None:
+def no_weights(_version: int) -> Weights | None:
+    """Where nothing holds any."""
     return None
 
 
-def _withdrawing(traffic: Traffic | None, background_tasks: BackgroundTasks) -> Callable[[int, str], None]:
+def withdrawing(traffic: Traffic | None, background_tasks: BackgroundTasks) -> Callable[[int, str], None]:
+    """Return what rolls a version back, beside the calls, and says why."""
+
     def withdraw(version: int, reason: str) -> None:
         if traffic is not None:
             background_tasks.send(traffic.withdraw(version, reason))
@@ -172,7 +217,7 @@ def _withdrawing(traffic: Traffic | None, background_tasks: BackgroundTasks) -> 
 
 def _learning(settings: Settings, specification: RunSpecification, run_follower: RunFollower) -> Learning:
     section = settings.serving
-    _check_window(section, specification)
+    check_window(section, specification)
     queue = run_follower.queue = ServedQueue(section.outbox_fragments, specification.stale_after)
     compress = actor_section(specification).compress == "lz4"
     environment = environment_section(specification)
@@ -182,13 +227,14 @@ def _learning(settings: Settings, specification: RunSpecification, run_follower:
     return Learning(specification, section, queue, run_follower.send_queued, compress=compress, reward=reward)
 
 
-def _check_range(section: CanarySection) -> None:
+def check_range(section: CanarySection) -> None:
+    """Raise ConfigurationError for a range of returns that holds none."""
     known = section.return_range
     if known is not None and not known[0] < known[1]:
         raise ConfigurationError(f"canary.return_range={list(known)}: the first must be below the second")
 
 
-def _check_window(section: ServingSection, specification: RunSpecification) -> None:
+def check_window(section: ServingSection, specification: RunSpecification) -> None:
     """Refuse a window in which the learner gets so far ahead that nothing could be learned from any more."""
     rate, stale_after, batch = (
         section.declared_steps_per_s,

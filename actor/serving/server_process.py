@@ -21,12 +21,11 @@ import torch
 
 from actor.link.broker_client import BrokerClient
 from actor.link.connect import SWITCH_INTERVAL_S, connect
-from actor.serving.assembly import Parts, Source, assemble
-from actor.serving.calls.policy_service import NAME
+from actor.serving.assembly import Source, assemble
 from actor.serving.experience.run_follower import RunFollower
-from actor.serving.versions.loaded_versions import Weights
-from actor.specification.policy_maker import probe_answer
+from actor.serving.hosted_service import HostedService
 from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.workload import find, load
 from penstock.registry.weight_files import read_specification
 from penstock.rpc.boundary import Boundary
 from penstock.rpc.rate_limits import Rates
@@ -123,46 +122,39 @@ async def _serve(
 ) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     lifecycle.on_drain(setter(stop))
-    parts = assemble(settings, source, specification, run_follower)
+    hosted = _hosted(settings, source, specification, run_follower)
     frame = ServerFrame(
         ROLE,
-        (NAME,),
+        hosted.names,
         settings,
         listen,
         boundary=Boundary(),
         rates=_rates(settings),
         streams_per_connection=STREAMS_PER_CONNECTION,
+        calls=hosted.calls,
     )
-    parts.service.add_to(frame.server)
+    hosted.add_to(frame.server)
     try:
         address = frame.bind()
-        if parts.traffic is not None:
-            await parts.traffic.begin(parts.loaded_versions, parts.canary_monitor)
-            parts.background_tasks.send(
-                parts.traffic.follow(parts.loaded_versions, parts.canary_monitor, settings.registry.refresh_s)
-            )
+        await hosted.begin()
         if run_follower is not None:
-            apply = partial(_apply, parts, specification)
-            run_follower.start(loop, apply, setter(stop), partial(_cut, parts, loop))
-        parts.background_tasks.send(_sweep(parts))
-        parts.background_tasks.send(watch_loop(partial(health.progress, EVENT_LOOP)))
+            run_follower.start(loop, hosted.apply, setter(stop), hosted.cut)
+        hosted.background_tasks.send(_sweep(hosted))
+        hosted.background_tasks.send(watch_loop(partial(health.progress, EVENT_LOOP)))
         health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
         await frame.begin(metrics_port=metrics_port)
         health.set_ready(True)
         # The steps of open episodes are many small objects that live for seconds and hold no cycles.
         collect_seldom()
         log.info("serving", extra={"address": address, "run_name": specification.run})
-        await _until(stop, parts)
+        await _until(stop, hosted)
         health.set_ready(False, "draining")
-        await _drain(frame, parts, run_follower, lifecycle)
+        await _drain(frame, hosted, run_follower, lifecycle)
     finally:
-        for task in parts.background_tasks.tasks:
+        for task in hosted.background_tasks.tasks:
             task.cancel()
         await frame.close()
-        parts.batcher.close()
-        parts.shadow.close()
-        if parts.record is not None:
-            parts.record.close()
+        hosted.close()
     return EXIT_OK
 
 
@@ -174,35 +166,28 @@ def _rates(settings: Settings) -> Rates:
     )
 
 
-async def _apply(parts: Parts, specification: RunSpecification, weights: Weights) -> tuple[float, ...]:
-    """Answer `latest` with these; what the probe says under them."""
-    try:
-        loaded = await parts.loaded_versions.load(weights)
-    except ValueError as error:
-        raise Fatal(f"weights {weights.version} cannot be applied: {error}") from error
-    answer = await asyncio.to_thread(probe_answer, loaded.policy, specification.probe)
-    parts.loaded_versions.follow_with(loaded)
-    parts.episodes.let_go_of_old()
-    return answer
-
-
-def _cut(parts: Parts, loop: asyncio.AbstractEventLoop) -> None:
-    """Put what open episodes hold on its way to the learner."""
-    if parts.learning is not None:
-        parts.learning.flush(parts.episodes, loop.time())
-
-
-async def _sweep(parts: Parts) -> None:
+async def _sweep(hosted: HostedService) -> None:
     while True:
         await asyncio.sleep(_SWEEP_S)
-        parts.episode_requests.sweep()
+        hosted.sweep()
 
 
-async def _until(stop: asyncio.Event, parts: Parts) -> None:
+def _hosted(
+    settings: Settings, source: Source, specification: RunSpecification, run_follower: RunFollower | None
+) -> HostedService:
+    """What the run's workload has clients answered with; the core's own where it names nothing."""
+    workload = find(specification.workload)
+    if not workload.server:
+        return assemble(settings, source, specification, run_follower)
+    made: HostedService = load(workload.server)(settings, source, specification, run_follower)
+    return made
+
+
+async def _until(stop: asyncio.Event, hosted: HostedService) -> None:
     """Until `stop`; raises what an errand raises."""
     stopped, failed = (
         asyncio.ensure_future(stop.wait()),
-        asyncio.ensure_future(parts.background_tasks.first_error()),
+        asyncio.ensure_future(hosted.background_tasks.first_error()),
     )
     done, rest = await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
     for task in rest:
@@ -212,15 +197,11 @@ async def _until(stop: asyncio.Event, parts: Parts) -> None:
 
 
 async def _drain(
-    frame: ServerFrame, parts: Parts, run_follower: RunFollower | None, lifecycle: Lifecycle
+    frame: ServerFrame, hosted: HostedService, run_follower: RunFollower | None, lifecycle: Lifecycle
 ) -> None:
     """Say so, finish what is in flight, hand over what was learned."""
     await frame.drain(DRAIN_GRACE_S)
-    await parts.shadow.finish()
-    for episode in parts.episodes:
-        parts.episode_requests.abandon(episode)
-    if parts.learning is not None:
-        parts.learning.send_all()
+    await hosted.finish()
     if run_follower is not None:
         lifecycle.drain("the server is done")
         run_follower.finish()

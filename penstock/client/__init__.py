@@ -6,6 +6,7 @@
     episode.act(observation, reward=0.5).action
     episode.end(terminated=True, reward=1.0)
 
+`TextClient` and `AsyncTextClient` ask a server of text (`penstock.client.text_client`).
 `AsyncPolicyClient` is the same for an event loop, with `act_stream` for high rates; `ExternalEnvironment`
 plays whole episodes of anything with `reset` and `step`.
 """
@@ -27,6 +28,9 @@ from penstock.client.errors import (
 from penstock.client.external import ExternalEnvironment
 from penstock.client.stream import ActStream
 from penstock.client.synchronous import Episode, PolicyClient
+from penstock.client.text_async import AsyncConversation, AsyncTextClient
+from penstock.client.text_client import Conversation, TextClient
+from penstock.client.text_values import Generation, TextAnswer, TextDescription, TextPart
 from penstock.client.values import (
     Action,
     ActionBatch,
@@ -46,9 +50,12 @@ __all__ = [
     "Action",
     "ActionBatch",
     "Arm",
+    "AsyncConversation",
     "AsyncEpisode",
     "AsyncPolicyClient",
+    "AsyncTextClient",
     "BadReply",
+    "Conversation",
     "Credentials",
     "DeadlinePassed",
     "Description",
@@ -58,6 +65,7 @@ __all__ = [
     "EpisodeUnknown",
     "ExternalEnvironment",
     "Fallback",
+    "Generation",
     "InvalidRequest",
     "NotAllowed",
     "NotReady",
@@ -66,6 +74,10 @@ __all__ = [
     "PolicyError",
     "ServedVersion",
     "StepOptions",
+    "TextAnswer",
+    "TextClient",
+    "TextDescription",
+    "TextPart",
     "UnknownVersion",
     "Unreachable",
 ]

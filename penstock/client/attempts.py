@@ -24,10 +24,13 @@ _LEAST_S: Final = 0.001
 
 
 class Attempts:
-    """Counts the attempts of one call, which begins when this is made."""
+    """Counts the attempts of one call, which begins when this is made.
 
-    def __init__(self, deadline_s: float) -> None:
-        self._deadline_s = deadline_s
+    deadline_s: of all of them, in seconds. share: of it, the longest that one attempt may take.
+    """
+
+    def __init__(self, deadline_s: float, share: float = 0.5) -> None:
+        self._deadline_s, self._longest_s = deadline_s, share * deadline_s
         self._ends_s = time.monotonic() + deadline_s
         self._last: Exception | None = None
 
@@ -45,7 +48,7 @@ class Attempts:
             raise self._last or DeadlinePassed(
                 f"deadline_s={self._deadline_s:g} passed before the call was sent"
             )
-        return min(left_s, self._deadline_s / 2)
+        return min(left_s, self._longest_s)
 
     def is_worth_another(self, error: Exception) -> bool:
         """Return whether to send the same request again after this error."""

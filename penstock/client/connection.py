@@ -10,7 +10,7 @@ the server may now serve another run.
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock.client import calls
 from penstock.client.attempts import Attempts
@@ -28,20 +28,29 @@ _PERHAPS_OTHER_SPACES: Final = (InvalidRequest, BadReply, ValueError)
 
 
 class Connection:
-    """A connection that any number of threads may use."""
+    """A connection that any number of threads may use.
 
-    def __init__(self, address: str, credentials: Credentials, policy: str, deadline_s: float) -> None:
-        self.policy = policy
-        self._address, self._deadline_s = address, deadline_s
+    stub: of the service that is called.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        policy: str,
+        deadline_s: float,
+        stub: Callable[[Any], Any] = PolicyServiceStub,
+    ) -> None:
+        self.policy, self.address, self.deadline_s = policy, address, deadline_s
         self._channel = open_channel(address, credentials)
-        self._stub = PolicyServiceStub(self._channel)
+        self.stub = stub(self._channel)
         self._closed = threading.Event()
         self._learning = threading.Lock()
         self._codec: Codec | None = None
 
     def ask(self, build: Callable[[Codec], Call[T]]) -> T:
         """Return the result of the call that `build` makes with the spaces."""
-        attempts = Attempts(self._deadline_s)
+        attempts = Attempts(self.deadline_s)
         try:
             return self.do(build(self._learned(attempts)), attempts)
         except _PERHAPS_OTHER_SPACES:
@@ -50,8 +59,8 @@ class Connection:
 
     def do(self, call: Call[T], attempts: Attempts | None = None) -> T:
         """Return the result of a call."""
-        attempts = attempts or Attempts(self._deadline_s)
-        with typed(self._address):
+        attempts = attempts or Attempts(self.deadline_s)
+        with typed(self.address):
             return retry(
                 lambda: self._attempt(call, attempts),
                 retryable=attempts.is_worth_another,
@@ -67,7 +76,7 @@ class Connection:
 
     def _attempt(self, call: Call[T], attempts: Attempts) -> T:
         try:
-            reply = getattr(self._stub, call.method)(call.request, timeout=attempts.timeout_s())
+            reply = getattr(self.stub, call.method)(call.request, timeout=attempts.timeout_s())
         except ValueError as error:  # how a channel says that it was closed just now
             if self._closed.is_set():
                 raise Interrupted from error
@@ -89,20 +98,29 @@ class Way(Protocol):
 
 
 class AsyncConnection:
-    """A connection that any number of tasks of one loop may use."""
+    """A connection that any number of tasks of one loop may use.
 
-    def __init__(self, address: str, credentials: Credentials, policy: str, deadline_s: float) -> None:
-        self.policy, self.address = policy, address
-        self._deadline_s = deadline_s
+    stub: of the service that is called.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        policy: str,
+        deadline_s: float,
+        stub: Callable[[Any], Any] = PolicyServiceStub,
+    ) -> None:
+        self.policy, self.address, self.deadline_s = policy, address, deadline_s
         self._channel = open_async_channel(address, credentials)
-        self.stub = PolicyServiceStub(self._channel)
+        self.stub = stub(self._channel)
         self._closed = asyncio.Event()
         self._learning = asyncio.Lock()
         self._codec: Codec | None = None
 
     async def ask(self, build: Callable[[Codec], Call[T]], way: Way | None = None) -> T:
         """Return the result of the call that `build` makes with the spaces."""
-        attempts = Attempts(self._deadline_s)
+        attempts = Attempts(self.deadline_s)
         try:
             return await self.do(build(await self._learned(attempts)), attempts, way)
         except _PERHAPS_OTHER_SPACES:
@@ -111,7 +129,7 @@ class AsyncConnection:
 
     async def do(self, call: Call[T], attempts: Attempts | None = None, way: Way | None = None) -> T:
         """Return the result of a call."""
-        attempts, attempt = attempts or Attempts(self._deadline_s), way or self._attempt
+        attempts, attempt = attempts or Attempts(self.deadline_s), way or self._attempt
         with typed(self.address):
             return await retry_async(
                 lambda: attempt(call, attempts),

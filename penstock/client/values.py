@@ -33,6 +33,8 @@ class Fallback(IntEnum):
     """The action that the server's configuration names."""
     UNIFORM = 3
     """An action drawn uniformly."""
+    ADAPTER_OFF = 4
+    """The language model with its adapter switched off."""
 
 
 class AnswerOptions(TypedDict, total=False):

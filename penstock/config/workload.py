@@ -83,6 +83,11 @@ class Workload:
 
     They are the processes that a run has beside the core's; "": none.
     """
+    server: str = ""
+    """(Settings, Source, RunSpecification, RunFollower or None) → `HostedService`.
+
+    What `penstock serve` answers clients with; "": the actions of `policy`, by the core's own calls.
+    """
     artefacts: str = ""
     """(Settings, run folder: Path, summary: dict) → None.
 

@@ -95,6 +95,8 @@ class _FallbackEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallback.Val
     """The action that the configuration names."""
     FALLBACK_UNIFORM: _Fallback.ValueType  # 3
     """An action drawn uniformly from the space."""
+    FALLBACK_ADAPTER_OFF: _Fallback.ValueType  # 4
+    """The language model with its adapter switched off."""
 
 class Fallback(_Fallback, metaclass=_FallbackEnumTypeWrapper):
     """Who answers when no version can."""
@@ -107,6 +109,8 @@ FALLBACK_FIXED: Fallback.ValueType  # 2
 """The action that the configuration names."""
 FALLBACK_UNIFORM: Fallback.ValueType  # 3
 """An action drawn uniformly from the space."""
+FALLBACK_ADAPTER_OFF: Fallback.ValueType  # 4
+"""The language model with its adapter switched off."""
 Global___Fallback: _TypeAlias = Fallback  # noqa: Y015
 
 @_typing.final

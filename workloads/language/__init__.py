@@ -8,6 +8,8 @@
     policy/             the model that is trained: its adapter, values, and the reference it began with
     generation/         generating responses, having them rewarded, and making fragments of them
     conversation/       conversations of several turns, and columns of fragments made of them
+    engine/             single requests answered, many at once, each under the version that it names
+    serving/            answers and conversations of clients, and what is learned from them
     language_model      the learner's side of a language model
 
 No module of this package imports a workload. Importing the package imports nothing heavy;

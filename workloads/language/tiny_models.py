@@ -23,6 +23,11 @@ from workloads.language.tokenizer import Encoder, Tokenizer, pad
 
 SPECIAL: Final = ("<pad>", "<bos>", "<eos>", "<unk>")
 MAX_TOKENS: Final = 64
+CHAT_TEMPLATE: Final = (
+    "{{ bos_token }}{% for message in messages %} {{ message.content }}"
+    "{% if message.role == 'assistant' %} {{ eos_token }}{% endif %}{% endfor %}"
+)
+"""Of a model that knows no roles: a single message is the prompt that the text alone would be."""
 _IGNORED: Final = -100
 
 

@@ -3,6 +3,16 @@
 FinalPolicy, read_final   the policy that a run ended with
 checkpoint_tensors        part of the newest whole checkpoint of a run
 Services                  commands of the processes that a run of the workload has, and where they listen
+
+For a record's `server`, which answers clients otherwise than by single actions:
+
+HostedService, BackgroundTasks, Source   what a server hosts, what runs beside its calls, what it serves
+RunFollower, ServedQueue, count_not_learned   the line to a live run, and fragments on their way to it
+LoadedVersions, Loaded, Weights, Choice, Answered   the versions that can answer, and who answers whom
+Traffic, CanaryMonitor, make_traffic, withdrawing   who is served which version, and a canary's trial
+Episodes, Episode         what clients have begun: ids, owners, arms, what is not heard of any more
+RequestErrors             refusals counted, and in the log
+check_range, check_window, no_weights
 """
 
 from pathlib import Path
@@ -10,12 +20,57 @@ from typing import Final
 
 from torch import Tensor
 
+from actor.serving.assembly import (
+    Source,
+    check_range,
+    check_window,
+    make_traffic,
+    no_weights,
+    withdrawing,
+)
+from actor.serving.background_tasks import BackgroundTasks
+from actor.serving.calls.request_errors import RequestErrors
+from actor.serving.episodes.episodes import Episode, Episodes
+from actor.serving.experience.run_follower import RunFollower
+from actor.serving.experience.served_queue import ServedQueue, count_not_learned
+from actor.serving.hosted_service import HostedService
+from actor.serving.inference.forward_pass import Loaded
+from actor.serving.release.canary_monitor import CanaryMonitor
+from actor.serving.release.traffic import Traffic
+from actor.serving.versions.answering import Answered
+from actor.serving.versions.loaded_versions import Choice, LoadedVersions, Weights
 from learner.algorithms.shared.stored import under
 from learner.checkpoint.store import CheckpointStore
 from learner.publish.final_policy import FinalPolicy, read_final
 from penstock.config.workload import Services
 
-__all__ = ["FinalPolicy", "Services", "checkpoint_tensors", "read_final"]
+__all__ = [
+    "Answered",
+    "BackgroundTasks",
+    "CanaryMonitor",
+    "Choice",
+    "Episode",
+    "Episodes",
+    "FinalPolicy",
+    "HostedService",
+    "Loaded",
+    "LoadedVersions",
+    "RequestErrors",
+    "RunFollower",
+    "ServedQueue",
+    "Services",
+    "Source",
+    "Traffic",
+    "Weights",
+    "check_range",
+    "check_window",
+    "checkpoint_tensors",
+    "count_not_learned",
+    "make_traffic",
+    "no_weights",
+    "read_final",
+    "withdrawing",
+]
 
 _FOLDER: Final = "checkpoints"
 

@@ -8,6 +8,7 @@
     preparation           what a run needs before it starts
     rehearsal             the same in short
     artefacts             what a run leaves
+    text_server           what answers clients of a run
     final_answers         responses of the final policy of a run
     policy_service        routes of a gateway by which programs have an agent trained
     feedback_training     the jobs behind them
@@ -41,6 +42,7 @@ WORKLOAD = Workload(
     prepare="workloads.rlhf.preparation:prepare",
     rehearse="workloads.rlhf.rehearsal:rehearse",
     services="workloads.rlhf.preparation:services",
+    server="workloads.rlhf.text_server:make_server",
     artefacts="workloads.rlhf.artefacts:write",
     http="workloads.rlhf.policy_service:service",
 )

@@ -131,6 +131,7 @@ def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
         rng, task = np.random.default_rng(seed), Sentiment()
         texts = [(task.prompt(rng), task.response(rng)) for _ in range(_TEXTS)]
         tokenizer = tiny_models.build_tokenizer(WORDS)
+        tokenizer.chat_template = tiny_models.CHAT_TEMPLATE
         model = tiny_models.build_model(tokenizer, seed=seed, spread=_SPREAD)
         loss = tiny_models.pretrain(model, tokenizer, texts, steps=_STEPS, seed=seed, stop=progress.stop)
         log.info("pre-trained", extra={"nats_per_token": loss})

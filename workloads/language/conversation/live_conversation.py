@@ -10,7 +10,8 @@ conversation goes on in another with its history as context, where
     length      the next prompt and an answer would not fit behind it
     age         its oldest token would be older than the learner takes
 
-A cut column is truncated: more followed. Only `end` terminates one.
+A cut column is truncated: more followed. Only `end` terminates one. Until a column is taken its turns are
+rewarded, whether it is over or not.
 """
 
 from collections import Counter
@@ -51,7 +52,10 @@ class LiveConversation:
         self._prompt: tuple[int, ...] = ()
         self._asked: tuple[Message, ...] = ()
         self._first_turn = 0
-        self._done: list[Column] = []
+        self._done: list[tuple[int, Column]] = []
+        """Columns that are over, with the number of the first turn of each."""
+        self._rewarded: set[int] = set()
+        """Turns of the open column that were rewarded."""
         self.cuts: Counter[str] = Counter()
         """Columns that were cut so far, by reason."""
 
@@ -96,27 +100,56 @@ class LiveConversation:
         return self.turns - 1
 
     def reward(self, amount: float, turn: int | None = None) -> bool:
-        """Add to what a turn earned; None: the newest. False where its column is over: nothing was added.
+        """Add to what a turn earned; None: the newest. False where its column was taken: nothing was added.
 
         Raises ValueError for a turn that was not.
         """
         number = self.turns - 1 if turn is None else turn
         if not 0 <= number < self.turns:
             raise ValueError(f"turn={number}: the conversation has {self.turns} so far")
-        index = number - self._first_turn
-        if index < 0:
-            return False
-        self._turns[index] = replace(self._turns[index], reward=self._turns[index].reward + amount)
-        return True
+        if number >= self._first_turn:
+            self._turns = _rewarded(self._turns, number - self._first_turn, amount)
+            self._rewarded.add(number)
+            return True
+        for place, (first, column) in enumerate(self._done):
+            if first <= number < first + len(column.turns):
+                turns = tuple(_rewarded(column.turns, number - first, amount))
+                self._done[place] = first, replace(column, turns=turns)
+                return True
+        return False
+
+    def is_open(self, turn: int) -> bool:
+        """Whether what a turn earned can still be changed."""
+        first = self._done[0][0] if self._done else self._first_turn
+        return first <= turn < self.turns
 
     def end(self, *, terminated: bool = True) -> None:
         """The conversation is over, or (not terminated) is given up with its outcome unknown."""
         self._close(terminated=terminated)
 
-    def take(self) -> list[Column]:
-        """Columns that are over and were not taken before."""
-        done, self._done = self._done, []
-        return done
+    def give_up(self) -> int:
+        """End it where what came of its newest turns is not known: those behind the last reward are left out.
+
+        Returns how many sampled tokens were left out.
+        """
+        kept = max(self._rewarded, default=self._first_turn - 1) + 1 - self._first_turn
+        left_out = sum(len(turn.log_prob) for turn in self._turns[kept:])
+        self._turns = self._turns[:kept]
+        if self._turns:
+            self._ids = self._ids[: self._turns[-1].end]
+        self._close(terminated=False)
+        return left_out
+
+    @property
+    def over(self) -> int:
+        """Columns that are over and were not taken."""
+        return len(self._done)
+
+    def take(self, most: int | None = None) -> list[Column]:
+        """Columns that are over and were not taken before, the oldest first; most: of them; None: all."""
+        count = len(self._done) if most is None else most
+        done, self._done = self._done[:count], self._done[count:]
+        return [column for _, column in done]
 
     def _continued(self, asked: tuple[Message, ...], tools: Tools) -> tuple[int, ...] | None:
         """The held ids with what is new behind them; None where they cannot go on."""
@@ -153,6 +186,15 @@ class LiveConversation:
 
     def _close(self, *, terminated: bool) -> None:
         if self._turns:
-            self._done.append(Column(ids=self._ids, turns=tuple(self._turns), terminated=terminated))
+            column = Column(ids=self._ids, turns=tuple(self._turns), terminated=terminated)
+            self._done.append((self._first_turn, column))
         self._first_turn += len(self._turns)
         self._turns, self._ids, self._said = [], (), ()
+        self._rewarded.clear()
+
+
+def _rewarded(turns: Sequence[SampledTurn], index: int, amount: float) -> list[SampledTurn]:
+    """The same turns, of which one earned more."""
+    changed = list(turns)
+    changed[index] = replace(changed[index], reward=changed[index].reward + amount)
+    return changed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actor.serving.assembly import Source, _check_range, _check_window, _record
+from actor.serving.assembly import Source, _record, check_range, check_window
 from penstock.config.settings import CanarySection, ConfigurationError, ServingSection
 from tests.support.run.small_run import specification
 
@@ -16,7 +16,7 @@ def test_a_reward_window_that_makes_all_experience_stale_is_refused() -> None:
     """At the declared rate the learner would be further ahead than it looks back."""
     section = ServingSection(reward_window_s=20.0, declared_steps_per_s=1000.0)
     with pytest.raises(ConfigurationError, match=r"10\.0 updates, and what is older than 8 is stale"):
-        _check_window(section, RUN)
+        check_window(section, RUN)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_reward_window_that_makes_all_experience_stale_is_refused() -> None:
 def test_a_window_that_fits_is_taken(changed: dict[str, float | None]) -> None:
     """Nor is anything refused where no rate is declared."""
     given = {"reward_window_s": 20.0, "declared_steps_per_s": 1000.0} | changed
-    _check_window(ServingSection.model_validate(given), RUN)
+    check_window(ServingSection.model_validate(given), RUN)
 
 
 def test_shadows_are_recorded_where_there_is_a_place_for_it(tmp_path: Path) -> None:
@@ -42,4 +42,4 @@ def test_shadows_are_recorded_where_there_is_a_place_for_it(tmp_path: Path) -> N
 def test_a_range_of_returns_must_rise() -> None:
     """Rather than ending the server with the first canary."""
     with pytest.raises(ConfigurationError, match=r"canary\.return_range"):
-        _check_range(CanarySection(return_range=(1.0, 0.0)))
+        check_range(CanarySection(return_range=(1.0, 0.0)))

@@ -1,0 +1,213 @@
+"""Calls of TextService as data: the request, and how its reply is read.
+
+No connection and no event loop is involved.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.client.calls import Call
+from penstock.client.text_values import (
+    ConversationResult,
+    Generation,
+    Messages,
+    SingleOptions,
+    TextAnswer,
+    TextDescription,
+    TextOptions,
+)
+from penstock.client.values import Arm, Fallback, ServedVersion
+from penstock.v1 import policy_pb2
+from penstock.v1 import text_pb2 as pb
+
+_FINISHES: Final = {pb.FINISH_LENGTH: "length", pb.FINISH_TOOL_CALLS: "tool_calls"}
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A conversation that has begun."""
+
+    conversation_id: str
+    arm: Arm | None
+    learned: bool
+
+
+def describe(policy: str) -> Call[TextDescription]:
+    """Return the call Describe."""
+    return Call("Describe", pb.DescribeTextRequest(policy=policy), _description)
+
+
+def start(
+    policy: str, client_key: str, name: str, learned: bool, arm: Arm | None, must_exist: bool
+) -> Call[Started]:
+    """Return the call StartConversation. name: the same one names the same conversation; "": a new one."""
+    request = pb.StartConversationRequest(
+        policy=policy,
+        request_id=name or _request_id(),
+        client_key=client_key,
+        not_learned=not learned,
+        arm=_number(arm),
+        must_exist=must_exist,
+    )
+    return Call(
+        "StartConversation",
+        request,
+        lambda reply: Started(reply.conversation_id, _arm(reply.arm), reply.learned),
+    )
+
+
+def generate(policy: str, messages: Messages, options: SingleOptions) -> Call[Generation]:
+    """Return the call Generate without a conversation; raises ValueError for messages of another form."""
+    request = _request(policy, messages, options)
+    request.client_key = options.get("client_key", "")
+    request.version = options.get("version", 0)
+    request.arm = _number(options.get("arm"))
+    return Call("Generate", request, read_generation)
+
+
+def turn(conversation_id: str, messages: Messages, options: TextOptions) -> Call[Generation]:
+    """Return the call Generate of a conversation; raises ValueError for messages of another form."""
+    request = _request("", messages, options)
+    request.conversation_id = conversation_id
+    return Call("Generate", request, read_generation)
+
+
+def reward(
+    conversation_id: str, rewards: Iterable[tuple[int | None, float]], request_id: str = ""
+) -> Call[int]:
+    """Return the call Reward, whose result is the number of rewards that arrived too late.
+
+    rewards: (index of the turn, amount); index None: the newest turn. request_id: under the same one nothing
+    is added twice; "": one of its own.
+    """
+    turns = [pb.TurnReward(turn=number, amount=amount) for number, amount in rewards]
+    request = pb.TurnRewardsRequest(
+        conversation_id=conversation_id, request_id=request_id or _request_id(), rewards=turns
+    )
+    return Call("Reward", request, lambda reply: int(reply.late))
+
+
+def end(
+    conversation_id: str, *, ending: "policy_pb2.Ending.ValueType", amount: float | None, request_id: str = ""
+) -> Call[ConversationResult]:
+    """Return the call EndConversation. amount: reward of the newest turn."""
+    request = pb.EndConversationRequest(
+        conversation_id=conversation_id, request_id=request_id or _request_id(), ending=ending, reward=amount
+    )
+    return Call(
+        "EndConversation",
+        request,
+        lambda reply: ConversationResult(total_return=reply.total_return, turns=reply.turns),
+    )
+
+
+def read_generation(reply: pb.GenerateReply) -> Generation:
+    """Return the content of a reply."""
+    return Generation(
+        answers=tuple(map(_answer, reply.answers)),
+        version=reply.version,
+        arm=_arm(reply.arm),
+        fallback=Fallback(reply.fallback) if reply.fallback else None,
+        conversation_id=reply.conversation_id,
+        turn=reply.turn,
+        learned=reply.learned,
+        unlearned=reply.unlearned,
+        prompt_tokens=reply.prompt_tokens,
+        request_id=reply.request_id,
+    )
+
+
+def _request(policy: str, messages: Messages, options: TextOptions) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        policy=policy,
+        request_id=_request_id(),
+        messages=[_message(index, one) for index, one in enumerate(messages)],
+        tools=[json.dumps(tool) for tool in options.get("tools", ())],
+        max_tokens=options.get("max_tokens", 0),
+        temperature=options.get("temperature"),
+        top_p=options.get("top_p"),
+        seed=options.get("seed"),
+        stop=options.get("stop", ()),
+        count=options.get("count", 1),
+        not_learned=not options.get("learned", True),
+        regenerate=options.get("regenerate", False),
+        begins_with=options.get("begins_with", ""),
+        logit_bias=options.get("logit_bias", {}),
+        presence_penalty=options.get("presence_penalty", 0.0),
+        frequency_penalty=options.get("frequency_penalty", 0.0),
+    )
+
+
+def _message(index: int, message: Mapping[str, Any]) -> pb.TextMessage:
+    content = message.get("content")
+    try:
+        return pb.TextMessage(
+            role=message["role"],
+            content="" if content is None else content,
+            tool_calls=[_call(one) for one in message.get("tool_calls") or ()],
+            tool_call_id=message.get("tool_call_id") or "",
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"messages[{index}]: {error}; write texts under `role` and `content`, of tool calls under `id`, "
+            "`function.name` and `function.arguments`"
+        ) from error
+
+
+def _call(call: Mapping[str, Any]) -> pb.ToolCall:
+    function = call["function"]
+    return pb.ToolCall(id=call["id"], name=function["name"], arguments=function["arguments"])
+
+
+def _answer(answer: pb.TextAnswer) -> TextAnswer:
+    message: dict[str, Any] = {"role": answer.message.role, "content": answer.message.content}
+    if answer.message.tool_calls:
+        message["tool_calls"] = [
+            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+            for one in answer.message.tool_calls
+        ]
+    return TextAnswer(
+        message=message,
+        token_ids=tuple(answer.token_ids),
+        log_prob=tuple(answer.log_prob),
+        tokens=tuple(answer.tokens),
+        finish=_FINISHES.get(answer.finish, "stop"),
+    )
+
+
+def _description(reply: pb.DescribeTextReply) -> TextDescription:
+    return TextDescription(
+        run=reply.run,
+        policy=reply.policy,
+        versions=tuple(
+            ServedVersion(
+                version=one.version,
+                update=one.update,
+                sha256=one.sha256,
+                arms=tuple(Arm(arm) for arm in one.arms),
+            )
+            for one in reply.versions
+        ),
+        max_tokens=reply.max_tokens,
+        answer_tokens=reply.answer_tokens,
+        max_conversations=reply.max_conversations,
+        reward_window_ms=reply.reward_window_ms,
+        conversation_timeout_ms=reply.conversation_timeout_ms,
+        server=reply.server,
+        learns=reply.learns,
+    )
+
+
+def _request_id() -> str:
+    return secrets.token_hex(16)
+
+
+def _arm(number: int) -> Arm | None:
+    return Arm(number) if number else None
+
+
+def _number(arm: Arm | None) -> "policy_pb2.Arm.ValueType":
+    return policy_pb2.Arm.ValueType(0 if arm is None else arm.value)

@@ -1,0 +1,61 @@
+"""A server of text on an address, in a thread with a loop of its own, and the agents' API before it."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gateway.http_server import HttpServer
+from gateway.text.chat_routes import make_app
+from penstock.client import AsyncTextClient
+from tests.support.language.text_stand import TextStand
+
+PATIENCE_S = 60.0
+
+
+@contextmanager
+def served_text(base: Path, socket: Path, **serving: Any) -> Iterator[TextStand]:
+    """The stand, whose service answers at `unix:SOCKET`; version 1 is published."""
+    loop, made = asyncio.new_event_loop(), dict[str, Any]()
+    begun, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        stand = made["stand"] = TextStand(base, **serving)
+        made["end"] = asyncio.Event()
+        engine = threading.Thread(target=stand.engine.run, args=(over.is_set,), daemon=True)
+        engine.start()
+        server = grpc.aio.server()
+        stand.service.add_to(server)
+        server.add_insecure_port(f"unix:{socket}")
+        await server.start()
+        await stand.publish(1)
+        begun.set()
+        await made["end"].wait()
+        await server.stop(0)
+        over.set()
+        engine.join()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    try:
+        assert begun.wait(PATIENCE_S)
+        yield made["stand"]
+    finally:
+        loop.call_soon_threadsafe(made["end"].set)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def agents_api(socket: Path) -> Iterator[str]:
+    """The address of the agents' API over that server, as `base_url` of a client."""
+    server = HttpServer(make_app(lambda: AsyncTextClient(f"unix:{socket}", policy="")), "127.0.0.1:0")
+    server.start()
+    try:
+        yield f"{server.url}/v1"
+    finally:
+        server.stop()

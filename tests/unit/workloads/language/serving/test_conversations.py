@@ -1,0 +1,318 @@
+"""Conversations of clients: exact ids, what is learned from and what is not, repeats, rewards, the end."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.registry.routing import Arm
+from penstock.runtime import metrics
+from penstock.wire.fragment import Fragment, check
+from penstock.wire.payload import read_payload
+from penstock.wire.refusal import Reason, Refused
+from tests.support.language.text_stand import (
+    EOS,
+    TOKENIZER,
+    TextStand,
+    adapter,
+    answers_by_heart,
+    tool,
+    user,
+)
+from workloads.language.prompt import Message
+from workloads.language.serving.asks import Ask, TextReply
+from workloads.language.serving.text_answerer import no_show
+
+
+def read(fragment: Fragment) -> dict[str, Any]:
+    """Its tensors, by name."""
+    return read_payload(fragment.header, fragment.payload)
+
+
+def unlearned(reason: str) -> float:
+    """Tokens that were answered and are not learned from, for this reason."""
+    return float(metrics.NOT_LEARNED_STEPS.labels(reason)._value.get())
+
+
+async def talk(stand: TextStand, conversation: str, **fields: Any) -> tuple[list[Message], list[TextReply]]:
+    """The whole dialogue: two calls of tools, then the answer."""
+    messages, replies = [user()], []
+    for said in ("3", "sea", None):
+        replies.append(await stand.say(conversation, *messages, **fields))
+        answer = replies[-1].answers[0].message
+        messages.append(answer)
+        if said is not None:
+            messages.append(tool(said, answer.tool_calls[0]))
+    return messages, replies
+
+
+async def test_a_dialogue_with_tools_is_one_column_of_the_ids_that_were_sampled(stand: TextStand) -> None:
+    """Three turns, with their log-probabilities and rewards, under the version that the reply names."""
+    conversation = stand.start()
+    _, replies = await talk(stand, conversation)
+    assert [one.answers[0].finish for one in replies] == ["tool_calls", "tool_calls", "stop"]
+    assert [(one.turn, one.version, one.unlearned) for one in replies] == [(0, 1, ""), (1, 1, ""), (2, 1, "")]
+    assert replies[0].answers[0].message.tool_calls[0].name == "add"
+    assert await stand.conversations.reward(conversation, "r-1", [(0, 0.5)]) == 0
+    total, turns = stand.conversations.end(conversation, "e-1", terminated=True, abandoned=False, reward=1.0)
+    assert (total, turns) == (1.5, 3)
+    (fragment,) = stand.fragments()
+    check(fragment, stand.specification.schema, "text")
+    tensors = read(fragment)
+    sampled = [token for one in replies for token in one.answers[0].ids]
+    valid = tensors["valid"][:, 0]
+    assert tensors["action"][valid, 0].tolist() == sampled
+    expected = [number for one in replies for number in one.answers[0].log_prob]
+    assert tensors["log_prob"][valid, 0].tolist() == pytest.approx(expected)
+    assert tensors["reward"].sum() == pytest.approx(1.5)
+    assert tensors["terminated"].sum() == 1
+    assert not tensors["truncated"].any()
+    assert [(one.version, one.update) for one in fragment.header.weights] == [(1, 0)]
+    text = TOKENIZER.decode(np.append(tensors["observation"][:, 0], EOS))
+    assert answers_by_heart()[1] in text
+
+
+async def test_the_same_messages_once_more_get_the_same_answer(stand: TextStand) -> None:
+    """Nothing is learned twice; `regenerate` draws another, and the one that is gone on with lives."""
+    conversation = stand.start()
+    first = await stand.say(conversation, user())
+    assert await stand.say(conversation, user(), request_id="again") is first
+    second = await stand.say(conversation, user(), regenerate=True)
+    assert second is not first
+    assert second.turn == first.turn == 0
+    before = unlearned("sibling")
+    chosen = second.answers[0].message
+    await stand.say(conversation, user(), chosen, tool("3", chosen.tool_calls[0]))
+    assert unlearned("sibling") - before == len(first.answers[0].ids)
+
+
+async def test_of_siblings_the_one_that_the_history_continues_is_learned_from(stand: TextStand) -> None:
+    """Three answers at once; the caller goes on with the last."""
+    conversation = stand.start()
+    reply = await stand.say(conversation, user(), count=3)
+    assert len(reply.answers) == 3
+    kept = reply.answers[2]
+    before = unlearned("sibling")
+    await stand.say(conversation, user(), kept.message, tool("3", kept.message.tool_calls[0]))
+    assert unlearned("sibling") - before == sum(len(one.ids) for one in reply.answers[:2])
+    stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=0.0)
+    (fragment,) = stand.fragments()
+    valid = read(fragment)["valid"][:, 0]
+    assert tuple(read(fragment)["action"][valid, 0][: len(kept.ids)]) == kept.ids
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"temperature": 0.5}, "sampling"),
+        ({"temperature": 0.0}, "sampling"),
+        ({"top_p": 0.9}, "sampling"),
+        ({"seed": 7}, "sampling"),
+        ({"logit_bias": {9: 1.0}}, "sampling"),
+        ({"presence_penalty": 0.5}, "sampling"),
+        ({"frequency_penalty": 0.5}, "sampling"),
+        ({"begins_with": "<tool_call>"}, "sampling"),
+        ({"not_learned": True}, "unasked"),
+    ],
+)
+async def test_what_is_not_sampled_from_the_policy_is_answered_and_not_learned_from(
+    stand: TextStand, fields: dict[str, Any], reason: str
+) -> None:
+    """The reply says why, its tokens are counted, and they are context of the turn that follows."""
+    conversation = stand.start()
+    before = unlearned(reason)
+    reply = await stand.say(conversation, user(), **fields)
+    answer = reply.answers[0]
+    assert reply.unlearned == reason
+    said = [user(), answer.message, Message("user", "sum")]
+    after = await stand.say(conversation, *said)
+    assert (after.unlearned, after.turn) == ("", 1)
+    stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=1.0)
+    assert unlearned(reason) - before == len(answer.ids)
+    (fragment,) = stand.fragments()
+    valid = read(fragment)["valid"][:, 0]
+    assert tuple(read(fragment)["action"][valid, 0]) == after.answers[0].ids
+
+
+async def test_without_a_conversation_nothing_is_learned(stand: TextStand) -> None:
+    """It is answered by the same version."""
+    before = unlearned("unasked")
+    reply = await stand.conversations.generate(Ask(messages=(user(),), temperature=0.0), 1e9, no_show)
+    assert (reply.version, reply.unlearned) == (1, "no conversation")
+    assert unlearned("unasked") - before == len(reply.answers[0].ids)
+    assert stand.fragments() == []
+
+
+async def test_an_edited_history_ends_the_column_truncated(stand: TextStand) -> None:
+    """What was sampled before it is learned from; the next column begins with the history as context."""
+    conversation = stand.start()
+    first = await stand.say(conversation, user())
+    edited = [user(), Message("assistant", "other"), Message("user", "sum")]
+    await stand.say(conversation, *edited)
+    (fragment,) = stand.fragments()
+    assert read(fragment)["truncated"].sum() == 1
+    valid = read(fragment)["valid"][:, 0]
+    assert tuple(read(fragment)["action"][valid, 0]) == first.answers[0].ids
+
+
+async def test_a_stop_or_a_most_of_tokens_truncates(stand: TextStand) -> None:
+    """An answer that did not end by itself does not end the episode."""
+    for number, fields in enumerate(({"stop": ("</tool_call>",)}, {"max_tokens": 1})):
+        conversation = stand.start(f"c-{number}")
+        reply = await stand.say(conversation, user(), **fields)
+        assert reply.answers[0].ids[-1] != EOS
+        assert "</tool_call>" not in reply.answers[0].message.content
+        stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=1.0)
+        (fragment,) = stand.fragments()
+        assert read(fragment)["truncated"].sum() == 1
+        assert not read(fragment)["terminated"].any()
+
+
+async def test_a_client_that_goes_away_costs_what_was_not_rewarded(stand: TextStand) -> None:
+    """After the timeout the turns up to the last reward are learned from, the others counted."""
+    conversation = stand.start()
+    first = await stand.say(conversation, user())
+    answer = first.answers[0].message
+    await stand.conversations.reward(conversation, "r", [(0, 1.0)])
+    second = await stand.say(conversation, user(), answer, tool("3", answer.tool_calls[0]))
+    silent = stand.start("other")
+    third = await stand.say(silent, user())
+    before = unlearned("abandoned")
+    stand.now_s = stand.section.episode_timeout_s + 1
+    stand.conversations.sweep()
+    lost = len(second.answers[0].ids) + len(third.answers[0].ids)
+    assert unlearned("abandoned") - before == lost
+    (fragment,) = stand.fragments()
+    assert read(fragment)["valid"].sum() == len(first.answers[0].ids)
+    with pytest.raises(Refused, match="it has ended or was given up"):
+        await stand.say(conversation, user())
+
+
+async def test_a_reward_counts_once_and_late_ones_go_to_the_feedback_table(stand: TextStand) -> None:
+    """By its request; a turn that was not is refused by its number."""
+    kept: list[Any] = []
+
+    async def keep(caller: str, rewards: Any) -> None:
+        kept.append((caller, list(rewards)))
+
+    stand.conversations._feedback = keep
+    conversation = stand.start()
+    await stand.say(conversation, user())
+    for _ in range(2):
+        assert await stand.conversations.reward(conversation, "r-1", [(None, 0.25)]) == 0
+    with pytest.raises(Refused, match="turn=1: the conversation has 1 so far"):
+        await stand.conversations.reward(conversation, "r-2", [(1, 1.0)])
+    with pytest.raises(Refused, match="give a finite number"):
+        await stand.conversations.reward(conversation, "r-2", [(0, float("nan"))])
+    total, _ = stand.conversations.end(conversation, "e", terminated=True, abandoned=False, reward=None)
+    assert total == 0.25
+    for _ in range(2):
+        assert await stand.conversations.reward(conversation, "r-3", [(0, 1.0)]) == 1
+    assert kept == [("", [(conversation, 0, 1.0)])]
+    (fragment,) = stand.fragments()
+    assert read(fragment)["reward"].sum() == pytest.approx(0.25)
+
+
+async def test_in_the_window_a_reward_reaches_a_column_that_is_over(stand: TextStand) -> None:
+    """It is sent when no reward may come any more."""
+    stand.section = stand.conversations._section = stand.section.model_copy(update={"reward_window_s": 5.0})
+    conversation = stand.start()
+    await stand.say(conversation, user())
+    stand.conversations.end(conversation, "e", terminated=True, abandoned=False, reward=None)
+    assert stand.fragments() == []
+    stand.now_s = 4.0
+    stand.conversations.sweep()
+    assert await stand.conversations.reward(conversation, "r", [(0, 2.0)]) == 0
+    stand.now_s = 6.0
+    stand.conversations.sweep()
+    (fragment,) = stand.fragments()
+    assert read(fragment)["reward"].sum() == pytest.approx(2.0)
+    assert not stand.conversations._talks
+
+
+async def test_a_version_that_gives_no_numbers_is_stood_in_for_by_the_model_without_its_adapter(
+    stand: TextStand,
+) -> None:
+    """The reply says so, its ids are those of the model alone, and it is not learned from."""
+    alone = await stand.conversations.generate(
+        Ask(messages=(user(),), temperature=0.0, tools=()), 1e9, no_show
+    )
+    await stand.publish(2, adapter(stand.base, 2, size=float("inf")))
+    conversation = stand.start()
+    reply = await stand.say(conversation, user(), tools=(), temperature=0.0)
+    assert (reply.is_fallback, reply.version, reply.unlearned) == (True, 0, "sampling")
+    assert reply.answers[0].ids == alone.answers[0].ids
+    sampled = await stand.say(conversation, user(), tools=())
+    assert (sampled.is_fallback, sampled.unlearned) == (True, "fallback")
+
+
+async def test_before_the_first_weights_the_model_itself_answers(dialogue: Any, stand: TextStand) -> None:
+    """Where a fallback is declared; else it is refused as not ready."""
+    stand.versions.latest = None
+    reply = await stand.say("", user())
+    assert (reply.is_fallback, reply.version) == (True, 0)
+    stand.conversations._answerer._section = stand.section.model_copy(update={"fallback": "none"})
+    with pytest.raises(Refused) as refused:
+        await stand.say("", user())
+    assert refused.value.refusal.reason is Reason.NOT_READY
+
+
+async def test_versions_that_answer_nobody_are_let_go_of(stand: TextStand) -> None:
+    """One that a request names is loaded for it; a turn is of the newest."""
+    conversation = stand.start()
+    first = await stand.say(conversation, user())
+    await stand.publish(2)
+    assert stand.engine.versions == [2]
+    answer = first.answers[0].message
+    second = await stand.say(conversation, user(), answer, tool("3", answer.tool_calls[0]))
+    assert (first.version, second.version) == (1, 2)
+    pinned = await stand.say("", user(), version=1)
+    assert (pinned.version, pinned.arm) == (1, Arm.PINNED)
+    stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=0.0)
+    (fragment,) = stand.fragments()
+    assert [(one.version, one.update) for one in fragment.header.weights] == [(1, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": ()}, "messages: give at least one"),
+        ({"temperature": -1.0}, "temperature=-1: say 0 to 100"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_p": 0.0}, "top_p=0: say more than 0"),
+        ({"count": 17}, "count=17: ask for 1 to 16"),
+        ({"stop": ("",)}, "stop: give at most 16 texts"),
+        ({"logit_bias": {999: 1.0}}, "logit_bias=999: the vocabulary has the token ids 0 to"),
+        ({"messages": (Message("user", "sum <eos>"),)}, "holds '<eos>', which is a control token"),
+        ({"messages": (Message("user", "sum " * 70),)}, "do not fit into 64; send fewer messages"),
+        ({"messages": (Message("user", "x" * 5000),)}, "have 5[0-9]* bytes, at most 4096 are read"),
+        ({"max_tokens": 63}, "tokens and an answer of up to 63 do not fit into 64"),
+    ],
+)
+async def test_what_cannot_be_answered_is_refused_by_its_field(
+    stand: TextStand, fields: dict[str, Any], message: str
+) -> None:
+    """With value and remedy; the next request is answered."""
+    with pytest.raises(Refused, match=message) as refused:
+        await stand.say("", **({"messages": (user(),), "tools": ()} | fields))
+    assert refused.value.refusal.reason is Reason.INVALID
+    assert (await stand.say("", user())).answers
+
+
+async def test_an_arm_without_a_version_and_an_unknown_version_are_refused(stand: TextStand) -> None:
+    """As unknown; so is a conversation that somebody made up."""
+    for fields in ({"arm": Arm.CANARY}, {"version": 99}):
+        with pytest.raises(Refused) as refused:
+            await stand.say("", user(), **fields)
+        assert refused.value.refusal.reason is Reason.UNKNOWN_VERSION
+    with pytest.raises(Refused) as refused:
+        await stand.say("made-up", user())
+    assert refused.value.refusal.reason is Reason.EPISODE_UNKNOWN
+    with pytest.raises(Refused, match="has begun no conversation"):
+        stand.start("never", must_exist=True)
+
+
+async def test_the_same_name_is_the_same_conversation(stand: TextStand) -> None:
+    """While it is remembered; one without a name is another each time."""
+    assert stand.start("mine") == stand.start("mine") == stand.start("mine", must_exist=True)
+    assert stand.start() != stand.start()

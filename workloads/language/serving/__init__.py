@@ -1,0 +1,12 @@
+"""Text that is served: answers to messages, conversations, and what of them is learned from.
+
+text_assembly      the parts of one server, put together
+text_service       the calls of text.proto
+asks               what is asked, and what is answered
+adapter_versions   the versions that can answer: adapters of one base model
+text_answerer      an answer of the chosen version, or of the model without its adapter
+answer_text        the text of an answer while its tokens come: stops, and calls of tools
+talk               one conversation: its siblings, its turns and what it remembers
+conversations      all conversations of a server
+column_experience  columns that are over, on their way to the learner
+"""

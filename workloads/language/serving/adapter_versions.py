@@ -1,0 +1,62 @@
+"""The versions that can answer: adapters of one base model, in the engine that generates with them."""
+
+import asyncio
+from typing import Any
+
+from penstock.config.settings import ServingSection
+from penstock.policy.weights import sha256
+from penstock.registry.routing import Arms
+from penstock.wire.specification import Probe
+from workloads.language.engine.continuous_engine import ContinuousEngine
+from workloads.plugin.serving import Choice, Loaded, LoadedVersions, Weights
+
+
+class AdapterVersions(LoadedVersions):
+    """See `LoadedVersions`. Whatever loads and drops adapters does so one after the other."""
+
+    def __init__(self, engine: ContinuousEngine, policy: Any, fetch: Any, section: ServingSection) -> None:
+        """policy: whose network the engine generates with. fetch: see `LoadedVersions`."""
+        super().__init__(lambda: policy, fetch, section)
+        self._engine, self._policy = engine, policy
+        self._changing = asyncio.Lock()
+
+    async def load(self, weights: Weights) -> Loaded:
+        """See `LoadedVersions.load`; the policy of what is returned is that of all versions."""
+        await asyncio.to_thread(self._engine.load, weights.version, weights.blob)
+        return Loaded(self._policy, weights.version, weights.update, sha256(weights.blob))
+
+    async def take_probed(self, weights: Weights, probe: Probe) -> tuple[float, ...]:
+        """Answer `latest` with these; what the probe says under them, as they are loaded."""
+        async with self._changing:
+            loaded = await self.load(weights)
+            answer = await asyncio.to_thread(self._engine.probe_answer, weights.version, probe)
+            self.follow_with(loaded)
+            await self._let_go()
+        return answer
+
+    async def take_latest(self, weights: Weights) -> None:
+        """See `LoadedVersions.take_latest`."""
+        async with self._changing:
+            await super().take_latest(weights)
+            await self._let_go()
+
+    async def steer(self, arms: Arms) -> list[str]:
+        """See `LoadedVersions.steer`."""
+        async with self._changing:
+            wrong = await super().steer(arms)
+            await self._let_go()
+        return wrong
+
+    async def exactly(self, version: int) -> Choice:
+        """See `LoadedVersions.exactly`."""
+        if self._find(version) is not None:
+            return await super().exactly(version)
+        async with self._changing:
+            choice = await super().exactly(version)
+            await self._let_go()
+        return choice
+
+    async def _let_go(self) -> None:
+        """Drop the adapters that answer no arm and no request; one that is answering stays until later."""
+        for version in sorted({*self._engine.versions} - self.served().keys()):
+            await asyncio.to_thread(self._engine.drop, version)

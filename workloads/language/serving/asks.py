@@ -1,0 +1,113 @@
+"""What a client asks for, and what it gets."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from penstock.registry.routing import Arm
+from penstock.wire.refusal import invalid
+from workloads.language.prompt import Message
+
+MAX_COUNT: Final = 16
+MAX_STOPS: Final = 16
+MAX_TEXT: Final = 256
+"""Most characters of a stop text, and of what an answer begins with."""
+_MOST_BIAS: Final = 100.0
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request as `GenerateRequest` describes it; None where it says nothing."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    request_id: str = ""
+    conversation_id: str = ""
+    client_key: str = ""
+    version: int = 0
+    arm: Arm | None = None
+    max_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    count: int = 1
+    not_learned: bool = False
+    regenerate: bool = False
+    begins_with: str = ""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    def check(self, vocabulary: int) -> None:
+        """Raise Refused (INVALID) that names the field, for what cannot be answered."""
+        if not self.messages:
+            raise invalid("messages: give at least one")
+        _within("temperature", self.temperature, 0.0, 100.0)
+        _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        if not 0.0 < self.top_p <= 1.0:
+            raise invalid(f"top_p={self.top_p:g}: say more than 0, at most 1")
+        if not 1 <= self.count <= MAX_COUNT:
+            raise invalid(f"count={self.count}: ask for 1 to {MAX_COUNT} answers")
+        if len(self.stop) > MAX_STOPS or any(not 0 < len(text) <= MAX_TEXT for text in self.stop):
+            raise invalid(f"stop: give at most {MAX_STOPS} texts of 1 to {MAX_TEXT} characters")
+        if len(self.begins_with) > MAX_TEXT:
+            raise invalid(
+                f"begins_with: has {len(self.begins_with)} characters, at most {MAX_TEXT} are taken"
+            )
+        for token, amount in self.logit_bias.items():
+            if not 0 <= token < vocabulary:
+                raise invalid(f"logit_bias={token}: the vocabulary has the token ids 0 to {vocabulary - 1}")
+            _within(f"logit_bias[{token}]", amount, -_MOST_BIAS, _MOST_BIAS)
+        if self.conversation_id and (self.client_key or self.version or self.arm is not None):
+            raise invalid("client_key, version, arm: a conversation has those that it was started with")
+
+    @property
+    def unlearned(self) -> str:
+        """Why the answer is not learned from, by how it is drawn; "": it may be."""
+        if self.not_learned:
+            return "unasked"
+        changed = (self.temperature, self.top_p, self.presence_penalty, self.frequency_penalty) != (
+            1,
+            1,
+            0,
+            0,
+        )
+        is_drawn_otherwise = changed or self.seed is not None or self.logit_bias or self.begins_with
+        return "sampling" if is_drawn_otherwise else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextAnswer:
+    """An answer. ids: as sampled. log_prob: of each. tokens: text of each. ended: by itself."""
+
+    message: Message
+    ids: tuple[int, ...]
+    log_prob: tuple[float, ...]
+    tokens: tuple[str, ...]
+    finish: Finish
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextReply:
+    """Answers of one version; fields as in `GenerateReply`."""
+
+    answers: tuple[TextAnswer, ...]
+    version: int
+    update: int
+    arm: Arm
+    is_fallback: bool
+    prompt_tokens: int
+    conversation_id: str = ""
+    turn: int = 0
+    unlearned: str = ""
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise invalid(f"{name}={value:g}: say {low:g} to {high:g}")

@@ -1,0 +1,381 @@
+"""All conversations of a server, and answers without one.
+
+start ─► generate … ─► end           reward at any time
+└── not heard of for the timeout ─► given up
+columns that are over wait for late rewards (serving.reward_window_s), then go to the learner
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.config.settings import ServingSection
+from penstock.registry.routing import Arm
+from penstock.rpc.identity import CALLER
+from penstock.runtime import metrics
+from penstock.wire.refusal import Reason, Refusal, Refused, invalid
+from workloads.language.conversation.chat_encoder import ChatEncoder
+from workloads.language.conversation.live_conversation import LiveConversation, Sampled
+from workloads.language.serving.adapter_versions import AdapterVersions
+from workloads.language.serving.asks import Ask, TextReply
+from workloads.language.serving.column_experience import ColumnExperience
+from workloads.language.serving.talk import Sibling, Talk
+from workloads.language.serving.text_answerer import Drawn, Prompt, Show, TextAnswerer
+from workloads.plugin.serving import CanaryMonitor, Choice, Episode, Episodes, count_not_learned
+
+Feedback = Callable[[str, Sequence[tuple[str, int, float]]], Awaitable[None]]
+"""Keeps rewards (conversation id, turn, amount) of a caller that came too late."""
+
+MAX_TURNS: Final = 1024
+BYTES_PER_TOKEN: Final = 64
+"""More bytes of messages than this for each token that fits are not read at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What fits, in tokens.
+
+    most_tokens: of messages and answer together. column_tokens: of a column. answer_tokens: of an answer
+    where a request does not say. vocabulary: token ids that there are. most_lag: updates that a column may
+    span; None: any.
+    """
+
+    most_tokens: int
+    column_tokens: int
+    answer_tokens: int
+    vocabulary: int
+    most_lag: int | None
+
+
+class Conversations:
+    """One event loop uses it."""
+
+    def __init__(
+        self,
+        section: ServingSection,
+        limits: Limits,
+        encoder: ChatEncoder,
+        versions: AdapterVersions,
+        answerer: TextAnswerer,
+        episodes: Episodes,
+        experience: ColumnExperience | None,
+        feedback: Feedback | None,
+        canary_monitor: CanaryMonitor,
+        now: Callable[[], float],
+    ) -> None:
+        """experience: None where nothing is learned. feedback: None without a registry. now: in seconds."""
+        self._section, self.limits, self._encoder = section, limits, encoder
+        self._versions, self._answerer, self.episodes = versions, answerer, episodes
+        self._experience, self._feedback = experience, feedback
+        self._canary_monitor, self._now = canary_monitor, now
+        self._talks: dict[str, Talk] = {}
+        self._ripening: deque[tuple[float, Talk]] = deque()
+        self._text_bytes = 0
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything is learned from here."""
+        return self._experience is not None
+
+    # ------------------------------------------------------------ answers
+
+    async def generate(self, ask: Ask, until_s: float, show: Show) -> TextReply:
+        """Answer; raises Refused. until_s: by the clock of the event loop. show: see `TextAnswerer`."""
+        ask.check(self.limits.vocabulary)
+        self._check_size(ask)
+        if not ask.conversation_id:
+            return await self._without_memory(ask, until_s, show)
+        talk = self._open(ask.conversation_id)
+        try:
+            async with asyncio.timeout_at(until_s):
+                await talk.busy.acquire()
+        except TimeoutError as error:
+            text = "the caller's time was over while another answer of the conversation was under way"
+            raise Refused(Refusal(reason=Reason.DEADLINE, detail=text)) from error
+        try:
+            self._open(ask.conversation_id)
+            return talk.repeated(ask) or await self._next(talk, ask, until_s, show)
+        finally:
+            talk.busy.release()
+
+    async def _without_memory(self, ask: Ask, until_s: float, show: Show) -> TextReply:
+        choice = await self._chosen(ask)
+        most = ask.max_tokens or self.limits.answer_tokens
+        try:
+            ids = tuple(self._encoder.begin(ask.messages, ask.tools))
+        except ValueError as error:
+            raise invalid(str(error)) from error
+        if len(ids) + most > self.limits.most_tokens:
+            raise invalid(
+                f"messages: {len(ids)} tokens and an answer of up to {most} do not fit into "
+                f"{self.limits.most_tokens}; send fewer messages or a smaller max_tokens"
+            )
+        prompt = Prompt(ids=ids, most=most, call_id=f"call-{ask.request_id[:32]}")
+        drawn = await self._answerer.answer(choice, prompt, ask, until_s, show)
+        count_not_learned("unasked", sum(len(one.ids) for one in drawn.answers))
+        return _reply(drawn, choice.arm, prompt, {"unlearned": "no conversation"})
+
+    async def _next(self, talk: Talk, ask: Ask, until_s: float, show: Show) -> TextReply:
+        """Answer messages of a conversation that were not answered yet."""
+        if talk.next_turn >= MAX_TURNS:
+            raise invalid(f"conversation_id: has {MAX_TURNS} turns, more are not remembered: start another")
+        choice = self._versions.follow(talk.episode.arm, talk.episode.client_key)
+        update = 0 if choice.loaded is None else choice.loaded.update
+        most = ask.max_tokens or self.limits.answer_tokens
+        try:
+            ids = talk.prompt_for(ask, most, update)
+        except ValueError as error:
+            raise invalid(str(error)) from error
+        self._ripen(talk)
+        prompt = Prompt(ids=ids, most=most, call_id=f"call-{talk.episode.number}-{talk.next_turn}")
+        drawn = await self._answerer.answer(choice, prompt, ask, until_s, show)
+        unlearned = self._unlearned(talk, ask, drawn)
+        named = {"conversation_id": talk.episode.id, "turn": talk.next_turn, "unlearned": unlearned}
+        reply = _reply(drawn, choice.arm, prompt, named)
+        talk.answered(ask, reply, [_sibling(drawn, index, unlearned) for index in range(len(drawn.answers))])
+        self._remember(talk, ask)
+        return reply
+
+    def _unlearned(self, talk: Talk, ask: Ask, drawn: Drawn) -> str:
+        if not talk.episode.learned:
+            return talk.episode.unlearned_as
+        return ask.unlearned or ("fallback" if drawn.is_fallback else "")
+
+    async def _chosen(self, ask: Ask) -> Choice:
+        if ask.version:
+            return await self._versions.exactly(ask.version)
+        if ask.arm is None:
+            return self._versions.choose(ask.client_key)
+        self._check_arm(ask.arm)
+        return self._versions.follow(ask.arm, ask.client_key)
+
+    def _check_arm(self, arm: Arm) -> None:
+        arms = self._versions.arms
+        found = {Arm.LATEST: True, Arm.PINNED: False}
+        if arms is not None:
+            found |= {Arm.ACTIVE: arms.active is not None, Arm.CANARY: arms.canary is not None}
+        if not found.get(arm, False):
+            text = f"arm={arm.value}: no version is on it; ask for latest, or for a version by its number"
+            raise Refused(Refusal(reason=Reason.UNKNOWN_VERSION, detail=text))
+
+    def _check_size(self, ask: Ask) -> None:
+        size, most = _bytes_of(ask), BYTES_PER_TOKEN * self.limits.most_tokens
+        if size > most:
+            raise invalid(f"messages: have {size} bytes, at most {most} are read; send fewer or shorter ones")
+        if self._text_bytes + size > self._section.max_buffered_bytes:
+            text = "the open conversations fill serving.max_buffered_bytes; end some, or ask again later"
+            raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=1000))
+
+    def _remember(self, talk: Talk, ask: Ask) -> None:
+        size = _bytes_of(ask)
+        self._text_bytes += size - talk.text_bytes
+        talk.text_bytes = size
+
+    # ------------------------------------------------------------ start
+
+    def start(
+        self,
+        client_key: str,
+        request_id: str,
+        *,
+        not_learned: bool = False,
+        arm: Arm | None = None,
+        must_exist: bool = False,
+    ) -> Episode:
+        """A new conversation, or the one that this request has started before; raises Refused."""
+        episode = self.episodes.started_by(client_key, request_id)
+        if episode is not None:
+            return episode
+        if must_exist:
+            text = f"request_id={request_id[:80]!r}: has begun no conversation that is remembered here"
+            raise Refused(Refusal(reason=Reason.EPISODE_UNKNOWN, detail=text))
+        if arm is not None:
+            self._check_arm(arm)
+        chosen = self._versions.choose(client_key).arm if arm is None else arm
+        learned = self.learns and chosen is Arm.LATEST and not not_learned
+        episode = self.episodes.start(client_key, request_id, chosen, learned=learned, now_s=self._now())
+        episode.unlearned_as = "unasked" if not_learned else "arm"
+        self._canary_monitor.begin(episode)
+        live = LiveConversation(
+            self._encoder, most_tokens=self.limits.column_tokens, most_lag=self.limits.most_lag
+        )
+        self._talks[episode.id] = Talk(episode, live, count_not_learned)
+        metrics.EPISODES_OPEN.set(len(self.episodes))
+        return episode
+
+    def _open(self, conversation_id: str) -> Talk:
+        """One that is open, heard of now; raises Refused."""
+        return self._talks[self.episodes.find(conversation_id, self._now()).id]
+
+    # ------------------------------------------------------------ reward
+
+    async def reward(
+        self, conversation_id: str, request_id: str, rewards: Sequence[tuple[int | None, float]]
+    ) -> int:
+        """Add rewards (turn, amount), once; how many were late. Raises Refused when none was taken."""
+        episode = self.episodes.find_any(conversation_id)
+        if episode is not None and request_id in episode.rewarded:
+            return episode.rewarded[request_id]
+        for _, amount in rewards:
+            if not math.isfinite(amount):
+                raise invalid(f"amount={amount}: give a finite number")
+        if not rewards:
+            raise invalid("rewards: give at least one")
+        talk = self._talks.get(conversation_id)
+        if talk is None:
+            late = [(turn or 0, amount) for turn, amount in rewards]
+            await self._keep(conversation_id, late)
+            if episode is not None:
+                episode.remember_reward(request_id, len(late))
+            return len(late)
+        return await self._reward(talk, request_id, rewards)
+
+    async def _reward(self, talk: Talk, request_id: str, rewards: Sequence[tuple[int | None, float]]) -> int:
+        async with talk.busy:
+            if request_id in talk.episode.rewarded:
+                return talk.episode.rewarded[request_id]
+            try:
+                placed = [(talk.place_of(turn), amount) for turn, amount in rewards]
+            except ValueError as error:
+                raise invalid(str(error)) from error
+            late = [(turn, amount) for turn, amount in placed if talk.is_late(turn)]
+            if late:
+                talk.is_keeping = True
+                try:
+                    await self._keep(talk.episode.id, late)
+                finally:
+                    talk.is_keeping = False
+            for turn, amount in placed:
+                talk.reward(turn, amount)
+            talk.episode.remember_reward(request_id, len(late))
+            return len(late)
+
+    async def _keep(self, conversation_id: str, late: Sequence[tuple[int, float]]) -> None:
+        if self._feedback is None:
+            raise invalid(
+                f"turn={late[0][0]}: its reward came after the turn was sent to the learner "
+                "(serving.reward_window_s), and there is no registry whose feedback table keeps it"
+            )
+        caller = CALLER.get()
+        name = "" if caller is None else str(caller)
+        await self._feedback(name, [(conversation_id, turn, amount) for turn, amount in late])
+        metrics.FEEDBACK.inc(len(late))
+
+    # ------------------------------------------------------------ end
+
+    def end(
+        self,
+        conversation_id: str,
+        request_id: str,
+        *,
+        terminated: bool,
+        abandoned: bool,
+        reward: float | None,
+    ) -> tuple[float, int]:
+        """It is over: the sum of its rewards, and its turns; the same when said again. Raises Refused."""
+        known = self.episodes.find_any(conversation_id)
+        if known is not None and known.is_over and known.ending_request == request_id != "":
+            return known.total_return, known.segment_builder.length
+        talk = self._open(conversation_id)
+        if talk.busy.locked():
+            raise invalid("conversation_id: an answer of it is under way; wait for its reply")
+        if reward is not None:
+            if not math.isfinite(reward):
+                raise invalid(f"reward={reward}: give a finite number")
+            try:
+                talk.reward(talk.place_of(None), reward)
+            except ValueError as error:
+                raise invalid(f"reward: {error}") from error
+        if abandoned:
+            talk.give_up()
+        else:
+            talk.end(terminated=terminated)
+        talk.episode.ending_request = request_id
+        self._close(talk, is_whole=not abandoned)
+        return talk.episode.total_return, talk.turns
+
+    def _close(self, talk: Talk, *, is_whole: bool) -> None:
+        episode = talk.episode
+        episode.is_over = True
+        episode.segment_builder.length = talk.turns
+        self._canary_monitor.end(episode, is_whole=is_whole)
+        metrics.ARM_RETURN.labels(episode.arm).observe(episode.total_return)
+        self.episodes.close(episode)
+        metrics.EPISODES_OPEN.set(len(self.episodes))
+        self._ripen(talk)
+        self._text_bytes -= talk.text_bytes
+        talk.text_bytes = 0
+        self._forget(talk)
+
+    def _forget(self, talk: Talk) -> None:
+        if talk.episode.is_over and not talk.live.over:
+            self._talks.pop(talk.episode.id, None)
+
+    # ------------------------------------------------------------ columns
+
+    def _ripen(self, talk: Talk) -> None:
+        """Have columns that are over wait for late rewards, each once."""
+        for _ in range(talk.live.over - talk.ripening):
+            if self._section.reward_window_s == 0.0:
+                self._send(talk)
+            else:
+                talk.ripening += 1
+                self._ripening.append((self._now() + self._section.reward_window_s, talk))
+
+    def _send(self, talk: Talk) -> None:
+        for column in talk.live.take(1):
+            if self._experience is not None and talk.episode.learned:
+                self._experience.send(column)
+
+    def sweep(self) -> None:
+        """Give up conversations whose client is silent, and send what has ripened."""
+        now = self._now()
+        for episode in self.episodes.overdue(now):
+            talk = self._talks[episode.id]
+            if not talk.busy.locked():
+                self._give_up(talk)
+        self._send_until(now)
+
+    def finish(self) -> None:
+        """Give up what is open, and send all that ripens as it is."""
+        for episode in self.episodes:
+            self._give_up(self._talks[episode.id])
+        self._send_until(math.inf)
+
+    def _give_up(self, talk: Talk) -> None:
+        talk.give_up()
+        self._close(talk, is_whole=False)
+
+    def _send_until(self, now_s: float) -> None:
+        while self._ripening and self._ripening[0][0] <= now_s and not self._ripening[0][1].is_keeping:
+            _, talk = self._ripening.popleft()
+            talk.ripening -= 1
+            self._send(talk)
+            self._forget(talk)
+
+
+def _bytes_of(ask: Ask) -> int:
+    texts = [text for one in ask.messages for text in (one.role, one.content, one.tool_call_id)]
+    texts += [text for one in ask.messages for call in one.tool_calls for text in (call.name, call.arguments)]
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + len(str(ask.tools))
+
+
+def _reply(drawn: Drawn, arm: Arm, prompt: Prompt, named: Mapping[str, Any]) -> TextReply:
+    return TextReply(
+        answers=drawn.answers,
+        version=drawn.version,
+        update=drawn.update,
+        arm=arm,
+        is_fallback=drawn.is_fallback,
+        prompt_tokens=len(prompt.ids),
+        **named,
+    )
+
+
+def _sibling(drawn: Drawn, index: int, unlearned: str) -> Sibling:
+    one = drawn.answers[index]
+    sampled = Sampled(one.ids, one.log_prob, drawn.version, drawn.update)
+    return Sibling(sampled=sampled, message=one.message, ended=one.ended, unlearned=unlearned)

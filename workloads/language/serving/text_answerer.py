@@ -1,0 +1,211 @@
+"""An answer of the chosen version, or of the model without its adapter where that version cannot.
+
+choice ─► the engine, a row for each answer ─► text as it grows ─► stops, calls of tools ─► TextAnswer
+└─ cannot go on ─► the adapter switched off: version 0
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.config.settings import ServingSection
+from penstock.wire.refusal import Reason, Refusal, Refused
+from workloads.language.engine.continuous_engine import ContinuousEngine
+from workloads.language.engine.requests import Growing, Request
+from workloads.language.serving.answer_text import AnswerText, as_message
+from workloads.language.serving.asks import Ask, TextAnswer
+from workloads.language.tokenizer import Tokenizer
+from workloads.plugin.serving import Answered, Choice, count_not_learned
+
+Show = Callable[[int, str], None]
+"""Takes text that came to an answer: its index, and the part."""
+
+RETRY_MS: Final = 500
+WAITING_PER_ROW: Final = 4
+"""Answers that may wait for each that grows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What is answered. ids: of the prompt, as the answers begin behind it. most: tokens of an answer.
+
+    call_id: first part of the ids of its calls of tools.
+    """
+
+    ids: tuple[int, ...]
+    most: int
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Answers of one version. version 0: of the model without its adapter."""
+
+    answers: tuple[TextAnswer, ...]
+    version: int
+    update: int
+    is_fallback: bool
+
+
+class TextAnswerer:
+    """Used by one event loop; the engine has a thread of its own."""
+
+    def __init__(
+        self,
+        engine: ContinuousEngine,
+        tokenizer: Tokenizer,
+        section: ServingSection,
+        max_rows: int,
+        tell: Callable[[Answered], None],
+    ) -> None:
+        """max_rows: answers that grow at once. tell: told of each answer, and of what could not be."""
+        self._engine, self._tokenizer, self._section = engine, tokenizer, section
+        self._most_waiting, self._tell = WAITING_PER_ROW * max_rows, tell
+        self._loop = asyncio.get_running_loop()
+
+    async def answer(self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show) -> Drawn:
+        """As many answers as are asked for; raises Refused. until_s: by the clock of the event loop."""
+        loaded = None if choice.is_previous else choice.loaded
+        if loaded is not None:
+            try:
+                answers = await self._drawn(loaded.version, prompt, ask, until_s, show)
+            except _Failed as error:
+                self._tell_failure(choice, error)
+            else:
+                self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback=""))
+                return Drawn(answers=answers, version=loaded.version, update=loaded.update, is_fallback=False)
+        if self._section.fallback == "none":
+            text = "no version can answer, and serving.fallback=none"
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=RETRY_MS))
+        try:
+            answers = await self._drawn(0, prompt, ask, until_s, show)
+        except _Failed as error:
+            text = "neither the version nor the model without its adapter can answer"
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=RETRY_MS)) from error
+        return Drawn(answers=answers, version=0, update=0, is_fallback=True)
+
+    def _tell_failure(self, choice: Choice, error: "_Failed") -> None:
+        self._tell(
+            Answered(
+                arm=choice.arm,
+                action={},
+                answer=None,
+                fallback="adapter_off",
+                not_finite=isinstance(error.cause, ArithmeticError),
+                is_to_blame=True,
+            )
+        )
+
+    async def _drawn(
+        self, version: int, prompt: Prompt, ask: Ask, until_s: float, show: Show
+    ) -> tuple[TextAnswer, ...]:
+        if self._engine.waiting + ask.count > self._most_waiting:
+            text = f"{self._engine.waiting} answers wait already: ask again later, or another server"
+            raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=RETRY_MS))
+        growths = [self._submit(index, version, prompt, ask) for index in range(ask.count)]
+        try:
+            async with asyncio.timeout_at(until_s):
+                answers = await asyncio.gather(*(self._grown(one, ask, show) for one in growths))
+        except TimeoutError as error:
+            text = (
+                "the caller's time was over before the answer was whole; give more, or a smaller max_tokens"
+            )
+            _count_stopped(growths)
+            raise Refused(Refusal(reason=Reason.DEADLINE, detail=text)) from error
+        except asyncio.CancelledError:
+            _count_stopped(growths)
+            raise
+        finally:
+            for one in growths:
+                one.growing.cancel()
+        return tuple(answers)
+
+    def _submit(self, index: int, version: int, prompt: Prompt, ask: Ask) -> "_Growth":
+        changed = asyncio.Event()
+        seed = None if ask.seed is None else (ask.seed + index) % 2**64
+        begin = self._ids(ask.begins_with)
+        request = Request(
+            ids=(*prompt.ids, *begin),
+            most=prompt.most,
+            version=version,
+            temperature=ask.temperature or 1.0,
+            top_p=ask.top_p,
+            seed=seed,
+            deterministic=ask.temperature == 0.0,
+            bias=ask.logit_bias,
+            presence_penalty=ask.presence_penalty,
+            frequency_penalty=ask.frequency_penalty,
+        )
+        growing = self._engine.submit(request, lambda _: self._loop.call_soon_threadsafe(changed.set))
+        text = AnswerText(
+            self._tokenizer, stops=ask.stop, begins_with=ask.begins_with, holds_calls=bool(ask.tools)
+        )
+        return _Growth(index, growing, changed, text, f"{prompt.call_id}-{index}")
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+    async def _grown(self, one: "_Growth", ask: Ask, show: Show) -> TextAnswer:
+        """Follow one answer to its end; raises _Failed."""
+        growing, text, count = one.growing, one.text, 0
+        while True:
+            # What was written before the end was told is there when it is.
+            finish = growing.finish
+            while count < len(growing.ids) and not text.is_stopped:
+                text.add(growing.ids[count])
+                count += 1
+            if finish == "failed":
+                raise _Failed(growing.error)
+            is_over = bool(finish) or text.is_stopped
+            if part := text.take_shown(is_over=is_over and not ask.tools):
+                show(one.index, part)
+            if is_over:
+                return _whole(one, ask, count, finish)
+            await one.changed.wait()
+            one.changed.clear()
+
+
+def _whole(one: "_Growth", ask: Ask, count: int, finish: str) -> TextAnswer:
+    """The first `count` tokens as an answer; raises Refused where the server ended it."""
+    growing, text = one.growing, one.text
+    if finish == "cancelled" and not text.is_stopped:
+        why = "the server ended before the answer did"
+        raise Refused(Refusal(reason=Reason.NOT_READY, detail=why, retry_after_ms=RETRY_MS))
+    message = as_message(text.text, ask.tools, one.call_id)
+    is_cut = finish == "length" and not text.is_stopped
+    return TextAnswer(
+        message=message,
+        ids=tuple(growing.ids[:count]),
+        log_prob=tuple(growing.log_prob[:count]),
+        tokens=tuple(text.tokens),
+        finish="length" if is_cut else "tool_calls" if message.tool_calls else "stop",
+        ended=finish == "eos" and not text.is_stopped,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """An answer that grows, and its text. changed: set by the engine after each token and at the end."""
+
+    index: int
+    growing: Growing
+    changed: asyncio.Event
+    text: AnswerText
+    call_id: str
+
+
+def _count_stopped(growths: Iterable["_Growth"]) -> None:
+    count_not_learned("stopped", sum(len(one.growing.ids) for one in growths))
+
+
+class _Failed(Exception):
+    """A version could not go on. cause: its error."""
+
+    def __init__(self, cause: Exception | None) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def no_show(_index: int, _part: str) -> None:
+    """Nobody watches an answer grow."""

@@ -1,0 +1,191 @@
+"""The parts of one server of text, put together; needs a running event loop."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+import torch
+
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.rpc.access import Calls
+from penstock.runtime.exit import Fatal
+from penstock.wire.specification import RunSpecification
+from workloads.language.conversation.chat_encoder import ChatEncoder
+from workloads.language.engine.continuous_engine import ContinuousEngine
+from workloads.language.engine.loaded_adapters import LoadedAdapters
+from workloads.language.policy.language_policy import LanguagePolicy
+from workloads.language.quiet import quieten
+from workloads.language.serving.adapter_versions import AdapterVersions
+from workloads.language.serving.column_experience import ColumnExperience
+from workloads.language.serving.conversations import Conversations, Limits
+from workloads.language.serving.text_answerer import TextAnswerer
+from workloads.language.serving.text_service import CALLS, NAME, TextService
+from workloads.language.tokenizer import Tokenizer
+from workloads.plugin.acting import Run
+from workloads.plugin.fragments import learner_reward
+from workloads.plugin.serving import (
+    BackgroundTasks,
+    CanaryMonitor,
+    Episodes,
+    RunFollower,
+    Source,
+    Traffic,
+    Weights,
+    check_range,
+    check_window,
+    make_traffic,
+    no_weights,
+    withdrawing,
+)
+
+MAX_ROWS: Final = 32
+"""Answers that grow at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextParts:
+    """What a server of text is made of: a `HostedService`. traffic: None without a registry."""
+
+    specification: RunSpecification
+    refresh_s: float
+    engine: ContinuousEngine
+    versions: AdapterVersions
+    canary_monitor: CanaryMonitor
+    traffic: Traffic | None
+    conversations: Conversations
+    service: TextService
+    background_tasks: BackgroundTasks
+    over: threading.Event
+    thread: threading.Thread
+    names: tuple[str, ...] = (NAME,)
+    calls: Calls = field(default_factory=lambda: CALLS)
+
+    def add_to(self, server: "grpc.aio.Server") -> None:
+        """See `HostedService`."""
+        self.service.add_to(server)
+
+    async def begin(self) -> None:
+        """See `HostedService`."""
+        self.thread.start()
+        if self.traffic is not None:
+            await self.traffic.begin(self.versions, self.canary_monitor)
+            self.background_tasks.send(
+                self.traffic.follow(self.versions, self.canary_monitor, self.refresh_s)
+            )
+
+    async def apply(self, weights: Weights) -> tuple[float, ...]:
+        """See `HostedService`."""
+        try:
+            return await self.versions.take_probed(weights, self.specification.probe)
+        except ValueError as error:
+            raise Fatal(f"weights {weights.version} cannot be applied: {error}") from error
+
+    def cut(self) -> None:
+        """See `HostedService`: a conversation that goes on is not cut, its rewards are still to come."""
+
+    def sweep(self) -> None:
+        """See `HostedService`."""
+        self.conversations.sweep()
+
+    async def finish(self) -> None:
+        """See `HostedService`."""
+        self.conversations.finish()
+
+    def close(self) -> None:
+        """See `HostedService`."""
+        self.over.set()
+        if self.thread.is_alive():
+            self.thread.join()
+
+
+def assemble_text(
+    settings: Settings,
+    source: Source,
+    of: Run,
+    run_follower: RunFollower | None,
+    *,
+    tokenizer: Tokenizer,
+    answer_tokens: int,
+    device: str,
+) -> TextParts:
+    """Return the server of a run of a language model.
+
+    of: the run, as it was read. tokenizer: of its model. answer_tokens: of an answer where a request does not
+    say. device: where it generates, "auto": CUDA where there is one. Raises ConfigurationError for settings
+    that fit neither one another nor the run.
+    """
+    quieten()
+    torch.set_num_threads(of.actor.threads)
+    section, specification = settings.serving, of.specification
+    check_range(settings.canary)
+    policy = _policy(of, device)
+    try:
+        encoder = ChatEncoder(tokenizer)
+    except ValueError as error:
+        raise ConfigurationError(f"policy.kwargs.model: {error}") from error
+    engine = ContinuousEngine(
+        LoadedAdapters(policy),
+        eos_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+        max_rows=MAX_ROWS,
+        seed=specification.seed,
+        device=policy.device,
+    )
+    background_tasks = BackgroundTasks()
+    traffic = make_traffic(settings, source, run_follower)
+    fetch = no_weights if run_follower is None else run_follower.fetch
+    versions = AdapterVersions(engine, policy, fetch if traffic is None else traffic.fetch, section)
+    now = asyncio.get_running_loop().time
+    canary_monitor = CanaryMonitor(settings.canary, withdrawing(traffic, background_tasks), now)
+    experience = None
+    if run_follower is not None:
+        check_window(section, specification)
+        reward = learner_reward(of.environment)
+        experience = ColumnExperience(specification, section, run_follower, tokenizer.pad_token_id, reward)
+    conversations = Conversations(
+        section,
+        _limits(specification, policy, answer_tokens),
+        encoder,
+        versions,
+        TextAnswerer(engine, tokenizer, section, MAX_ROWS, canary_monitor.answered),
+        Episodes(section, specification.unroll_length),
+        experience,
+        None if traffic is None else traffic.keep_feedback,
+        canary_monitor,
+        now,
+    )
+    over = threading.Event()
+    return TextParts(
+        specification=specification,
+        refresh_s=settings.registry.refresh_s,
+        engine=engine,
+        versions=versions,
+        canary_monitor=canary_monitor,
+        traffic=traffic,
+        conversations=conversations,
+        service=TextService(specification.run, section, conversations, versions),
+        background_tasks=background_tasks,
+        over=over,
+        thread=threading.Thread(target=engine.run, args=(over.is_set,), name="engine", daemon=True),
+    )
+
+
+def _policy(of: Run, device: str) -> LanguagePolicy:
+    made = of.make_policy(of.specification.seed).policy
+    assert isinstance(made, LanguagePolicy)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return made.to(device)
+
+
+def _limits(specification: RunSpecification, policy: LanguagePolicy, answer_tokens: int) -> Limits:
+    column = specification.unroll_length + 1
+    return Limits(
+        most_tokens=max(column, policy.positions or 0),
+        column_tokens=column,
+        answer_tokens=answer_tokens,
+        vocabulary=policy.vocabulary,
+        most_lag=specification.stale_after or None,
+    )

@@ -1,0 +1,29 @@
+"""What `penstock serve` answers clients of a run with: text, by the model that the run trains."""
+
+from penstock.config.settings import Settings
+from penstock.wire.specification import RunSpecification
+from workloads.language.serving.text_assembly import TextParts, assemble_text
+from workloads.language.tokenizer import load_tokenizer
+from workloads.plugin import acting
+from workloads.plugin.serving import RunFollower, Source
+from workloads.rlhf.language_section import language
+
+
+def make_server(
+    settings: Settings,
+    source: Source,
+    specification: RunSpecification,
+    run_follower: RunFollower | None,
+) -> TextParts:
+    """Return the server; settings: of this process. Raises ConfigurationError, and as `acting.read`."""
+    of = acting.read(specification, settings.actor)
+    section = language(of.environment)
+    return assemble_text(
+        settings,
+        source,
+        of,
+        run_follower,
+        tokenizer=load_tokenizer(section.model),
+        answer_tokens=section.response_tokens,
+        device=section.device,
+    )
