@@ -137,6 +137,29 @@ def make_keys(file: Annotated[Path, typer.Argument(help="Written once, for its o
     finish(body)
 
 
+@gateway_commands.command("text")
+def text(
+    server: Annotated[
+        str, typer.Option("--server", metavar="ADDRESS", help="Server of text: HOST:PORT or unix:/path.")
+    ],
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT of this machine.")
+    ] = "127.0.0.1:8765",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Serve agents the API that they know (OpenAI's chat completions), over a server of text."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from gateway.text.text_process import main
+
+        return main(lifecycle, settings, server=server, listen=listen)
+
+    in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
+
+
 @user_commands.command("add")
 def add_user(
     name: Name,

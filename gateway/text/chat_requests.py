@@ -1,0 +1,219 @@
+"""What a request may hold, and what of it the server of text is asked.
+
+Learned from is what is sampled from the policy as it is: whatever draws otherwise is answered, and said to be
+not learned from.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.text.chat_errors import ChatError
+from penstock.client import Arm
+from penstock.client.text_values import TextOptions
+
+_CALL: Final = "<tool_call>"
+"""How a model begins a call of a tool."""
+_ARMS: Final = {"latest": Arm.LATEST, "active": Arm.ACTIVE, "canary": Arm.CANARY}
+NAME_FORM: Final = r"[\x21-\x7e]{1,128}"
+ConversationName = Annotated[str, Field(pattern=f"^{NAME_FORM}$")]
+"""What a caller calls a conversation: printable, without blanks."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _TextPart(_Part):
+    type: Literal["text"]
+    text: str
+
+
+class _Function(_Part):
+    name: str
+    arguments: str
+
+
+class _ToolCall(_Part):
+    id: str
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class ChatMessage(_Part):
+    """One message. Content is text, or parts of text; images and sound are refused."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_TextPart] | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as the text client takes it."""
+        parts = self.content if isinstance(self.content, list) else []
+        text = "".join(part.text for part in parts) if parts else self.content or ""
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": text,
+            "tool_calls": [call.model_dump() for call in self.tool_calls or ()],
+            "tool_call_id": self.tool_call_id or "",
+        }
+
+
+class _StreamOptions(_Part):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class _Format(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class _NamedFunction(_Part):
+    name: str
+
+
+class _NamedTool(_Part):
+    type: Literal["function"]
+    function: _NamedFunction
+
+
+class Extension(_Part):
+    """What the API has no field for: `extra_body={"penstock": {…}}` of its client."""
+
+    regenerate: bool = False
+    """Of a conversation: answer the same messages once more."""
+    learn: bool = True
+    """False: answer, and learn nothing from it."""
+
+
+class ChatRequest(_Part):
+    """The body of POST /v1/chat/completions."""
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    """0 alone: the server tells of the tokens that were drawn."""
+    logit_bias: dict[int, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    response_format: _Format | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    penstock: Extension = Extension()
+
+    def options(self) -> TextOptions:
+        """Return what the text client is asked with; raises ChatError."""
+        self._check()
+        made: TextOptions = {
+            "tools": () if self.tool_choice == "none" else tuple(self.tools or ()),
+            "max_tokens": self.max_completion_tokens or self.max_tokens or 0,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "count": self.n or 1,
+            "learned": self.penstock.learn,
+            "regenerate": self.penstock.regenerate,
+            "begins_with": self._begins_with(),
+            "logit_bias": self.logit_bias or {},
+            "presence_penalty": self.presence_penalty or 0.0,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+        }
+        return made
+
+    def conversation(self, header: str | None) -> str:
+        """Return what the caller calls its conversation; "": it says nothing. Raises ChatError.
+
+        header: X-Conversation-Id, which counts before `metadata.conversation_id`.
+        """
+        name = header or (self.metadata or {}).get("conversation_id", "")
+        if name and not re.fullmatch(NAME_FORM, name):
+            place = "metadata.conversation_id"
+            raise ChatError(400, f"{place}: use 1 to 128 printable characters without blanks", param=place)
+        return name
+
+    def _check(self) -> None:
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise ChatError(400, "tool_choice: there are no tools to choose from", param="tool_choice")
+        schema = self.response_format.json_schema if self.response_format else None
+        if schema and schema.get("strict"):
+            raise ChatError(
+                400,
+                "response_format.json_schema.strict: answers are not held to a schema here: leave it out",
+                param="response_format.json_schema.strict",
+            )
+
+    def _begins_with(self) -> str:
+        """What the answer begins with, so that it becomes what is asked for."""
+        if isinstance(self.tool_choice, _NamedTool):
+            name = self.tool_choice.function.name
+            if name not in _names(self.tools or ()):
+                raise ChatError(400, f"tool_choice: no tool is named {name!r}", param="tool_choice")
+            return f'{_CALL}\n{{"name": "{name}", "arguments": '
+        if self.tool_choice == "required":
+            return f"{_CALL}\n"
+        is_text = self.response_format is None or self.response_format.type == "text"
+        return "" if is_text else "{"
+
+
+class RewardRequest(_Part):
+    """The body of POST /v1/rewards: rewards for turns of a conversation, and whether it is over.
+
+    conversation_id: as the caller calls it. reward: of `turn`; None: of the newest. final: it is over.
+    id: under the same one nothing is added twice. user: as in the requests of the conversation.
+    """
+
+    conversation_id: ConversationName
+    reward: float | None = None
+    turn: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    final: bool = False
+    id: Annotated[str, Field(max_length=128)] = ""
+    user: Annotated[str, Field(max_length=256)] = ""
+
+
+def model_of(name: str, policy: str) -> tuple[Arm | None, int]:
+    """Return the arm and the version that a model name asks for: POLICY, POLICY:latest, POLICY:40.
+
+    policy: that is served. Raises ChatError 404 for any other.
+    """
+    given, _, which = name.partition(":")
+    if given == policy and not which:
+        return None, 0
+    if given == policy and which in _ARMS:
+        return _ARMS[which], 0
+    if given == policy and which.isascii() and which.isdigit() and 0 < int(which) < 2**53:
+        return None, int(which)
+    raise ChatError(
+        404,
+        f"model: there is none of that name; use {policy}, {policy}:latest, {policy}:active, "
+        f"{policy}:canary, or a version as {policy}:40",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _names(tools: list[dict[str, Any]] | tuple[()]) -> set[str]:
+    functions = [tool.get("function") for tool in tools]
+    return {str(one.get("name")) for one in functions if isinstance(one, Mapping)}

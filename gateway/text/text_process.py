@@ -1,0 +1,50 @@
+"""Process body of `penstock gateway text`: the API of agents on loopback, without accounts."""
+
+import logging
+
+from gateway.frame.call_limits import CallLimits
+from gateway.frame.envelope import Doors, Envelope
+from gateway.http_server import HttpServer
+from gateway.text.chat_routes import make_app
+from penstock.client import AsyncTextClient
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.credentials import credentials
+from penstock.config.settings import Settings
+from penstock.rpc.auth import is_local
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+
+log = logging.getLogger(__name__)
+
+ROLE = "gateway"
+
+
+def main(lifecycle: Lifecycle, settings: Settings, *, server: str, listen: str) -> int:
+    """Serve until the lifecycle drains; returns the exit code.
+
+    server: address of the server of text. Raises ConfigurationError for an address that cannot be used, or
+    that lies beyond loopback.
+    """
+    if not is_local(listen):
+        raise ConfigurationError(
+            f"--listen {listen}: without accounts it answers this machine alone: say 127.0.0.1:PORT"
+        )
+    health = Health(ROLE)
+    _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+    own = credentials(settings.security)
+
+    def make_client() -> AsyncTextClient:
+        return AsyncTextClient(server, credentials=own, policy="")
+
+    app = make_app(make_client)
+    app.add_middleware(Envelope, doors=Doors(), admit=CallLimits().admit_address)
+    http = HttpServer(app, listen)
+    http.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
+    health.set_ready(True)
+    announce(ROLE, metrics_port=metrics_port, address=http.address)
+    log.info("serving", extra={"url": http.url, "server": server})
+    lifecycle.draining.wait()
+    health.set_ready(False, "draining")
+    http.stop()
+    return EXIT_OK

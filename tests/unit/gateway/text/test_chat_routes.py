@@ -1,0 +1,223 @@
+"""Agents that know OpenAI's API alone, by its unmodified client: answers, tools, streams, errors, rewards."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import openai
+import pytest
+
+from tests.support.language.text_address import agents_api, served_text
+from tests.support.language.text_stand import TOOLS, TextStand, make_model
+
+KEYLESS: Final = "none"
+ASKED: Final[list[Any]] = [{"role": "user", "content": "sum"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the model that knows a dialogue by heart, and of the socket."""
+    return tmp_path_factory.mktemp("text")
+
+
+@pytest.fixture(scope="module")
+def stand(folder: Path) -> Iterator[TextStand]:
+    """The server."""
+    with served_text(make_model(folder / "model"), folder / "text.sock") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(stand: TextStand, folder: Path) -> Iterator[openai.OpenAI]:
+    """The client, which an agent has made with another `base_url`."""
+    with agents_api(folder / "text.sock") as address:
+        yield openai.OpenAI(base_url=address, api_key=KEYLESS, max_retries=0)
+
+
+def named(conversation: str, **extension: Any) -> dict[str, Any]:
+    """Arguments that say which conversation it is."""
+    extra: dict[str, Any] = {"extra_headers": {"X-Conversation-Id": conversation}}
+    return extra | ({"extra_body": {"penstock": extension}} if extension else {})
+
+
+def whole(client: openai.OpenAI, messages: list[Any], conversation: str) -> Any:
+    """The assistant's message, not streamed."""
+    made = client.chat.completions.create(
+        model="default", messages=messages, tools=list(TOOLS), **named(conversation)
+    )
+    return made.choices[0].message.model_dump(exclude_none=True), made.model_extra["penstock"]
+
+
+def streamed(client: openai.OpenAI, messages: list[Any], conversation: str) -> Any:
+    """The same, put together from its parts."""
+    text, calls, extension = "", list[Any](), None
+    parts = client.chat.completions.create(
+        model="default",
+        messages=messages,
+        tools=list(TOOLS),
+        stream=True,
+        stream_options={"include_usage": True},
+        **named(conversation),
+    )
+    for part in parts:
+        for choice in part.choices:
+            text += choice.delta.content or ""
+            calls += [one.model_dump(exclude={"index"}) for one in choice.delta.tool_calls or ()]
+        extension = (part.model_extra or {}).get("penstock", extension)
+    message = {"role": "assistant", "content": text or None, "tool_calls": calls or None}
+    return {name: value for name, value in message.items() if value is not None}, extension
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+def test_a_conversation_with_two_tool_calls_is_learned_from(
+    client: openai.OpenAI, stand: TextStand, ask: Any
+) -> None:
+    """The tokens that the replies name are those of one column; the reward ends it."""
+    name, messages, ids = f"two-calls-{ask.__name__}", list(ASKED), list[int]()
+    for said in ("3", "sea"):
+        answer, told = ask(client, messages, name)
+        (call,) = answer["tool_calls"]
+        messages += [answer, {"role": "tool", "tool_call_id": call["id"], "content": said}]
+        ids += told["token_ids"][0]
+    answer, told = ask(client, messages, name)
+    assert answer["content"] == "done"
+    assert (told["learned"], told["turn"], told["version"], told["arm"]) == (True, 2, 1, "latest")
+    ids += told["token_ids"][0]
+    reward = {"conversation_id": name, "reward": 1.0, "final": True}
+    result: Any = client.post("/rewards", body=reward, cast_to=object)
+    assert (result["total_return"], result["turns"], result["late"]) == (1.0, 3, False)
+    (fragment,) = stand.fragments()
+    assert fragment.header.weights[0].version == 1
+    from penstock.wire.payload import read_payload
+
+    tensors = read_payload(fragment.header, fragment.payload)
+    assert tensors["action"][tensors["valid"]].tolist() == ids
+    assert tensors["reward"].sum() == 1.0
+
+
+def test_n_answers_with_log_probabilities_and_usage(client: openai.OpenAI) -> None:
+    """Each token with its own; what is counted is what was sampled."""
+    made = client.chat.completions.create(
+        model="default:latest", messages=ASKED, n=2, logprobs=True, max_tokens=3, stop="none"
+    )
+    assert [one.index for one in made.choices] == [0, 1]
+    extra: Any = made.model_extra
+    for choice, ids in zip(made.choices, extra["penstock"]["token_ids"], strict=True):
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert len(choice.logprobs.content) == len(ids)
+        assert all(one.logprob <= 0 for one in choice.logprobs.content)
+    assert made.usage is not None
+    assert made.usage.completion_tokens == sum(map(len, extra["penstock"]["token_ids"]))
+    assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
+
+
+def test_a_stream_that_is_closed_ends_its_answers(client: openai.OpenAI, stand: TextStand) -> None:
+    """And the server answers the next."""
+    with client.chat.completions.create(model="default", messages=ASKED, stream=True, max_tokens=40) as parts:
+        next(iter(parts))
+    assert client.chat.completions.create(model="default", messages=ASKED).choices
+
+
+def test_models_are_the_policy_its_arms_and_its_versions(client: openai.OpenAI) -> None:
+    """Each can be asked for."""
+    names = [one.id for one in client.models.list()]
+    assert names == ["default", "default:latest", "default:1"]
+    for name in names:
+        assert client.models.retrieve(name).id == name
+        assert client.chat.completions.create(model=name, messages=ASKED).model == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"temperature": 0.5}, "sampling"),
+        ({"top_p": 0.9}, "sampling"),
+        ({"seed": 3}, "sampling"),
+        ({"logit_bias": {"9": 1}}, "sampling"),
+        ({"presence_penalty": 0.5}, "sampling"),
+        ({"frequency_penalty": 0.5}, "sampling"),
+        ({"tool_choice": "required", "tools": list(TOOLS)}, "sampling"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "add"}}, "tools": list(TOOLS)},
+            "sampling",
+        ),
+        ({"response_format": {"type": "json_object"}}, "sampling"),
+        ({"extra_body": {"penstock": {"learn": False}}}, "unasked"),
+        ({"extra_headers": {}}, "no conversation"),
+        ({"model": "default:1"}, "no conversation"),
+    ],
+)
+def test_what_is_not_sampled_from_the_policy_is_answered_and_not_learned_from(
+    client: openai.OpenAI, fields: dict[str, Any], reason: str
+) -> None:
+    """The extension field says why."""
+    asked = {"model": "default", "messages": ASKED, **named(f"c-{len(str(fields))}")} | fields
+    made = client.chat.completions.create(**asked)
+    extra: Any = made.model_extra
+    assert (extra["penstock"]["learned"], extra["penstock"]["unlearned"]) == (False, reason)
+
+
+def test_tool_choice_none_and_auto_are_learned_from(client: openai.OpenAI) -> None:
+    """They leave the policy as it is."""
+    for choice in ("none", "auto"):
+        made = client.chat.completions.create(
+            model="default",
+            messages=ASKED,
+            tools=list(TOOLS),
+            tool_choice=choice,
+            **named(f"choice-{choice}"),
+        )
+        extra: Any = made.model_extra
+        assert extra["penstock"]["learned"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "message"),
+    [
+        ({"model": "other"}, 404, "model", "there is none of that name; use default"),
+        ({"model": "default:canary"}, 404, "model", "no version is on it"),
+        ({"model": "default:99"}, 404, "model", "its weights are not held"),
+        ({"messages": []}, 400, "messages", "at least 1 item"),
+        ({"messages": [{"role": "user", "content": "<eos>"}]}, 400, "messages[0].content", "control token"),
+        ({"messages": [{"role": "user", "content": "sum " * 70}]}, 400, "messages", "do not fit into 64"),
+        ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
+        ({"temperature": -1}, 400, "temperature", "say 0 to 100"),
+        ({"logit_bias": {"5000": 1}}, 400, "logit_bias", "the vocabulary has the token ids 0 to"),
+        ({"top_logprobs": 5}, 400, "top_logprobs", "less than or equal to 0"),
+        ({"tools": [{"type": "function"}]}, 400, "tools[0]", "write"),
+        ({"tool_choice": "required"}, 400, "tool_choice", "there are no tools"),
+        ({"extra_body": {"nonsense": 1}}, 400, "nonsense", "leave it out"),
+    ],
+)
+def test_errors_have_the_form_of_the_api_and_name_the_field(
+    client: openai.OpenAI, fields: dict[str, Any], status: int, param: str, message: str
+) -> None:
+    """As the client's own exceptions."""
+    with pytest.raises(openai.APIStatusError, match=message) as raised:
+        client.chat.completions.create(**({"model": "default", "messages": ASKED} | fields))
+    assert (raised.value.status_code, raised.value.param) == (status, param)
+
+
+def test_an_image_is_refused(client: openai.OpenAI) -> None:
+    """By the place where it stands."""
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": [image]}],  # type: ignore[list-item,misc]
+        )
+    assert str(raised.value.param).startswith("messages.0.content")
+
+
+def test_a_reward_for_a_conversation_that_is_not_there_or_over_is_refused(client: openai.OpenAI) -> None:
+    """The second has no feedback table to go to; an answer in one that is over is refused, too."""
+    with pytest.raises(openai.NotFoundError, match="has begun no conversation"):
+        client.post("/rewards", body={"conversation_id": "never", "reward": 1.0}, cast_to=object)
+    client.chat.completions.create(model="default", messages=ASKED, **named("over"))
+    over = {"conversation_id": "over", "reward": 1.0, "final": True}
+    client.post("/rewards", body=over, cast_to=object)
+    with pytest.raises(openai.BadRequestError, match="came after the turn was sent"):
+        client.post("/rewards", body=over, cast_to=object)
+    with pytest.raises(openai.NotFoundError, match="has ended"):
+        client.chat.completions.create(model="default", messages=ASKED, **named("over"))
