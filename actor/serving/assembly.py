@@ -201,7 +201,7 @@ def make_traffic(settings: Settings, source: Source, run_follower: RunFollower |
 
 
 def no_weights(_version: int) -> Weights | None:
-    """Where nothing holds any."""
+    """Return None: there is nothing that holds any."""
     return None
 
 

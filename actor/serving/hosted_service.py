@@ -19,11 +19,11 @@ class HostedService(Protocol):
 
     @property
     def calls(self) -> Calls:
-        """Which party may call them, where the core does not say."""
+        """Parties that may call them, where the core does not say."""
 
     @property
     def background_tasks(self) -> BackgroundTasks:
-        """What runs beside its calls; an error in one of them ends the process."""
+        """Tasks that run beside its calls; an error in one of them ends the process."""
 
     def add_to(self, server: "grpc.aio.Server") -> None:
         """Serve its calls from `server`."""

@@ -22,7 +22,7 @@ EVERY_S: Final = 10.0
 
 
 class RequestErrors:
-    """Of one server; `clock`: monotonic, in seconds."""
+    """Counts and logs what one server refuses; `clock`: monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class RequestErrors:
         """By kind: when it was said last, and how many have come since."""
 
     def refused(self, request: Any, error: Refused) -> refusal_pb2.Refusal:
-        """A request of any call was refused; the refusal for its reply."""
+        """Count a request of any call that was refused; return the refusal for its reply."""
         reason = error.refusal.reason.label
         metrics.REFUSALS.labels(reason).inc()
         others = self._count(reason)
@@ -40,7 +40,7 @@ class RequestErrors:
         return error.refusal.to_proto()
 
     def failed(self, loaded: Loaded, question: Question, error: Exception) -> None:
-        """A version could not answer."""
+        """Count a version that could not answer."""
         others = self._count("failed")
         if others is not None:
             words = {"version": loaded.version, "error": str(error), "others": others}

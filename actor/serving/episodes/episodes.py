@@ -94,7 +94,7 @@ class Episode:
             self.total_return += amount
 
     def remember_reward(self, request_id: str, late: int) -> None:
-        """The request's rewards were taken."""
+        """Remember that the request's rewards were taken."""
         if request_id:
             self.rewarded[request_id] = late
             if len(self.rewarded) > REMEMBERED_REQUESTS:
@@ -123,11 +123,11 @@ class Episodes:
         return iter(list(self._open.values()))
 
     def started_by(self, client_key: str, request_id: str) -> Episode | None:
-        """The episode that this very request started already."""
+        """Return the episode that this very request started already."""
         return self._started.get((CALLER.get(), client_key, request_id)) if request_id else None
 
     def start(self, client_key: str, request_id: str, arm: Arm, *, learned: bool, now_s: float) -> Episode:
-        """A new one; raises Refused (OVERLOADED) when as many as may be are open."""
+        """Begin a new one; raises Refused (OVERLOADED) when as many as may be are open."""
         if len(self._open) >= self._section.max_episodes:
             text = f"{len(self._open)} episodes are open (serving.max_episodes); end some"
             raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=_RETRY_MS))
@@ -154,7 +154,7 @@ class Episodes:
         return episode
 
     def find(self, episode_id: str, now_s: float) -> Episode:
-        """An open one, heard of now; raises Refused (EPISODE_UNKNOWN, EPISODE_ELSEWHERE)."""
+        """Return an open one, heard of now; raises Refused (EPISODE_UNKNOWN, EPISODE_ELSEWHERE)."""
         episode = self.find_any(episode_id)
         if episode is None or episode.id not in self._open:
             raise unknown(episode_id, "it has ended or was given up: start a new one")
@@ -163,7 +163,7 @@ class Episodes:
         return episode
 
     def find_any(self, episode_id: str) -> Episode | None:
-        """One that is open or remembered; None for one that the caller was given and that is forgotten.
+        """Return one that is open or remembered; None for one that was given and is forgotten.
 
         Raises Refused as `find` for any other id, and for somebody else's.
         """

@@ -79,7 +79,7 @@ class RunFollower:
         return self._session.specification
 
     def fetch(self, version: int) -> Weights | None:
-        """The weights of a version that the run still holds. Blocks."""
+        """Return the weights of a version that the run still holds. Blocks."""
         session = self._session
         if session is None or session.is_over:
             return None
@@ -110,7 +110,7 @@ class RunFollower:
         self._thread.start()
 
     def finish(self) -> None:
-        """All that will be learned is in the queue: send it, then close the session."""
+        """Send what is in the queue, to which nothing will come, then close the session."""
         self._finishing.set()
         self.send_queued()
 

@@ -51,7 +51,7 @@ class ServedQueue:
 
     @property
     def gone_count(self) -> int:
-        """Of these, acknowledged or dropped; they go in the order in which they came."""
+        """Fragments of these that were acknowledged or dropped; they go in the order in which they came."""
         return self._gone
 
     def note_gone(self, count: int) -> None:

@@ -53,7 +53,7 @@ class CanaryMonitor:
     # ------------------------------------------------------------ what is seen
 
     def begin(self, episode: Episode) -> None:
-        """An episode begins."""
+        """Watch an episode that begins."""
         if self.trial is not None and episode.arm in _JUDGED:
             is_canary = episode.arm is Arm.CANARY
             episode.watched = self._returns.begin(
@@ -66,7 +66,7 @@ class CanaryMonitor:
             episode.watched.end(episode, is_whole=is_whole)
 
     def answered(self, answered: Answered) -> None:
-        """A request was answered, or could not be."""
+        """Count a request that was answered, or could not be."""
         if self.trial is None or answered.arm not in _JUDGED:
             return
         is_canary = answered.arm is Arm.CANARY
@@ -102,13 +102,13 @@ class CanaryMonitor:
         return [self._waiting.popleft() for _ in range(min(MAX_AT_ONCE, len(self._waiting)))]
 
     def give_back(self, seen: list[Seen]) -> None:
-        """The registry could not be reached: it was not judged."""
+        """Take back what was not judged: the registry could not be reached."""
         self._waiting.extendleft(reversed(seen[: MAX_WAITING - len(self._waiting)]))
         self._is_unheard = True
         self._show()
 
     def judged(self, trial: Trial, state: State | None) -> None:
-        """What all servers together have found; None where the trial is over."""
+        """Take what all servers together have found; None where the trial is over."""
         self._is_unheard = False
         if state is not None and trial == self.trial:
             before, self.state = self.state.verdict, state

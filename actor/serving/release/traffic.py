@@ -65,7 +65,7 @@ class Traffic:
         return TrafficSnapshot(arms, worthy[-1] if worthy else None)
 
     def fetch(self, version: int) -> Weights | None:
-        """The weights of a version that is held. Blocks; raises ValueError for damaged ones."""
+        """Return the weights of a version that is held. Blocks; raises ValueError for damaged ones."""
         found = self._live(version) if self._live is not None else None
         if found is not None or self._registry is None or self._run_dir is None:
             return found
@@ -91,7 +91,7 @@ class Traffic:
                 self._say([f"registry: {error}"])
 
     async def begin(self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor) -> None:
-        """The first look; raises ConfigurationError where nothing could ever be answered with."""
+        """Look first; raises ConfigurationError where nothing could ever be answered with."""
         try:
             await self.steer(loaded_versions, canary_monitor)
         except RegistryError as error:

@@ -119,7 +119,7 @@ class LoadedVersions:
         return None if number is None else self._find(number)
 
     async def exactly(self, version: int) -> Choice:
-        """The version that a request names.
+        """Choose the version that a request names.
 
         Raises Refused (UNKNOWN_VERSION) when its weights are not held.
         """
