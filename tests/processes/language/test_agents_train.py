@@ -85,7 +85,7 @@ def gateway(socket: Path, folder: Path) -> Iterator[str]:
         assert process.wait() == 0
 
 
-def converse(client: openai.OpenAI, number: int) -> bool:
+def converse(client: Any, number: int) -> bool:
     """Two turns, each rewarded by its share of good words; whether both were learned from."""
     name, messages, learned = f"talk-{number}", list[Any](), True
     for turn, words in enumerate(("apple bird", "moon road")):

@@ -51,7 +51,7 @@ WORDS: Final = (
     "add",
     "lookup",
 )
-TOOLS: Final = tuple(
+TOOLS: Final[tuple[dict[str, Any], ...]] = tuple(
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
     for name in ("add", "lookup")
 )
@@ -86,12 +86,11 @@ def _teach(model: Any, rows: Sequence[Sequence[int]], steps: int) -> None:
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
     model.train()
     for _ in range(steps):
-        loss = sum(
-            functional.cross_entropy(
-                model(input_ids=torch.tensor([row])).logits[0, :-1], torch.tensor(row[1:])
-            )
-            for row in rows
-        )
+        losses = []
+        for row in rows:
+            logits = model(input_ids=torch.tensor([row])).logits[0, :-1]
+            losses.append(functional.cross_entropy(logits, torch.tensor(row[1:])))
+        loss = torch.stack(losses).sum()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -185,7 +184,8 @@ class TextStand:
 
     async def say(self, conversation_id: str, *messages: Message, **fields: Any) -> TextReply:
         """Ask for the answer to these messages, with the tools."""
-        ask = Ask(**({"messages": messages, "conversation_id": conversation_id, "tools": TOOLS} | fields))
+        asked: dict[str, Any] = {"messages": messages, "conversation_id": conversation_id, "tools": TOOLS}
+        ask = Ask(**(asked | fields))
         return await self.conversations.generate(ask, FAR, no_show)
 
     def start(self, name: str = "", **fields: Any) -> str:

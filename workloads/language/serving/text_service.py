@@ -36,7 +36,7 @@ _ARMS: Final = {
     Arm.CANARY: policy_pb2.ARM_CANARY,
     Arm.PINNED: policy_pb2.ARM_PINNED,
 }
-_ARM_OF: Final = {number: arm for arm, number in _ARMS.items()}
+_ARM_OF: Final[dict[int, Arm]] = {number: arm for arm, number in _ARMS.items()}
 _FINISHES: Final = {
     "stop": pb.FINISH_STOP,
     "length": pb.FINISH_LENGTH,

@@ -28,7 +28,7 @@ def stand(folder: Path) -> Iterator[TextStand]:
 
 
 @pytest.fixture(scope="module")
-def client(stand: TextStand, folder: Path) -> Iterator[openai.OpenAI]:
+def client(stand: TextStand, folder: Path) -> Iterator[Any]:
     """The client, which an agent has made with another `base_url`."""
     with agents_api(folder / "text.sock") as address:
         yield openai.OpenAI(base_url=address, api_key=KEYLESS, max_retries=0)
@@ -40,7 +40,7 @@ def named(conversation: str, **extension: Any) -> dict[str, Any]:
     return extra | ({"extra_body": {"penstock": extension}} if extension else {})
 
 
-def whole(client: openai.OpenAI, messages: list[Any], conversation: str) -> Any:
+def whole(client: Any, messages: list[Any], conversation: str) -> Any:
     """The assistant's message, not streamed."""
     made = client.chat.completions.create(
         model="default", messages=messages, tools=list(TOOLS), **named(conversation)
@@ -48,7 +48,7 @@ def whole(client: openai.OpenAI, messages: list[Any], conversation: str) -> Any:
     return made.choices[0].message.model_dump(exclude_none=True), made.model_extra["penstock"]
 
 
-def streamed(client: openai.OpenAI, messages: list[Any], conversation: str) -> Any:
+def streamed(client: Any, messages: list[Any], conversation: str) -> Any:
     """The same, put together from its parts."""
     text, calls, extension = "", list[Any](), None
     parts = client.chat.completions.create(
@@ -69,9 +69,7 @@ def streamed(client: openai.OpenAI, messages: list[Any], conversation: str) -> A
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
-def test_a_conversation_with_two_tool_calls_is_learned_from(
-    client: openai.OpenAI, stand: TextStand, ask: Any
-) -> None:
+def test_a_conversation_with_two_tool_calls_is_learned_from(client: Any, stand: TextStand, ask: Any) -> None:
     """The tokens that the replies name are those of one column; the reward ends it."""
     name, messages, ids = f"two-calls-{ask.__name__}", list(ASKED), list[int]()
     for said in ("3", "sea"):
@@ -95,7 +93,7 @@ def test_a_conversation_with_two_tool_calls_is_learned_from(
     assert tensors["reward"].sum() == 1.0
 
 
-def test_n_answers_with_log_probabilities_and_usage(client: openai.OpenAI) -> None:
+def test_n_answers_with_log_probabilities_and_usage(client: Any) -> None:
     """Each token with its own; what is counted is what was sampled."""
     made = client.chat.completions.create(
         model="default:latest", messages=ASKED, n=2, logprobs=True, max_tokens=3, stop="none"
@@ -112,14 +110,14 @@ def test_n_answers_with_log_probabilities_and_usage(client: openai.OpenAI) -> No
     assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
 
 
-def test_a_stream_that_is_closed_ends_its_answers(client: openai.OpenAI, stand: TextStand) -> None:
+def test_a_stream_that_is_closed_ends_its_answers(client: Any, stand: TextStand) -> None:
     """And the server answers the next."""
     with client.chat.completions.create(model="default", messages=ASKED, stream=True, max_tokens=40) as parts:
         next(iter(parts))
     assert client.chat.completions.create(model="default", messages=ASKED).choices
 
 
-def test_models_are_the_policy_its_arms_and_its_versions(client: openai.OpenAI) -> None:
+def test_models_are_the_policy_its_arms_and_its_versions(client: Any) -> None:
     """Each can be asked for."""
     names = [one.id for one in client.models.list()]
     assert names == ["default", "default:latest", "default:1"]
@@ -149,16 +147,16 @@ def test_models_are_the_policy_its_arms_and_its_versions(client: openai.OpenAI) 
     ],
 )
 def test_what_is_not_sampled_from_the_policy_is_answered_and_not_learned_from(
-    client: openai.OpenAI, fields: dict[str, Any], reason: str
+    client: Any, fields: dict[str, Any], reason: str
 ) -> None:
     """The extension field says why."""
-    asked = {"model": "default", "messages": ASKED, **named(f"c-{len(str(fields))}")} | fields
+    asked: dict[str, Any] = {"model": "default", "messages": ASKED, **named(f"c-{len(str(fields))}")} | fields
     made = client.chat.completions.create(**asked)
     extra: Any = made.model_extra
     assert (extra["penstock"]["learned"], extra["penstock"]["unlearned"]) == (False, reason)
 
 
-def test_tool_choice_none_and_auto_are_learned_from(client: openai.OpenAI) -> None:
+def test_tool_choice_none_and_auto_are_learned_from(client: Any) -> None:
     """They leave the policy as it is."""
     for choice in ("none", "auto"):
         made = client.chat.completions.create(
@@ -191,7 +189,7 @@ def test_tool_choice_none_and_auto_are_learned_from(client: openai.OpenAI) -> No
     ],
 )
 def test_errors_have_the_form_of_the_api_and_name_the_field(
-    client: openai.OpenAI, fields: dict[str, Any], status: int, param: str, message: str
+    client: Any, fields: dict[str, Any], status: int, param: str, message: str
 ) -> None:
     """As the client's own exceptions."""
     with pytest.raises(openai.APIStatusError, match=message) as raised:
@@ -199,18 +197,18 @@ def test_errors_have_the_form_of_the_api_and_name_the_field(
     assert (raised.value.status_code, raised.value.param) == (status, param)
 
 
-def test_an_image_is_refused(client: openai.OpenAI) -> None:
+def test_an_image_is_refused(client: Any) -> None:
     """By the place where it stands."""
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(
             model="default",
-            messages=[{"role": "user", "content": [image]}],  # type: ignore[list-item,misc]
+            messages=[{"role": "user", "content": [image]}],
         )
     assert str(raised.value.param).startswith("messages.0.content")
 
 
-def test_a_reward_for_a_conversation_that_is_not_there_or_over_is_refused(client: openai.OpenAI) -> None:
+def test_a_reward_for_a_conversation_that_is_not_there_or_over_is_refused(client: Any) -> None:
     """The second has no feedback table to go to; an answer in one that is over is refused, too."""
     with pytest.raises(openai.NotFoundError, match="has begun no conversation"):
         client.post("/rewards", body={"conversation_id": "never", "reward": 1.0}, cast_to=object)

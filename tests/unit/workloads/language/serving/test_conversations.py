@@ -36,7 +36,7 @@ def unlearned(reason: str) -> float:
 
 async def talk(stand: TextStand, conversation: str, **fields: Any) -> tuple[list[Message], list[TextReply]]:
     """The whole dialogue: two calls of tools, then the answer."""
-    messages, replies = [user()], []
+    messages, replies = [user()], list[TextReply]()
     for said in ("3", "sea", None):
         replies.append(await stand.say(conversation, *messages, **fields))
         answer = replies[-1].answers[0].message
