@@ -6,6 +6,7 @@ tool     sea               assistant  done
 """
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,9 +67,15 @@ def answers_by_heart() -> tuple[str, ...]:
     return (f"<tool_call> {ADD} </tool_call>", f"<tool_call> {LOOKUP} </tool_call>", "done")
 
 
-def make_model(folder: Path, steps: int = 150) -> Path:
+def make_model(folder: Path) -> Path:
     """The model, in a folder."""
-    torch.manual_seed(0)
+    tiny_models.save(_taught(), TOKENIZER, folder)
+    return folder
+
+
+@cache
+def _taught(steps: int = 150) -> Any:
+    """Taught once in a process."""
     model = tiny_models.build_model(TOKENIZER, seed=0)
     asked = ("<system> add lookup <eos> <user> sum <eos> <assistant>", "<tool> 3 <eos> <assistant>")
     text = " ".join(
@@ -78,8 +85,7 @@ def make_model(folder: Path, steps: int = 150) -> Path:
     without_tools = text.removeprefix("<system> add lookup <eos> ")
     rows = [TOKENIZER(one, add_special_tokens=False)["input_ids"] for one in (text, without_tools)]
     _teach(model, rows, steps)
-    tiny_models.save(model, TOKENIZER, folder)
-    return folder
+    return model
 
 
 def _teach(model: Any, rows: Sequence[Sequence[int]], steps: int) -> None:
