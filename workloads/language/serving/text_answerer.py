@@ -137,7 +137,11 @@ class TextAnswerer:
             presence_penalty=ask.presence_penalty,
             frequency_penalty=ask.frequency_penalty,
         )
-        growing = self._engine.submit(request, lambda _: self._loop.call_soon_threadsafe(changed.set))
+
+        def tell(_: Growing) -> None:
+            self._loop.call_soon_threadsafe(changed.set)
+
+        growing = self._engine.submit(request, tell)
         text = AnswerText(
             self._tokenizer, stops=ask.stop, begins_with=ask.begins_with, holds_calls=bool(ask.tools)
         )

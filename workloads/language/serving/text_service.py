@@ -257,7 +257,7 @@ def _arm(number: int) -> Arm | None:
     if number == policy_pb2.ARM_UNSPECIFIED:
         return None
     if number not in _ARM_OF:
-        raise invalid(f"arm={number}: use one of {[arm.value for arm in _ARM_OF]}")
+        raise invalid(f"arm={number}: use one of {sorted(_ARM_OF)}")
     return _ARM_OF[number]
 
 

@@ -157,7 +157,8 @@ async def test_an_edited_history_ends_the_column_truncated(stand: TextStand) -> 
 
 async def test_a_stop_or_a_most_of_tokens_truncates(stand: TextStand) -> None:
     """An answer that did not end by itself does not end the episode."""
-    for number, fields in enumerate(({"stop": ("</tool_call>",)}, {"max_tokens": 1})):
+    ways: tuple[dict[str, Any], ...] = ({"stop": ("</tool_call>",)}, {"max_tokens": 1})
+    for number, fields in enumerate(ways):
         conversation = stand.start(f"c-{number}")
         reply = await stand.say(conversation, user(), **fields)
         assert reply.answers[0].ids[-1] != EOS
