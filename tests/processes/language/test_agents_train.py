@@ -1,0 +1,132 @@
+"""A run without a rollout worker learns from an agent that knows OpenAI's API alone."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import openai
+import pytest
+
+from launch.run.child_process import penstock
+from tests.support.language.tiny_reward import make_base
+from tests.support.run.broker_process import eventually
+from tests.support.run.training import Training, wait_until_gone
+from workloads.language import tiny_models
+from workloads.language.tokenizer import load_tokenizer
+from workloads.rlhf.sentiment import true_reward
+
+STEPS: Final = 700
+PATIENCE_S: Final = 30.0
+CONFIG: Final = """
+workload = "rlhf"
+run = "agents"
+[environment]
+id = "words"
+count = 4
+[environment.kwargs]
+model = "{base}"
+prompts = "{prompts}"
+reward = "{reward}"
+response_tokens = 8
+held_out = 0.2
+[policy.kwargs]
+rank = 4
+[actor]
+count = 0
+unroll_length = 40
+ack_journal = "{folder}/run/journals"
+[algorithm]
+batch_steps = 192
+learning_rate = 2e-3
+[serving]
+listen = "unix:{socket}"
+[learner]
+total_steps = {steps}
+[evaluation]
+episodes = 8
+"""
+
+
+@pytest.fixture
+def training(reward: Path, prompts: Path, tmp_path: Path, short_folder: Path) -> Iterator[Training]:
+    """Of a tiny model that has a chat template."""
+    base = make_base(tmp_path / "taught", steps=150, texts=2000)
+    tokenizer = load_tokenizer(str(base))
+    tokenizer.chat_template = tiny_models.CHAT_TEMPLATE
+    tokenizer.save_pretrained(base)
+    places = {"base": base, "prompts": prompts, "reward": reward, "folder": tmp_path}
+    file = tmp_path / "agents.toml"
+    file.write_text(CONFIG.format(**places, socket=short_folder / "text.sock", steps=STEPS))
+    training = Training(tmp_path / "run", str(file), "--json")
+    yield training
+    training.process.kill()
+    training.process.communicate()
+    wait_until_gone(training)
+
+
+@contextmanager
+def gateway(socket: Path, folder: Path) -> Iterator[str]:
+    """The agents' API in a process of its own; its `base_url`."""
+    told = folder / "gateway.json"
+    command = penstock(
+        *("gateway", "text", "--server", f"unix:{socket}", "--listen", "127.0.0.1:0"),
+        *("--endpoints", str(told)),
+    )
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: told.exists() and bool(json.loads(told.read_text()).get("address")))
+        yield f"http://{json.loads(told.read_text())['address']}/v1"
+    finally:
+        process.terminate()
+        assert process.wait() == 0
+
+
+def converse(client: Any, number: int) -> bool:
+    """Two turns, each rewarded by its share of good words; whether both were learned from."""
+    name, messages, learned = f"talk-{number}", list[Any](), True
+    for turn, words in enumerate(("apple bird", "moon road")):
+        messages.append({"role": "user", "content": words})
+        made = client.chat.completions.create(
+            model="default", messages=messages, metadata={"conversation_id": name}
+        )
+        messages.append(made.choices[0].message.model_dump(exclude_none=True))
+        learned = learned and bool((made.model_extra or {})["penstock"]["learned"])
+        amount = true_reward(messages[-1]["content"])
+        body = {"conversation_id": name, "reward": amount, "turn": turn, "final": turn == 1}
+        client.post("/rewards", body=body, cast_to=object)
+    return learned
+
+
+def test_a_run_is_learned_from_an_agent_that_changed_its_base_url(
+    training: Training, short_folder: Path, tmp_path: Path
+) -> None:
+    """All experience is the agent's; the books balance, and what was learned is an adapter that differs."""
+    socket = short_folder / "text.sock"
+    with gateway(socket, tmp_path) as address:
+        client = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=PATIENCE_S)
+        training.until(lambda: socket.exists())
+        learned = 0
+        for number in count():
+            if training.process.poll() is not None:
+                break
+            try:
+                learned += converse(client, number)
+            except openai.APIError:
+                if not training.ends_within(PATIENCE_S):
+                    raise
+    code, out, err = training.end()
+    assert code == 0, err
+    summary = json.loads(out)
+    assert learned > 10
+    assert summary["env_steps"] >= STEPS
+    assert summary["policy_version"] > 1
+    assert summary["ledger"]["balanced"], summary["ledger"]
+    assert not any(one["role"] == "actor" for one in summary["processes"])
+    audit = subprocess.run(
+        penstock("audit", str(training.run_dir)), capture_output=True, text=True, check=False
+    )
+    assert audit.returncode == 0, audit.stdout + audit.stderr
