@@ -102,6 +102,7 @@ def check_trained(service: Service, steps: int) -> None:
     assert json.loads((place / "training_results.json").read_text())["updates"] == steps
 
 
+@pytest.mark.slow
 def test_train_policy_dry_run(service: Service) -> None:
     """The names that programs read; how many scores there are and what they say."""
     dry = service.program["dry"]
@@ -121,6 +122,7 @@ def test_train_policy_dry_run(service: Service) -> None:
     assert dry["modelConfig"]["maxSteps"] == QUICK
 
 
+@pytest.mark.slow
 def test_train_policy_actual_training(service: Service) -> None:
     """With as many updates as were asked for; the gateway itself has loaded no torch."""
     check_trained(service, QUICK)

@@ -66,7 +66,7 @@ def test_a_learner_whose_half_written_checkpoint_was_cleared_away_says_that_it_w
             session = producer.open()
             producer.drive([session], lambda: producer.status().latest.update >= 2)
             producer.control("checkpoint")
-            until(lambda: os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOHANG), "the frozen learner")
+            until(lambda: sleeper.is_stopped, "the frozen learner")
             (half_written,) = (tmp_path / "checkpoints").iterdir()
             with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
                 until(lambda: not half_written.exists(), "the second learner to clear up")

@@ -40,6 +40,7 @@ class ForkedProcess:
         output: stdout and stderr are appended to this file. environment: all of its variables; those of this
         process unless given.
         """
+        output.touch()
         given = dict(os.environ if environment is None else environment)
         self._process = _CONTEXT.Process(
             target=_begin, args=(program, words, str(output), str(Path.cwd()), given)
@@ -70,6 +71,11 @@ class ForkedProcess:
         """Send it a signal unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was frozen by SIGSTOP."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def terminate(self) -> None:
         """Ask it to end."""
