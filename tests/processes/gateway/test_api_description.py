@@ -34,8 +34,16 @@ UNSENT: Final = "POST /api/projects/{project}/agents/{agent_id}/feedback"
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize(("examples", "least"), [(5, 300), pytest.param(200, 10_000, marks=pytest.mark.slow)])
-def test_generated_calls_are_answered_as_described(tmp_path: Path, examples: int, least: int) -> None:
+@pytest.mark.parametrize(
+    ("examples", "least", "phases"),
+    [
+        (10, 300, "fuzzing,stateful"),
+        pytest.param(200, 10_000, "coverage,fuzzing,stateful", marks=pytest.mark.slow),
+    ],
+)
+def test_generated_calls_are_answered_as_described(
+    tmp_path: Path, examples: int, least: int, phases: str
+) -> None:
     """No status, no type and no shape of an answer that the document does not know; no defect."""
     shutil.copy(SERVICE, write_templates(tmp_path / "templates"))
     operator(tmp_path, "user", "add", "ada", "--project", "alpha", stdin=f"{PASSWORD}\n")
@@ -47,7 +55,7 @@ def test_generated_calls_are_answered_as_described(tmp_path: Path, examples: int
                 *("run", f"{gateway.url}/api/openapi.json", "--seed", "7", "--no-color"),
                 *("--header", f"Authorization: Bearer {token}", "--header", "Penstock-Project: alpha"),
                 *("--header", "Prefer: wait=0"),
-                *("--checks", ",".join(CHECKS), "--max-examples", str(examples)),
+                *("--checks", ",".join(CHECKS), "--max-examples", str(examples), "--phases", phases),
                 *("--exclude-path-regex", ENDS_THE_CALLER, "--exclude-name", UNSENT),
                 *("--rate-limit", "80/s", "--generation-database", "none"),
             )
