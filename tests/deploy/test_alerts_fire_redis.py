@@ -48,6 +48,8 @@ SMALL: Final = (
     "--set=learner.stall_timeout_s=3000",
 )
 
+APPENDED: Final = "sum(increase(penstock_fragments_appended_total[5s]))"
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
@@ -119,17 +121,28 @@ def test_an_append_only_file_that_cannot_be_written_or_rewritten(
 def test_a_redis_that_comes_back_without_its_last_moments_and_finds_no_learner(
     scene: Scene, run: Training, tmp_path: Path
 ) -> None:
-    """The log stays closed until the learner goes on, which then books what is lost."""
+    """The log stays closed until the learner goes on; what was lost is booked as the actor tells of it.
+
+    The actor is held at both turns: so that it has credit left for what the learner never sees, and so that
+    Prometheus has seen the learner again before the loss is booked.
+    """
     scene.clears("PenstockLogClosed", "PenstockExperienceLost")
     _copy_files(run.run_dir / "redis", tmp_path)
     run.until_steps(run.steps() - run.began_steps + 10_000)
-    with stopped(run, "learner"):
-        scene.until_seen("increase(penstock_fragments_appended_total[5s]) == 0")
+    with ExitStack() as learner:
+        with stopped(run, "actor-0"):
+            scene.until_seen(f"{APPENDED} == 0")
+            learner.enter_context(stopped(run, "learner"))
+        scene.until_seen(f"{APPENDED} > 0")
+        scene.until_seen(f"{APPENDED} == 0")
         with launcher_stopped(run):
             os.kill(pid := run.pids()["redis"], signal.SIGKILL)
             eventually(lambda: not is_alive(pid), "the end of redis-server")
             _copy_files(tmp_path, run.run_dir / "redis")
         scene.fires("PenstockLogClosed")
+        with stopped(run, "actor-0"):
+            learner.close()
+            scene.until_seen('min(up{instance="learner"}) == 1 and max(penstock_log_closed) == 0')
     scene.fires("PenstockExperienceLost")
     scene.clears("PenstockLogClosed", "PenstockExperienceLost", "PenstockLedgerUnbalanced")
 
