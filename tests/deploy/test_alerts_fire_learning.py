@@ -39,8 +39,10 @@ from gymnasium.envs.classic_control import CartPoleEnv
 ONCE, ALWAYS = map(pathlib.Path, ("once", "always"))
 class Absurd(CartPoleEnv):
     def step(self, action):
-        seen, reward, *rest = super().step(action)
-        return seen, 3e38 if self.is_due() else reward, *rest
+        seen, reward, terminated, *rest = super().step(action)
+        if not terminated and self.is_due():
+            seen[3] = 1e9
+        return seen, reward, terminated, *rest
     def is_due(self):
         try:
             ONCE.unlink()
@@ -49,20 +51,24 @@ class Absurd(CartPoleEnv):
         return True
 gymnasium.register("Absurd-v0", Absurd, max_episode_steps=500)
 """
-"""CartPole whose rewards overflow a loss.
+"""CartPole with the largest angular velocity that is trained on; with SETTINGS it overflows the gradient.
 
-The next one where a file `once` lies, all of them beside `always`.
+At the next step where a file `once` lies, at every step beside `always`; but for what an episode ends with,
+which has no value.
 """
 SETTINGS: Final = (
+    "--set=policy.activation=relu",
+    "--set=policy.normalise_observations=false",
     "--set=algorithm.batch_steps=512",
     "--set=algorithm.epochs=1",
     "--set=algorithm.minibatches=1",
-    "--set=algorithm.scale_rewards=false",
     "--set=algorithm.stale_after=1000000",
-    "--set=actor.unroll_length=32",
+    "--set=algorithm.value_coefficient=1e9",
+    "--set=algorithm.max_log_ratio=1e9",
+    "--set=actor.unroll_length=128",
     "--set=environment.count=4",
-    "--set=broker.max_reward=1e39",
 )
+"""One fragment is one update: where there are more of them the update is that of the others."""
 HEAVY: Final = (
     "--set=policy.hidden_sizes=[600, 600]",
     "--set=learner.checkpoint_interval_s=2",
@@ -96,7 +102,7 @@ def scene(run: Training, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def test_an_update_that_is_not_finite(scene: Scene, run: Training) -> None:
-    """One absurd reward: the update is skipped, the run goes on, the alert passes with its window."""
+    """One absurd observation: the update is skipped, the run goes on, the alert passes with its window."""
     scene.clears("PenstockNotFinite")
     (run.run_dir.parent / "once").touch()
     scene.fires("PenstockNotFinite")
