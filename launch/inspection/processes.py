@@ -105,6 +105,11 @@ def look(name: str, endpoint: Endpoint, announced_at: float) -> ProcessSnapshot:
     return replace(seen, at_s=time.monotonic(), problem=problem, samples=samples)
 
 
+def has_delivered(name: str, endpoint: Endpoint) -> bool:
+    """Return whether a process that lives has had a fragment acknowledged; False when it does not say."""
+    return bool(look(name, endpoint, announced_at=time.time()).total("fragments_acked_total"))
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process of this number runs; a zombie does not."""
     return _status(pid) not in {"", psutil.STATUS_ZOMBIE}

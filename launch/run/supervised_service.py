@@ -3,8 +3,7 @@
 It is not after exit 2 (its configuration will not get better), after exit 3 (the run has failed), after it
 has waited in vain for longer than HEALTHY_S, and after MAX_FAILURES deaths in a row. The row begins anew
 when the service was ready for HEALTHY_S (SOUND_S, where it was killed because it made no progress), and
-where it was killed when it was ready and the run has come further since: from outside, or an actor that made
-no progress.
+where one that has helped the run on was killed: from outside, or an actor that made no progress.
 """
 
 import signal
@@ -59,7 +58,7 @@ class Service:
     red_since_s: float | None = None
     was_ready: bool = False
     has_helped: bool = False
-    """The run has come further while it was ready."""
+    """The run has come further while it was ready, or it has had a fragment acknowledged."""
     red_reason: str = ""
     cpu_seconds: float = 0.0
     last_pid: int = 0

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from launch.inspection.health_probe import probe
+from launch.inspection.processes import has_delivered
 from launch.run.child_process import CleanExit, DrainStage, Exit, Folder, ServiceProcess, ServiceSpec
 from launch.run.memory import Trees
 from launch.run.supervised_service import Account, Service, how
@@ -94,13 +95,14 @@ class Supervisor:
             reason = probe(endpoint, "/healthz") if endpoint else None
             if endpoint is not None and not service.was_ready:
                 service.was_ready = probe(endpoint, "/readyz") is None
-            if service.process is None or reason is None:
+            if service.process is None or endpoint is None or reason is None:
                 service.red_since_s = None
             elif service.red_since_s is None:
                 service.red_since_s = time.monotonic()
                 log.warning("unhealthy", extra={"service": service.spec.name, "reason": reason})
             elif time.monotonic() - service.red_since_s > RED_LIMIT_S:
                 service.red_since_s, service.red_reason = None, reason
+                service.has_helped |= has_delivered(service.spec.name, endpoint)
                 self._on_event(f"{service.spec.name} is unhealthy ({reason}): killed")
                 service.process.ask_stacks()
                 service.process.kill()

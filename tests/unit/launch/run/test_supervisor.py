@@ -210,34 +210,67 @@ HANGS = SERVES.replace(
 )
 
 
-@pytest.mark.parametrize(("role", "ends"), [("actor", False), ("broker", True)])
-def test_an_actor_that_hangs_now_and_then_is_started_again_while_the_run_goes_on(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, role: str, ends: bool
-) -> None:
-    """However often; any other service that stands still again and again fails the run."""
-    monkeypatch.setattr(supervised_service, "MAX_FAILURES", 2)
-    monkeypatch.setattr(module, "RED_LIMIT_S", 0.1)
-    supervisor = harness.supervisor
-    supervisor.start(replace(python(HANGS), role=role))
-
-    def hangs_again() -> None:
-        deaths = len(harness.events)
+def hang(harness: Harness, *, after_progress: bool = False) -> None:
+    """Wait until the service stands still and is killed for it."""
+    supervisor, deaths = harness.supervisor, len(harness.events)
+    if after_progress:
         harness.until(lambda: supervisor.is_ready("worker"))
         supervisor.note_progress()
 
-        def is_killed() -> bool:
-            supervisor.check_health()
-            return sum("died" in event for event in harness.events[deaths:]) > 0
+    def is_killed() -> bool:
+        supervisor.check_health()
+        return any("died" in event for event in harness.events[deaths:])
 
-        harness.until(is_killed)
+    harness.until(is_killed)
 
-    hangs_again()
+
+@pytest.fixture
+def two_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two deaths in a row end the run, and what is red is killed soon."""
+    monkeypatch.setattr(supervised_service, "MAX_FAILURES", 2)
+    monkeypatch.setattr(module, "RED_LIMIT_S", 0.1)
+
+
+@pytest.mark.parametrize(("role", "ends"), [("actor", False), ("broker", True)])
+def test_an_actor_that_hangs_now_and_then_is_started_again_while_the_run_goes_on(
+    harness: Harness, two_hangs: None, role: str, ends: bool
+) -> None:
+    """However often; any other service that stands still again and again fails the run."""
+    harness.supervisor.start(replace(python(HANGS), role=role))
+    hang(harness, after_progress=True)
     if ends:
         with pytest.raises(GaveUp, match="unhealthy: environment"):
-            hangs_again()
+            hang(harness, after_progress=True)
     else:
-        hangs_again()
-        hangs_again()
+        hang(harness, after_progress=True)
+        hang(harness, after_progress=True)
+
+
+DELIVERS_ONCE = "import sys; metrics.FRAGMENTS_ACKED.inc('--again' not in sys.argv)"
+DELIVERS_AND_HANGS = f"from penstock.runtime import metrics; metrics.FRAGMENTS_ACKED.inc()\n{HANGS}".replace(
+    "'worker'", "'actor'"
+)
+
+
+def test_an_actor_that_hangs_after_a_fragment_was_acknowledged_is_started_again(
+    harness: Harness, two_hangs: None
+) -> None:
+    """However often, also where the run has not come further in its life: an update takes several lives."""
+    harness.supervisor.start(python(DELIVERS_AND_HANGS))
+    for _ in range(3):
+        hang(harness)
+    assert sum("worker died" in event for event in harness.events) == 3
+
+
+def test_an_actor_that_hangs_before_a_fragment_is_acknowledged_ends_the_run(
+    harness: Harness, two_hangs: None
+) -> None:
+    """Its life before was of use, and that does not count for this one and the next."""
+    code = DELIVERS_AND_HANGS.replace("metrics.FRAGMENTS_ACKED.inc()", DELIVERS_ONCE)
+    harness.supervisor.start(python(code, on_restart=("--again",)))
+    hang(harness)
+    with pytest.raises(GaveUp, match=r"worker failed 2 times in a row .*unhealthy: environment"):
+        hang(harness)
 
 
 def test_stop_drains_and_names_who_did_not(harness: Harness) -> None:
