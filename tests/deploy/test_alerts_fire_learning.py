@@ -65,8 +65,8 @@ SETTINGS: Final = (
     "--set=algorithm.stale_after=1000000",
     "--set=algorithm.value_coefficient=1e9",
     "--set=algorithm.max_log_ratio=1e9",
-    "--set=actor.unroll_length=128",
-    "--set=environment.count=4",
+    "--set=actor.unroll_length=32",
+    "--set=environment.count=16",
 )
 """One fragment is one update: where there are more of them the update is that of the others."""
 HEAVY: Final = (
