@@ -27,7 +27,6 @@ _REMEDIES: Final = {
 }
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
-_CONTEXT: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,8 @@ def file_mistake(error: OSError, words: Sequence[str]) -> str | None:
 
 
 def encoding_mistake(error: UnicodeDecodeError) -> str:
-    """A file that was to hold text and does not."""
-    before = error.object[max(0, error.start - _CONTEXT) : error.start]
-    byte = error.object[error.start]
-    return f"a file holds what is not UTF-8: byte {byte:#04x} behind {before!r}; save it as UTF-8"
+    """A file that was to hold text and does not; it may hold a password, so nothing of it is repeated."""
+    return f"a file holds what is not UTF-8 at byte {error.start}; save it as UTF-8"
 
 
 def _naming(file: Path, words: Sequence[str]) -> _Named | None:

@@ -234,7 +234,7 @@ def add_token(
     name: Annotated[str, typer.Argument(help="What the token is for.")],
     project: Project,
     role: Annotated[str, typer.Option("--role", help="viewer or editor.")] = "editor",
-    days: Annotated[int | None, typer.Option(min=1, help="Default: until it is revoked.")] = None,
+    days: Annotated[int | None, typer.Option(min=1, max=3650, help="Default: until it is revoked.")] = None,
     state: State = _STATE,
     database: DatabaseUrl = "",
     keys: KeysFile = None,

@@ -7,11 +7,13 @@ from gateway.accounts.signing_keys import make_keys as write_keys
 from gateway.accounts.signing_keys import read_keys
 from gateway.process import Places, open_accounts_database, open_registry
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.run_folder import keep_private
 from penstock.runtime.exit import EXIT_OK
 
 
 def migrate(places: Places) -> int:
     """Bring both databases up to date; returns the exit code. Raises ConfigurationError, Fatal."""
+    keep_private()
     if not (places.database and places.registry):
         places.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     for opened in (open_accounts_database(places), open_registry(places)):

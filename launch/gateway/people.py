@@ -17,6 +17,7 @@ from gateway.accounts.passwords import hash_password
 from gateway.process import Places, open_accounts
 from gateway.store.tables import Role
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.run_folder import keep_private
 from penstock.registry.registry_errors import RegistryError
 from penstock.runtime.exit import EXIT_OK, Fatal
 
@@ -89,6 +90,7 @@ def revoke_token(places: Places, token: str, project: str) -> int:
 
 @contextmanager
 def _opened(places: Places) -> Iterator[Accounts]:
+    keep_private()  # a file of accounts that is made here holds what passwords can be tried against
     accounts, database = open_accounts(places)
     try:
         yield accounts
@@ -111,7 +113,10 @@ def _password(file: Path | None) -> str:
     """Return a password that no command line shows: of a file, asked for, or the first line of stdin."""
     try:
         if file is not None:
-            return file.read_text().splitlines()[0]
+            return (file.read_text("utf-8").splitlines() or [""])[0]
         return getpass.getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
-    except (OSError, IndexError) as error:
+    except UnicodeDecodeError as error:
+        where = "stdin" if file is None else f"--password-file {file}"
+        raise ConfigurationError(f"{where}: not UTF-8; save it as UTF-8") from error
+    except OSError as error:
         raise ConfigurationError(f"--password-file {file}: no password to read: {error}") from error

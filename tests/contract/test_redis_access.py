@@ -24,7 +24,7 @@ BROKER_SCRIPTS: Final = frozenset(
 )
 SOURCES: Final = {
     "broker": ("store.py", "appends.py", "guard.py"),
-    "learner": ("learner_log.py", "learner_calls.py"),
+    "learner": ("learner_log.py", "log_reader.py", "learner_calls.py"),
     "operator": ("audit_log.py",),
 }
 BROKER_FOLDER: Final = Path(script.__file__).parent

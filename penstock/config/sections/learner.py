@@ -21,7 +21,7 @@ class LearnerSection(Section):
 
     total_steps: Positive | None = None
     """The run ends after this many environment steps; none: the workload's default."""
-    total_updates: Positive | None = None
+    total_updates: Annotated[Positive | None, ADVANCED] = None
     """The run ends after this many updates, where nothing ends it before; none: any number."""
     target_return: float | None = None
     """The run ends when the evaluated mean return reaches this; none: the environment's own threshold."""

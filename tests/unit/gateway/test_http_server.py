@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ def test_it_stops_while_somebody_is_slow(server: HttpServer) -> None:
         stopping.start()
         stopping.join(30)
         assert not stopping.is_alive()
-        assert connection.recv(1) == b""
+        with suppress(ConnectionResetError):  # closed either way; a reset where bytes came unread
+            assert connection.recv(1) == b""
 
 
 @pytest.mark.parametrize(

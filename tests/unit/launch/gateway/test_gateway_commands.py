@@ -1,11 +1,15 @@
-"""`penstock gateway` where its extra is absent."""
+"""`penstock gateway`: where its extra is absent, and what the operator's commands keep to themselves."""
 
+import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from launch.cli.app import app
+from launch.cli.file_mistakes import encoding_mistake
 
 
 @pytest.mark.parametrize("words", [("gateway",), ("gateway", "user", "add", "ann", "--project", "p")])
@@ -19,3 +23,60 @@ def test_without_its_extra_there_is_no_gateway(
     assert "no gateway without " in reply.stderr
     assert "jwt" in reply.stderr
     assert "penstock-rl[gateway]" in reply.stderr
+
+
+@pytest.fixture
+def public_umask() -> Iterator[None]:
+    """A process whose files all users may read; the umask of before comes back."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("public_umask")
+@pytest.mark.parametrize(
+    "words", [("user", "add", "ann", "--project", "p"), ("token", "add", "t", "--project", "p"), ("migrate",)]
+)
+def test_databases_are_of_their_user_alone(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Also in a folder of an operator's own making, which all may read."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o755)
+    reply = CliRunner().invoke(
+        app, ("gateway", *words, "--state", str(state)), input="correct horse battery staple\n"
+    )
+    assert reply.exit_code == 0, reply.output
+    modes = {file.name: file.stat().st_mode & 0o777 for file in state.iterdir()}
+    assert "accounts.sqlite" in modes
+    assert set(modes.values()) == {0o600}, modes
+
+
+@pytest.mark.parametrize(
+    ("held", "said"), [(b"", "12 to 256"), ("geheime-Losung-ß".encode("latin-1"), "not UTF-8")]
+)
+def test_a_password_file_that_holds_none_is_named_and_not_shown(
+    held: bytes, said: str, tmp_path: Path
+) -> None:
+    """What is wrong is said without any byte of the password."""
+    file = tmp_path / "password"
+    file.write_bytes(held)
+    words = ("user", "add", "ann", "--project", "p", "--password-file", str(file))
+    reply = CliRunner().invoke(app, ("gateway", *words, "--state", str(tmp_path / "state")))
+    assert reply.exit_code == 2
+    assert said in reply.stderr
+    assert "geheime" not in reply.output
+    assert "index" not in reply.stderr
+
+
+def test_a_token_whose_end_no_calendar_holds_is_refused(tmp_path: Path) -> None:
+    """The bound is the one of the HTTP route."""
+    words = ("token", "add", "t", "--project", "p", "--days", "36500000", "--state", str(tmp_path))
+    reply = CliRunner().invoke(app, ("gateway", *words))
+    assert reply.exit_code == 2
+    assert "--days" in reply.stderr
+
+
+def test_a_file_that_is_not_text_is_not_repeated() -> None:
+    """It may have been a file of passwords or tokens."""
+    told = encoding_mistake(UnicodeDecodeError("utf-8", b"geheim\xff", 6, 7, "invalid start byte"))
+    assert "geheim" not in told
+    assert "byte 6" in told

@@ -138,7 +138,7 @@ def test_generate_answers_as_the_policy_does(
     """The log-probability is that of the response; the most likely one is always the same."""
     run_dir, policy = trained
     options: dict[str, Any] = {
-        "tokens": None, "seed": 3, "assignments": (), "trust": False, "as_json": True,
+        "tokens": None, "seed": 3, "assignments": (), "trust": True, "as_json": True,
     }  # fmt: skip
     assert generate.main(run_dir, ["apple", "bird book"], count=2, deterministic=False, **options) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
