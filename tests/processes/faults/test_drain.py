@@ -176,8 +176,16 @@ def test_an_actor_without_a_broker_gives_up_its_flush(
         before = abandoned._value.get()
         actor, built = start_actor(run)
         # Credit comes over the same line: a slow one fills the outbox, and then nothing comes through.
-        run.proxy.set(delay_s=0.2)
-        eventually(lambda: metrics.OUTBOX_FRAGMENTS._value.get() > 1, "an outbox that fills")
+        # What was built since the line is slow is not acknowledged yet.
+        run.proxy.set(delay_s=0.5)
+        slow_since = metrics.FRAGMENTS_BUILT._value.get()
+        eventually(
+            lambda: (
+                metrics.FRAGMENTS_BUILT._value.get() > slow_since + 1
+                and metrics.OUTBOX_FRAGMENTS._value.get() > 1
+            ),
+            "an outbox that fills",
+        )
         run.proxy.set(blackhole=True)
         actor.drain("test")
         assert actor.join(PATIENCE_S)
