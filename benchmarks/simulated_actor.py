@@ -122,6 +122,11 @@ class SyntheticGenerator:
             self._lifecycle.draining.wait(min(missing_s, _LOOK_S))
         self._due_s = max(self._due_s + period_s, time.monotonic())
 
+    @property
+    def collected(self) -> int:
+        """Nothing: a fragment is there at once."""
+        return 0
+
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
         """The next fragment; after the last one the actor drains."""
         template = self._running if sequence % EPISODE_FRAGMENTS else self._ending

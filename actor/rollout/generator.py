@@ -1,5 +1,6 @@
 """What a rollout worker of this machine acts with: environments, a policy, and the arrays between them."""
 
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -48,6 +49,8 @@ class EnvironmentGenerator:
             learner_reward(of.environment),
             final_masks=of.specification.final_masks,
         )
+        self._building = threading.Lock()
+        """Held while a step is recorded or a fragment is cut, which another thread may do."""
         self._local = of.make_policy(of.specification.seed)
         self._local.policy.use_threads(of.actor.threads)
 
@@ -70,27 +73,33 @@ class EnvironmentGenerator:
     def unroll(self, is_over: Callable[[], bool]) -> None:
         """The hot loop: until the fragment is full, or no environment is left to act for."""
         builder, stepper, policy = self._builder, self._stepper, self._local.policy
-        progress = self._health.progress
+        progress, building = self._health.progress, self._building
         while not builder.is_full:
             acted = policy.act(builder.observation())
             stepped = stepper.step(policy.environment_action(acted.action))
-            builder.record(acted.action, acted.log_prob, stepped, acted.state)
+            with building:
+                builder.record(acted.action, acted.log_prob, stepped, acted.state)
             progress(ENVIRONMENT)
             if is_over():
                 return
 
+    @property
+    def collected(self) -> int:
+        """The rows collected."""
+        return self._builder.length
+
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
         """The rows collected."""
-        return self._builder.cut(
-            HeaderFields(
-                run=self.specification.run,
-                session=session,
-                sequence=sequence,
-                weights=self._local.publication,
-                round=round_,
-                traceparent=tracing.current(),
-            )
+        fields = HeaderFields(
+            run=self.specification.run,
+            session=session,
+            sequence=sequence,
+            weights=self._local.publication,
+            round=round_,
+            traceparent=tracing.current(),
         )
+        with self._building:
+            return self._builder.cut(fields)
 
     def close(self) -> None:
         """End the environments."""

@@ -7,10 +7,16 @@ In: credit to begin a sequence number and weights, from the session's watcher.  
 sequence number and the episodes that ended, into the outbox. Waits for credit (raised as the learner
 settles), for the run (paused) and for room in the outbox: the environment then stands still and nothing
 is dropped. Ends, with the unroll in hand cut and handed over, on a drain, a stopped run or a session's end.
+
+An environment that stands still holds the thread of the loop, perhaps for ever. Another thread then hands
+over the steps before that, which are experience like any other. If the environment comes back after all, its
+step is dropped, and the session ends so that the next one begins with a reset.
 """
 
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from actor.acting.health_watch import ENVIRONMENT
@@ -26,6 +32,8 @@ from penstock.wire.specification import RunSpecification
 
 _COUNT_S: Final = 1.0
 """A wait is counted as it goes on: one that never ends is seen as well."""
+_LOOK_S: Final = 1.0
+"""Between two looks whether the environment stands still."""
 
 
 class FragmentGenerator(Protocol):
@@ -48,6 +56,10 @@ class FragmentGenerator(Protocol):
     def unroll(self, is_over: Callable[[], bool]) -> None:
         """Make at least one step, until a fragment is full or `is_over`."""
 
+    @property
+    def collected(self) -> int:
+        """Steps that `cut` would hand over now, from another thread, while `unroll` stands still; 0: none."""
+
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
         """Return what was collected, as a fragment, and the episodes that ended in it.
 
@@ -56,6 +68,14 @@ class FragmentGenerator(Protocol):
 
     def close(self) -> None:
         """Let go of everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The fragment in hand."""
+
+    sequence: int
+    round: int
 
 
 class Rollout:
@@ -71,13 +91,25 @@ class Rollout:
     ) -> None:
         self._lifecycle, self._stop = lifecycle, lifecycle.draining
         self._session, self._outbox, self._generator, self._health = session, outbox, generator, health
+        self._cutting = threading.RLock()
+        """Held by who cuts; and until that is handed over, where the environment stands still."""
+        self._begun: _Begun | None = None
+        self._stood_still = False
+        self._ended = threading.Event()
+
+    @property
+    def stood_still(self) -> bool:
+        """Return whether the environment did, so that it is to be reset in a session of its own."""
+        return self._stood_still
 
     def run(self, actor_id: str) -> None:
-        """Act until the session is over, the run stops or the process drains."""
+        """Act until the session is over, the run stops, the process drains or the environment stood still."""
+        self._session.run_thread("standstill", self._watch_standstill)
         with self._lifecycle.calling_on_drain(self._session.notify_waiters):
             try:
                 self._act(actor_id)
             finally:
+                self._ended.set()
                 self._health.suspend(ENVIRONMENT)
 
     def _act(self, actor_id: str) -> None:
@@ -91,15 +123,32 @@ class Rollout:
         while self._await_credit(sequence):
             with tracing.trace("actor.unroll"):
                 generator.follow(session)
-                round_ = session.begin(sequence)
+                self._begun = _Begun(sequence, session.begin(sequence))
                 failpoint("unroll.begun", sequence)
                 generator.unroll(self._is_over)
-                fragment, episodes = generator.cut(session.number, sequence, round_)
-                if tracing.is_on():
-                    _describe(fragment)
-            if not self._hand_over(fragment, episodes):
+                cut = self._cut()
+            self._health.suspend(ENVIRONMENT)
+            if cut is None or not self._hand_over(*cut):
                 return
+            self._health.progress(ENVIRONMENT)
             sequence += 1
+
+    def _watch_standstill(self) -> None:
+        """Hand over what was collected before the environment stood still; nothing more is begun then."""
+        while not (self._stood_still or self._session.is_closing or self._ended.wait(_LOOK_S)):
+            with self._cutting:
+                cut = self._cut() if self._stands_still() else None
+                if cut is not None:
+                    self._stood_still = True
+                    self._hand_over(*cut)
+
+    def _stands_still(self) -> bool:
+        """Return whether steps were collected and another one does not come."""
+        return (
+            self._begun is not None
+            and self._health.has_stalled(ENVIRONMENT)
+            and self._generator.collected > 0
+        )
 
     def _await_credit(self, sequence: int) -> bool:
         """Wait until `sequence` may begin; False when it never will."""
@@ -120,25 +169,39 @@ class Rollout:
 
     def _is_over(self) -> bool:
         session = self._session
-        return self._stop.is_set() or session.is_over or session.state is RunState.STOPPING
+        is_ended = session.is_over or session.state is RunState.STOPPING
+        return is_ended or self._stop.is_set() or self._stood_still
+
+    def _cut(self) -> tuple[Fragment, list[Episode]] | None:
+        """Cut the fragment in hand; None where that was done because the environment stood still."""
+        with self._cutting:
+            begun, self._begun = self._begun, None
+            if begun is None:
+                return None
+            fragment, episodes = self._generator.cut(self._session.number, begun.sequence, begun.round)
+        if tracing.is_on():
+            _describe(fragment)
+        return fragment, episodes
 
     def _hand_over(self, fragment: Fragment, episodes: list[Episode]) -> bool:
         sequence = fragment.header.sequence
         failpoint("fragment.cut", sequence)
-        metrics.FRAGMENTS_BUILT.inc()
-        metrics.ENV_STEPS.inc(int(fragment.arrays()["valid"].sum()))
-        for episode in episodes:
-            metrics.EPISODE_RETURN.observe(episode.episode_return)
-            metrics.EPISODE_LENGTH_STEPS.observe(episode.length)
-        metrics.EPISODES.labels("no").inc(len(episodes))
+        _count(fragment, episodes)
         self._outbox.report(episodes)
         began = time.monotonic()
-        self._health.suspend(ENVIRONMENT)
         kept = self._outbox.put(fragment, self._stop)
         failpoint("outbox.put", sequence)
-        self._health.progress(ENVIRONMENT)
         _count_wait("outbox", began)
         return kept
+
+
+def _count(fragment: Fragment, episodes: list[Episode]) -> None:
+    metrics.FRAGMENTS_BUILT.inc()
+    metrics.ENV_STEPS.inc(int(fragment.arrays()["valid"].sum()))
+    for episode in episodes:
+        metrics.EPISODE_RETURN.observe(episode.episode_return)
+        metrics.EPISODE_LENGTH_STEPS.observe(episode.length)
+    metrics.EPISODES.labels("no").inc(len(episodes))
 
 
 def _describe(fragment: Fragment) -> None:

@@ -4,7 +4,7 @@ In: the broker's address; all else the broker tells.  Out: fragments and finishe
 
   making environments ─► opening ─► rollout (see `actor.rollout`) ─► flushing ─► closed
                             ▲           │ the broker ends the session: drop the outbox, count it
-                            └───────────┘
+                            └───────────┘ or the environment stood still and has come back
 
 On a drain or a stopped run the outbox is flushed and the session closed. When the broker ends the session it
 drops the outbox, counts it and opens another with new seeds; INVALID or GAP three times without an
@@ -91,9 +91,10 @@ class Worker:
             outbox = Outbox(session, RolloutQueue(generator.outbox_fragments), self._journal)
             outbox.start()
             self._health.set_ready(True)
-            Rollout(self._lifecycle, session, outbox, generator, self._health).run(self._actor_id)
+            rollout = Rollout(self._lifecycle, session, outbox, generator, self._health)
+            rollout.run(self._actor_id)
             session.check()
-            return self._is_done(session, outbox)
+            return self._is_done(session, outbox) and not rollout.stood_still
         finally:
             session.close(politely=not session.is_over)
             log.info("session closed", extra={"session": session.number})

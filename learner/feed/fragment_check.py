@@ -18,6 +18,8 @@ from penstock.wire.tensor import Array
 _FINAL: Final = "final/"
 _OF_VALID_STEPS: Final = ("reward", "log_prob")
 """Where a step is not valid these are 0 in a batch, whatever was sent."""
+_ROUNDING: Final = 1e-3
+"""How far above 0 the log-probability of an event may lie, in float32 and over all parts of an action."""
 
 
 def check_meaning(
@@ -26,9 +28,9 @@ def check_meaning(
     """Return what a well-formed fragment is trained on; raise ValueError that says why it cannot be.
 
     It cannot with a truncated step without its final observation, a final row that points outside or at a
-    step that did not end, a `reward` or `log_prob` that is not finite where valid, a mask that allows nothing
-    or forbids what was taken where a step is valid, or any other number outside its range. The caller books
-    `invalid`.
+    step that did not end, a `reward` or `log_prob` that is not finite where valid, the log-probability of a
+    choice above 0, a mask that allows nothing or forbids what was taken where a step is valid, or any other
+    number outside its range. The caller books `invalid`.
 
     The observation that a terminated step ended with has no value: where it lies outside its range it is
     replaced by the one before it and counted, since environments may end in states of no space.
@@ -37,6 +39,8 @@ def check_meaning(
     _check_finals(header, arrays, valid)
     arrays = _without_terminal(arrays, valid, ranges)
     _check_masks(arrays, valid, ranges)
+    if ranges.chooses:
+        _check_probabilities(arrays["log_prob"], valid)
     arrays = _with_final_masks(arrays, ranges)
     for name, array in arrays.items():
         known = ranges.of.get(name)
@@ -77,6 +81,15 @@ def _replaced(rows: Array, before: Array, which: NDArray[np.bool_], known: Range
     result = rows.copy()
     result[broken] = before[broken]
     return result
+
+
+def _check_probabilities(log_prob: Any, valid: NDArray[np.bool_]) -> None:
+    impossible = valid & (log_prob > _ROUNDING)
+    if impossible.any():
+        raise ValueError(
+            f"log_prob: holds {log_prob[impossible][0]:g} at {_first(impossible)}; the probability of a "
+            "choice is 1 at the most"
+        )
 
 
 def _check_masks(arrays: Mapping[str, Array], valid: NDArray[np.bool_], ranges: Ranges) -> None:

@@ -80,10 +80,15 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges:
-    """Holds a range by name of the tensor. parts: of a mask, how many choices each part of the action has."""
+    """Holds a range by name of the tensor.
+
+    parts: of a mask, how many choices each part of the action has. chooses: whether no part of the action is
+    a real number, so that its log-probability is that of an event and not of a density.
+    """
 
     of: Mapping[str, Range]
     parts: Mapping[str, tuple[int, ...]]
+    chooses: bool
 
     @classmethod
     def of_run(cls, observation: Space, action: Space, state: Space) -> "Ranges":
@@ -99,10 +104,14 @@ class Ranges:
                 choices[f"mask/{path}"] = (leaf.n,) if isinstance(leaf, Discrete) else leaf.nvec
         for path, leaf in leaves(state, _STATE):
             found[path] = _remembered(leaf)
-        return cls(of={name: one for name, one in found.items() if one is not None}, parts=choices)
+        return cls(
+            of={name: one for name, one in found.items() if one is not None},
+            parts=choices,
+            chooses=not any(isinstance(leaf, Box) for _, leaf in leaves(action, _ACTION)),
+        )
 
 
-UNKNOWN: Final = Ranges(of={}, parts={})
+UNKNOWN: Final = Ranges(of={}, parts={}, chooses=False)
 """Of a fragment whose spaces are not known: every real number is finite."""
 
 

@@ -176,6 +176,11 @@ class LanguageGenerator:
             given[row] = value
         return given, rewards.by
 
+    @property
+    def collected(self) -> int:
+        """Nothing: the rewards of a batch come last."""
+        return 0
+
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
         """The batch collected."""
         assert self._scored is not None, "unroll comes before cut"

@@ -19,8 +19,10 @@ from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, experience_pb2_grpc
+from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Role
-from tests.support.run.actor_run import ActorThread, Course, LossyLine, Plan, actors, launch_actor
+from tests.support.experience import faulty_environments
+from tests.support.run.actor_run import UNROLL, ActorThread, Course, LossyLine, Plan, actors, launch_actor
 from tests.support.run.broker_process import BrokerProcess, eventually, launch
 from tests.support.storage.redis_server import RedisServer
 
@@ -266,6 +268,35 @@ def test_an_episode_that_ends_with_a_reward_that_is_no_number_costs_its_session_
         eventually(lambda: course.learn() and len(course.sequences()) >= 4, "more than three sessions")
     assert_dense(course)
     assert course.episodes() == []
+
+
+def test_what_was_collected_before_an_environment_stands_still_is_delivered(
+    broker: BrokerProcess, begin: Begin
+) -> None:
+    """While it does. When it comes back, it is reset in another session.
+
+    The step that hung is dropped.
+    """
+    module = "tests.support.experience.faulty_environments"
+    faulty_environments.GOES_ON.clear()
+    course = begin(environment={"id": f"{module}:StandsStill-v0", "count": 2})
+    actor = ActorThread(broker.address, "actor-0", allow_modules=[module], stall_timeout_s=3)
+    with actors(actor):
+        try:
+            eventually(lambda: course.read() == 2, "the steps before")
+            assert [len(f.arrays()["reward"]) for f in course.fragments] == [UNROLL, 2]
+        finally:
+            faulty_environments.GOES_ON.set()
+        eventually(lambda: course.learn() >= 4, "another session")
+    assert_dense(course)
+    first, second = ([f for f in course.fragments if f.header.session == s] for s in course.sequences())
+    assert [counted(f) for f in first] == [[0, 1, 2, 3, 4], [4, 5, 6]]
+    assert counted(second[0]) == [0, 1, 2, 3, 4]
+
+
+def counted(fragment: Fragment) -> list[int]:
+    """What the first slot of an environment that counts its steps has observed."""
+    return [int(count) for count in fragment.arrays()["observation"][:, 0, 0]]
 
 
 def test_a_module_is_imported_only_if_allowed_here(broker: BrokerProcess, begin: Begin) -> None:

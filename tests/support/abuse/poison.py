@@ -148,6 +148,8 @@ OF_CHOICES = (
     Way("negative action", put("action", -1), "check"),
     Way("largest action", fill("action", 2**62), "check"),
     Way("action behind the last where not valid", unseen("action", 5), "check"),
+    Way("log-probability of a choice above 0", put("log_prob", 1.0), "check"),
+    Way("log-probability of a choice of 90", put("log_prob", 90.0), "check"),
     Way("always the first action", fill("action", 0), "bounded"),
 )
 OF_DRAWS = (
@@ -156,14 +158,16 @@ OF_DRAWS = (
     Way("action of 1e30", put("action", 1e30), "check"),
     Way("action is NaN where not valid", unseen("action", np.nan), "check"),
     Way("unlikely action", put("action", 5.0), "bounded"),
+    Way("density of 2.7", put("log_prob", 1.0), "bounded"),
 )
 OF_RATIOS = (
     Way("log-probability of -200", put("log_prob", -200.0), "update"),
-    Way("log-probability of 90", put("log_prob", 90.0), "update"),
     Way("all log-probabilities of -5000", fill("log_prob", -5e3), "update"),
     Way("log-probability of -20", put("log_prob", -20.0), "bounded"),
 )
 """Of algorithms that weigh by π/μ."""
+OF_DENSITIES = (Way("log-probability of 90", put("log_prob", 90.0), "update"),)
+"""Of such ones, where the action is a real number."""
 OF_MASKS = (
     Way("mask that allows nothing", put("mask/action", False), "check"),
     Way("mask that allows nothing behind the last step", lambda a: a["mask/action"][-1].fill(False), "check"),

@@ -35,7 +35,15 @@ from penstock.wire.ids import check_id
 from penstock.wire.messages import Episode
 from penstock.wire.spaces import Discrete, Space
 from penstock.wire.specification import RunSpecification
-from tests.support.abuse.poison import OF_BOXES, OF_CHOICES, OF_DRAWS, OF_EVERY_RUN, OF_RATIOS, Way
+from tests.support.abuse.poison import (
+    OF_BOXES,
+    OF_CHOICES,
+    OF_DENSITIES,
+    OF_DRAWS,
+    OF_EVERY_RUN,
+    OF_RATIOS,
+    Way,
+)
 
 LEAST_STEPS: Final = 3
 """Of a fragment that can be spoiled: the second of its steps is neither the first nor the last."""
@@ -62,8 +70,10 @@ def ways_against(action: Space, *, weighs: bool) -> list[Way]:
 
     weighs: whether its algorithm weighs by π/μ.
     """
-    of_actions = OF_CHOICES if isinstance(action, Discrete) else OF_DRAWS
-    return [*OF_EVERY_RUN, *OF_BOXES, *of_actions, *(OF_RATIOS if weighs else ())]
+    is_choice = isinstance(action, Discrete)
+    of_actions = OF_CHOICES if is_choice else OF_DRAWS
+    of_ratios = OF_RATIOS if is_choice else (*OF_RATIOS, *OF_DENSITIES)
+    return [*OF_EVERY_RUN, *OF_BOXES, *of_actions, *(of_ratios if weighs else ())]
 
 
 class Spoiler:
@@ -88,6 +98,11 @@ class Spoiler:
     def unroll(self, is_over: Callable[[], bool]) -> None:
         """As the honest one."""
         self._honest.unroll(is_over)
+
+    @property
+    def collected(self) -> int:
+        """As the honest one."""
+        return self._honest.collected
 
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
         """The honest one's fragment, spoiled when its turn has come."""

@@ -1,6 +1,7 @@
 """Environments for actors that something goes wrong with; importing registers them."""
 
-from typing import Any
+import threading
+from typing import Any, Final
 
 import gymnasium
 import numpy as np
@@ -43,5 +44,31 @@ class NotANumberAtItsEnd(NotANumber):
         return np.zeros(2, np.float32), float("nan") if over else 1.0, over, False, {}
 
 
+GOES_ON: Final = threading.Event()
+"""Set by a test when the environment that stands still is to come back."""
+
+
+class StandsStill(NotANumber):
+    """Its seventh step after a reset waits until it `GOES_ON`.
+
+    Its observations count the steps since then.
+    """
+
+    observation_space = spaces.Box(0, 1e6, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin to count."""
+        self._steps = 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Never ends."""
+        self._steps += 1
+        if self._steps == 7:
+            GOES_ON.wait()
+        return np.full(2, self._steps, np.float32), 1.0, False, False, {}
+
+
 gymnasium.register("NotANumber-v0", NotANumber)
 gymnasium.register("NotANumberAtItsEnd-v0", NotANumberAtItsEnd)
+gymnasium.register("StandsStill-v0", StandsStill)

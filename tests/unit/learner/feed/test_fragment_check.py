@@ -57,6 +57,24 @@ def test_a_fragment_that_means_nothing_is_refused(name: str, value: float, messa
         check_meaning(header, arrays | {name: changed})
 
 
+@pytest.mark.parametrize("space", [Discrete(2), MultiDiscrete((2, 3)), MultiBinary(2)])
+def test_a_choice_of_a_probability_above_1_is_refused(space: Space) -> None:
+    """Of a density it is not: that may be anything. What float32 rounds to just above 1 passes."""
+    header, arrays = Collector(cartpoles(2)).fragment(small_policy(), 6)
+    log_prob = arrays["log_prob"].copy()
+    log_prob[3, 1] = 1e-6
+    tensors = {name: array for name, array in arrays.items() if name != "action"}
+    ranges = Ranges.of_run(WIDE, space, NOTHING)
+    check_meaning(header, tensors | {"log_prob": log_prob}, ranges)
+    log_prob[3, 1] = 0.01
+    with pytest.raises(
+        ValueError, match=r"log_prob: holds 0\.01 at step 3 of slot 1; the probability of a choice"
+    ):
+        check_meaning(header, tensors | {"log_prob": log_prob}, ranges)
+    real = Box(np.full(1, -1, np.float32), np.full(1, 1, np.float32))
+    check_meaning(header, tensors | {"log_prob": log_prob}, Ranges.of_run(WIDE, real, NOTHING))
+
+
 def masked_fragment() -> Fragment:
     """Of a policy that remembers, under masks."""
     fragment = Actor(remembering(recurrent="lstm"), masked=True).fragment(6)

@@ -35,6 +35,7 @@ from penstock.wire.ranges import Ranges
 from tests.support.abuse.poison import (
     OF_BOXES,
     OF_CHOICES,
+    OF_DENSITIES,
     OF_DRAWS,
     OF_EVERY_RUN,
     OF_MASKS,
@@ -96,7 +97,7 @@ CASES = (
     ),
     Case("clone", small_policy, lambda p: Clone(p, CloneSection(), seed=0), CHOICES),
     Case("dqn", q_values, lambda p: DQN(p, DQNSection(**REPLAY), seed=0), CHOICES),
-    Case("ppo, a box", gaussian, lambda p: PPO(p, PPOSection(), seed=0), (*DRAWS, *OF_RATIOS)),
+    Case("ppo, a box", gaussian, lambda p: PPO(p, PPOSection(), seed=0), (*DRAWS, *OF_RATIOS, *OF_DENSITIES)),
     Case("sac", squashed, lambda p: SAC(p, SACSection(**REPLAY), seed=0), DRAWS),
     Case("ppo, masks and memory", memory, lambda p: PPO(p, PPOSection(), seed=0), (*MEMORY, *OF_RATIOS)),
     Case("clone, masks and memory", memory, lambda p: Clone(p, CloneSection(), seed=0), MEMORY),

@@ -1,0 +1,83 @@
+"""What a rollout worker has collected may be cut by another thread while its environments are stepped."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from actor.link.broker_client import BrokerClient
+from actor.link.session import Session
+from actor.link.session_opening import open_session
+from actor.rollout.generator import EnvironmentGenerator, make_generator
+from penstock.config.settings import load
+from penstock.rpc.auth import Credentials
+from penstock.runtime.health import Health
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.wire.fragment import Fragment
+from penstock.wire.messages import Role
+from tests.support.run.actor_run import PATIENCE_S, Course, Plan
+from tests.support.run.broker_process import BrokerProcess
+
+FRAGMENTS = 300
+
+
+@pytest.fixture
+def session(redis_url: str, broker: BrokerProcess) -> Iterator[Session]:
+    """Open, with weights."""
+    course = Course(redis_url, Plan(unroll=64))
+    course.publish()
+    client = BrokerClient(broker.address, Credentials())
+    session = open_session(client, "a", Role.ROLLOUT, Lifecycle("actor"))
+    assert session is not None
+    session.start()
+    assert session.wait_until(lambda: session.weights is not None, PATIENCE_S)
+    yield session
+    session.close(politely=True)
+    course.log.close()
+
+
+@pytest.fixture
+def generator(session: Session) -> Iterator[EnvironmentGenerator]:
+    """Begun, with the weights of the session."""
+    generator = make_generator(session.specification, load([]), Health("actor"))
+    generator.begin("a", session)
+    generator.follow(session)
+    yield generator
+    generator.close()
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads take turns within single steps."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_each_step_is_in_one_fragment_while_another_thread_cuts(
+    generator: EnvironmentGenerator, hasty_threads: None
+) -> None:
+    """Each fragment begins where the one before ended, wherever in a step it was cut."""
+    fragments: list[Fragment] = []
+    over = threading.Event()
+
+    def step() -> None:
+        while not over.is_set():
+            generator.unroll(over.is_set)
+
+    stepping = threading.Thread(target=step, daemon=True)
+    stepping.start()
+    while len(fragments) < FRAGMENTS and stepping.is_alive():
+        if generator.collected:
+            fragments.append(generator.cut(1, len(fragments) + 1, 0)[0])
+    over.set()
+    stepping.join()
+    arrays = [fragment.arrays() for fragment in fragments]
+    assert len(arrays) == FRAGMENTS
+    for one, following in pairwise(arrays):
+        np.testing.assert_array_equal(one["observation"][-1], following["observation"][0])
+        assert all(int(step) < len(one["reward"]) for step in np.asarray(one["final/step"]))
