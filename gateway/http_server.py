@@ -82,7 +82,7 @@ class HttpServer:
         insecure: bool = False,
         head_s: float = HEAD_S,
     ) -> None:
-        _check(listen, encrypted=certificate is not None, insecure=insecure)
+        check_listen(listen, encrypted=certificate is not None, insecure=insecure)
         self._socket = _bind(listen)
         host, port = self._socket.getsockname()[:2]
         scheme = "http" if certificate is None else "https"
@@ -107,6 +107,8 @@ class HttpServer:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._on_end: Callable[[], None] = lambda: None
+        self.failed = False
+        """Whether it has ended without having been asked to."""
 
     def start(self, on_end: Callable[[], None] = lambda: None) -> None:
         """Begin to serve; `on_end` is called from the server's thread when it ends, for whatever reason."""
@@ -125,10 +127,12 @@ class HttpServer:
         except Exception:
             log.exception("the HTTP server has ended")
         finally:
+            self.failed = not self._server.should_exit
             self._on_end()
 
 
-def _check(listen: str, *, encrypted: bool, insecure: bool) -> None:
+def check_listen(listen: str, *, encrypted: bool, insecure: bool) -> None:
+    """Raise ConfigurationError for an address that is no HOST:PORT, or beyond loopback in plaintext."""
     try:
         check_address(listen)
     except ValueError as error:

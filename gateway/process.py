@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from gateway.accounts.accounts import Accounts
 from gateway.accounts.expiry import sweep
@@ -21,17 +20,18 @@ from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
 from gateway.frame.envelope import Doors
 from gateway.frame.parts import Parts
-from gateway.http_server import HttpServer
+from gateway.http_server import HttpServer, check_listen
 from gateway.jobs.job_desk import AT_ONCE, JobDesk
 from gateway.jobs.runner import Runner
 from gateway.jobs.steering import Steering
 from gateway.store.accounts_database import open_database
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
-from penstock.registry.database import Database
+from penstock.registry.database import Database, parse_url
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import SchemaMismatch, Unavailable
-from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 
@@ -48,7 +48,7 @@ class Places:
 
     state: folder of what has no place of its own. database, registry: URLs; "": SQLite files in `state`.
     keys: file of the signing keys; None: in `state`. models: folder below which models that were trained are
-    exported; None: in `state`.
+    exported; None: in `state`. Raises ConfigurationError for a URL of another kind.
     """
 
     state: Path
@@ -57,13 +57,21 @@ class Places:
     keys: Path | None = None
     models: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Check both URLs, before one of the databases is made."""
+        for option, said, called in (
+            ("--database", self.database, "accounts database"),
+            ("--registry", self.registry, "registry"),
+        ):
+            _check_url(option, said, called)
+
     def database_url(self) -> str:
         """Return the URL of the accounts database."""
-        return self._url("--database", self.database, "accounts.sqlite")
+        return self.database or self._file("accounts.sqlite")
 
     def registry_url(self) -> str:
         """Return the URL of the registry."""
-        return self._url("--registry", self.registry, "registry.sqlite")
+        return self.registry or self._file("registry.sqlite")
 
     def keys_file(self) -> Path:
         """Return the file of the signing keys."""
@@ -73,13 +81,16 @@ class Places:
         """Return the folder below which models are exported."""
         return self.models or self.state / "models"
 
-    def _url(self, option: str, said: str, file: str) -> str:
-        if "://" in said and urlsplit(said).password is not None:
-            raise ConfigurationError(
-                f"{option}: everybody on this machine can read a command line: "
-                "give the password in PGPASSWORD or a passfile"
-            )
-        return said or f"sqlite:///{self.state.absolute() / file}"
+    def _file(self, name: str) -> str:
+        return f"sqlite:///{self.state.absolute() / name}"
+
+
+def _check_url(option: str, said: str, called: str) -> None:
+    try:
+        if said:
+            parse_url(said, called)
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,29 +119,39 @@ class Work:
         )
 
 
-def open_accounts(places: Places) -> tuple[Accounts, Database]:
-    """Open the accounts, with tables and keys made where there are none.
+def open_accounts(places: Places, *, make: bool = True) -> tuple[Accounts, Database]:
+    """Open the accounts. make: tables and keys, where there are none.
 
     Raises ConfigurationError for places that cannot be used, Fatal for a database that does not answer.
     """
-    if not places.database or places.keys is None:
-        places.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if make:
+        _make_keys(places)
+    else:  # a mistyped place is told by its database, not by the keys that are absent beside it
+        open_accounts_database(places, make=False).close()
+    keys = read_keys(places.keys_file())
+    database = open_accounts_database(places, make=make)
+    return Accounts(database, keys), database
+
+
+def _make_keys(places: Places) -> None:
+    try:
+        if not places.database or places.keys is None:
+            places.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigurationError(f"--state {places.state}: {error.strerror}; name a folder") from error
     try:
         make_keys(places.keys_file())
     except OSError as error:
         raise ConfigurationError(f"--keys {places.keys_file()}: {error.strerror}") from error
-    keys = read_keys(places.keys_file())
-    database = open_accounts_database(places)
-    return Accounts(database, keys), database
 
 
-def open_accounts_database(places: Places) -> Database:
-    """Open the database of the accounts, with tables made where there are none.
+def open_accounts_database(places: Places, *, make: bool = True) -> Database:
+    """Open the database of the accounts. make: its tables, where there are none.
 
     Raises ConfigurationError for a place that cannot be used, Fatal for a database that does not answer.
     """
     try:
-        return open_database(places.database_url(), migrate=True)
+        return open_database(places.database_url(), migrate=make)
     except (SchemaMismatch, ValueError) as error:
         raise ConfigurationError(f"--database: {error}") from error
     except Unavailable as error:
@@ -145,24 +166,27 @@ def main(
     doors: Doors,
     listen: str,
     insecure: bool,
-    work: Work | None = None,
+    work: Callable[[], Work] | None = None,
 ) -> int:
-    """Serve until the lifecycle drains; returns the exit code.
+    """Serve until the lifecycle drains; returns the exit code. Nothing is written before all is checked.
 
-    work: how jobs are run; None: there are none.
+    work: says how jobs are run; None: there are none.
 
     Raises ConfigurationError for an address, places or credentials that cannot be used, Fatal for a database
     that does not answer.
     """
+    encrypted = credentials(settings.security).certificate is not None
+    check_listen(listen, encrypted=encrypted, insecure=insecure)
     health = Health(ROLE)
     _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+    jobs = None if work is None else work()
     accounts, database = open_accounts(places)
     registry = open_registry(places)
     try:
-        desk = None if work is None else work.desk(accounts, registry, places.models_folder())
+        desk = None if jobs is None else jobs.desk(accounts, registry, places.models_folder())
         parts = Parts(accounts=accounts, registry=registry, limits=CallLimits(), desk=desk)
         server = HttpServer(
-            make_app(parts, doors, () if work is None else work.services),
+            make_app(parts, doors, () if jobs is None else jobs.services),
             listen,
             certificate=settings.security.tls_certificate,
             key=settings.security.tls_key,
@@ -183,7 +207,7 @@ def main(
     finally:
         registry.close()
         database.close()
-    return EXIT_OK
+    return EXIT_FAILED if server.failed else EXIT_OK
 
 
 def _beside(lifecycle: Lifecycle, name: str, work: Callable[[threading.Event], None]) -> threading.Thread:

@@ -131,7 +131,7 @@ class Accounts:
     def add_user(self, name: str, password: str, *, project: str | None, role: Role, by: str) -> str:
         """Add a person, and make them a member of a project; returns their id.
 
-        Raises BadInput, AccountConflict. A project that is absent is added.
+        Raises BadInput, AccountConflict. A project that is absent is added with its owner.
         """
         account = users.check_name(name)
         encoded = hash_password(password, name=account)
@@ -142,19 +142,22 @@ class Accounts:
             now = self._clock()
             user = users.add(session, now, name=account, password=encoded, by=by)
             if project is not None:
-                projects.ensure(session, now, project, by=by)
+                projects.known_or_owned(session, now, project, role, by=by)
                 projects.set_role(session, now, project=project, user=user.id, role=role, by=by)
             return user.id
 
         return self._write(work)
 
     def add_member(self, name: str, *, project: str, role: Role, by: str) -> None:
-        """Make a person a member of a project, which is added where absent; raises NoSuchThing."""
+        """Make a person a member of a project, which is added where absent with its owner.
+
+        Raises NoSuchThing, BadInput.
+        """
         projects.check_project(project)
 
         def work(session: Session) -> None:
             user = users.known(session, name)
-            projects.ensure(session, self._clock(), project, by=by)
+            projects.known_or_owned(session, self._clock(), project, role, by=by)
             projects.set_role(session, self._clock(), project=project, user=user.id, role=role, by=by)
 
         self._write(work)

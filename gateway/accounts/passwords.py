@@ -21,7 +21,15 @@ _nobodys = _hasher.hash("of no account")
 
 
 def hash_password(password: str, *, name: str) -> str:
-    """Return the encoded hash of a new password; raises BadInput for one that is too easily guessed.
+    """Return the encoded hash of a new password; raises BadInput as `check_password` does."""
+    check_password(password, name=name)
+    with _AT_ONCE:
+        encoded: str = _hasher.hash(password)
+    return encoded
+
+
+def check_password(password: str, *, name: str) -> None:
+    """Raise BadInput for a new password that is too easily guessed.
 
     name: of the account, which the password may not contain.
     """
@@ -29,9 +37,6 @@ def hash_password(password: str, *, name: str) -> str:
         raise BadInput("password", f"must have {MIN_LENGTH} to {MAX_LENGTH} characters")
     if name.lower() in password.lower() or len(set(password)) < MIN_LENGTH // 2:
         raise BadInput("password", "must not contain the account's name nor repeat few characters")
-    with _AT_ONCE:
-        encoded: str = _hasher.hash(password)
-    return encoded
 
 
 def is_password(encoded: str | None, password: str) -> bool:

@@ -33,9 +33,22 @@ def check_project(name: str) -> str:
     return name
 
 
-def ensure(session: Session, now: datetime, name: str, *, by: str) -> None:
-    """Add a project unless it exists."""
+def check_known(session: Session, name: str) -> None:
+    """Raise BadInput for a project that is absent. It names those that there are: for the operator alone."""
     if session.get(ProjectRow, name) is None:
+        others = ", ".join(session.scalars(select(ProjectRow.name).order_by(ProjectRow.name))) or "none"
+        raise BadInput(
+            "project",
+            f"{name!r} is absent (there are: {others}); it is added with its owner: "
+            f"penstock gateway user add NAME --project {name}",
+        )
+
+
+def known_or_owned(session: Session, now: datetime, name: str, role: Role, *, by: str) -> None:
+    """Add a project that is absent for its first owner; raises BadInput for another role in it."""
+    if role is not Role.OWNER:
+        check_known(session, name)
+    elif session.get(ProjectRow, name) is None:
         session.add(ProjectRow(name=name, created=now))
         audit.note(session, now, by=by, action="project added", project=name)
 

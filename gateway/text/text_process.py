@@ -10,8 +10,8 @@ from penstock.client import AsyncTextClient
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
-from penstock.rpc.auth import is_local
-from penstock.runtime.exit import EXIT_OK
+from penstock.rpc.auth import check_address, is_local
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 
@@ -23,16 +23,20 @@ ROLE = "gateway"
 def main(lifecycle: Lifecycle, settings: Settings, *, server: str, listen: str) -> int:
     """Serve until the lifecycle drains; returns the exit code.
 
-    server: address of the server of text. Raises ConfigurationError for an address that cannot be used, or
-    that lies beyond loopback.
+    server: address of the server of text. Raises ConfigurationError for an address that cannot be used, and
+    for one of its own that lies beyond loopback.
     """
     if not is_local(listen):
         raise ConfigurationError(
             f"--listen {listen}: without accounts it answers this machine alone: say 127.0.0.1:PORT"
         )
+    own = credentials(settings.security)
+    try:
+        own.for_channel(check_address(server))
+    except ValueError as error:
+        raise ConfigurationError(f"--server: {error}") from error
     health = Health(ROLE)
     _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
-    own = credentials(settings.security)
 
     def make_client() -> AsyncTextClient:
         return AsyncTextClient(server, credentials=own, policy="")
@@ -47,4 +51,4 @@ def main(lifecycle: Lifecycle, settings: Settings, *, server: str, listen: str) 
     lifecycle.draining.wait()
     health.set_ready(False, "draining")
     http.stop()
-    return EXIT_OK
+    return EXIT_FAILED if http.failed else EXIT_OK

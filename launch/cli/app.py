@@ -6,6 +6,7 @@ Commands import what they need when they run: help is fast, and a broker loads n
 import os
 import sys
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ from penstock.runtime.command_options import (
     assigned,
     finite,
 )
+from penstock.runtime.exit import EXIT_USAGE
 from penstock.wire.limits import MAX_NUMBER
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
@@ -335,7 +337,13 @@ def doctor() -> None:
 
 def main() -> Any:
     """Entry point of the `penstock` command. Modules in the working folder can be named, but hide nothing."""
-    sys.path.append(str(Path.cwd()))
+    try:
+        sys.path.append(str(Path.cwd()))
+    except FileNotFoundError:
+        sys.stderr.write("the working folder was deleted; change to one that is there\n")
+        sys.exit(EXIT_USAGE)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # a file's name is printed byte for byte
     return app()
 
 

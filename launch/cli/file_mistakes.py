@@ -74,6 +74,16 @@ def encoding_mistake(error: UnicodeDecodeError) -> str:
     return f"a file holds what is not UTF-8 at byte {error.start}; save it as UTF-8"
 
 
+def word_mistake(words: Sequence[str]) -> str | None:
+    """The first word that is no text, where one is wanted; None where all of them are."""
+    for named in _places(words):
+        try:
+            named.value.encode()
+        except UnicodeEncodeError:
+            return f"{named.key} {named.value!r}: no text; write it in UTF-8".strip()
+    return None
+
+
 def _naming(file: Path, words: Sequence[str]) -> _Named | None:
     """The longest of the places that were said which is the file or holds it."""
     found = [one for one in _places(words) if file == one.place or one.place in file.parents]

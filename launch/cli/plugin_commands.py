@@ -1,6 +1,7 @@
 """The group of all commands: those of the core, and those that installed workloads add (`Workload.commands`).
 
-It is the boundary as well: what any command raises for a file that cannot be read or written ends here.
+It is the boundary as well: what any command raises for a file that cannot be read or written, and for a word
+that is no text, ends here.
 """
 
 import sys
@@ -9,7 +10,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from launch.cli.file_mistakes import encoding_mistake, file_mistake
+from launch.cli.file_mistakes import encoding_mistake, file_mistake, word_mistake
 from launch.cli.secret_words import check_words
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.plugins import installed, load, record_of
@@ -36,7 +37,7 @@ class WithPluginCommands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; a file that it cannot use is bad usage."""
+        """Run the command; a file or a word that it cannot use is bad usage."""
         try:
             return super().invoke(ctx)
         except OSError as error:
@@ -45,6 +46,10 @@ class WithPluginCommands(TyperGroup):
                 raise
         except UnicodeDecodeError as error:
             told = encoding_mistake(error)
+        except UnicodeEncodeError:
+            told = word_mistake(ctx.meta[_WORDS])
+            if told is None:
+                raise
         sys.stderr.write(f"{told}\n")
         raise typer.Exit(EXIT_USAGE)
 

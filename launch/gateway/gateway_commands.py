@@ -4,6 +4,7 @@ The commands `user` and `token` work on the accounts database itself, whether a 
 can read it and the keys is the operator; the audit names them so.
 """
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -46,7 +47,7 @@ KeysFile = Annotated[
     Path | None, typer.Option("--keys", help="File of the signing keys, shared by all gateways; made once.")
 ]
 Name = Annotated[str, typer.Argument(help="Name by which a person signs in.")]
-Project = Annotated[str, typer.Option("--project", help="Project; added where it is absent.")]
+Project = Annotated[str, typer.Option("--project", help="Project; its first owner adds it.")]
 RoleName = Annotated[str, typer.Option("--role", help="viewer, editor or owner.")]
 PasswordFile = Annotated[
     Path | None,
@@ -107,7 +108,7 @@ def gateway(
             doors=doors,
             listen=listen,
             insecure=insecure,
-            work=None if templates is None else _work(state, templates, jobs_at_once),
+            work=None if templates is None else partial(_work, state, templates, jobs_at_once),
         )
 
     in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
@@ -278,12 +279,14 @@ def _check_extra() -> None:
 def _work(state: Path, templates: Path, at_once: int) -> "Work":
     """Return how jobs are run here; raises ConfigurationError."""
     from gateway.process import Work
+    from launch.gateway.job_templates import read_templates
     from launch.gateway.local_runner import LocalRunner
     from launch.gateway.run_steering import RunSteering
     from penstock.config.configuration_error import ConfigurationError
 
     if not templates.is_dir():
         raise ConfigurationError(f"--templates {templates}: no folder")
+    read_templates(templates)  # before the folder of the jobs is made
     try:
         runner = LocalRunner(state / "jobs", templates)
     except OSError as error:

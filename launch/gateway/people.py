@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from gateway.accounts import api_tokens, projects, users
 from gateway.accounts.account_errors import AccountError, BadInput
 from gateway.accounts.accounts import Accounts
-from gateway.accounts.passwords import hash_password
+from gateway.accounts.passwords import check_password, hash_password
 from gateway.process import Places, open_accounts
 from gateway.store.tables import Role
 from penstock.config.configuration_error import ConfigurationError
@@ -25,10 +25,17 @@ OPERATOR: Final = "operator"
 
 
 def add(places: Places, name: str, project: str, role: str, password_file: Path | None) -> int:
-    """Add a person; returns the exit code. Raises ConfigurationError, Fatal."""
+    """Add a person; returns the exit code. Raises ConfigurationError, Fatal.
+
+    Tables and keys are made where there are none, for somebody who may add a project: its owner.
+    """
     kind = _role(role)
-    with _opened(places) as accounts:
+    with _told():
+        account = users.check_name(name)
+        projects.check_project(project)
         password = _password(password_file)
+        check_password(password, name=account)
+    with _opened(places, make=kind is Role.OWNER) as accounts:
         id_ = accounts.add_user(name, password, project=project, role=kind, by=OPERATOR)
     sys.stdout.write(f"user/{id_}\n")
     return EXIT_OK
@@ -70,7 +77,7 @@ def add_token(places: Places, name: str, project: str, role: str, days: int | No
         projects.check_project(project)
 
         def work(session: Session, now: datetime) -> tuple[api_tokens.ApiToken, str]:
-            projects.ensure(session, now, project, by=OPERATOR)
+            projects.check_known(session, project)
             return api_tokens.add(session, now, project=project, name=name, role=kind, days=days, by=OPERATOR)
 
         made, secret = accounts.run(work)
@@ -89,17 +96,26 @@ def revoke_token(places: Places, token: str, project: str) -> int:
 
 
 @contextmanager
-def _opened(places: Places) -> Iterator[Accounts]:
+def _opened(places: Places, *, make: bool = False) -> Iterator[Accounts]:
+    """Open the accounts. make: where there are none; else a place that holds none is refused."""
     keep_private()  # a file of accounts that is made here holds what passwords can be tried against
-    accounts, database = open_accounts(places)
+    accounts, database = open_accounts(places, make=make)
     try:
-        yield accounts
+        with _told():
+            yield accounts
+    finally:
+        database.close()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn what the accounts refuse into what a command says."""
+    try:
+        yield
     except BadInput as error:
         raise ConfigurationError(f"{error.field}: {error}") from error
     except (AccountError, RegistryError) as error:
         raise Fatal(str(error)) from error
-    finally:
-        database.close()
 
 
 def _role(text: str) -> Role:

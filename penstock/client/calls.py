@@ -7,7 +7,7 @@ same one.
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from penstock.wire.refusal import Refusal
 from penstock.wire.spaces import from_proto
 
 T = TypeVar("T")
+_SHOWN: Final = 80
+"""Characters of a value that a message repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,18 @@ class Started:
     learned: bool
 
 
+def checked_text(field: str, value: str) -> str:
+    """Return a text that a message can hold; raises ValueError for one with half of a pair of surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{field}={value[:_SHOWN]!r}: character {error.start} is half of a pair of surrogates; "
+            "decode the text by its own encoding"
+        ) from error
+    return value
+
+
 def describe(policy: str) -> Call[Description]:
     """Return the call Describe."""
     return Call("Describe", pb.DescribeRequest(policy=policy), _description)
@@ -80,7 +94,10 @@ def describe(policy: str) -> Call[Description]:
 def start(policy: str, client_key: str, learned: bool) -> Call[Started]:
     """Return the call StartEpisode."""
     request = pb.StartEpisodeRequest(
-        policy=policy, request_id=_request_id(), client_key=client_key, not_learned=not learned
+        policy=policy,
+        request_id=_request_id(),
+        client_key=checked_text("client_key", client_key),
+        not_learned=not learned,
     )
     return Call(
         "StartEpisode", request, lambda reply: Started(reply.episode_id, _arm(reply.arm), reply.learned)
@@ -176,9 +193,10 @@ class Codec:
         )
 
     def _add_caller(self, request: pb.ActRequest, options: ActOptions) -> None:
-        request.client_key = options.get("client_key", "")
+        request.client_key = checked_text("client_key", options.get("client_key", ""))
         request.version = options.get("version", 0)
-        request.state.extend(to_plain_parts(options.get("state", {})))
+        state = options.get("state", {})
+        request.state.extend(to_plain_parts({checked_text("state", path): state[path] for path in state}))
 
     def _action(self, reply: pb.ActReply) -> Action:
         return Action(

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from penstock.client import calls
 from penstock.client.attempts import Attempts
-from penstock.client.calls import Call, Codec
+from penstock.client.calls import Call, Codec, checked_text
 from penstock.client.errors import BadReply, InvalidRequest, typed
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_async_channel, open_channel
@@ -41,7 +41,7 @@ class Connection:
         deadline_s: float,
         stub: Callable[[Any], Any] = PolicyServiceStub,
     ) -> None:
-        self.policy, self.address, self.deadline_s = policy, address, deadline_s
+        self.policy, self.address, self.deadline_s = checked_text("policy", policy), address, deadline_s
         self._channel = open_channel(address, credentials)
         self.stub = stub(self._channel)
         self._closed = threading.Event()
@@ -111,7 +111,7 @@ class AsyncConnection:
         deadline_s: float,
         stub: Callable[[Any], Any] = PolicyServiceStub,
     ) -> None:
-        self.policy, self.address, self.deadline_s = policy, address, deadline_s
+        self.policy, self.address, self.deadline_s = checked_text("policy", policy), address, deadline_s
         self._channel = open_async_channel(address, credentials)
         self.stub = stub(self._channel)
         self._closed = asyncio.Event()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.client.calls import Call
+from penstock.client.calls import Call, checked_text
 from penstock.client.text_values import (
     ConversationResult,
     Generation,
@@ -46,8 +46,8 @@ def start(
     """Return the call StartConversation. name: the same one names the same conversation; "": a new one."""
     request = pb.StartConversationRequest(
         policy=policy,
-        request_id=name or _request_id(),
-        client_key=client_key,
+        request_id=checked_text("name", name) or _request_id(),
+        client_key=checked_text("client_key", client_key),
         not_learned=not learned,
         arm=_number(arm),
         must_exist=must_exist,
@@ -62,7 +62,7 @@ def start(
 def generate(policy: str, messages: Messages, options: SingleOptions) -> Call[Generation]:
     """Return the call Generate without a conversation; raises ValueError for messages of another form."""
     request = _request(policy, messages, options)
-    request.client_key = options.get("client_key", "")
+    request.client_key = checked_text("client_key", options.get("client_key", ""))
     request.version = options.get("version", 0)
     request.arm = _number(options.get("arm"))
     return Call("Generate", request, read_generation)
@@ -85,7 +85,9 @@ def reward(
     """
     turns = [pb.TurnReward(turn=number, amount=amount) for number, amount in rewards]
     request = pb.TurnRewardsRequest(
-        conversation_id=conversation_id, request_id=request_id or _request_id(), rewards=turns
+        conversation_id=conversation_id,
+        request_id=checked_text("request_id", request_id) or _request_id(),
+        rewards=turns,
     )
     return Call("Reward", request, lambda reply: int(reply.late))
 
@@ -95,7 +97,10 @@ def end(
 ) -> Call[ConversationResult]:
     """Return the call EndConversation. amount: reward of the newest turn."""
     request = pb.EndConversationRequest(
-        conversation_id=conversation_id, request_id=request_id or _request_id(), ending=ending, reward=amount
+        conversation_id=conversation_id,
+        request_id=checked_text("request_id", request_id) or _request_id(),
+        ending=ending,
+        reward=amount,
     )
     return Call(
         "EndConversation",
@@ -130,11 +135,11 @@ def _request(policy: str, messages: Messages, options: TextOptions) -> pb.Genera
         temperature=options.get("temperature"),
         top_p=options.get("top_p"),
         seed=options.get("seed"),
-        stop=options.get("stop", ()),
+        stop=[checked_text("stop", one) for one in options.get("stop", ())],
         count=options.get("count", 1),
         not_learned=not options.get("learned", True),
         regenerate=options.get("regenerate", False),
-        begins_with=options.get("begins_with", ""),
+        begins_with=checked_text("begins_with", options.get("begins_with", "")),
         logit_bias=options.get("logit_bias", {}),
         presence_penalty=options.get("presence_penalty", 0.0),
         frequency_penalty=options.get("frequency_penalty", 0.0),
@@ -150,7 +155,7 @@ def _message(index: int, message: Mapping[str, Any]) -> pb.TextMessage:
             tool_calls=[_call(one) for one in message.get("tool_calls") or ()],
             tool_call_id=message.get("tool_call_id") or "",
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, UnicodeEncodeError) as error:
         raise ValueError(
             f"messages[{index}]: {error}; write texts under `role` and `content`, of tool calls under `id`, "
             "`function.name` and `function.arguments`"

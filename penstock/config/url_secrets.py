@@ -20,6 +20,7 @@ _REMEDIES: Final = {
     "unix": REDIS_REMEDY,
     "postgres": _DATABASE_REMEDY,
     "postgresql": _DATABASE_REMEDY,
+    "sqlite": "SQLite asks for none, so leave it out: who may read the file is decided by its mode",
 }
 _HEADERS_REMEDY: Final = (
     "put it into a header: security.http_headers_file=FILE holds those of calls for rewards"

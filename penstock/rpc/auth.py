@@ -194,6 +194,12 @@ def is_local(address: str) -> bool:
 
 def check_address(address: str) -> str:
     """Return `address` when it is HOST:PORT or unix:/path; raises ValueError with the remedy."""
+    try:
+        address.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"address={address!r}: is no text; write HOST:PORT or unix:/path in UTF-8"
+        ) from error
     if address.startswith("unix:"):
         _check_socket_path(address.removeprefix("unix:"))
         return address

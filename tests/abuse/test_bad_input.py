@@ -42,6 +42,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 TRAIN: Final = ("train", "CartPole-v1")
+MIGRATE: Final = ("gateway", "migrate")
+PERSON: Final = ("gateway", "user", "add", "--project", "p")
 COMMANDS: Final = {
     "not UTF-8": (("train", "latin.toml"), "latin.toml: not UTF-8"),
     "not TOML": (("train", "broken.toml"), "broken.toml: not TOML"),
@@ -131,6 +133,39 @@ COMMANDS: Final = {
         ("reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "-o", "absent/x"), "-o absent/x: ",
     ),
     "generate from a file": (("generate", "file", "--prompt", "a"), "file: "),
+    "doctor of a run": (("doctor", "run"), "unexpected extra argument"),
+    "a reason that is no text": (
+        ("control", "pause", "127.0.0.1:1", "--reason", "\udcff"), "--reason '\\udcff': no text",
+    ),
+    "tables below a file": ((*MIGRATE, "--state", "file"), "--state file: "),
+    "tables of what is no database": (
+        (*MIGRATE, "--database", "sqlite:///file", "--registry", "sqlite:///r"), "file is not a database",
+    ),
+    "tables of no registry": ((*MIGRATE, "--registry", "banana"), "registry url: not a URL"),
+    "a database with a password that it cannot have": (
+        (*MIGRATE, "--database", "sqlite:///x?password=s3cret"), "SQLite asks for none",
+    ),
+    "keys in a folder": (("gateway", "keys", "sets"), "--keys sets: Is a directory"),
+    "keys in no folder": (("gateway", "keys", "absent/k"), "absent/k: No such file"),
+    "keys over a file": (("gateway", "keys", "file"), "--keys file: "),
+    "a person of another alphabet": ((*PERSON, "Ünï"), "name: use 1 to 128 of a-z"),
+    "a person without a password": ((*PERSON, "ann"), "password: must have 12"),
+    "a person whose password is not there": (
+        (*PERSON, "ann", "--password-file", "absent"), "--password-file absent: ",
+    ),
+    "a member of no gateway": (("gateway", "user", "grant", "ann", "--project", "p"), "no such file: start"),
+    "a member of no rank": (
+        ("gateway", "user", "grant", "ann", "--project", "p", "--role", "king"), "--role 'king': use viewer",
+    ),
+    "a password of no gateway": (("gateway", "user", "password", "ann"), "no such file: start"),
+    "nobody to disable": (
+        ("gateway", "user", "disable", "ann", "--database", "banana"), "--database: accounts database url",
+    ),
+    "a token of no gateway": (("gateway", "token", "add", "t", "--project", "p"), "no such file: start"),
+    "a token for no day": (("gateway", "token", "add", "t", "--project", "p", "--days", "0"), "--days"),
+    "no token to revoke": (
+        ("gateway", "token", "revoke", "t", "--project", "p", "--state", "file"), "no such file: start",
+    ),
 }  # fmt: skip
 
 

@@ -69,6 +69,8 @@ SETTINGS: Final = (
     "--set=environment.count=16",
 )
 """One fragment is one update: where there are more of them the update is that of the others."""
+FOUR_AT_ONCE: Final = "--set=algorithm.batch_steps=2048"
+"""Fragments of an update; an observation between two of them is in both."""
 HEAVY: Final = (
     "--set=policy.hidden_sizes=[600, 600]",
     "--set=learner.checkpoint_interval_s=2",
@@ -83,7 +85,7 @@ def absurd(folder: Path, *words: str) -> Iterator[Training]:
     (folder / "absurd.py").write_text(ABSURD)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        with training(folder / "run", "absurd:Absurd-v0", *words, *ENDLESS, *SETTINGS, steps=5_000) as run:
+        with training(folder / "run", "absurd:Absurd-v0", *ENDLESS, *SETTINGS, *words, steps=5_000) as run:
             yield run
 
 
@@ -107,6 +109,17 @@ def test_an_update_that_is_not_finite(scene: Scene, run: Training) -> None:
     (run.run_dir.parent / "once").touch()
     scene.fires("PenstockNotFinite")
     scene.clears("PenstockNotFinite")
+
+
+def test_a_fragment_that_an_update_is_made_without(tmp_path: Path) -> None:
+    """No update is skipped, and the alert fires all the same."""
+    with absurd(tmp_path, "--actors=1", FOUR_AT_ONCE) as run, seen(tmp_path / "prometheus", run) as scene:
+        scene.clears("PenstockNotFinite")
+        (tmp_path / "once").touch()
+        scene.fires("PenstockNotFinite")
+        scene.until_seen('penstock_ledger_dropped_fragments{reason="nan"} > 0')
+        scene.until_seen('penstock_updates_skipped_total{reason="nan"} == 0')
+        scene.clears("PenstockNotFinite")
 
 
 def test_an_actor_that_stands_still_now_and_then(scene: Scene, run: Training) -> None:

@@ -83,7 +83,7 @@ def test_ids_from_a_path_are_only_looked_up(small_gateway: SmallGateway, owner: 
 
 def test_credentials_that_are_none_are_refused(small_gateway: SmallGateway) -> None:
     """In every scheme."""
-    small_gateway.person("ada", "alpha")
+    small_gateway.person("ada", "alpha", Role.OWNER)
     for header in (
         "",
         "Bearer",

@@ -25,7 +25,7 @@ class Caller:
 @pytest.fixture
 def callers(small_gateway: SmallGateway) -> list[Caller]:
     """Members of each role, programs, one who belongs elsewhere; `beta` has an owner of its own."""
-    for role in Role:
+    for role in reversed(Role):  # the owner adds the project
         small_gateway.person(role.value, "alpha", role)
     small_gateway.person("stranger", "beta", Role.OWNER)
     people = [Caller(role.value, small_gateway.bearer(role.value), role) for role in Role]

@@ -3,6 +3,7 @@
 Each of them is refused before the service waits for anybody, so none hangs where its peers are absent.
 """
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +20,9 @@ BROKER: Final = ("broker", "--redis", "unix:///absent/redis.sock")
 LEARNER: Final = ("learner", "--redis", "unix:///absent/redis.sock")
 ACTOR: Final = ("actor", "--broker", "unix:///absent/broker.sock")
 SERVE: Final = ("serve", "--run", "run")
+GATEWAY: Final = ("gateway", "--listen", "127.0.0.1:0")
+TEXT: Final = ("gateway", "text", "--server", "unix:absent", "--listen", "127.0.0.1:0")
+REWARD: Final = ("reward", "train", "rows.jsonl", "--model", "folder")
 
 REFUSED: Final = {
     "redis on a file": (("redis", "--socket", "file", "--dir", "d"), "is no socket, and is left as it is"),
@@ -40,6 +44,23 @@ REFUSED: Final = {
     "a server of a file": (("serve", "--run", "file"), "file/policies/policy.json: "),
     "a server beyond loopback": ((*SERVE, "--listen", "0.0.0.0:0"), "plaintext beyond loopback"),
     "a page on a word": (("ui", "run", "--listen", "banana"), "--listen banana: write HOST:PORT"),
+    "a gateway nowhere": (("gateway", "--listen", "banana"), "--listen banana: write HOST:PORT"),
+    "a gateway beyond loopback": (("gateway", "--listen", "0.0.0.0:0"), "would travel in plaintext"),
+    "a gateway of no certificate": (
+        (*GATEWAY, "--set=security.tls_certificate=absent", "--set=security.tls_key=absent"), "security: ",
+    ),
+    "a gateway below a file": ((*GATEWAY, "--state", "file"), "--state file: File exists; name a folder"),
+    "a gateway of no registry": ((*GATEWAY, "--registry", "banana"), "--registry: registry url: not a URL"),
+    "a gateway without templates": ((*GATEWAY, "--templates", "absent"), "--templates absent: no folder"),
+    "a gateway of broken templates": ((*GATEWAY, "--templates", "templates"), "broken.toml: cannot be read"),
+    "a gateway of no UTF-8": ((*GATEWAY, "--config", "latin.toml"), "latin.toml: not UTF-8"),
+    "text of no server": ((*TEXT, "--server", "banana"), "--server: address='banana': write HOST:PORT"),
+    "text beyond loopback": ((*TEXT, "--listen", "0.0.0.0:1"), "it answers this machine alone"),
+    "text on a socket": ((*TEXT, "--listen", "unix:s"), "--listen unix:s: write HOST:PORT"),
+    "rewards into a file": ((*REWARD, "--out", "file"), "file"),
+    "rewards from no model": ((*REWARD, "--out", "o"), "folder"),
+    "rewards by a word": ((*REWARD, "--out", "o", "--set", "batch=banana"), "batch='banana'"),
+    "scores of a file": (("reward", "serve", "file"), "file"),
 }  # fmt: skip
 
 
@@ -49,6 +70,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
     (folder / "file").write_bytes(b"somebody's")
     (folder / "folder").mkdir()
+    (folder / "templates").mkdir()
+    (folder / "templates" / "broken.toml").write_text("run = \n")
+    (folder / "rows.jsonl").write_text('{"prompt": "a", "response": "b", "score": 1}\n')
     (folder / "latin.toml").write_bytes(b'run = "gr\xf6\xdfe"\n')
     (folder / "run.toml").write_text('run = "r"\n[environment]\nid = "CartPole-v1"\n')
     shutil.copytree(EARLIER, folder / "run")
@@ -75,3 +99,36 @@ def test_a_service_refuses_bad_input_and_changes_nothing(
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert content(here) == before
+
+
+def test_a_working_folder_that_was_deleted_is_told(tmp_path: Path) -> None:
+    """By any command, before it does anything."""
+    (tmp_path / "gone").mkdir()
+    words = ("sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *penstock("doctor"))
+    done = subprocess.run(
+        words, cwd=tmp_path / "gone", capture_output=True, text=True, timeout=ENDS_S, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "the working folder was deleted; change to one that is there\n"
+
+
+def test_a_machine_without_room_for_sockets_is_told_what_to_do(tmp_path: Path) -> None:
+    """Doctor says of each check what came of it, also where a folder and every program is absent."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "absent"), "PATH": ""}
+    done = subprocess.run(
+        penstock("doctor"), env=environment, capture_output=True, text=True, timeout=ENDS_S, check=False
+    )
+    assert done.returncode in {0, 1}
+    assert done.stderr == ""
+    checks = [line[5:].split()[0] for line in done.stdout.splitlines()]
+    assert checks == ["python", "packages", "torch", "redis", "sockets", "disk"]
+
+
+def test_the_name_of_a_file_is_printed_byte_for_byte(here: Path, tmp_path: Path) -> None:
+    """Also where it is no text."""
+    file = os.fsencode(tmp_path) + b"/gr\xf6\xdfe.png"
+    done = subprocess.run(
+        [*penstock("plot", "run", "-o"), file], cwd=here, capture_output=True, timeout=ENDS_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, file + b"\n"), done.stderr
+    assert Path(os.fsdecode(file)).is_file()

@@ -21,7 +21,13 @@ from gateway.jobs.job_records import Outcome
 from gateway.jobs.runner import Stage
 from gateway.store.tables import JobState
 from launch.gateway.local_runner import LocalRunner
-from tests.processes.gateway.test_gateway_process import PASSWORD, operator, shared_database, sign_in
+from tests.processes.gateway.test_gateway_process import (
+    PASSWORD,
+    new_token,
+    operator,
+    shared_database,
+    sign_in,
+)
 from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.leftover_jobs import end_jobs
@@ -86,9 +92,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def token(folder: Path) -> str:
     """A token of an editor of `alpha`."""
-    done = operator(folder, "token", "add", "ci", "--project", "alpha")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return new_token(folder, "alpha")
 
 
 def started(folder: Path) -> GatewayProcess:
@@ -190,15 +194,14 @@ def test_a_job_whose_processes_are_killed_is_lost_and_said_to_be(folder: Path, t
 def test_two_gateways_on_one_database_run_each_job_once(shared_database: str, folder: Path) -> None:
     """Each in folders of its own; the log of a job is read where it runs."""
     options = ("--database", shared_database, "--registry", shared_database, "--keys", str(folder / "keys"))
-    added = operator(folder, "token", "add", "ci", "--project", "alpha", *options[:2], *options[4:])
-    assert added.returncode == 0, added.stderr
+    secret = new_token(folder, "alpha", *options[:2], *options[4:])
     states = [folder / name for name in ("one", "two")]
     begun = [
         GatewayProcess(folder, *options, "--state", str(state), "--templates", "templates")
         for state in states
     ]
     with begun[0] as one, begun[1] as two:
-        clients = [Client(gateway, added.stdout.strip()) for gateway in (one, two)]
+        clients = [Client(gateway, secret) for gateway in (one, two)]
         jobs = [clients[number % 2].submit(f"agent-{number}") for number in range(3)]
         until(lambda: all(clients[0].job(job)["state"] == "finished" for job in jobs))
     for job in jobs:

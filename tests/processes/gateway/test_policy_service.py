@@ -18,7 +18,7 @@ pytest.importorskip("requests", reason="what such programs call with")
 
 import httpx2
 
-from tests.processes.gateway.test_gateway_process import operator
+from tests.processes.gateway.test_gateway_process import new_token
 from tests.support.gateway import agent_program
 from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.gateway.leftover_jobs import end_jobs
@@ -59,7 +59,7 @@ def served(folder: Path, steps: int, template: str) -> Iterator[Service]:
     templates = folder / "templates"
     templates.mkdir()
     shutil.copy(SHIPPED / f"{template}.toml", templates / "rlhf.toml")
-    token = operator(folder, "token", "add", "agent", "--project", "alpha").stdout.strip()
+    token = new_token(folder, "alpha")
     try:
         with GatewayProcess(folder, "--templates", "templates", "--models", "models") as gateway:
             yield Service(gateway, folder, token, run_program(gateway, folder, token, steps))

@@ -182,6 +182,27 @@ def test_an_address_that_cannot_be_used_is_refused(server: HttpServer, listen: s
         HttpServer(make_app_of(server), server.address)
 
 
+def test_a_server_that_ends_by_itself_has_failed(server: HttpServer, tmp_path: Path) -> None:
+    """Its owner is told, and a process whose server has failed does not end as if it were done."""
+    (tmp_path / "none.pem").write_text("no certificate")
+    pem, ended = tmp_path / "none.pem", threading.Event()
+    broken = HttpServer(make_app_of(server), "127.0.0.1:0", certificate=pem, key=pem)
+    broken.start(on_end=ended.set)
+    assert ended.wait(60)
+    assert broken.failed
+    broken.stop()
+
+
+def test_a_server_that_is_ended_has_not_failed(server: HttpServer) -> None:
+    """It was asked to."""
+    ended = threading.Event()
+    other = HttpServer(make_app_of(server), "127.0.0.1:0")
+    other.start(on_end=ended.set)
+    other.stop()
+    assert ended.wait(60)
+    assert not other.failed
+
+
 def make_app_of(server: HttpServer) -> Any:
     """The application that a server serves."""
     return server._server.config.app

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from launch.cli.app import app
 from launch.cli.file_mistakes import encoding_mistake
@@ -34,9 +34,7 @@ def public_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("public_umask")
-@pytest.mark.parametrize(
-    "words", [("user", "add", "ann", "--project", "p"), ("token", "add", "t", "--project", "p"), ("migrate",)]
-)
+@pytest.mark.parametrize("words", [("user", "add", "ann", "--project", "p"), ("migrate",)])
 def test_databases_are_of_their_user_alone(words: tuple[str, ...], tmp_path: Path) -> None:
     """Also in a folder of an operator's own making, which all may read."""
     state = tmp_path / "state"
@@ -80,3 +78,37 @@ def test_a_file_that_is_not_text_is_not_repeated() -> None:
     told = encoding_mistake(UnicodeDecodeError("utf-8", b"geheim\xff", 6, 7, "invalid start byte"))
     assert "geheim" not in told
     assert "byte 6" in told
+
+
+def call(state: Path, *words: str) -> Result:
+    """`penstock gateway …` on the accounts of a folder."""
+    typed = "correct horse battery staple\n"
+    return CliRunner().invoke(app, ("gateway", *words, "--state", str(state)), input=typed)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("token", "add", "t", "--project", "typo"),
+        ("user", "grant", "eve", "--project", "typo", "--role", "editor"),
+        ("user", "add", "bob", "--project", "typo", "--role", "viewer"),
+    ],
+)
+def test_a_project_that_is_mistyped_is_not_made(words: tuple[str, ...], tmp_path: Path) -> None:
+    """It is named with those that there are; a project comes with its owner, who is said to be one."""
+    assert call(tmp_path, "user", "add", "ada", "--project", "alpha").exit_code == 0
+    assert call(tmp_path, "user", "add", "eve", "--project", "alpha", "--role", "viewer").exit_code == 0
+    reply = call(tmp_path, *words)
+    assert reply.exit_code == 2, reply.output
+    assert "project: 'typo' is absent (there are: alpha)" in reply.stderr
+    assert "penstock gateway user add NAME --project typo" in reply.stderr
+    assert call(tmp_path, "token", "add", "t", "--project", "alpha").exit_code == 0
+    assert call(tmp_path, "user", "grant", "ada", "--project", "beta", "--role", "owner").exit_code == 0
+    assert call(tmp_path, *(word.replace("typo", "beta") for word in words)).exit_code == 0
+
+
+def test_a_refused_person_leaves_no_accounts(tmp_path: Path) -> None:
+    """Neither keys nor tables, where there were none."""
+    state = tmp_path / "state"
+    assert call(state, "user", "add", "ann", "--project", "No Project").exit_code == 2
+    assert not state.exists()

@@ -35,3 +35,19 @@ def test_a_word_of_a_command_line_with_a_secret_is_refused(scheme: str, before: 
     with pytest.raises(ConfigurationError, match="holds a secret in its user-info") as caught:
         check_words([f"{before}{scheme}://u:s3cret@h/d"])
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("sqlite:///runs/registry.sqlite?password=s3cret", "SQLite asks for none, so leave it out"),
+        ("postgresql://h/d?password=s3cret", "registry.password_file=FILE"),
+        ("redis://h?password=s3cret", "security.redis_password_file=FILE"),
+        ("https://h/score?token=s3cret", "security.http_headers_file=FILE"),
+    ],
+)
+def test_the_remedy_is_that_of_the_scheme(url: str, told: str) -> None:
+    """A file of SQLite has no password to put anywhere."""
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        check_words([url])
+    assert "s3cret" not in str(caught.value)
