@@ -82,11 +82,12 @@ def make_keys(file: Path) -> None:
     pseudonyms = base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
     content = {"keys": [{"kid": secrets.token_hex(4), "private": private}], "pseudonyms": pseudonyms}
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        json.dump(content, out)
-        out.flush()
-        os.fsync(out.fileno())
+    opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
+        with os.fdopen(opened, "w") as out:
+            json.dump(content, out)
+            out.flush()
+            os.fsync(out.fileno())
         os.link(temporary, file)  # whole, and never over another gateway's
     except FileExistsError:
         pass

@@ -6,7 +6,6 @@ from pathlib import Path
 from gateway.accounts.signing_keys import make_keys as write_keys
 from gateway.accounts.signing_keys import read_keys
 from gateway.process import Places, open_accounts_database, open_registry
-from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import keep_private
 from penstock.runtime.exit import EXIT_OK
 
@@ -23,10 +22,10 @@ def migrate(places: Places) -> int:
 
 
 def make_keys(file: Path) -> int:
-    """Write keys, unless the file is there; returns the exit code. Raises ConfigurationError."""
+    """Write keys, unless the file is there; returns the exit code. Raises ConfigurationError, OSError."""
     try:
         write_keys(file)
-    except OSError as error:
-        raise ConfigurationError(f"{file}: {error.strerror}") from error
+    except OSError as error:  # it names a file beside this one, which becomes this one
+        raise OSError(error.errno, error.strerror, str(file)) from error
     read_keys(file)
     return EXIT_OK

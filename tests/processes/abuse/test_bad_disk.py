@@ -18,6 +18,7 @@ WRITING: Final = {
     "record": (("record", "RUN", "--out", "DISK/r", "--steps", "10"), "--out DISK/r: "),
     "export": (("policy", "export", "RUN", "22", "-o", "DISK/x"), "-o DISK/x: "),
     "certificates": (("certificates", "DISK/c", "--run", "r"), "DISK/c: "),
+    "keys": (("gateway", "keys", "DISK/k"), "DISK/k: "),
     "train": (("train", "CartPole-v1", "--run-dir", "DISK/r"), "--run-dir DISK/r: "),
 }
 PLACES: Final = {
