@@ -144,14 +144,15 @@ def _recipe(config: TrainingConfig) -> dict[str, Any]:
         found = tomllib.loads(Path(config.what).read_text())
     else:
         found = {"environment": {"id": str(config.what)}}
-    _lay_over(found, config.settings)
+    lay_over(found, config.settings)
     return found
 
 
-def _lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+def lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    """Put the values of `above` into `below`, table by table, also into `kwargs`."""
     for key, value in above.items():
         if isinstance(value, Mapping):
-            _lay_over(below.setdefault(key, {}), value)
+            lay_over(below.setdefault(key, {}), value)
         else:
             below[key] = value
 

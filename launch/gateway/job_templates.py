@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.jobs.job_records import Number, Template
 from penstock.config.configuration_error import ConfigurationError
+from penstock.training import lay_over
 
 TABLE: Final = "template"
 
@@ -68,15 +69,6 @@ def chosen_settings(template: Template, numbers: Mapping[str, float]) -> dict[st
                 one = {key: one}
             lay_over(found, one)
     return found
-
-
-def lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
-    """Put the values of `above` into `below`, table by table, also into `kwargs`."""
-    for key, value in above.items():
-        if isinstance(value, Mapping):
-            lay_over(below.setdefault(key, {}), value)
-        else:
-            below[key] = value
 
 
 def _template(file: Path) -> Template:

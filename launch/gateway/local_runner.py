@@ -31,7 +31,7 @@ from gateway.jobs.job_records import Job, Outcome, Template
 from gateway.jobs.runner import CannotBegin, Stage
 from gateway.store.tables import JobState
 from launch.gateway.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
-from launch.gateway.job_templates import chosen_settings, lay_over, read_templates, recipe_of
+from launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
 from launch.inspection.curve import Curve
 from launch.inspection.observation import METRICS_FILE
 from launch.run.child_process import last_line, penstock, without_configuration
@@ -39,6 +39,7 @@ from launch.run.disk import problem
 from launch.run.summary import SUMMARY_FILE
 from penstock.config.run_folder import make_private
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
+from penstock.training import lay_over
 
 RUN_FOLDER: Final = "run"
 LOCK_FILE: Final = "lock"

@@ -7,10 +7,11 @@ from typing import Final
 import pytest
 import tomli_w
 
-from launch.gateway.job_templates import chosen_settings, lay_over, read_templates, recipe_of
+from launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
 from launch.run.plan import make_plan
 from launch.run.request import Request
 from penstock.config.sections.token import TokenPPOSection
+from penstock.training import lay_over
 from workloads.rlhf.language_section import language
 
 FOLDER: Final = Path(__file__).parents[2] / "recipes"
