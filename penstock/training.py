@@ -36,7 +36,7 @@ class TrainingFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """What is trained.
+    """Says what is trained.
 
     what: a Gymnasium id, or a recipe's file. settings: over it, nested as in TOML. run_dir: folder of the
     run; None: a new one below `runs`.
@@ -49,7 +49,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """How a training has ended. mean_return: of the last evaluation; None: there was none.
+    """Tells how a training has ended. mean_return: of the last evaluation; None: there was none.
 
     interrupted: it was asked to end before it was done. summary: all of `summary.json`.
     """
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def is_running(self) -> bool:
-        """Whether its processes live."""
+        """Return whether its processes live."""
         return self._process.poll() is None
 
     def stop(self) -> None:

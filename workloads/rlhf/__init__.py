@@ -12,6 +12,7 @@
     final_answers         responses of the final policy of a run
     policy_service        routes of a gateway by which programs have an agent trained
     feedback_training     the jobs behind them
+    api                   names for programs in Python
     sentiment             a task whose true reward and best policy are known
     commands/             `penstock reward …` and `penstock generate`
 
