@@ -76,6 +76,8 @@ def of_server(error: PolicyError) -> ChatError:
     """Return what the server of text said, as an answer."""
     status, kind, code = _KINDS.get(type(error), (502, "server_error", "refused"))
     detail = str(error) if error.refusal is None else error.refusal.detail
+    if isinstance(error, Unreachable):
+        detail += "; start it, or start the gateway with another --server"
     found = _FIELD.match(detail) if status < 500 else None
     field = None if found is None else found[1] or found[2]
     param = None if field is None else _NAMES.get(field, field)

@@ -1,6 +1,9 @@
 """Process body of `penstock gateway text`: the API of agents on loopback, without accounts."""
 
 import logging
+from typing import Final
+
+from fastapi import FastAPI
 
 from gateway.frame.call_limits import CallLimits
 from gateway.frame.envelope import Doors, Envelope
@@ -10,7 +13,7 @@ from penstock.client import AsyncTextClient
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
-from penstock.rpc.auth import check_address, is_local
+from penstock.rpc.auth import Credentials, check_address, is_local
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
@@ -18,6 +21,8 @@ from penstock.runtime.lifecycle import Lifecycle
 log = logging.getLogger(__name__)
 
 ROLE = "gateway"
+REACH_S: Final = 2.0
+"""Seconds for which a server of text that cannot be reached is tried again."""
 
 
 def main(lifecycle: Lifecycle, settings: Settings, *, server: str, listen: str) -> int:
@@ -37,13 +42,7 @@ def main(lifecycle: Lifecycle, settings: Settings, *, server: str, listen: str) 
         raise ConfigurationError(f"--server: {error}") from error
     health = Health(ROLE)
     _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
-
-    def make_client() -> AsyncTextClient:
-        return AsyncTextClient(server, credentials=own, policy="")
-
-    app = make_app(make_client)
-    app.add_middleware(Envelope, doors=Doors(), admit=CallLimits().admit_address)
-    http = HttpServer(app, listen)
+    http = HttpServer(guarded_app(server, own), listen)
     http.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
     health.set_ready(True)
     announce(ROLE, metrics_port=metrics_port, address=http.address)
@@ -52,3 +51,14 @@ def main(lifecycle: Lifecycle, settings: Settings, *, server: str, listen: str) 
     health.set_ready(False, "draining")
     http.stop()
     return EXIT_FAILED if http.failed else EXIT_OK
+
+
+def guarded_app(server: str, own: Credentials) -> FastAPI:
+    """Return the application over the server of text at an address, with what surrounds every request."""
+
+    def make_client() -> AsyncTextClient:
+        return AsyncTextClient(server, credentials=own, policy="", reach_s=REACH_S)
+
+    app = make_app(make_client)
+    app.add_middleware(Envelope, doors=Doors(), admit=CallLimits().admit_address)
+    return app

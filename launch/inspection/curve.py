@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launch.inspection.metrics_lines import parse_line
+from launch.inspection.run_files import open_regular
 
 MAX_POINTS: Final = 2000
 _READ_BYTES: Final = 1024 * 1024
@@ -73,13 +74,14 @@ class Curve:
 
     def _new_lines(self) -> Iterator[bytes]:
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 if file.seek(0, 2) < self._offset:
                     self._begin()
                 file.seek(self._offset)
                 while data := file.read(_READ_BYTES):
                     self._offset += len(data)
-                    *lines, self._rest = (self._rest + data).split(b"\n")
+                    *lines, rest = (self._rest + data).split(b"\n")
+                    self._rest = rest[-_READ_BYTES:]  # no learner writes a longer line
                     yield from lines
         except FileNotFoundError:
             self._begin()
@@ -98,14 +100,14 @@ def rates(points: Sequence[Point]) -> list[float | None]:
 
 
 def _point(row: dict[str, Any], before: Point | None) -> Point:
-    updates = int(row.get("updates", 0))
+    updates = int(row.get("updates") or 0)
     # A line without an update since the one before knows of no fragment's age.
     has_learned = updates != (before.updates if before is not None else 0)
     return Point(
-        env_steps=int(row.get("env_steps", 0)),
-        seconds=float(row.get("training_seconds", 0.0)),
+        env_steps=int(row.get("env_steps") or 0),
+        seconds=_finite(row.get("training_seconds")) or 0.0,
         updates=updates,
-        version=int(row.get("version", 0)),
+        version=int(row.get("version") or 0),
         mean_return=_finite(row.get("mean_return")),
         staleness=_finite(row.get("staleness_p50")) if has_learned else None,
     )

@@ -18,6 +18,7 @@ from launch.inspection.processes import (
     look_at_all,
     read_endpoints,
 )
+from launch.inspection.run_files import open_regular
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
 from penstock.v1 import control_pb2
@@ -93,7 +94,7 @@ def read_learnt(path: Path) -> Learnt | None:
 
 def _last_rows(path: Path) -> list[dict[str, Any]]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().split(b"\n")

@@ -19,6 +19,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from launch.inspection.health_probe import probe
+from launch.inspection.run_files import read_whole
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.health import Endpoint
 
@@ -66,11 +67,11 @@ def read_endpoints(run_dir: Path) -> dict[str, Endpoint]:
     Raises ConfigurationError for a file that the launcher has not written.
     """
     try:
-        content = json.loads((run_dir / ENDPOINTS_FILE).read_bytes())
+        content = json.loads(read_whole(run_dir / ENDPOINTS_FILE))
         return {name: Endpoint(**values) for name, values in content.items()}
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"{run_dir / ENDPOINTS_FILE}: no list of processes: {error}") from error
 
 

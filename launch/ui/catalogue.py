@@ -14,6 +14,7 @@ from typing import Any, Final
 from launch.inspection.curve import Curve, rates
 from launch.inspection.observation import METRICS_FILE, is_going_on, read_learnt
 from launch.inspection.processes import ENDPOINTS_FILE
+from launch.inspection.run_files import read_whole
 from launch.inspection.watch import Watch, watch_folder
 from launch.policy.policy_view import traffic_json, version_json
 from launch.policy.registry_place import find_place, opened
@@ -97,12 +98,12 @@ class ShownRun:
 
     def facts(self) -> RunFacts:
         """Return its row of the list; read again when a file has changed."""
+        names = (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE)
         try:
             going_on = is_going_on(self._folder)
+            seal = (going_on, *(_stamp(self._folder / name) for name in names))
         except (OSError, ConfigurationError) as error:
             return self._unreadable(error)
-        names = (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE)
-        seal = (going_on, *(_stamp(self._folder / name) for name in names))
         with self._lock:
             if self._facts is None or self._facts[0] != seal:
                 self._facts = (seal, self._facts_or_why(going_on=going_on))
@@ -169,15 +170,22 @@ class ShownRun:
             seed=settings.seed,
             state="running" if going_on else _ending(summary),
             started=_begun(self._folder),
-            target_return=summary.get("target_return", settings.learner.target_return),
+            target_return=_figure(summary.get("target_return", settings.learner.target_return)),
             env_steps=row.get("env_steps"),
             updates=row.get("updates"),
             version=row.get("version"),
             publications=row.get("publications"),
             mean_return=row.get("mean_return"),
-            steps_per_second=row.get("steps_per_second") if going_on else summary.get("env_steps_per_second"),
+            steps_per_second=_figure(
+                row.get("steps_per_second") if going_on else summary.get("env_steps_per_second")
+            ),
             training_seconds=row.get("training_seconds"),
         )
+
+
+def _figure(value: Any) -> float | None:
+    """Return a number of a summary; None for what is none."""
+    return value if isinstance(value, int | float) else None
 
 
 def _ending(summary: dict[str, Any]) -> str:
@@ -233,7 +241,7 @@ def _settings(folder: Path) -> Settings:
 def _json_file(file: Path) -> dict[str, Any] | None:
     """Return the object of a file, None where there is none; raises ConfigurationError for anything else."""
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_whole(file))
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:

@@ -65,8 +65,15 @@ def _guard(app: FastAPI, *, any_host: bool, admission: Admission | None) -> None
     async def unknown_run(_request: Request, error: UnknownRun) -> Response:
         return JSONResponse({"detail": f"no run of this name: {error.args[0]}"}, status_code=404)
 
+    @app.exception_handler(RecursionError)
+    async def too_deep(_request: Request, _error: RecursionError) -> Response:
+        return JSONResponse(
+            {"detail": "a file of this run is nested too deeply to be shown"}, status_code=409
+        )
+
+    @app.exception_handler(OSError)
     @app.exception_handler(ConfigurationError)
-    async def unreadable(_request: Request, error: ConfigurationError) -> Response:
+    async def unreadable(_request: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, status_code=409)
 
 
@@ -145,7 +152,7 @@ def _json(content: Any) -> Response:
 def _telling(value: Any) -> Any:
     """Replace what JSON does not have: NaN and infinity, and letters of file names that are no text."""
     if isinstance(value, dict):
-        return {key: _telling(item) for key, item in value.items()}
+        return {_telling(key): _telling(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_telling(item) for item in value]
     if isinstance(value, str):

@@ -9,12 +9,15 @@ Only two outcomes are repeated: a call of which it is unknown whether it arrived
 wait fits into the deadline.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Final
 
+import grpc
+
 from penstock.client.errors import DeadlinePassed, Overloaded
-from penstock.rpc.call_status import is_repeatable
+from penstock.rpc.call_status import code_of, is_repeatable
 from penstock.runtime.retry import full_jitter
 
 _CAP_S: Final = 1.0
@@ -26,12 +29,14 @@ _LEAST_S: Final = 0.001
 class Attempts:
     """Counts the attempts of one call, which begins when this is made.
 
-    deadline_s: of all of them, in seconds. share: of it, the longest that one attempt may take.
+    deadline_s: of all of them, in seconds. share: of it, the longest that one attempt may take. reach_s:
+    seconds for which a server that cannot be reached is tried again.
     """
 
-    def __init__(self, deadline_s: float, share: float = 0.5) -> None:
+    def __init__(self, deadline_s: float, share: float = 0.5, reach_s: float = math.inf) -> None:
         self._deadline_s, self._longest_s = deadline_s, share * deadline_s
         self._ends_s = time.monotonic() + deadline_s
+        self._reached_by_s = time.monotonic() + reach_s
         self._last: Exception | None = None
 
     def left_s(self) -> float:
@@ -53,6 +58,8 @@ class Attempts:
     def is_worth_another(self, error: Exception) -> bool:
         """Return whether to send the same request again after this error."""
         self._last = error
+        if code_of(error) is grpc.StatusCode.UNAVAILABLE and time.monotonic() >= self._reached_by_s:
+            return False
         return is_repeatable(error) or (
             isinstance(error, Overloaded) and _retry_after_s(error) < self.left_s()
         )

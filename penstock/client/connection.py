@@ -8,6 +8,7 @@ the server may now serve another run.
 """
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
@@ -100,7 +101,7 @@ class Way(Protocol):
 class AsyncConnection:
     """A connection that any number of tasks of one loop may use.
 
-    stub: of the service that is called.
+    stub: of the service that is called. reach_s: as that of `Attempts`.
     """
 
     def __init__(
@@ -110,8 +111,10 @@ class AsyncConnection:
         policy: str,
         deadline_s: float,
         stub: Callable[[Any], Any] = PolicyServiceStub,
+        reach_s: float = math.inf,
     ) -> None:
         self.policy, self.address, self.deadline_s = checked_text("policy", policy), address, deadline_s
+        self._reach_s = reach_s
         self._channel = open_async_channel(address, credentials)
         self.stub = stub(self._channel)
         self._closed = asyncio.Event()
@@ -120,7 +123,7 @@ class AsyncConnection:
 
     async def ask(self, build: Callable[[Codec], Call[T]], way: Way | None = None) -> T:
         """Return the result of the call that `build` makes with the spaces."""
-        attempts = Attempts(self.deadline_s)
+        attempts = self.attempts()
         try:
             return await self.do(build(await self._learned(attempts)), attempts, way)
         except _PERHAPS_OTHER_SPACES:
@@ -129,7 +132,7 @@ class AsyncConnection:
 
     async def do(self, call: Call[T], attempts: Attempts | None = None, way: Way | None = None) -> T:
         """Return the result of a call."""
-        attempts, attempt = attempts or Attempts(self.deadline_s), way or self._attempt
+        attempts, attempt = attempts or self.attempts(), way or self._attempt
         with typed(self.address):
             return await retry_async(
                 lambda: attempt(call, attempts),
@@ -138,6 +141,10 @@ class AsyncConnection:
                 give_up_s=attempts.left_s(),
                 delays=attempts.delays(),
             )
+
+    def attempts(self, share: float = 0.5) -> Attempts:
+        """Return the attempts of a call that begins now. share: as that of `Attempts`."""
+        return Attempts(self.deadline_s, share, self._reach_s)
 
     async def close(self) -> None:
         """Close the connection and end the calls on it."""

@@ -3,11 +3,11 @@
 The contract of `penstock.client.text_client` holds here too; cancelling a task cancels its call.
 """
 
+import math
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Self, Unpack
 
 from penstock.client import text_calls as calls
-from penstock.client.attempts import Attempts
 from penstock.client.calls import Call
 from penstock.client.connection import PLAINTEXT, AsyncConnection
 from penstock.client.errors import BadReply, typed
@@ -31,6 +31,8 @@ class AsyncTextClient:
     """Gives the answers of one policy to tasks of an event loop, as `TextClient` does to threads.
 
     Make it where the loop runs; it is also an async context manager.
+
+    reach_s: seconds for which a call tries a server that cannot be reached again; by default its deadline.
     """
 
     def __init__(
@@ -40,8 +42,11 @@ class AsyncTextClient:
         credentials: Credentials = PLAINTEXT,
         policy: str = "default",
         deadline_s: float = DEADLINE_S,
+        reach_s: float = math.inf,
     ) -> None:
-        self._connection = AsyncConnection(address, credentials, policy, deadline_s, TextServiceStub)
+        self._connection = AsyncConnection(
+            address, credentials, policy, deadline_s, TextServiceStub, reach_s=reach_s
+        )
 
     async def describe(self) -> TextDescription:
         """Return versions and limits, as they are now."""
@@ -50,7 +55,7 @@ class AsyncTextClient:
     async def generate(self, messages: Messages, **options: Unpack[SingleOptions]) -> Generation:
         """Return answers to messages, as `TextClient.generate` does."""
         call = calls.generate(self._connection.policy, messages, options)
-        return await self._connection.do(call, Attempts(self._connection.deadline_s, share=1.0))
+        return await self._connection.do(call, self._connection.attempts(share=1.0))
 
     def stream(self, messages: Messages, **options: Unpack[SingleOptions]) -> "AsyncAnswerStream":
         """Return the same answers while they grow."""
@@ -96,7 +101,7 @@ class AsyncConversation:
     async def generate(self, messages: Messages, **options: Unpack[TextOptions]) -> Generation:
         """Return the answer to all messages so far, as `Conversation.generate` does."""
         call = calls.turn(self.conversation_id, messages, options)
-        return await self._connection.do(call, Attempts(self._connection.deadline_s, share=1.0))
+        return await self._connection.do(call, self._connection.attempts(share=1.0))
 
     def stream(self, messages: Messages, **options: Unpack[TextOptions]) -> "AsyncAnswerStream":
         """Return the same answer while it grows."""

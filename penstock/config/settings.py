@@ -121,6 +121,8 @@ def parse_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: not UTF-8 ({error.reason}); save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path}: not TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"{path}: nested too deeply to be read; write it flatter") from error
 
 
 def parse_run_config(path: Path) -> dict[str, Any]:

@@ -28,6 +28,8 @@ READER_S: Final = 60.0
 """Seconds after which a reader that has not read the metrics again is no longer waited for."""
 _MAX_READERS: Final = 16
 _POLL_S: Final = 0.05
+_MAX_PID: Final = 2**31 - 1
+_MAX_PORT: Final = 2**16 - 1
 
 
 @dataclass(slots=True)
@@ -190,13 +192,28 @@ def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Addresses of a process as one line of JSON. `server_pid`: the Redis server's own pid."""
+    """Addresses of a process as one line of JSON. `server_pid`: the Redis server's own pid.
+
+    Raises TypeError or ValueError for values that no process has.
+    """
 
     role: str
     pid: int
     metrics_port: int
     address: str = ""
     server_pid: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("role", "address"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise TypeError(f"{name}={value!r}: must be a text")
+        for name, most in (("pid", _MAX_PID), ("metrics_port", _MAX_PORT), ("server_pid", _MAX_PID)):
+            value = getattr(self, name)
+            if value is None and name == "server_pid":
+                continue
+            if type(value) is not int or not 1 <= value <= most:
+                raise ValueError(f"{name}={value!r}: must be a whole number from 1 to {most}")
 
 
 def announce(

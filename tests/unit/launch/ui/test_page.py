@@ -9,14 +9,16 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch.cli.app import ui
+from launch.inspection.run_files import MAX_BYTES
 from launch.run.child_process import penstock
-from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
 from penstock.config.settings import ConfigurationError, load
 from penstock.config.toml_text import dump
 from penstock.registry.records import NewVersion, Origin
@@ -336,7 +338,14 @@ BROKEN: dict[str, tuple[str, bytes]] = {
     "list": ("summary.json", b"[1,2]"),
     "latin": (CONFIG_FILE, 'run = "größe"'.encode("latin-1")),
     "toml": (CONFIG_FILE, b"run = "),
+    "nested": (CONFIG_FILE, b"run = " + b"[" * 5000 + b"]" * 5000),
     "processes": ("endpoints.json", b"[]"),
+    "deep": ("endpoints.json", b"[" * 100_000),
+    "pid": ("endpoints.json", b'{"a": {"role": "broker", "pid": "x", "metrics_port": 1}}'),
+    "negative": ("endpoints.json", b'{"a": {"role": "broker", "pid": -1, "metrics_port": 1}}'),
+    "port": ("endpoints.json", b'{"a": {"role": "broker", "pid": 1, "metrics_port": 70000}}'),
+    "role": ("endpoints.json", b'{"a": {"role": [], "pid": 1, "metrics_port": 1}}'),
+    "large": ("summary.json", b" " * (MAX_BYTES + 1)),
 }
 
 
@@ -355,11 +364,69 @@ def test_a_run_that_cannot_be_read_says_why_and_hides_no_other(tmp_path: Path) -
             assert asked.get(f"/api/runs/{name}{part}").status_code == 200, (name, part)
 
 
+def a_pipe(file: Path) -> None:
+    """Nobody writes to it."""
+    os.mkfifo(file)
+
+
+def a_link_to_itself(file: Path) -> None:
+    """It leads nowhere."""
+    file.symlink_to(file.name)
+
+
+def a_link_through_a_file(file: Path) -> None:
+    """As if that were a folder."""
+    file.symlink_to(f"{CONFIG_FILE}/{file.name}")
+
+
+def a_device(file: Path) -> None:
+    """It never ends."""
+    file.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [a_pipe, a_link_to_itself, a_link_through_a_file, a_device])
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "endpoints.json"])
+def test_what_is_no_file_hides_no_run_and_is_not_waited_for(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    """It stands where a file of the run would; the run says so, and each part of it is answered."""
+    make_run(tmp_path / "good", summary={"solved": True})
+    run = make_run(tmp_path / "odd", summary={})
+    (run / LOCK_FILE).touch()
+    (run / name).unlink(missing_ok=True)
+    make(run / name)
+    asked = client(tmp_path)
+    rows = {row["name"]: row for row in asked.get("/api/runs").json()["runs"]}
+    assert (rows["good"]["state"], rows["odd"]["state"]) == ("solved", "unreadable")
+    assert name in rows["odd"]["why"]
+    for part in ("", "/curve", "/versions"):
+        assert asked.get(f"/api/runs/odd{part}").status_code in {200, 409}, part
+
+
+DEEP = "[" * 900 + "]" * 900
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [f'{{"target_return": {DEEP}}}', f'{{"other": {DEEP}}}', '{"\\ud800": 1}', '{"target_return": "<b>"}'],
+)
+def test_a_summary_that_no_run_wrote_hides_no_run(tmp_path: Path, summary: str) -> None:
+    """Nested as deeply as JSON is read, names that are no text, texts for numbers."""
+    make_run(tmp_path / "good", summary={"solved": True})
+    (make_run(tmp_path / "odd", summary={}) / "summary.json").write_text(summary)
+    asked = client(tmp_path)
+    rows = {row["name"]: row for row in asked.get("/api/runs").json()["runs"]}
+    assert rows["good"]["state"] == "solved"
+    assert rows["odd"]["target_return"] in {None, 475.0}
+    assert asked.get("/api/runs/odd").status_code in {200, 409}
+
+
 def test_lines_that_no_learner_wrote_are_left_out(tmp_path: Path) -> None:
     """Texts for numbers, infinite counts, what is no JSON: the curve has the others."""
     run = make_run(tmp_path / "run", summary={})
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"env_steps":"x"}\n{"env_steps": 1e999}\n{nonsense}\n{"env_steps": [1]}\n\xff\n')
+        file.write(b'{"env_steps": 1%s}\n{"training_seconds": -1%s}\n' % (b"0" * 400, b"0" * 400))
     asked = client(tmp_path)
     assert asked.get("/api/runs/run/curve").json()["env_steps"] == [0, 100, 200]
     assert asked.get("/api/runs").json()["runs"][0]["env_steps"] == 200

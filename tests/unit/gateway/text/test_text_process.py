@@ -1,0 +1,33 @@
+"""The agents' API as its process serves it, while the server of text is not there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import openai
+import pytest
+
+from gateway.http_server import HttpServer
+from gateway.text.text_process import guarded_app
+from penstock.rpc.auth import Credentials
+
+PATIENCE_S: Final = 30.0
+"""Of the agent: half of the deadline that a call to a server of text has."""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[openai.OpenAI]:
+    """A client of the API whose server of text is named by a socket that is not there."""
+    server = HttpServer(guarded_app(f"unix:{tmp_path / 'text.sock'}", Credentials()), "127.0.0.1:0")
+    server.start()
+    yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+    server.stop()
+
+
+def test_a_server_of_text_that_is_not_there_is_named_in_time(agent: openai.OpenAI) -> None:
+    """By 503, its address and what to do, before an agent gives up waiting."""
+    with pytest.raises(openai.InternalServerError, match=r"text\.sock.*another --server") as raised:
+        agent.chat.completions.create(model="default", messages=[{"role": "user", "content": "sum"}])
+    assert raised.value.status_code == 503
+    with pytest.raises(openai.InternalServerError, match=r"text\.sock"):
+        agent.models.list()
