@@ -8,5 +8,7 @@ session          an open session: newest weights, credit, run state
 weight_fetch     large weights in chunks
 outbox           fragments and reports until they are acknowledged
 fragment_queue   which fragments go into the next message
+journal_file     a file of lines that a crash may tear
 ack_journal      the actor's own record, for the audit
+sample_journal   a server's own record of what it sampled, for the audit
 """

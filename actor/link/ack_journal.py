@@ -9,14 +9,12 @@ the moment of a crash; it never holds what was not.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config.settings import ConfigurationError
-from penstock.runtime.exit import Fatal
+from actor.link.journal_file import JournalFile
 from penstock.wire.fragment import Fragment
 from penstock.wire.ids import check_id
 from penstock.wire.slot_starts import Beginning, beginnings
@@ -51,32 +49,19 @@ class AckJournal:
         """Raises ConfigurationError when the file cannot be opened."""
         self._run, self._actor_id = check_id("run", run), check_id("actor_id", actor_id)
         self.path = folder / f"{run}.{actor_id}{_SUFFIX}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a+b", buffering=0)
-            self._end_torn_line()
-        except OSError as error:
-            raise ConfigurationError(f"actor.ack_journal={folder}: {error.strerror}") from error
+        self._file = JournalFile(self.path)
 
     def record(self, fragments: Sequence[Fragment]) -> None:
         """Write a line for each, in one write; raises Fatal when the disk does not take it."""
-        if not fragments:
-            return
-        text = "".join(self._line(fragment) for fragment in fragments).encode()
-        try:
-            written = self._file.write(text)
-        except OSError as error:
-            raise Fatal(f"actor.ack_journal: {self.path}: {error.strerror}") from error
-        if written != len(text):
-            raise Fatal(f"actor.ack_journal: {self.path}: the disk took {written} of {len(text)} bytes")
+        self._file.write(map(self._line, fragments))
 
     def close(self) -> None:
         """End the journal."""
         self._file.close()
 
-    def _line(self, fragment: Fragment) -> str:
+    def _line(self, fragment: Fragment) -> dict[str, Any]:
         header = fragment.header
-        line = {
+        return {
             "run": self._run,
             "actor": self._actor_id,
             "session": header.session,
@@ -88,14 +73,6 @@ class AckJournal:
             "steps": header.steps,
             "created_us": header.created_us,
         }
-        return json.dumps(line, separators=(",", ":")) + "\n"
-
-    def _end_torn_line(self) -> None:
-        """A crash may have cut the last line: the next one starts behind it."""
-        if self._file.seek(0, os.SEEK_END):
-            self._file.seek(-1, os.SEEK_END)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
 
 
 def journal_files(folders: Iterable[Path]) -> list[Path]:

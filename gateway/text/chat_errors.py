@@ -35,7 +35,7 @@ _KINDS: Final[dict[type[PolicyError], tuple[int, str, str]]] = {
     Unreachable: (503, "server_error", "unreachable"),
     BadReply: (502, "server_error", "bad_reply"),
 }
-_FIELD: Final = re.compile(r"(?:([a-z_]+\[\d+\](?:\.[a-z_]+)*)[ :]|([a-z_]+(?:\.[a-z_]+)*)[=:\[])", re.ASCII)
+_FIELD: Final = re.compile(r"(?:([a-z_]+\[\d+\](?:\.[a-z_]+)*)[ :=]|([a-z_]+(?:\.[a-z_]+)*)[=:\[])", re.ASCII)
 _NAMES: Final = {
     "count": "n",
     "episode_id": "metadata.conversation_id",

@@ -17,6 +17,7 @@ from launch.audit.books import Books
 from launch.audit.findings import Kind, Verdict
 from launch.audit.journals import Journals, read_journals
 from launch.audit.lineage import Lineage, read_lineage
+from launch.audit.samples import Samples, check_samples, read_samples_of
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 
 SHOWN: Final = 50
@@ -63,7 +64,8 @@ def audit(
 ) -> Verdict:
     """Return the verdict; arguments as of `main`.
 
-    Journals are read first: a fragment that is acknowledged while the audit reads is no loss.
+    Journals are read first: a fragment that is acknowledged while the audit reads is no loss. What servers
+    sampled is read last: what was trained by then was sampled before.
     """
     where = sources.find(run_dir, redis, journals, assignments)
     recorded = read_journals(where.journals, where.settings.run)
@@ -75,12 +77,16 @@ def audit(
     lineage = read_lineage(where.lineage, head)
     books = Books(recorded, lineage, log)
     order = list(Kind)
-    problems = tuple(sorted(books.check(), key=lambda one: order.index(one.kind)))
+    samples = read_samples_of(where.journals, where.settings.run)
+    found = (*books.check(), *check_samples(samples, recorded, lineage, log))
+    problems = tuple(sorted(found, key=lambda one: order.index(one.kind)))
     return Verdict(
         run=where.settings.run or (log.run if log is not None else run_dir.name),
-        sources=_sources(recorded, lineage, log, log_text),
+        sources=_sources(recorded, lineage, log, log_text)
+        | ({"samples": _said(samples)} if samples.files else {}),
         fragments=dict(+books.fragments),
         journalled=dict(+books.journalled),
+        sampled=samples.counts(),
         counters={} if log is None else dict(log.counters),
         problems=problems,
     )
@@ -126,6 +132,11 @@ def _sources(journals: Journals, lineage: Lineage, log: HeldLog | None, log_text
     if not lineage.names_fragments:
         found["lineage"] += "; written by an older version, so fragments are followed by number only"
     return found
+
+
+def _said(samples: Samples) -> str:
+    text = f"{samples.files} files, {samples.answers:,} answers, of which {samples.sent:,} were sent"
+    return f"{text} and {samples.trained:,} trained{_torn(samples.torn)}"
 
 
 def _ledger(log: HeldLog) -> str:

@@ -52,13 +52,14 @@ class Verdict:
 
     sources: the records that were found, and their state. fragments: place → number, over all fragments that
     log and lineage name. journalled: the same over all fragments that actors recorded; empty without
-    journals.
+    journals. sampled: what servers drew, runs of tokens by what became of them; empty without their records.
     """
 
     run: str
     sources: dict[str, str]
     fragments: dict[str, int]
     journalled: dict[str, int]
+    sampled: dict[str, int] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
@@ -79,6 +80,7 @@ class Verdict:
             "sources": self.sources,
             "fragments": self.fragments,
             "journalled": self.journalled,
+            "sampled": self.sampled,
             "counters": self.counters,
             "tally": self.tally(),
             "problems": [asdict(problem) for problem in self.problems],

@@ -49,7 +49,7 @@ def _store(array: Array, codec: str) -> tuple[Any, int]:
 
 
 def read_payload(header: FragmentHeader, payload: bytes | memoryview) -> dict[str, Array]:
-    """Every tensor by name: read-only views of `payload`, decoded copies where compressed.
+    """Return every tensor by name: read-only views of `payload`, decoded copies where compressed.
 
     Raises ValueError when the payload does not hold what the table describes.
     """

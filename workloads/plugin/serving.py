@@ -8,6 +8,7 @@ For a record's `server`, which answers clients otherwise than by single actions:
 
 HostedService, BackgroundTasks, Source   what a server hosts, what runs beside its calls, what it serves
 RunFollower, ServedQueue, count_not_learned   the line to a live run, and fragments on their way to it
+SampleJournal             what was sampled and sent, for the audit
 LoadedVersions, Loaded, Weights, Choice, Answered   the versions that can answer, and who answers whom
 Traffic, CanaryMonitor, make_traffic, withdrawing   who is served which version, and a canary's trial
 Episodes, Episode         what clients have begun: ids, owners, arms, what is not heard of any more
@@ -20,6 +21,7 @@ from typing import Final
 
 from torch import Tensor
 
+from actor.link.sample_journal import SampleJournal
 from actor.serving.assembly import (
     Source,
     check_range,
@@ -57,6 +59,7 @@ __all__ = [
     "LoadedVersions",
     "RequestErrors",
     "RunFollower",
+    "SampleJournal",
     "ServedQueue",
     "Services",
     "Source",

@@ -16,6 +16,7 @@ from typing import Final
 from actor.link.ack_journal import AckJournal
 from actor.link.broker_client import BrokerClient
 from actor.link.outbox import Outbox
+from actor.link.sample_journal import SampleJournal
 from actor.link.session import Session
 from actor.link.session_opening import count_strikes, open_session
 from actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
@@ -108,6 +109,15 @@ class RunFollower:
             target=self._serve_all, args=(loop, apply, on_over), name="following", daemon=True
         )
         self._thread.start()
+
+    def open_sample_journal(self, run: str, server: str) -> SampleJournal | None:
+        """Return the record of what this server samples; None where none is kept.
+
+        server: drawn anew in each life of it. Raises ConfigurationError.
+        """
+        if self._journal_folder is None:
+            return None
+        return SampleJournal(self._journal_folder, run, self._actor_id, server)
 
     def finish(self) -> None:
         """Send what is in the queue, to which nothing will come, then close the session."""

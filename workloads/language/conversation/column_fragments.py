@@ -31,14 +31,15 @@ class ColumnFragments:
         self._episodes = Episodes(slots)
 
     def cut(
-        self, columns: Sequence[Column], fields: HeaderFields, attributes: bytes = b""
+        self, columns: Sequence[Column], fields: HeaderFields, attributes: bytes = b"", first_slot: int = 0
     ) -> tuple[Fragment, list[Episode]]:
         """The fragment of one column per slot, and the episodes that ended in it, with rewards as given.
 
         fields: its weights are those of a fragment in which nothing was sampled, and of the episodes.
+        first_slot: number of the first column's slot; what one slot has sampled with never gets older.
         """
         tensors = column_tensors(columns, self._pad)
-        slots = self._episodes.slots()
+        slots = tuple(one._replace(slot_id=first_slot + one.slot_id) for one in self._episodes.slots())
         ends = Ends(tensors["final/slot"], tensors["final/step"])
         episodes = self._episodes.advance(
             tensors["reward"], tensors["valid"], tensors["terminated"], ends, fields.weights.version
@@ -49,4 +50,4 @@ class ColumnFragments:
         header = fields.header(self._schema, steps, slots, attributes)
         if any(column.turns for column in columns):
             header = replace(header, weights=weight_spans(columns, steps))
-        return make(header, tensors), episodes
+        return make(header, tensors), [replace(one, slot_id=first_slot + one.slot_id) for one in episodes]

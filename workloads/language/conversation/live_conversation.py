@@ -160,7 +160,7 @@ class LiveConversation:
             new = self._encoder.follow(self._said[:-1], self._ids[-1], asked[count:], tools)
         except NotContinued:
             return None
-        return (*self._ids, *new)
+        return (*self._ids, *new) if new else None
 
     def _why_cut(self, prompt: tuple[int, ...] | None, answer_tokens: int, update: int) -> str:
         if not self._turns:

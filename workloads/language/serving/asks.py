@@ -1,7 +1,7 @@
 """What a client asks for, and what it gets."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -44,8 +44,7 @@ class Ask:
 
     def check(self, vocabulary: int) -> None:
         """Raise Refused (INVALID) that names the field, for what cannot be answered."""
-        if not self.messages:
-            raise invalid("messages: give at least one")
+        _check_history(self.messages)
         _within("temperature", self.temperature, 0.0, 100.0)
         _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
@@ -106,6 +105,23 @@ class TextReply:
     conversation_id: str = ""
     turn: int = 0
     unlearned: str = ""
+
+
+def _check_history(messages: Sequence[Message]) -> None:
+    """Raise Refused for messages that no answer follows: nothing is asked, or a tool answers no call."""
+    if not messages:
+        raise invalid("messages: give at least one")
+    last = len(messages) - 1
+    if messages[last].role == "assistant":
+        raise invalid(f"messages[{last}].role=assistant: nothing is asked; end with a user or a tool")
+    called = set[str]()
+    for index, message in enumerate(messages):
+        called |= {call.id for call in message.tool_calls}
+        if message.role == "tool" and message.tool_call_id not in called:
+            raise invalid(
+                f"messages[{index}].tool_call_id: no call before has the id {message.tool_call_id[:80]!r}; "
+                "send the assistant's message as it was answered"
+            )
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -12,6 +12,7 @@ What cannot be learned from is answered all the same, and counted in sampled tok
     full, too_large, stale, lost   as those of a policy server
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.config.settings import ServingSection
@@ -20,8 +21,9 @@ from penstock.wire.messages import Publication
 from penstock.wire.specification import RunSpecification
 from workloads.language.conversation.column import Column
 from workloads.language.conversation.column_fragments import ColumnFragments
+from workloads.language.serving.asks import TextAnswer
 from workloads.plugin.fragments import HeaderFields, LearnerReward
-from workloads.plugin.serving import RunFollower, ServedQueue, count_not_learned
+from workloads.plugin.serving import RunFollower, SampleJournal, ServedQueue, count_not_learned
 
 REASONS: Final = (
     *("arm", "unasked", "sampling", "fallback", "sibling", "stopped"),
@@ -39,19 +41,36 @@ class ColumnExperience:
         follower: RunFollower,
         pad_id: int,
         reward: LearnerReward | None = None,
+        journal: SampleJournal | None = None,
     ) -> None:
-        """follower: whose queue the fragments go to. Raises ConfigurationError for a run of other tensors."""
+        """follower: whose queue the fragments go to. journal: for the audit.
+
+        Raises ConfigurationError for a run of other tensors.
+        """
         self._run, self._policy = specification.run, section.policy
         self._queue = follower.queue = ServedQueue(section.outbox_fragments, specification.stale_after)
-        self._on_queued = follower.send_queued
+        self._on_queued, self._journal = follower.send_queued, journal
         self._bounds = specification.bounds()
         self._fragments = ColumnFragments(specification.schema, 1, pad_id, reward)
         for reason in REASONS:
             # A series that begins with its first event hides that event.
             count_not_learned(reason, 0)
 
-    def send(self, column: Column) -> None:
-        """Have a column learned from, if there is room for it."""
+    def note_sampled(self, conversation: str, version: int, answers: Sequence[TextAnswer]) -> None:
+        """Record what was drawn, before it leaves."""
+        if self._journal is not None:
+            self._journal.sampled(conversation, version, [one.ids for one in answers])
+
+    def close(self) -> None:
+        """End the record."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def send(self, conversation: str, lane: int, column: Column) -> None:
+        """Have a column of a conversation learned from, if there is room for it.
+
+        lane: its slot, in which conversations follow one another.
+        """
         tokens = sum(len(turn.log_prob) for turn in column.turns)
         if self._is_beyond(column):
             count_not_learned("too_large", tokens)
@@ -67,7 +86,9 @@ class ColumnExperience:
             traceparent=tracing.current(),
         )
         with tracing.trace("server.cut"):
-            fragment, episodes = self._fragments.cut([column], fields)
+            fragment, episodes = self._fragments.cut([column], fields, first_slot=lane)
+        if self._journal is not None:
+            self._journal.sent(conversation, fragment)
         metrics.FRAGMENTS_BUILT.inc()
         if not self._queue.put(fragment):
             count_not_learned("full", tokens)

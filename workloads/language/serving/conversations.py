@@ -133,6 +133,8 @@ class Conversations:
         prompt = Prompt(ids=ids, most=most, call_id=f"call-{talk.episode.number}-{talk.next_turn}")
         drawn = await self._answerer.answer(choice, prompt, ask, until_s, show)
         unlearned = self._unlearned(talk, ask, drawn)
+        if self._experience is not None:
+            self._experience.note_sampled(talk.name, drawn.version, drawn.answers)
         named = {"conversation_id": talk.episode.id, "turn": talk.next_turn, "unlearned": unlearned}
         reply = _reply(drawn, choice.arm, prompt, named)
         talk.answered(ask, reply, [_sibling(drawn, index, unlearned) for index in range(len(drawn.answers))])
@@ -328,7 +330,7 @@ class Conversations:
     def _send(self, talk: Talk) -> None:
         for column in talk.live.take(1):
             if self._experience is not None and talk.episode.learned:
-                self._experience.send(column)
+                self._experience.send(talk.name, talk.episode.lane, column)
 
     def sweep(self) -> None:
         """Give up conversations whose client is silent, and send what has ripened."""
@@ -344,6 +346,11 @@ class Conversations:
         for episode in self.episodes:
             self._give_up(self._talks[episode.id])
         self._send_until(math.inf)
+
+    def close(self) -> None:
+        """End the record of what was sampled."""
+        if self._experience is not None:
+            self._experience.close()
 
     def _give_up(self, talk: Talk) -> None:
         talk.give_up()

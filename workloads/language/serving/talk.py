@@ -54,6 +54,11 @@ class Talk:
     """Whether the newest turn ended by itself."""
 
     @property
+    def name(self) -> str:
+        """Return its id without the part that proves it was given."""
+        return self.episode.id.rpartition("-")[0]
+
+    @property
     def turns(self) -> int:
         """Turns so far, that of the newest answers among them."""
         return len(self._turns) + bool(self._siblings)

@@ -98,6 +98,7 @@ class TextParts:
         self.over.set()
         if self.thread.is_alive():
             self.thread.join()
+        self.conversations.close()
 
 
 def assemble_text(
@@ -139,18 +140,20 @@ def assemble_text(
     versions = AdapterVersions(engine, policy, fetch if traffic is None else traffic.fetch, section)
     now = asyncio.get_running_loop().time
     canary_monitor = CanaryMonitor(settings.canary, withdrawing(traffic, background_tasks), now)
-    experience = None
+    episodes, experience = Episodes(section, specification.unroll_length), None
     if run_follower is not None:
         check_window(section, specification)
         reward = learner_reward(of.environment)
-        experience = ColumnExperience(specification, section, run_follower, tokenizer.pad_token_id, reward)
+        journal = run_follower.open_sample_journal(specification.run, episodes.server)
+        pad_id = tokenizer.pad_token_id
+        experience = ColumnExperience(specification, section, run_follower, pad_id, reward, journal)
     conversations = Conversations(
         section,
         _limits(specification, policy, answer_tokens),
         encoder,
         versions,
         TextAnswerer(engine, tokenizer, section, MAX_ROWS, canary_monitor.answered),
-        Episodes(section, specification.unroll_length),
+        episodes,
         experience,
         None if traffic is None else traffic.keep_feedback,
         canary_monitor,

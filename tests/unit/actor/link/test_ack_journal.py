@@ -67,6 +67,6 @@ def test_a_disk_that_takes_no_more_ends_the_actor(tmp_path: Path) -> None:
     """A record with holes would accuse the system of losses."""
     journal = AckJournal(tmp_path, RUN, "actor-0")
     full = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115 - handed over
-    journal._file = full
+    journal._file._file = full
     with pytest.raises(Fatal, match="No space left"):
         journal.record([fragment(1)])

@@ -178,7 +178,24 @@ def test_tool_choice_none_and_auto_are_learned_from(client: Any) -> None:
         ({"model": "default:99"}, 404, "model", "its weights are not held"),
         ({"messages": []}, 400, "messages", "at least 1 item"),
         ({"messages": [{"role": "user", "content": "<eos>"}]}, 400, "messages[0].content", "control token"),
-        ({"messages": [{"role": "user", "content": "sum " * 70}]}, 400, "messages", "do not fit into 64"),
+        (
+            {"messages": [{"role": "user", "content": "sum " * 70}]},
+            400,
+            "messages",
+            r"7\d tokens and an answer of up to 6 do not fit into 64",
+        ),
+        (
+            {"messages": [*ASKED, {"role": "assistant", "content": "done"}]},
+            400,
+            "messages[1].role",
+            "nothing is asked; end with a user or a tool",
+        ),
+        (
+            {"messages": [*ASKED, {"role": "tool", "tool_call_id": "call-9", "content": "3"}]},
+            400,
+            "messages[1].tool_call_id",
+            "no call before has the id 'call-9'",
+        ),
         ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
         ({"temperature": -1}, 400, "temperature", "say 0 to 100"),
         ({"logit_bias": {"5000": 1}}, 400, "logit_bias", "the vocabulary has the token ids 0 to"),
@@ -219,3 +236,13 @@ def test_a_reward_for_a_conversation_that_is_not_there_or_over_is_refused(client
         client.post("/rewards", body=over, cast_to=object)
     with pytest.raises(openai.NotFoundError, match="has ended"):
         client.chat.completions.create(model="default", messages=ASKED, **named("over"))
+
+
+def test_a_reward_that_is_posted_twice_counts_once(client: Any) -> None:
+    """By its id; without one each counts."""
+    client.chat.completions.create(model="default", messages=ASKED, **named("twice"))
+    for name, amount in (("first", 0.25), ("first", 0.25), ("second", 0.5)):
+        body = {"conversation_id": "twice", "reward": amount, "id": name}
+        client.post("/rewards", body=body, cast_to=object)
+    over: Any = client.post("/rewards", body={"conversation_id": "twice", "final": True}, cast_to=object)
+    assert over["total_return"] == 0.75

@@ -1,0 +1,54 @@
+"""Versions are swapped while answers grow: no answer is made of two, and none fails."""
+
+import asyncio
+
+import pytest
+
+from tests.support.language.text_stand import TOOLS, TextStand, adapter, user
+from workloads.language.serving.asks import TextReply
+
+FAR_APART = 0.2
+"""Noise by which adapters differ, so that the wrong one gives other log-probabilities."""
+
+
+async def answers(stand: TextStand, over: asyncio.Event) -> list[TextReply]:
+    """One stream of requests, one behind the other, until it is over."""
+    found = []
+    while not over.is_set():
+        found.append(await stand.say("", user(), max_tokens=20))
+    return found
+
+
+def difference(stand: TextStand, reply: TextReply, version: int) -> float:
+    """The largest between the log-probabilities of a reply and those of a version that is loaded."""
+    (answer,) = reply.answers
+    prompt = stand.conversations._encoder.begin([user()], TOOLS)
+    alone = stand.engine.log_prob(version, [*prompt, *answer.ids], len(prompt))
+    return max(abs(one - other) for one, other in zip(answer.log_prob, alone, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("swaps", "streams"), [(12, 8), pytest.param(200, 32, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+async def test_swaps_of_versions_under_streams_mix_no_answer(
+    stand: TextStand, swaps: int, streams: int
+) -> None:
+    """Each has the log-probabilities of the version that its reply names; a wrong one would be far off."""
+    blobs = {version: adapter(stand.base, version, size=FAR_APART) for version in range(2, swaps + 2)}
+    over = asyncio.Event()
+    tasks = [asyncio.create_task(answers(stand, over)) for _ in range(streams)]
+    for version, blob in blobs.items():
+        await stand.publish(version, blob)
+    over.set()
+    replies = [reply for found in await asyncio.gather(*tasks) for reply in found]
+    assert len(replies) >= streams
+    assert not any(reply.is_fallback for reply in replies)
+    by_version = {reply.version: reply for reply in replies}
+    assert len(by_version) > 2
+    for version, reply in by_version.items():
+        stand.engine.load(version, stand.weights[version].blob)
+        assert difference(stand, reply, version) < 1e-3
+        stand.engine.drop(version)
+    newest = max(by_version)
+    stand.engine.load(newest, stand.weights[newest].blob)
+    assert difference(stand, by_version[min(by_version)], newest) > 0.01
