@@ -32,6 +32,7 @@ from benchmarks import (
     scaling,
     serving,
     startup,
+    text,
     training,
     update,
 )
@@ -58,6 +59,7 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "endurance": endurance.table,
     "language": language.table,
     "language-async": language_async.table,
+    "text": text.table,
     "scaling": scaling.table,
     "capacity": capacity.table,
     "peers": peers.table,
@@ -68,6 +70,7 @@ ASKED_FOR: Final = (
     "endurance",
     "language",
     "language-async",
+    "text",
     "scaling",
     "capacity",
     "peers",
@@ -76,7 +79,7 @@ ASKED_FOR: Final = (
 )
 """Parts that run only when they are named.
 
-Three need the extra rlhf, four take long, three have environments of their own (`make bench-peers`).
+Four need the extra rlhf, four take long, three have environments of their own (`make bench-peers`).
 """
 
 

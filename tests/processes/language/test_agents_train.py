@@ -3,7 +3,6 @@
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +11,8 @@ import openai
 import pytest
 
 from launch.run.child_process import penstock
+from tests.support.language.agents_run import gateway
 from tests.support.language.tiny_reward import make_base
-from tests.support.run.broker_process import eventually
 from tests.support.run.training import Training, wait_until_gone
 from workloads.language import tiny_models
 from workloads.language.tokenizer import load_tokenizer
@@ -66,23 +65,6 @@ def training(reward: Path, prompts: Path, tmp_path: Path, short_folder: Path) ->
     training.process.kill()
     training.process.communicate()
     wait_until_gone(training)
-
-
-@contextmanager
-def gateway(socket: Path, folder: Path) -> Iterator[str]:
-    """The agents' API in a process of its own; its `base_url`."""
-    told = folder / "gateway.json"
-    command = penstock(
-        *("gateway", "text", "--server", f"unix:{socket}", "--listen", "127.0.0.1:0"),
-        *("--endpoints", str(told)),
-    )
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        eventually(lambda: told.exists() and bool(json.loads(told.read_text()).get("address")))
-        yield f"http://{json.loads(told.read_text())['address']}/v1"
-    finally:
-        process.terminate()
-        assert process.wait() == 0
 
 
 def converse(client: Any, number: int) -> bool:

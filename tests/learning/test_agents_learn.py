@@ -1,0 +1,89 @@
+"""Agents that know OpenAI's API alone teach a served model what it cannot guess: two tasks, with controls.
+
+Real processes: `penstock train` without rollout workers, `penstock gateway text`, and the agent's script.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+import pytest
+
+from tests.support.language.agents_run import agent, agents_run, gateway
+from tests.support.language.guessers import make_guesser
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+WINDOW: Final = 300
+CEILING: Final = 0.5
+"""What a colour earns that nobody has told."""
+SOLVED: Final = 0.8
+MOST: Final = 12_000
+"""Conversations after which it counts as not learned."""
+CONTROL: Final = 1_800
+"""Conversations of a control: more than learning takes."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that guesses."""
+    return make_guesser(tmp_path_factory.mktemp("guesser") / "base")
+
+
+def best(earned: Iterator[float], enough: float = 1.0) -> float:
+    """The highest mean of so many conversations in a row, looked for until it is enough."""
+    window, highest = deque[float](maxlen=WINDOW), 0.0
+    for one in earned:
+        assert not math.isnan(one), "a conversation was cut off"
+        window.append(one)
+        if len(window) == WINDOW:
+            highest = max(highest, fmean(window))
+        if highest >= enough:
+            break
+    return highest
+
+
+def reached(task: str, base: Path, folder: Path, socket: Path, *, seed: int, most: int) -> float:
+    """The best mean of an agent's conversations with a model that learns from them."""
+    with (
+        agents_run(folder, socket, base, seed=seed),
+        gateway(socket, folder) as base_url,
+        agent(task, base_url, most, seed=seed) as earned,
+    ):
+        return best(earned, SOLVED)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tool_is_learned_without_which_there_is_a_ceiling(
+    base: Path, tmp_path: Path, short_folder: Path, seed: int
+) -> None:
+    """It is called, and what it told is said: more than any guess can earn."""
+    found = reached("lookup", base, tmp_path, short_folder / "text.sock", seed=seed, most=MOST)
+    assert found >= SOLVED
+
+
+def test_without_the_tool_the_ceiling_holds(base: Path, tmp_path: Path, short_folder: Path) -> None:
+    """The same agent, of which the model cannot ask: the means stay within noise of one half."""
+    found = reached("guess", base, tmp_path, short_folder / "text.sock", seed=0, most=CONTROL)
+    assert found < CEILING + 0.15
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_first_turn_is_learned_that_pays_in_the_third(
+    base: Path, tmp_path: Path, short_folder: Path, seed: int
+) -> None:
+    """The agent names one conversation in all three requests, so that they are one column."""
+    found = reached("opening", base, tmp_path, short_folder / "text.sock", seed=seed, most=MOST)
+    assert found >= SOLVED
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_a_column_for_each_turn_it_is_not(
+    base: Path, tmp_path: Path, short_folder: Path, seed: int
+) -> None:
+    """The agent names another conversation in each request; all else is the same."""
+    found = reached("opening-apart", base, tmp_path, short_folder / "text.sock", seed=seed, most=CONTROL)
+    assert found < SOLVED - 0.2

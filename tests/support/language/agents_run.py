@@ -1,0 +1,119 @@
+"""A run that learns from agents alone, and the gateway before its server, as processes of their own."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from launch.run.child_process import penstock
+from tests.support.run.broker_process import eventually
+from tests.support.run.training import Training, wait_until_gone
+
+START_S: Final = 120.0
+_CONFIG: Final = """
+workload = "rlhf"
+run = "agents"
+seed = {seed}
+[environment]
+id = "agents"
+count = 1
+[environment.kwargs]
+model = "{base}"
+prompts = "{prompts}"
+reward = "workloads.rlhf.sentiment:true_rewards"
+response_tokens = 4
+held_out = 0.5
+[policy.kwargs]
+rank = 8
+alpha = 16.0
+[actor]
+count = 0
+unroll_length = 40
+ack_journal = "{folder}/run/journals"
+[algorithm]
+name = "token_ppo"
+batch_steps = {batch_steps}
+epochs = 2
+minibatches = 1
+kl_coefficient = 0.0
+turn_discount = 0.98
+learning_rate = 3e-3
+critic_learning_rate = 3e-3
+[serving]
+listen = "unix:{socket}"
+[learner]
+total_steps = 100_000_000
+checkpoint_interval_s = 5
+[evaluation]
+episodes = 4
+interval_steps = 100_000_000
+"""
+
+
+@contextmanager
+def agents_run(
+    folder: Path, socket: Path, base: Path, *, seed: int = 0, batch_steps: int = 256
+) -> Iterator[Training]:
+    """Train `base` with a server at `unix:SOCKET` until the block ends; nothing of it is left afterwards."""
+    prompts, file = folder / "prompts.jsonl", folder / "agents.toml"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("hello", "more")))
+    places = {"base": base, "prompts": prompts, "folder": folder, "socket": socket}
+    file.write_text(_CONFIG.format(**places, seed=seed, batch_steps=batch_steps))
+    training = Training(folder / "run", str(file), "--json")
+    try:
+        training.until(lambda: (training.run_dir / "endpoints.json").exists() and socket.exists())
+        yield training
+    finally:
+        training.process.kill()
+        training.process.communicate()
+        if (training.run_dir / "endpoints.json").exists():
+            wait_until_gone(training)
+
+
+@contextmanager
+def gateway(socket: Path, folder: Path) -> Iterator[str]:
+    """The agents' API in a process of its own; its `base_url`."""
+    told = folder / "gateway.json"
+    command = penstock(
+        *("gateway", "text", "--server", f"unix:{socket}", "--listen", "127.0.0.1:0"),
+        *("--endpoints", str(told)),
+    )
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        eventually(
+            lambda: told.exists() and bool(json.loads(told.read_text()).get("address")),
+            "the address of the gateway",
+            START_S,
+        )
+        yield f"http://{json.loads(told.read_text())['address']}/v1"
+    finally:
+        process.terminate()
+        code = process.wait()
+    assert code == 0
+
+
+@contextmanager
+def agent(task: str, base_url: str, conversations: int, *, seed: int = 0) -> Iterator[Iterator[float]]:
+    """An agent's script in a process of its own; what each of its conversations earned, as it comes."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tests.support.language.agents",
+            task,
+            base_url,
+            str(conversations),
+            str(seed),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield map(float, process.stdout)
+    finally:
+        process.kill()
+        process.communicate()
