@@ -93,6 +93,7 @@ def gateway(
     """Serve people over HTTP. With a command behind it: look after people and tokens."""
     _check_extra()
     if context.invoked_subcommand is not None:
+        _refuse_options_before(context, context.invoked_subcommand)
         return
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
@@ -274,6 +275,18 @@ def _check_extra() -> None:
     if absent:
         typer.echo(f"no gateway without {', '.join(absent)}; {how_to_install('gateway')}", err=True)
         raise typer.Exit(EXIT_USAGE)
+
+
+def _refuse_options_before(context: typer.Context, command: str) -> None:
+    """End where an option stands before a command: the command has its own, and would work elsewhere."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE":
+            option = parameter.opts[0]
+            typer.echo(
+                f"{option}: belongs behind the command: penstock gateway {command} … {option} …", err=True
+            )
+            raise typer.Exit(EXIT_USAGE)
 
 
 def _work(state: Path, templates: Path, at_once: int) -> "Work":

@@ -73,6 +73,20 @@ def test_a_token_whose_end_no_calendar_holds_is_refused(tmp_path: Path) -> None:
     assert "--days" in reply.stderr
 
 
+@pytest.mark.parametrize("command", [("user", "add", "ada", "--project", "alpha"), ("migrate",)])
+@pytest.mark.parametrize("option", ["--state", "--database", "--registry", "--keys"])
+def test_an_option_before_the_command_is_refused(
+    option: str, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command would not see it, and would work on the accounts of another place."""
+    monkeypatch.chdir(tmp_path)
+    words = ("gateway", option, str(tmp_path / "named"), *command)
+    reply = CliRunner().invoke(app, words, input="correct horse battery staple\n")
+    assert reply.exit_code == 2
+    assert f"{option}: belongs behind the command: penstock gateway {command[0]}" in reply.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_that_is_not_text_is_not_repeated() -> None:
     """It may have been a file of passwords or tokens."""
     told = encoding_mistake(UnicodeDecodeError("utf-8", b"geheim\xff", 6, 7, "invalid start byte"))
