@@ -32,6 +32,7 @@ _GAUGES: Final = {
     "gradient_norm": metrics.GRADIENT_NORM,
     "learning_rate": metrics.LEARNING_RATE,
     "kl_proximal": metrics.KL_PROXIMAL_NATS,
+    "engine_difference": metrics.ENGINE_DIFFERENCE_NATS,
     "clip_range": metrics.CLIP_RANGE,
     "entropy_coefficient": metrics.ENTROPY_COEFFICIENT,
     "sample_reuse": metrics.SAMPLE_REUSE,

@@ -255,6 +255,10 @@ POLICY_LOSS = _learning.gauge("policy_loss", "Surrogate loss of the last update"
 VALUE_LOSS = _learning.gauge("value_loss", "Value loss of the last update")
 ENTROPY_NATS = _learning.gauge("entropy_nats", "Entropy of the policy, in nats")
 KL_BEHAVIOUR_NATS = _learning.gauge("kl_behaviour_nats", "KL(μ‖π) of the last update, in nats")
+ENGINE_DIFFERENCE_NATS = _learning.gauge(
+    "engine_difference_nats",
+    "Mean |log π − log μ| of the last update's tokens that the learner's own weights sampled, in nats",
+)
 KL_PROXIMAL_NATS = _learning.gauge("kl_proximal_nats", "KL(π at its start‖π) of the last update, in nats")
 CLIP_FRACTION = _learning.gauge("clip_ratio", "Share of clipped ratios in the last update")
 EFFECTIVE_SAMPLE_SIZE = _learning.gauge("effective_sample_ratio", "Effective sample size by batch size")

@@ -34,6 +34,7 @@ class Responses:
 
     tokens: int64 [R, L], prompt and response, all but the last.   action, behaviour, reward: [n].
     cut_short: bool [R], its length ended it.   step: int64 [n], place in its row.
+    update: int64 [R], update count of the oldest weights of the row.
     counts: int64 [R], sampled tokens.   lengths: int64 [R], tokens of `tokens` up to the last sampled action.
     left_out: columns that are no whole response.
     """
@@ -43,6 +44,7 @@ class Responses:
     behaviour: Tensor
     reward: Tensor
     cut_short: Tensor
+    update: Tensor
     step: Index
     counts: Index
     lengths: Index
@@ -68,6 +70,11 @@ class Responses:
         ends = np.append(self.step[1:] != self.step[:-1] + 1, True)
         ends[np.cumsum(self.counts) - 1] = False
         return send(torch.from_numpy(ends), self.tokens.device)
+
+    def sampled_by(self, update: int) -> Tensor:
+        """Return which sampled tokens are of rows that the weights of this update made alone, bool [n]."""
+        counts = send(torch.from_numpy(self.counts), self.tokens.device)
+        return (self.update == update).repeat_interleave(counts, output_size=self.sampled)
 
     def prompts(self) -> Tensor:
         """A number for each row, equal for equal prompts, int64 [R]."""
@@ -171,6 +178,7 @@ def read_responses(batch: Batch) -> Responses | None:
         behaviour=batch.log_prob.flatten().index_select(0, place),
         reward=batch.reward.flatten().index_select(0, place),
         cut_short=send(torch.from_numpy(cut_short[kept, last[kept]]), device),
+        update=batch.update.to(device).index_select(0, columns),
         step=step,
         counts=np.bincount(row, minlength=len(kept)),
         lengths=last[kept] + 1,

@@ -26,6 +26,7 @@ METRICS: Final = (
     "effective_sample_size",
     "max_ratio",
     "clip_fraction",
+    "engine_difference",
     "kl_reference",
     "kl_coefficient",
     "score",
@@ -39,7 +40,9 @@ METRICS: Final = (
 """The metrics of PPO, over sampled tokens.
 
 `kl_reference`: KL(π_prox‖π_ref) in nats per response; it is what β (`kl_coefficient`) is adapted to; absent
-where that is 0, when nothing reads the reference. `score`: mean reward of a response before penalties.
+where that is 0, when nothing reads the reference. `engine_difference`: mean |log π − log μ| of tokens that
+the learner's own weights sampled, in nats: how far what generates computes otherwise than what learns;
+absent where no token is of these weights. `score`: mean reward of a response before penalties.
 `finished_fraction`: share of the responses that ended by themselves. `left_out`: columns that are no whole
 response.
 """
@@ -81,6 +84,12 @@ def watched(prepared: Prepared, trace: Trace, clip_range: float) -> dict[str, Te
         "clip_fraction": clip_fraction(log_prob, prepared.anchor, clip_range),
     }
     return found if prepared.kl_reference is None else found | {"kl_reference": prepared.kl_reference}
+
+
+def engine_difference(prepared: Prepared, is_own: Tensor) -> Tensor:
+    """Return how far the generator's log-probabilities are from the learner's; is_own: bool [n], else nan."""
+    difference = (prepared.proximal - prepared.behaviour).abs()
+    return difference.mul(is_own).sum() / is_own.sum()
 
 
 def of_responses(responses: Responses) -> dict[str, Tensor]:

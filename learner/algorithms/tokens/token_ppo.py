@@ -35,7 +35,7 @@ from learner.algorithms.shared.schedule import ScheduleValues, adapted, decayed,
 from learner.algorithms.shared.steps import AllRankSteps, Steps
 from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from learner.algorithms.tokens.responses import Index, Responses, read_responses
-from learner.algorithms.tokens.token_metrics import Trace, of_critic, of_responses, watched
+from learner.algorithms.tokens.token_metrics import Trace, engine_difference, of_critic, of_responses, watched
 from learner.algorithms.tokens.token_network import CRITIC, POLICY, Pass, TokenNetwork
 from learner.algorithms.tokens.token_preparation import Prepared, prepare
 from learner.batch import Batch
@@ -252,6 +252,7 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         tensors = watched(prepared, trace, self.section.clip_range) | of_responses(responses)
         if self._has_critic:
             tensors |= of_critic(prepared, trace)
+        tensors["engine_difference"] = engine_difference(prepared, responses.sampled_by(self._updates))
         farthest = (prepared.proximal - prepared.behaviour).abs().max()
         numbers = torch.stack([*tensors.values(), self._network.checksum(), farthest]).tolist()
         found = dict(zip(tensors, numbers, strict=False))

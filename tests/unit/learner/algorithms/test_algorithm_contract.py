@@ -141,7 +141,8 @@ def token_case(advantage: str, **section: Any) -> Case:
         name=f"token_ppo, {advantage}",
         make=make,
         batch=token_learner.stale,
-        metrics=frozenset({*token_metrics.METRICS, *critic}),
+        # Its batch is of older weights, of which no difference of the engine is told.
+        metrics=frozenset({*token_metrics.METRICS, *critic} - {"engine_difference"}),
         poison=infinite_ends,
     )
 

@@ -124,6 +124,19 @@ def test_fresh_experience_has_ratio_one() -> None:
     assert update.metrics["effective_sample_size"] == pytest.approx(1.0, abs=1e-6)
 
 
+def test_the_difference_of_what_generates_is_told_of_the_learners_own_weights_alone() -> None:
+    """None where both agree; what is off where they do not; and nothing of older weights, which moved."""
+    policy = SmallTokenPolicy()
+    given = responses(policy)
+    exact = make(SmallTokenPolicy()).update(batch_of(fragment(given)), progress=0.0)
+    assert exact.metrics["engine_difference"] == pytest.approx(0.0, abs=1e-5)
+    off = [replace(one, log_prob=tuple(number - 0.1 for number in one.log_prob)) for one in given]
+    algorithm = make(policy)
+    found = algorithm.update(batch_of(fragment(off)), progress=0.0)
+    assert found.metrics["engine_difference"] == pytest.approx(0.1, abs=1e-5)
+    assert "engine_difference" not in algorithm.update(batch_of(fragment(given)), progress=0.0).metrics
+
+
 @pytest.mark.parametrize("micro_batch_tokens", [1, 20, 10_000])
 @pytest.mark.parametrize("advantage", ["gae", "group", "reinforce"])
 def test_micro_batches_change_nothing(advantage: str, micro_batch_tokens: int) -> None:
