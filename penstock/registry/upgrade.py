@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,20 +56,21 @@ class Schema:
         """Bring the tables up to this program's version, within the caller's transaction."""
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        self._refuse_newer(connection, database)
+        if self._not_newer(connection, database) == self._revisions.head:
+            return
         with _ONE_AT_A_TIME:
             command.upgrade(self.configuration(connection), "head")
 
     def is_older(self, connection: Connection) -> bool:
         """Return whether an earlier version of this program made the tables."""
-        found, script = self._current(connection), ScriptDirectory.from_config(self.configuration())
-        known = {one.revision for one in script.walk_revisions()}
-        return found in known - {script.get_current_head()}
+        return self._current(connection) in self._revisions.known - {self._revisions.head}
+
+    @property
+    def _revisions(self) -> "_Revisions":
+        return _read_revisions(self.migrations)
 
     def _check(self, connection: Connection, database: Database) -> None:
-        self._refuse_newer(connection, database)
-        found = self._current(connection)
-        head = ScriptDirectory.from_config(self.configuration()).get_current_head()
+        found, head = self._not_newer(connection, database), self._revisions.head
         if found != head:
             raise SchemaMismatch(
                 f"{_named(database)}: its tables are "
@@ -76,18 +78,37 @@ class Schema:
                 f"this program needs {head}: {self.remedy}"
             )
 
-    def _refuse_newer(self, connection: Connection, database: Database) -> None:
+    def _not_newer(self, connection: Connection, database: Database) -> str | None:
+        """Return the revision of the tables, None for none; raises SchemaMismatch for an unknown one."""
         found = self._current(connection)
-        scripts = ScriptDirectory.from_config(self.configuration()).walk_revisions()
-        if found is not None and found not in {script.revision for script in scripts}:
+        if found is not None and found not in self._revisions.known:
             raise SchemaMismatch(
                 f"{_named(database)}: its tables are of revision {found}, which this program does not know: "
                 f"a newer Penstock made them; use that one, or another {database.called}"
             )
+        return found
 
     def _current(self, connection: Connection) -> str | None:
         options: dict[str, Any] = {"version_table": self.version_table}
         return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+@dataclass(frozen=True, slots=True)
+class _Revisions:
+    """head: the newest one.   known: all of them."""
+
+    head: str | None
+    known: frozenset[str]
+
+
+@cache
+def _read_revisions(migrations: Path) -> _Revisions:
+    """Run the scripts of a folder once: those of a program stay what they are while it runs."""
+    config = Schema(migrations=migrations).configuration()
+    scripts = ScriptDirectory.from_config(config)
+    return _Revisions(
+        scripts.get_current_head(), frozenset(script.revision for script in scripts.walk_revisions())
+    )
 
 
 def _named(database: Database) -> str:

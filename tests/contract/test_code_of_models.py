@@ -14,7 +14,10 @@ CHECKED_ADAPTERS = "workloads/language/reward/reward_model.py"
 
 def loads(path: Path) -> Iterator[tuple[str, ast.Call]]:
     """Class and call of everything in a file that reads a model, a tokenizer or their settings."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    if "from_pretrained" not in text and "from_config" not in text:
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = ast.unparse(node.func.value)
             if node.func.attr == "from_pretrained" or (

@@ -6,7 +6,7 @@ here is what a parser can see of it: none begins as a relative clause or points 
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,12 +37,20 @@ def room_of(module: str) -> str:
     return f"{first}.{rest[0]}" if first in HALVES and rest else first
 
 
+def imports(body: Sequence[ast.AST]) -> Iterator[ast.ImportFrom]:
+    """Every `from ... import` among these statements and those in them; expressions hold none."""
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from imports(list(ast.iter_child_nodes(node)))
+
+
 def offered(modules: dict[str, ast.Module]) -> set[tuple[str, str]]:
     """Module and name of all that another room imports."""
     found = set()
     for module, tree in modules.items():
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-        for node in imports:
+        for node in imports(tree.body):
             source = node.module or ""
             for name in (alias.name for alias in node.names):
                 if room_of(source) != room_of(module):

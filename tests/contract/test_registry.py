@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import sqlite3
@@ -36,6 +37,7 @@ from penstock.registry.registry_errors import (
 )
 from penstock.registry.routing import Arm, follow
 from tests.support.storage.postgresql_server import DATABASES, PostgresqlServer, find_programs
+from tests.support.storage.ready_tables import with_registry
 
 ROOT = Path(__file__).resolve().parents[2]
 _numbers = count()
@@ -53,7 +55,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def registry(url: str) -> Iterator[Registry]:
     """An open registry without versions."""
-    with Registry.open(url, migrate=True) as opened:
+    with Registry.open(with_registry(url), migrate=True) as opened:
         yield opened
 
 
@@ -428,7 +430,7 @@ def test_the_database_itself_admits_one_active_version(
 
 
 RACER = """
-import sys
+import json, multiprocessing, sys
 from dataclasses import replace
 from penstock.registry.registry_errors import RegistryError
 from penstock.registry.records import NewVersion, Origin, Status
@@ -449,16 +451,25 @@ def register(registry, number):
                      origin=Origin.PERIODIC)
     registry.register(new, by=str(number))
 
-url, call, *numbers = sys.argv[1:]
-with Registry.open(url, migrate=True) as registry:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    for number in map(int, numbers):
-        try:
-            globals()[call](registry, number)
-            print(number, "done", flush=True)
-        except RegistryError as error:
-            print(number, type(error).__name__, flush=True)
+def take(turn):
+    with Registry.open(url, migrate=True) as registry:
+        together.wait(60)
+        for number in turn:
+            try:
+                globals()[call](registry, number)
+                print(number, "done", flush=True)
+            except RegistryError as error:
+                print(number, type(error).__name__, flush=True)
+
+url, call, turns = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+forking = multiprocessing.get_context("fork")
+together = forking.Barrier(len(turns))
+processes = [forking.Process(target=take, args=(turn,)) for turn in turns]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join()
+sys.exit(max(abs(process.exitcode) for process in processes))
 """
 
 
@@ -467,25 +478,11 @@ def race(url: str, call: str, *turns: list[int]) -> dict[int, str]:
 
     All processes run at the same time; each one makes the calls of its own turn in order.
     """
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACER, url, call, *map(str, numbers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for numbers in turns
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert "ready\n" == process.stdout.readline()
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    said = [line for process in processes for line in process.communicate(timeout=120)[0].splitlines()]
-    return {int(number): ending for number, ending in map(str.split, said)}
+    done = subprocess.run(
+        [sys.executable, "-c", RACER, url, call, json.dumps(turns)],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=120, check=True,
+    )  # fmt: skip
+    return {int(number): ending for number, ending in map(str.split, done.stdout.splitlines())}
 
 
 def test_processes_that_promote_at_once_take_turns(url: str, registry: Registry) -> None:
@@ -608,6 +605,7 @@ def test_a_database_that_does_not_answer_is_unavailable(tmp_path: Path, short_fo
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.postgresql
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
 def test_a_server_that_comes_back_is_used_again(short_folder: Path) -> None:
     """While it is away calls say so; afterwards what was answered is there, on the same open registry."""
@@ -630,6 +628,7 @@ def test_a_server_that_comes_back_is_used_again(short_folder: Path) -> None:
         server.stop()
 
 
+@pytest.mark.postgresql
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
 def test_a_database_without_a_locale_serves(postgresql: PostgresqlServer) -> None:
     """Made by an `initdb` that found none; its driver answered bytes where text was expected."""

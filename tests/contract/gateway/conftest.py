@@ -9,9 +9,20 @@ from tests.support.storage.postgresql_server import DATABASES, PostgresqlServer
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
+from argon2 import PasswordHasher
+
+from gateway.accounts import passwords
 from tests.support.gateway.small_gateway import SmallGateway
 
 _numbers = count()
+
+
+@pytest.fixture(autouse=True)
+def quick_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of little memory; what a hash costs in earnest is tested in `tests/unit/gateway/accounts`."""
+    hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    monkeypatch.setattr(passwords, "_hasher", hasher)
+    monkeypatch.setattr(passwords, "_nobodys", hasher.hash("of no account"))
 
 
 @pytest.fixture(params=DATABASES)

@@ -21,10 +21,15 @@ from gateway.store.accounts_database import open_database
 from gateway.store.tables import AuditRow, Role
 from penstock.registry.registry import Registry
 from penstock.rpc.rate_limits import Rates
+from tests.support.storage.ready_tables import with_registry, with_tables
 
 PASSWORD: Final = "correct horse battery"  # noqa: S105 - of nobody
 ADDRESS: Final = "http://127.0.0.1"
 _MANY: Final = Rates(calls=1e6, bytes=1e9)
+
+
+def _accounts(url: str) -> None:
+    open_database(url, migrate=True).close()
 
 
 class Clock:
@@ -72,8 +77,8 @@ class SmallGateway:
         """
         make_keys(folder / "keys.json")
         keys, clock = read_keys(folder / "keys.json"), Clock()
-        accounts = Accounts(open_database(url, migrate=True), keys, clock)
-        registry = Registry.open(registry_url, migrate=True)
+        accounts = Accounts(open_database(with_tables(url, _accounts), migrate=True), keys, clock)
+        registry = Registry.open(with_registry(registry_url), migrate=True)
         calls = CallLimits(**({"address": _MANY, "account": _MANY} | limits))
         kinds = {name: kind for one in services for name, kind in one.kinds.items()}
         desk = (

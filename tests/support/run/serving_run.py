@@ -31,6 +31,7 @@ from penstock.wire.specification import Probe, RunSpecification
 from penstock.wire.tensor import Array
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.forked_process import PENSTOCK, ForkedProcess
+from tests.support.storage.ready_tables import with_registry
 
 RUN: Final = "served-run"
 POLICY: Final = "default"
@@ -52,7 +53,7 @@ class ServedRun:
     def describe(self) -> None:
         """Write what a learner writes when it begins."""
         write_specification(self.folder, self.specification())
-        Registry.open(self.url, migrate=True).close()
+        with_registry(self.url)
 
     @property
     def url(self) -> str:

@@ -19,6 +19,7 @@ from penstock.registry.registry import Registry
 from penstock.registry.weight_files import hold, kept_files, read_kept, registry_url, write_kept
 from penstock.wire.spaces import Discrete
 from tests.support.run.small_run import OBSERVATION, RUN, specification
+from tests.support.storage.ready_tables import with_registry
 
 BLOBS = {
     version: weights.encode(build(OBSERVATION, Discrete(2), PolicySection(), seed=version))
@@ -30,7 +31,7 @@ BLOBS = {
 def run_dir(tmp_path: Path) -> Path:
     """A run with versions 3, 5 and 9; 3 is active."""
     write_specification(tmp_path, specification())
-    with Registry.open(registry_url(tmp_path), migrate=True) as registry:
+    with Registry.open(with_registry(registry_url(tmp_path)), migrate=True) as registry:
         for version, blob in BLOBS.items():
             write_kept(tmp_path, version, blob)
             registry.register(

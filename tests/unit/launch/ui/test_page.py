@@ -23,6 +23,7 @@ from penstock.config.settings import ConfigurationError, load
 from penstock.config.toml_text import dump
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
+from tests.support.storage.ready_tables import with_registry
 
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs the extra `ui`")
 
@@ -136,7 +137,7 @@ def test_versions_come_from_the_registry(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     asking = client(tmp_path)
     assert "no version is registered yet" in asking.get("/api/runs/a/versions").json()["note"]
-    with Registry.open(f"sqlite:///{folder / 'registry.sqlite'}", migrate=True) as registry:
+    with Registry.open(with_registry(f"sqlite:///{folder / 'registry.sqlite'}"), migrate=True) as registry:
         for number in (3, 8):
             new = NewVersion(
                 policy="default",

@@ -34,7 +34,9 @@ from tests.support.experience.experience import collect, same, small_policy
 from tests.support.experience.replay_worlds import corridor, one_shot, q_policy, soft_policy
 from tests.support.experience.token_experience import SmallTokenPolicy
 
-REPLAY: dict[str, Any] = {"learning_starts": 64, "error_steps": 64, "publish_period": 20}
+REPLAY: dict[str, Any] = {
+    "learning_starts": 64, "error_steps": 64, "publish_period": 20, "replay_ratio": 0.25,
+}  # fmt: skip
 DQN: dict[str, Any] = REPLAY | {"discount": 0.9, "capacity": 300, "batch_size": 32, "target_period": 20}
 SAC: dict[str, Any] = REPLAY | {"capacity": 1000, "batch_size": 64, "critic_hidden_sizes": (32,)}
 

@@ -50,7 +50,7 @@ from tests.support.experience.replay_worlds import q_policy
 COUNT, SPOILED, STEPS = 6, 3, 8
 BOUNDS = {"reward": 1e6, "log_prob": 1e4}
 REPLAY: dict[str, Any] = {
-    "capacity": 512, "learning_starts": 16, "batch_size": 16, "replay_ratio": 0.5, "error_steps": 16,
+    "capacity": 512, "learning_starts": 16, "batch_size": 16, "replay_ratio": 0.125, "error_steps": 16,
 }  # fmt: skip
 
 
@@ -89,18 +89,30 @@ CHOICES = (*OF_EVERY_RUN, *OF_BOXES, *OF_CHOICES)
 OF_RATIO_CHOICES = (*CHOICES, *OF_RATIOS)
 DRAWS = (*OF_EVERY_RUN, *OF_BOXES, *OF_DRAWS)
 MEMORY = (*OF_EVERY_RUN, *OF_BOXES, *OF_MASKS, *OF_STATE)
+
+
+def ppo(policy: Policy) -> Algorithm:
+    """One gradient step for each attempt at an update."""
+    return PPO(policy, PPOSection(epochs=1, minibatches=1), seed=0)
+
+
+def clone(policy: Policy) -> Algorithm:
+    """As of PPO."""
+    return Clone(policy, CloneSection(minibatches=1), seed=0)
+
+
 CASES = (
-    Case("ppo", small_policy, lambda p: PPO(p, PPOSection(), seed=0), OF_RATIO_CHOICES),
+    Case("ppo", small_policy, ppo, OF_RATIO_CHOICES),
     Case("impala", small_policy, lambda p: Impala(p, ImpalaSection(), seed=0), OF_RATIO_CHOICES),
     Case(
         "reinforce", small_policy, lambda p: Reinforce(p, ReinforceSection(), seed=0), (*CHOICES, *OF_RATIOS)
     ),
-    Case("clone", small_policy, lambda p: Clone(p, CloneSection(), seed=0), CHOICES),
+    Case("clone", small_policy, clone, CHOICES),
     Case("dqn", q_values, lambda p: DQN(p, DQNSection(**REPLAY), seed=0), CHOICES),
-    Case("ppo, a box", gaussian, lambda p: PPO(p, PPOSection(), seed=0), (*DRAWS, *OF_RATIOS, *OF_DENSITIES)),
+    Case("ppo, a box", gaussian, ppo, (*DRAWS, *OF_RATIOS, *OF_DENSITIES)),
     Case("sac", squashed, lambda p: SAC(p, SACSection(**REPLAY), seed=0), DRAWS),
-    Case("ppo, masks and memory", memory, lambda p: PPO(p, PPOSection(), seed=0), (*MEMORY, *OF_RATIOS)),
-    Case("clone, masks and memory", memory, lambda p: Clone(p, CloneSection(), seed=0), MEMORY),
+    Case("ppo, masks and memory", memory, ppo, (*MEMORY, *OF_RATIOS)),
+    Case("clone, masks and memory", memory, clone, MEMORY),
 )
 
 

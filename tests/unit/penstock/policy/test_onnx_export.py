@@ -72,10 +72,10 @@ def test_the_model_acts_as_the_policy_does(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("a vector and a choice", marks=pytest.mark.slow),
+        "a vector and a choice",
         pytest.param("choices", marks=pytest.mark.slow),
         pytest.param("values of choices", marks=pytest.mark.slow),
-        "parts of every kind",
+        pytest.param("parts of every kind", marks=pytest.mark.slow),
     ],
 )
 def test_masks_are_inputs_of_a_run_that_has_some(name: str) -> None:

@@ -14,6 +14,7 @@ from penstock.registry.records import NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import NotAllowed
 from penstock.registry.safety import State, Verdict
+from tests.support.storage.ready_tables import with_registry
 
 BOUNDS = Bounds()
 
@@ -22,7 +23,7 @@ BOUNDS = Bounds()
 def url(tmp_path: Path) -> str:
     """A registry in which version 2 is the canary of half of the clients, and version 1 active."""
     found = f"sqlite:///{tmp_path}/registry.sqlite"
-    with Registry.open(found, migrate=True) as registry:
+    with Registry.open(with_registry(found), migrate=True) as registry:
         for version in (1, 2, 3):
             registry.register(
                 NewVersion(

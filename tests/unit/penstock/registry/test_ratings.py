@@ -7,6 +7,7 @@ import pytest
 
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
+from tests.support.storage.ready_tables import with_registry
 
 CHAT = [{"role": "user", "content": "two and two?"}]
 
@@ -18,7 +19,7 @@ def test_ratings_come_back_as_they_were_given(tmp_path: Path) -> None:
         Rating(prompt="p", response="b", score=-1.0),
         Rating(prompt=CHAT, response="four", rejected="five"),
     ]
-    with Registry.open(f"sqlite:///{tmp_path}/a.sqlite", migrate=True) as registry:
+    with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
         registry.add_ratings("default", given[:2])
         registry.add_ratings("other", given[2:])
         first = registry.ratings(limit=1)

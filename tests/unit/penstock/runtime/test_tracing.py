@@ -12,6 +12,7 @@ import pytest
 from penstock.config.settings import ConfigurationError, Settings, load
 from penstock.runtime import tracing
 from penstock.wire.traceparent import TraceParent, read_traceparent
+from tests.support.run.forked_process import ForkedProcess
 
 RUN = "run-a"
 Begin = Callable[..., Callable[[], list[dict[str, Any]]]]
@@ -67,13 +68,12 @@ def parent_of(number: int, *, sampled: bool = True) -> str:
         ),
     ],
 )
-def test_off_nothing_of_it_is_loaded(modules: str, prefixes: tuple[str, ...]) -> None:
+def test_off_nothing_of_it_is_loaded(modules: str, prefixes: tuple[str, ...], tmp_path: Path) -> None:
     """In a process of any role."""
     code = OFF.format(modules=modules, prefixes=prefixes)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert done.stdout.strip() == "[]"
+    said = tmp_path / "said.txt"
+    assert ForkedProcess(code, output=said).wait(120) == 0, said.read_text()
+    assert said.read_text().strip() == "[]"
 
 
 def test_off_a_block_is_the_same_object_each_time() -> None:

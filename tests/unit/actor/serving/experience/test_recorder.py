@@ -623,7 +623,7 @@ def transitions(fragment: Fragment) -> list[Transition]:
     ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(played=st.lists(episodes(), min_size=1, max_size=4), unroll=st.integers(1, 7))
 def test_served_episodes_teach_what_a_rollout_worker_would(played: list[Played], unroll: int) -> None:
     """The same observations, actions, log-probabilities, rewards and ends, however rewards were said."""

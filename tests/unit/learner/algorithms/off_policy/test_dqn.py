@@ -267,7 +267,7 @@ def test_policies_that_single_steps_cannot_train_are_refused(policy: dict[str, A
         make(policy=policy)
 
 
-@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("normalise", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_stack_of_frames_is_learned_from(*, normalise: bool) -> None:
     """The reward is for the sign of the observation before, which the newest one does not show."""
     section = DQNSection(

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from penstock.registry.registry import Registry
 from tests.support.experience.bandit_log import line, written
 from tests.support.oracles import off_policy_truth as truth
+from tests.support.storage.ready_tables import with_registry
 from workloads.goals.commands.trace_commands import trace_commands
 
 PLAIN: Final = ("--reward", "failure=0", "--reward", "step=0", "--reward", "fast=0")
@@ -82,7 +83,7 @@ def test_late_rewards_enter(tmp_path: Path) -> None:
     rewards = [(f"e{number}", 0, 1.0) for number in range(600)] + [("elsewhere", 0, 5.0)]
     late.write_text("".join(json.dumps({"episode": e, "step": s, "amount": a}) + "\n" for e, s, a in rewards))
     url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
-    registry = Registry.open(url, migrate=True)
+    registry = Registry.open(with_registry(url), migrate=True)
     registry.add_feedback("mine", rewards)
     registry.close()
     asked = ("evaluate", path, "--policy", "uniform", *PLAIN, "--json")

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from penstock.config.settings import ConfigurationError
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
+from tests.support.storage.ready_tables import with_registry
 from workloads.language.feedback.examples import SHOWN, Preference, Scored
 from workloads.language.feedback.reading import Feedback, Source, read
 from workloads.language.feedback.scale import parse_scale
@@ -72,7 +73,7 @@ def test_a_dataset_on_disk(tmp_path: Path) -> None:
 def test_the_ratings_of_a_registry(tmp_path: Path) -> None:
     """More than a page of them; of one policy; scores and pairs."""
     url = f"sqlite:///{tmp_path}/registry.sqlite"
-    with Registry.open(url, migrate=True) as registry:
+    with Registry.open(with_registry(url), migrate=True) as registry:
         registry.add_ratings(
             "chat", [Rating(prompt=f"p{index}", response="a", score=4.0) for index in range(1500)]
         )

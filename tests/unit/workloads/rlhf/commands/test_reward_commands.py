@@ -99,6 +99,7 @@ def test_the_summary_in_words(place: Path, tmp_path: Path, capsys: pytest.Captur
         assert words in said
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(place: Path) -> None:
     """Exit 130, nothing that looks like a model."""
     words = ["train", "feedback.jsonl", "--model", "base", "--scale", "percent", "--out", "parted"]

@@ -1,0 +1,16 @@
+"""Passwords are kept as hashes that are dear to guess."""
+
+import pytest
+
+pytest.importorskip("argon2", reason="the gateway needs its extra")
+
+from gateway.accounts.passwords import hash_password, is_password
+
+
+def test_a_hash_takes_64_mib_and_is_that_of_its_password_alone() -> None:
+    """The parameters of RFC 9106 stand in the hash itself."""
+    encoded = hash_password("correct horse battery", name="ada")
+    assert encoded.startswith("$argon2id$v=19$m=65536,t=3,p=4$")
+    assert is_password(encoded, "correct horse battery")
+    assert not is_password(encoded, "correct horse batterz")
+    assert not is_password(None, "correct horse battery")
