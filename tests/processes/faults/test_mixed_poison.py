@@ -1,6 +1,6 @@
-"""A real run of which one actor sends poison among honest fragments, in all ways one after the other.
+"""Real runs of which one actor sends poison among honest fragments, in all ways one after the other.
 
-All that can be known is named in the books, and nothing honest is.
+All that can be known is named in the books, nothing honest is, and the task is solved all the same.
 """
 
 import json
@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 
-from penstock.wire.spaces import Discrete, Space
+from penstock.wire.spaces import Box, Discrete, Space
 from tests.support.abuse.poison import Way
 from tests.support.abuse.poisoner import read_poisons, ways_against
 from tests.support.oracles.poison_books import PoisonBooks
 from tests.support.run.training import OFTEN, Training, trainings
 
 CHOICE: Final = Discrete(2)
+FORCE: Final = Box(np.full(1, -2, np.float32), np.full(1, 2, np.float32))
 TIMES: Final = 4
+SLOW_S: Final = 900.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,13 @@ class Course:
 
 
 PPO = Course("CartPole-v1", "ppo", 475, CHOICE, 10.0, weighs=True)
+COURSES = (
+    PPO,
+    Course("CartPole-v1", "impala", 475, CHOICE, 10.0, weighs=True),
+    Course("CartPole-v1", "reinforce", 475, CHOICE, 10.0, weighs=True),
+    Course("CartPole-v1", "dqn", 195, CHOICE, 10.0),
+    Course("Pendulum-v1", "sac", -250, FORCE, 20.0),
+)
 
 
 @contextmanager
@@ -122,3 +132,24 @@ def test_every_way_that_can_be_known_is_named_and_nothing_honest(
     stop(training)
     check_books(training.run_dir, poisons)
     assert not unnamed(training.run_dir, poisons, PPO.ways)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SLOW_S)
+@pytest.mark.parametrize("course", COURSES, ids=lambda course: course.algorithm)
+def test_a_poisoned_run_is_resumed_and_solved(
+    course: Course, start: Callable[..., Training], tmp_path: Path
+) -> None:
+    """One of twenty fragments is spoiled: every fifth of a third actor's, after its share."""
+    poisons = tmp_path / "poisons.jsonl"
+    training = start(*course.arguments())
+    with poisoner(training, poisons, course, every=5):
+        training.until(lambda: is_tried(training.run_dir, poisons, course.ways))
+    stop(training)
+    training = start("--resume", "--set", "learner.stop_at_target=true")
+    with poisoner(training, poisons, course, every=5):
+        code, _, err = training.end(SLOW_S)
+    assert code == 0, err
+    assert training.summary()["solved"]
+    check_books(training.run_dir, poisons)
+    assert not unnamed(training.run_dir, poisons, course.ways)
