@@ -20,6 +20,12 @@ from penstock.wire.messages import Report
 
 RECENT_EPISODES = 20
 """Training episodes whose mean must reach the target before an evaluation is worth its time."""
+MISSED_EPISODES = 500
+"""Mean lengths of an episode, in steps, in which none ends: an evaluation must say what the curve does not.
+
+So it is where actors do not live as long as a good episode. Most runs have fewer slots than that, and slots
+that begin together end together.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +109,24 @@ class Evaluation:
         self._returns: dict[bool, dict[tuple[int, int], float]] = {}
         self._last_steps = 0
         self._last_update = -1
+        self._ended = self._ended_steps = 0
         self._settled = (0, -1)
         """Steps and update of the last one that was answered."""
         self.last: Result | None = None
         self.best: Result | None = None
 
-    def wanted(self, recent: Sequence[float], *, update: int, env_steps: int) -> bool:
+    def wanted(
+        self,
+        recent: Sequence[float],
+        *,
+        update: int,
+        env_steps: int,
+        ended: int = 0,
+        length: float | None = None,
+    ) -> bool:
         """Return whether the weights of `update` should be evaluated. recent: returns, newest last.
+
+        ended: training episodes so far. length: their mean length lately, in steps; None before the first.
 
         True at most once until the result is there, and not once patience is exhausted. Tell `requested`
         next.
@@ -118,7 +135,8 @@ class Evaluation:
             is_busy = self._asked or self._pending is not None or update <= self._last_update
             if is_busy or self._patience.exhausted:
                 return False
-            self._asked = self._promising(recent) or self._due(env_steps)
+            is_silent = self._is_silent(env_steps, ended, length)
+            self._asked = self._promising(recent) or self._due(env_steps) or is_silent
             return self._asked
 
     def ask(self, update: int) -> bool:
@@ -259,6 +277,14 @@ class Evaluation:
         newest = recent[-RECENT_EPISODES:]
         enough = self._stop_at_target and len(newest) == RECENT_EPISODES
         return enough and self._reaches(statistics.fmean(newest))
+
+    def _is_silent(self, env_steps: int, ended: int, length: float | None) -> bool:
+        """Return whether many training episodes ought to have ended since one did, or was evaluated."""
+        if ended != self._ended:
+            self._ended, self._ended_steps = ended, env_steps
+        if self._target is None or not self._stop_at_target or length is None:
+            return False
+        return env_steps - max(self._ended_steps, self._last_steps) > MISSED_EPISODES * length
 
     def _due(self, env_steps: int) -> bool:
         interval = self._section.interval_steps

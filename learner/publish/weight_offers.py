@@ -68,7 +68,11 @@ class WeightOffers:
         # Even where all that there was is stale: actors with the weights of before would only send more of
         # it.
         evaluate = applied and self.evaluation.wanted(
-            self.episodes.recent(), update=self.algorithm.updates, env_steps=self.ledger.env_steps
+            self.episodes.recent(),
+            update=self.algorithm.updates,
+            env_steps=self.ledger.env_steps,
+            ended=self.episodes.count,
+            length=self.episodes.means()[1],
         )
         publishes = self._owes_first or (applied and (evaluate or self._is_due()))
         self._owes_first = False

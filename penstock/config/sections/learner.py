@@ -83,7 +83,10 @@ class EvaluationSection(Section):
     both: bool = False
     """Play the other way as well, on the same seeds, and report it beside; takes twice as long."""
     interval_steps: Positive | None = None
-    """Evaluate every so many environment steps; none: only with the target in reach and at the end."""
+    """Evaluate every so many environment steps.
+
+    None: with the target in reach, where training episodes no longer end, and at the end.
+    """
     patience: Positive | None = None
     """End with the best version after this many evaluations without a better one; needs `interval_steps`."""
     min_improvement: NonNegative = 0.0

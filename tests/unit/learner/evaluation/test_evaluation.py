@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from learner.evaluation.early_stopping import Patience, check_patience
-from learner.evaluation.evaluation import RECENT_EPISODES, Candidate, Evaluation, Score, scores_json
+from learner.evaluation.evaluation import (
+    MISSED_EPISODES,
+    RECENT_EPISODES,
+    Candidate,
+    Evaluation,
+    Score,
+    scores_json,
+)
 from penstock.config.settings import ConfigurationError, EvaluationSection
 from penstock.wire.messages import Episode, Report
 
@@ -41,6 +48,21 @@ def report(version: int, returns: list[float], *, first: int = 0, deterministic:
         for i, r in enumerate(returns)
     )
     return Report(session=1, sequence=1, evaluation=True, deterministic=deterministic, episodes=episodes)
+
+
+def test_a_curve_that_says_nothing_any_more_asks_too() -> None:
+    """Actors that do not live as long as a good episode end none: the target would never come in reach."""
+    it, missed = evaluation(), 50 * MISSED_EPISODES
+    low: dict[str, Any] = {"recent": [50.0] * RECENT_EPISODES, "length": 50.0}
+    assert not it.wanted(update=1, env_steps=10**6, ended=419, **low)
+    assert not it.wanted(update=2, env_steps=10**6 + missed, ended=419, **low)
+    assert not it.wanted(update=3, env_steps=10**6 + missed + 1, ended=420, **low)
+    assert it.wanted(update=4, env_steps=10**6 + 2 * missed + 2, ended=420, **low)
+    it.requested(Candidate(version=5, update=4, env_steps=10**6 + 2 * missed + 2, at_s=1.0, blob=b"w"))
+    assert it.collect(report(5, [50.0] * 3)) is not None
+    assert not it.wanted(update=5, env_steps=10**6 + 3 * missed, ended=420, **low)
+    assert it.wanted(update=6, env_steps=10**6 + 3 * missed + 3, ended=420, **low)
+    assert not evaluation(None).wanted(update=9, env_steps=10**9, ended=0, **low)
 
 
 def test_the_curve_asks_and_only_the_result_solves() -> None:
