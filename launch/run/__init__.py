@@ -15,6 +15,7 @@ redis_binary        which `redis-server`
 external_redis      a Redis that the user brings
 progress            how far the run is
 live_view           what a person sees meanwhile
+watched_stream      the stream it is shown on, whose reader may go away
 disk                whether its folders can be written
 memory              what its processes need
 learner_account     the learner's final account

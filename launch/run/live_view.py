@@ -6,7 +6,7 @@ Both take the same three calls; a view is used by one thread and closed in the e
 import math
 import time
 from types import TracebackType
-from typing import Final, Protocol, Self, TextIO
+from typing import Final, Protocol, Self, TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from launch.inspection.returns import shown
 from launch.run.progress import Progress
+from launch.run.watched_stream import WatchedStream
 
 PLAIN_INTERVAL_S: Final = 2.0
 _REFRESHES_PER_SECOND: Final = 4
@@ -125,6 +126,7 @@ class LiveView:
 
 def make_view(stream: TextIO, title: str, total_steps: int | None, target: float | None) -> View:
     """A live view where `stream` is a terminal, else plain lines."""
+    stream = cast("TextIO", WatchedStream(stream))
     console = Console(file=stream)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveView(console, title, total_steps, target)

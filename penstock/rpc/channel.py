@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import grpc
 
-from penstock.rpc.auth import Credentials, check_address
+from penstock.rpc.auth import Credentials, check_address, is_local
 from penstock.rpc.rotating_channel import RotatingChannel
 from penstock.wire.limits import MAX_MESSAGE_BYTES
 
@@ -39,7 +39,7 @@ def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
     """
     tls = credentials.for_channel(check_address(address))
     if tls is None:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.insecure_channel(address, options=_options(address))
     return RotatingChannel(partial(_secure, address), credentials)
 
 
@@ -47,12 +47,17 @@ def open_async_channel(address: str, credentials: Credentials) -> grpc.aio.Chann
     """Return a channel as `open_channel` does, for an event loop; it keeps its certificate for life."""
     tls = credentials.for_channel(check_address(address))
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, tls, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=_options(address))
+    return grpc.aio.secure_channel(address, tls, options=_options(address))
+
+
+def _options(address: str) -> tuple[tuple[str, Any], ...]:
+    """No proxy of the environment for this machine: it would be sent in plaintext what is for loopback."""
+    return (*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if is_local(address) else CHANNEL_OPTIONS
 
 
 def _secure(address: str, credentials: Credentials) -> grpc.Channel:
     tls = credentials.for_channel(address)
     if tls is None:
         raise ValueError(f"address={address!r}: credentials that were renewed have no TLS files any more")
-    return grpc.secure_channel(address, tls, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, tls, options=_options(address))

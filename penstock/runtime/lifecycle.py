@@ -1,4 +1,4 @@
-"""The end of a process: SIGTERM, SIGINT, or the launcher's pipe closing make it drain.
+"""The end of a process: SIGTERM, SIGINT, a closed terminal, or the launcher's pipe closing make it drain.
 
 A process installs one Lifecycle and drains when it says so. Signals and the lifeline are seen by a
 thread of their own, so a callback never runs inside a signal handler and may take locks. A second
@@ -42,6 +42,7 @@ LIFELINE_VARIABLE: Final = "PENSTOCK_LIFELINE_FD"
 LIFELINE_GRACE_S: Final = 15.0
 """Seconds after which a process without a launcher ends itself when it hangs in its drain."""
 CALLBACKS_S: Final = 5.0
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SAME_SIGNAL_S: Final = 1.0
 _READ_BYTES: Final = 512
 _IN_THE_WAY: Final = (FileExistsError, NotADirectoryError, IsADirectoryError)
@@ -72,8 +73,10 @@ class Lifecycle:
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _ignore)
+        for number in _ENDING:
+            # Who starts a process by `nohup` wants it to outlive its terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, _ignore)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         lifeline = os.environ.pop(LIFELINE_VARIABLE, None)
         lifeline_fd = None if lifeline is None else int(lifeline)
@@ -141,7 +144,7 @@ class Lifecycle:
 
     def _on_signals(self, numbers: bytes) -> None:
         for number in numbers:
-            if number not in (signal.SIGTERM, signal.SIGINT):
+            if number not in _ENDING:
                 continue
             now = time.monotonic()
             if self._first_signal_s is None:

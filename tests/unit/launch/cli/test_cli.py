@@ -30,6 +30,21 @@ def answer(*arguments: str) -> tuple[int, str, str]:
     return told.exit_code, told.stdout, told.stderr
 
 
+def test_modules_in_the_working_folder_hide_none_of_ours(tmp_path: Path) -> None:
+    """A user may have an `actor.py`, also beside a checkout that is installed as it lies."""
+    for name in ("actor", "broker", "gateway", "launch", "learner", "penstock", "workloads"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the working folder')\n")
+    done = subprocess.run(
+        penstock("train", "CartPole-v1", "--print-config"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_names_every_command() -> None:
     """The list of DESIGN."""
     reply = run("--help")

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -27,11 +27,13 @@ sys.exit(run_service(main, "test"))
 
 
 @contextmanager
-def service(then: str = "pass", lifeline: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A running service that does `then` when it drains."""
+def service(
+    then: str = "pass", lifeline: int | None = None, prefix: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """A running service that does `then` when it drains. prefix: the words before its command line."""
     environment = {**os.environ} | ({} if lifeline is None else {LIFELINE_VARIABLE: str(lifeline)})
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVICE.format(then=then)],
+        [*prefix, sys.executable, "-c", SERVICE.format(then=then)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -50,6 +52,23 @@ def service(then: str = "pass", lifeline: int | None = None) -> Iterator[subproc
 def test_sigterm_drains_and_exits_clean() -> None:
     """The callback runs, the code is 0."""
     with service() as process:
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=10)
+        assert (out, process.returncode) == ("callback SIGTERM\n", 0)
+
+
+def test_a_closed_terminal_drains() -> None:
+    """As SIGTERM does."""
+    with service() as process:
+        process.send_signal(signal.SIGHUP)
+        out, _ = process.communicate(timeout=10)
+        assert (out, process.returncode) == ("callback SIGHUP\n", 0)
+
+
+def test_what_nohup_started_outlives_its_terminal() -> None:
+    """It ends when it is asked to."""
+    with service(prefix=["nohup"]) as process:
+        process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=10)
         assert (out, process.returncode) == ("callback SIGTERM\n", 0)

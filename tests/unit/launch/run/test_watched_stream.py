@@ -1,0 +1,37 @@
+"""A run is watched on a terminal or through a pipe, and goes on when that is closed."""
+
+import os
+import pty
+from collections.abc import Callable
+
+import pytest
+
+from launch.run.live_view import make_view
+from launch.run.progress import Progress
+
+STEPS = 100
+
+
+def through_a_pipe() -> tuple[int, int]:
+    """Both ends of a pipe: the reader's, and the run's."""
+    return os.pipe()
+
+
+def on_a_terminal() -> tuple[int, int]:
+    """Both ends of a terminal."""
+    return pty.openpty()
+
+
+@pytest.mark.parametrize("ends", [through_a_pipe, on_a_terminal])
+def test_a_run_goes_on_when_nobody_watches_any_more(ends: Callable[[], tuple[int, int]]) -> None:
+    """Lines and figures go nowhere, and so does what the end of the process would write."""
+    reader, own = ends()
+    with os.fdopen(own, "w") as stream:
+        with make_view(stream, "run", STEPS, None) as view:
+            view.event("watched")
+            os.close(reader)
+            for steps in range(3):
+                view.event(f"unwatched {steps}")
+                view.show(Progress(env_steps=steps))
+        stream.write("the end")
+        stream.flush()
