@@ -115,18 +115,18 @@ def test_a_mistake_exits_2_with_its_remedy_on_stderr(arguments: tuple[str, ...],
 def test_status_of_a_broker_that_is_gone_exits_1() -> None:
     """At once: nobody listens, nobody is waited for."""
     began = time.monotonic()
-    reply = run("status", "--broker", "127.0.0.1:1")
-    assert reply.returncode == 1
-    assert "does not answer" in reply.stderr.splitlines()[-1]
+    code, _, err = answer("status", "--broker", "127.0.0.1:1")
+    assert code == 1
+    assert "does not answer" in err.splitlines()[-1]
     assert time.monotonic() - began < 20
 
 
 def test_the_resolved_configuration_is_printed_as_toml() -> None:
     """Nothing is started."""
-    reply = run("train", "CartPole-v1", "--set", "algorithm.epochs=9", "--print-config")
-    assert reply.returncode == 0
-    assert "epochs = 9" in reply.stdout
-    assert 'id = "CartPole-v1"' in reply.stdout
+    code, out, _ = answer("train", "CartPole-v1", "--set", "algorithm.epochs=9", "--print-config")
+    assert code == 0
+    assert "epochs = 9" in out
+    assert 'id = "CartPole-v1"' in out
 
 
 def test_a_redis_that_is_down_is_waited_for_as_long_as_was_said(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 def test_status_takes_the_files_for_tls() -> None:
     """As every service does: by file, environment or `--set`."""
-    reply = run("status", "--broker", "far:1", "--set", "security.tls_authority=/nowhere/ca.pem")
-    assert reply.returncode == 2
-    assert "security: " in reply.stderr
-    assert "/nowhere/ca.pem" in reply.stderr
+    code, _, err = answer("status", "--broker", "far:1", "--set", "security.tls_authority=/nowhere/ca.pem")
+    assert code == 2
+    assert "security: " in err
+    assert "/nowhere/ca.pem" in err

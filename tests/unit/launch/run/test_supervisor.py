@@ -35,10 +35,11 @@ def python(
     clean_exit: CleanExit = CleanExit.DONE,
 ) -> ServiceSpec:
     """A service that runs `code`, and ends in order when it comes to its end."""
+    site = () if "penstock" in code else ("-S",)  # installed packages take most of a start
     return ServiceSpec(
         name=name,
         role="actor",
-        command=(sys.executable, "-c", f"{code}\n{IN_ORDER}"),
+        command=(sys.executable, *site, "-c", f"{code}\n{IN_ORDER}"),
         on_restart=on_restart,
         clean_exit=clean_exit,
     )

@@ -77,6 +77,18 @@ def test_opening_again_keeps_what_is_there(tmp_path: Path) -> None:
             assert () == registry.list("default")
 
 
+def test_tables_of_this_version_are_not_migrated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that starts again loads no scripts of alembic."""
+    url = f"sqlite:///{tmp_path}/a.sqlite"
+    Registry.open(url, migrate=True).close()
+    asked: list[object] = []
+    monkeypatch.setattr(command, "upgrade", lambda *arguments: asked.append(arguments))
+    Registry.open(url, migrate=True).close()
+    assert asked == []
+
+
 def test_tables_that_are_absent_are_not_made_unasked(tmp_path: Path) -> None:
     """Nor is the file."""
     file = tmp_path / "a.sqlite"
