@@ -1,7 +1,9 @@
-"""Each part of a run is killed once: the launcher starts it again, and the books balance."""
+"""Each part of a run is killed once: the launcher starts it again, and the books are whole all along."""
 
+import json
 import os
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.run.training import LONG, OFTEN, Training, trainings
+from launch.run.child_process import penstock
+from tests.support.run.training import LONG, OFTEN, PATIENCE_S, Training, trainings
 
 PARTS = ("actor-0", "broker", "learner", "redis")
 
@@ -21,16 +24,33 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
         yield started
 
 
-def test_a_run_goes_on_after_the_death_of_each_of_its_parts(start: Callable[..., Training]) -> None:
+def audit(folder: Path, cwd: Path) -> dict[str, Any]:
+    """What `penstock audit` finds, from another folder; AssertionError unless the books balance."""
+    process = subprocess.run(
+        penstock("audit", str(folder), "--json"),
+        cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stdout + process.stderr
+    return dict(json.loads(process.stdout))
+
+
+def test_a_run_goes_on_after_the_death_of_each_of_its_parts(
+    start: Callable[..., Training], tmp_path: Path
+) -> None:
     """`kill -9` of an actor, the broker, the learner and Redis.
 
-    Then it drains when asked and its books balance.
+    Then it drains when asked, its books balance, and it accounts for every fragment that its actors saw
+    acknowledged: while it goes on, with journals relative to the folder it is started from, and at its end.
     """
-    training = start("CartPole-v1", *LONG, *OFTEN)
+    journals = os.path.relpath(tmp_path / "acknowledged")
+    training = start("CartPole-v1", *LONG, *OFTEN, "--set", f"actor.ack_journal={journals}")
     for name in PARTS:
         training.until_steps(training.steps() + 2_000)
         os.kill(training.pids()[name], signal.SIGKILL)
     training.until_steps(training.steps() + 2_000)
+    live = audit(training.run_dir, tmp_path)
+    assert "own Redis" in live["sources"]["log"]
+    assert sum(live["journalled"].values()) > 0
     training.process.send_signal(signal.SIGINT)
     code, out, err = training.end()
     assert code == 130, err
@@ -38,6 +58,19 @@ def test_a_run_goes_on_after_the_death_of_each_of_its_parts(start: Callable[...,
     assert summary["ledger"]["balanced"]
     assert restarts(summary) == {"actor": 1, "broker": 1, "learner": 1, "redis": 1}
     assert "learner died (signal 9), restarting" in out
+    assert_accounted(training.run_dir, tmp_path, summary["ledger"])
+
+
+def assert_accounted(run_dir: Path, cwd: Path, ledger: dict[str, Any]) -> None:
+    """The files of a run that has ended agree with each other and with what its actors recorded."""
+    ended = audit(run_dir, cwd)
+    assert "the run has ended" in ended["sources"]["log"]
+    assert ended["fragments"]["trained"] == ledger["trained"]
+    assert ended["counters"]["acked"] == ledger["acked"] == sum(ended["fragments"].values())
+    # All but what a killed actor saw acknowledged in its last moment.
+    assert sum(ended["journalled"].values()) >= ledger["acked"] - 8
+    lines = [json.loads(line) for line in (run_dir / "lineage.jsonl").read_text().splitlines()]
+    assert all(line["digests"].keys() == line["sessions"].keys() for line in lines)
 
 
 @pytest.mark.slow
