@@ -26,6 +26,8 @@ router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 MAX_TEXT: Final = 200_000
 MAX_LINES: Final = 10_000
 MAX_EXPORTED: Final = 1000
+MAX_EXPORTED_CHARS: Final = 4_000_000
+"""Of the texts in one answer, which is made as a whole."""
 
 Member = Annotated[Membership, Depends(member_of)]
 AgentId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,38}$")]
@@ -99,8 +101,13 @@ def export(
     after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_EXPORTED)] = MAX_EXPORTED,
 ) -> Response:
-    """Return ratings behind number `after` as JSON lines, oldest first; ask on with the last `number`."""
-    found = parts_of(request).registry.ratings(_policy(member, agent_id), after, limit)
+    """Return ratings behind number `after` as JSON lines, oldest first; ask on with the last `number`.
+
+    Long ones come fewer at a time; an answer without a line is the end.
+    """
+    found = parts_of(request).registry.ratings(
+        _policy(member, agent_id), after, limit, most_chars=MAX_EXPORTED_CHARS
+    )
     lines = "".join(f"{json.dumps(_exported(one))}\n" for one in found)
     return JsonLines(lines)
 

@@ -19,6 +19,7 @@ from penstock.registry.models import RatingRow
 from penstock.registry.registry_errors import NotAllowed
 
 MAX_KEY_LENGTH: Final = 64
+_READ_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +91,26 @@ def delete(session: Session, project: str, rater: str) -> int:
     return len(numbers)
 
 
-def read(session: Session, policy: str | None, after: int, limit: int) -> tuple[KeptRating, ...]:
-    """Return ratings behind number `after`, oldest first, at most `limit`; of all policies when None."""
+def read(
+    session: Session, policy: str | None, after: int, limit: int, most_chars: int | None = None
+) -> tuple[KeptRating, ...]:
+    """Return ratings behind number `after`, oldest first, at most `limit`; of all policies when None.
+
+    most_chars: of their texts together, beyond which no further one is returned; the first always is.
+    """
     wanted = select(RatingRow).where(RatingRow.number > after)
     if policy is not None:
         wanted = wanted.where(RatingRow.policy == policy)
-    return tuple(_record(row) for row in session.scalars(wanted.order_by(RatingRow.number).limit(limit)))
+    wanted = wanted.order_by(RatingRow.number).limit(limit)
+    if most_chars is None:
+        return tuple(map(_record, session.scalars(wanted)))
+    found, chars = list[KeptRating](), 0
+    for row in session.scalars(wanted.execution_options(yield_per=_READ_AT_ONCE)):
+        chars += len(str(row.prompt)) + len(row.response) + len(row.notes)
+        if found and chars > most_chars:
+            break
+        found.append(_record(row))
+    return tuple(found)
 
 
 def _stored(session: Session, policy: str, rating: Rating, now: datetime) -> RatingRow:

@@ -404,12 +404,20 @@ class Registry:
         """Delete every rating of a rater in a project, and return how many there were."""
         return self._database.write(lambda session: ratings.delete(session, project, rater))
 
-    def ratings(self, policy: str | None = None, after: int = 0, limit: int = 1000) -> tuple[KeptRating, ...]:
+    def ratings(
+        self,
+        policy: str | None = None,
+        after: int = 0,
+        limit: int = 1000,
+        *,
+        most_chars: int | None = None,
+    ) -> tuple[KeptRating, ...]:
         """Return ratings behind number `after`, oldest first, at most `limit`.
 
-        Of all policies when `policy` is None.
+        Of all policies when `policy` is None. most_chars: of their texts together, beyond which no further
+        one is returned; the first always is.
         """
-        return self._database.read(lambda session: ratings.read(session, policy, after, limit))
+        return self._database.read(lambda session: ratings.read(session, policy, after, limit, most_chars))
 
     def _one(self, find: Callable[[Session], VersionRow | None]) -> PolicyVersion | None:
         def work(session: Session) -> PolicyVersion | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.routes.feedback_routes import MAX_EXPORTED_CHARS, MAX_TEXT
 from gateway.store.tables import Role
 from tests.support.gateway.small_gateway import SmallGateway
 
@@ -88,6 +89,22 @@ def test_an_export_may_be_taken_in_elsewhere(small_gateway: SmallGateway, editor
         assert (reply.status_code, reply.json()) == (201, {"stored": 2})
     scores = [kept.rating.score for kept in small_gateway.registry.ratings("alpha/other")]
     assert scores == [0.5, 0.7]
+
+
+def test_long_ratings_come_a_few_at_a_time(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
+    """An answer is as large as its bound and one rating at most; asking on brings all of them, once."""
+    longest = {"prompt": "p" * MAX_TEXT, "response": "r" * MAX_TEXT, "notes": "n" * MAX_TEXT, "score": 0.5}
+    sent = 2 * MAX_EXPORTED_CHARS // (3 * MAX_TEXT)
+    lines = "\n".join([json.dumps(longest)] * sent)
+    reply = small_gateway.client.post(LINES, content=lines, headers=editor)
+    assert reply.json() == {"stored": sent}
+    numbers, after = list[int](), 0
+    while text := small_gateway.get(f"{LINES}?after={after}", editor).text:
+        assert len(text) <= MAX_EXPORTED_CHARS + 3 * MAX_TEXT
+        numbers += [json.loads(line)["number"] for line in text.splitlines()]
+        after = numbers[-1]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) == sent
 
 
 def test_one_wrong_line_keeps_all_others_out(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
