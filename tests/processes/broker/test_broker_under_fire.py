@@ -22,26 +22,37 @@ from tests.support.storage.redis_server import RedisServer
 
 ACTORS, FRAGMENTS = 8, 25
 RETRY_S = 0.05
+PATIENCE_S = 300
 
 
 class Learner(threading.Thread):
     """Reads the log oldest first, settles what it read and publishes after every batch."""
 
-    def __init__(self, log: LearnerLog, total: int) -> None:
-        super().__init__()
-        self.log, self.total = log, total
+    def __init__(self, log: LearnerLog) -> None:
+        super().__init__(daemon=True)
+        self.log = log
         self.read: list[tuple[int, int]] = []
-        self.half = threading.Event()
+        self._over = threading.Event()
+
+    def end(self) -> None:
+        """Read what is left in the log, and end."""
+        self._over.set()
+        self.join()
 
     def run(self) -> None:
-        """Until `total` fragments are read."""
-        while len(self.read) < self.total:
-            entries = self.log.read(len(self.read), 16, 200)
-            self.read += [(entry.header.session, entry.header.sequence) for entry in entries if entry.header]
-            if entries:
-                self.log.publish(b"w", update=len(self.read), settled=entries[-1].number, scalars={})
-            if len(self.read) >= self.total // 2:
-                self.half.set()
+        """Until a look after it was asked to end finds nothing."""
+        entries, over = self._look(), False
+        while entries or not over:
+            over = self._over.is_set()
+            entries = self._look()
+
+    def _look(self) -> int:
+        """Take what is next, at most 16; returns how many entries there were."""
+        entries = self.log.read(len(self.read), 16, 200)
+        self.read += [(entry.header.session, entry.header.sequence) for entry in entries if entry.header]
+        if entries:
+            self.log.publish(b"w", update=len(self.read), settled=entries[-1].number, scalars={})
+        return len(entries)
 
 
 def work(address: str, name: str) -> int:
@@ -66,18 +77,22 @@ def work(address: str, name: str) -> int:
 def test_a_killed_broker_under_load_loses_and_doubles_nothing(redis_url: str, tmp_path: Path) -> None:
     """Eight actors share a budget of four fragments; the broker is killed half-way and started again."""
     log = open_run(redis_url, budget=4 * CHARGE)
-    learner = Learner(log, ACTORS * FRAGMENTS)
+    learner = Learner(log)
     listen = f"unix:{tmp_path}/broker.sock"
     first = launch(redis_url, tmp_path / "first", listen=listen)
     eventually(first.is_ready, "readiness")
     learner.start()
     with ThreadPoolExecutor(ACTORS) as pool:
         working = [pool.submit(work, listen, f"a-{index}") for index in range(ACTORS)]
-        assert learner.half.wait(60)
+        eventually(
+            lambda: len(learner.read) >= ACTORS * FRAGMENTS // 2 or all(each.done() for each in working),
+            "half of the work",
+            PATIENCE_S,
+        )
         first.end()
         second = launch(redis_url, tmp_path / "second", listen=listen)
-        sessions = [each.result(timeout=60) for each in working]
-    learner.join(60)
+        sessions = [each.result(timeout=PATIENCE_S) for each in working]
+    learner.end()
     second.end()
     assert Counter(learner.read) == Counter(
         (session, sequence) for session in sessions for sequence in range(1, FRAGMENTS + 1)
