@@ -212,8 +212,8 @@ class Endpoint:
             value = getattr(self, name)
             if value is None and name == "server_pid":
                 continue
-            if type(value) is not int or not 1 <= value <= most:
-                raise ValueError(f"{name}={value!r}: must be a whole number from 1 to {most}")
+            if type(value) is not int or not 0 <= value <= most:
+                raise ValueError(f"{name}={value!r}: must be a whole number from 0 to {most}")
 
 
 def announce(
