@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +22,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 def test_ctrl_c_drains_within_15_seconds_and_resume_goes_on(start: Callable[..., Training]) -> None:
     """Exit 130 with a summary; the resumed run has the same name and continues the same count of steps."""
     first = start("CartPole-v1", *LONG)
-    first.until_steps(4_000)
+    first.until_steps(2_000)
     status = subprocess.run(
         penstock("status", str(first.run_dir), "--json"),
         capture_output=True,
@@ -32,11 +31,11 @@ def test_ctrl_c_drains_within_15_seconds_and_resume_goes_on(start: Callable[...,
         check=True,
     )
     assert json.loads(status.stdout)["desired"] == "RUN_STATE_RUNNING"
-    began = time.monotonic()
     first.process.send_signal(signal.SIGINT)
-    code, out, _ = first.end()
+    code, out, err = first.end()
     assert code == 130
-    assert time.monotonic() - began < 15
+    # After 15 seconds the launcher kills what is left, and says so.
+    assert "did not drain in time" not in out + err
     assert "interrupted" in out
     assert not any(is_alive(pid) for pid in first.pids().values())
     stopped = first.summary()
@@ -45,12 +44,12 @@ def test_ctrl_c_drains_within_15_seconds_and_resume_goes_on(start: Callable[...,
 
     second = start("--resume")
     assert second.steps() == stopped["env_steps"]
-    second.until_steps(4_000)
+    second.until_steps(2_000)
     second.process.send_signal(signal.SIGTERM)
     code, _, err = second.end()
     assert code == 130, err
     resumed = second.summary()
     assert resumed["run"] == stopped["run"]
-    assert resumed["env_steps"] >= stopped["env_steps"] + 4_000
+    assert resumed["env_steps"] >= stopped["env_steps"] + 2_000
     assert resumed["ledger"]["balanced"]
     assert "stale" not in {reason for reason, count in resumed["ledger"]["dropped"].items() if count}
