@@ -60,7 +60,7 @@ def test_a_conversation_goes_on_with_the_messages_as_they_came(client: TextClien
     assert conversation.reward(0.5, turn=1) == 0
     assert conversation.end(reward=1.0).total_return == 1.5
     with pytest.raises(EpisodeUnknown):
-        conversation.generate(messages)
+        conversation.generate([*messages, {"role": "user", "content": "and now"}])
 
 
 def test_parts_of_a_stream_are_the_answer(client: TextClient) -> None:
