@@ -430,7 +430,7 @@ def test_the_database_itself_admits_one_active_version(
 
 
 RACER = """
-import json, multiprocessing, sys
+import json, multiprocessing, os, sys
 from dataclasses import replace
 from penstock.registry.registry_errors import RegistryError
 from penstock.registry.records import NewVersion, Origin, Status
@@ -457,9 +457,13 @@ def take(turn):
         for number in turn:
             try:
                 globals()[call](registry, number)
-                print(number, "done", flush=True)
+                say(f"{number} done")
             except RegistryError as error:
-                print(number, type(error).__name__, flush=True)
+                say(f"{number} {type(error).__name__}")
+
+def say(line):
+    # In one write: print may write a line in pieces, between which another process writes.
+    os.write(1, f"{line}\\n".encode())
 
 url, call, turns = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 forking = multiprocessing.get_context("fork")

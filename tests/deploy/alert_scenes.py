@@ -117,14 +117,16 @@ def stopped(run: Training, *names: str) -> Iterator[None]:
 
 @contextmanager
 def slowed(run: Training, name: str, *, still_s: float, going_s: float) -> Iterator[None]:
-    """A service stands still most of the time."""
-    pid, over = run.pids()[name], threading.Event()
+    """A service stands still most of the time, also once its launcher has started it again."""
+    over = threading.Event()
 
     def hold() -> None:
         while not over.is_set():
-            os.kill(pid, signal.SIGSTOP)
-            over.wait(still_s)
-            os.kill(pid, signal.SIGCONT)
+            # It has no pid between its end and its next start; a launcher ends what is silent for long.
+            with suppress(ProcessLookupError, KeyError):
+                os.kill(pid := run.pids()[name], signal.SIGSTOP)
+                over.wait(still_s)
+                os.kill(pid, signal.SIGCONT)
             over.wait(going_s)
 
     thread = threading.Thread(target=hold)
