@@ -22,21 +22,27 @@ SLEEPS = """
 import os, time, gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
 def sleep(where):
-    if where == os.environ.get("SLEEP_IN", "step"):
-        while os.path.exists(os.environ.get("SLEEP_WHILE", "never")):
-            time.sleep(0.01)
+    while os.path.exists(os.environ.get("SLEEP_WHILE", "never") + "." + where):
+        time.sleep(0.01)
 class Sleeps(CartPoleEnv):
+    # While it is made it is reset twice and stepped once, to see what it gives.
+    resets, steps = -2, -1
     def __init__(self, **words):
         sleep("make")
         super().__init__(**words)
     def reset(self, **words):
-        sleep("reset")
+        self.resets += 1
+        if self.resets > 0:
+            sleep("reset")
         return super().reset(**words)
     def step(self, action):
-        sleep("step")
+        self.steps += 1
+        if self.steps > 0:
+            sleep("step")
         return super().step(action)
 gymnasium.register("Sleeps-v0", Sleeps, max_episode_steps=500)
 """
+DOING = {"make": "made", "reset": "reset", "step": "stepped"}
 
 Start = Callable[..., BrokerProcess]
 
@@ -99,9 +105,9 @@ def test_an_actor_whose_environment_hangs(
 ) -> None:
     """Until its next step."""
     (tmp_path / "sleeping.py").write_text(SLEEPS)
-    asleep = tmp_path / "asleep"
+    asleep = tmp_path / "asleep.step"
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(asleep)}
+    environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(tmp_path / "asleep")}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         course = Course(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
@@ -117,6 +123,11 @@ def test_an_actor_whose_environment_hangs(
     becomes(actor, 200)
 
 
+def _says(actor: BrokerProcess, doing: str) -> bool:
+    code, text = actor.get("/healthz")
+    return code == 503 and text.startswith("environment: no progress for ") and f"are being {doing}" in text
+
+
 def _has_come(course: Course, known: int) -> bool:
     return course.learn() > known
 
@@ -126,24 +137,28 @@ def test_an_actor_whose_environment_never_gets_going(
 ) -> None:
     """Its making, its reset or its first step hangs, though weights and leave are there already."""
     (tmp_path / "sleeping.py").write_text(SLEEPS)
-    asleep = tmp_path / "asleep"
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(tmp_path / "asleep")}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         course = Course(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
     course.publish()
     told = ("--set", "actor.stall_timeout_s=1", "--set", 'actor.allow_modules=["sleeping"]')
-    for where in ("make", "reset", "step"):
-        asleep.touch()
+    # Credit comes while the reset hangs, so that the first step waits for nothing.
+    for places in (["make"], ["reset", "step"]):
+        for where in places:
+            (tmp_path / f"asleep.{where}").touch()
         before = course.learn()
-        environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(asleep), "SLEEP_IN": where}
         actor = start("actor", "--broker", broker.address, "--actor-id", "a", *told, **environment)
         eventually(actor.endpoint_file.exists, "the actor", PATIENCE_S)
-        assert becomes(actor, 503).startswith("environment: no progress for ")
-        assert course.learn() == before
-        with redis.Redis.from_url(redis_url) as client:
-            assert (client.zcard(keys.OPEN) == 0) == (where == "make")
-        asleep.unlink()
+        for where in places:
+            eventually(
+                partial(_says, actor, DOING[where]), f"health says that it is being {where}", PATIENCE_S
+            )
+            with redis.Redis.from_url(redis_url) as client:
+                assert (client.zcard(keys.OPEN) == 0) == (where == "make")
+            assert course.learn() == before
+            (tmp_path / f"asleep.{where}").unlink()
         becomes(actor, 200)
         eventually(partial(_has_come, course, before), "experience", PATIENCE_S)
         actor.process.kill()
