@@ -24,13 +24,12 @@ MOST_OF_ACCOUNT: Final = 200
 def count(session: Session, now: datetime, *, account: str, address: str) -> float:
     """Count an attempt; returns the seconds to wait where it is one too many, else 0."""
     session.execute(delete(AttemptRow).where(AttemptRow.since < now - WINDOW))
+    refused_s = _count(session, now, _subject("address", address), MOST_OF_ADDRESS)
+    if refused_s:  # beyond its bound an address adds no rows, whatever names it invents
+        return refused_s
     return max(
-        _count(session, now, subject, most)
-        for subject, most in (
-            (_both(account, address), MOST_OF_BOTH),
-            (_subject("address", address), MOST_OF_ADDRESS),
-            (_subject("account", account), MOST_OF_ACCOUNT),
-        )
+        _count(session, now, _both(account, address), MOST_OF_BOTH),
+        _count(session, now, _subject("account", account), MOST_OF_ACCOUNT),
     )
 
 

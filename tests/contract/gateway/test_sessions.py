@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
 
-from gateway.accounts.attempts import MOST_OF_BOTH
-from gateway.store.tables import Role
+from gateway.accounts.attempts import MOST_OF_ADDRESS, MOST_OF_BOTH
+from gateway.store.tables import AttemptRow, Role
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 
 NEW = "a better staple of horses"
@@ -129,6 +130,18 @@ def test_passwords_cannot_be_tried_for_long(small_gateway: SmallGateway) -> None
     assert 0 < int(replies[-1].headers["retry-after"]) <= 900
     small_gateway.clock.pass_time(minutes=16)
     assert small_gateway.sign_in(grant_type="password", username="eve", password="x").status_code == 401
+
+
+def test_an_address_that_invents_names_fills_no_table(small_gateway: SmallGateway) -> None:
+    """Beyond its bound its attempts are refused, and leave nothing behind."""
+    codes = [
+        small_gateway.sign_in(grant_type="password", username=f"name-{n}", password="x").status_code
+        for n in range(2 * MOST_OF_ADDRESS)
+    ]
+    assert codes == [401] * MOST_OF_ADDRESS + [429] * MOST_OF_ADDRESS
+    count = select(func.count()).select_from(AttemptRow)
+    rows = small_gateway.accounts.look(lambda session: session.scalar(count))
+    assert rows == 1 + 2 * MOST_OF_ADDRESS
 
 
 def test_a_program_signs_in_by_its_token_in_three_ways(small_gateway: SmallGateway) -> None:
