@@ -4,15 +4,16 @@
 -- Needs: run, fetches.
 
 -- What pacing knows of the run. `steps`: outstanding now, which is the steps in the log behind the settled
--- position, and a full fragment for each sequence with credit. Behind it come the numbers of other fields.
+-- position, and a full fragment for each sequence with credit. `is_large`: the newest weights take more than
+-- one chunk. Behind it come the numbers of other fields.
 local function pacing(...)
   local v = read_numbers(STATE, 'steps_total', 'settled_steps', 'fragment_charge', 'held', 'budget', 'version',
-    'lock_step', 'tag', 'pace', 'desired', 'session_timeout_ms', 'calm_ms', ...)
+    'lock_step', 'tag', 'pace', 'desired', 'session_timeout_ms', 'calm_ms', 'size', ...)
   return {
     total = v[1], settled = v[2], charge = v[3], held = v[4], budget = v[5], version = v[6], lock_step = v[7],
     tag = v[8], pace = v[9], desired = v[10], timeout = v[11], calm = v[12], steps = v[1] - v[2] + v[3] * v[4],
-    woken = {},
-  }, unpack(v, 13)
+    is_large = v[13] > WEIGHT_CHUNK_BYTES, woken = {},
+  }, unpack(v, 14)
 end
 
 -- Writes what became of it, with other fields of the state and their values.
@@ -22,17 +23,20 @@ end
 
 -- A session as pacing sees it. `held`: sequences that it has credit for and has not appended. `taken`: those
 -- behind them whose credit went back. `since`: when it got credit or appended last. `pace`: its median
--- milliseconds to a fragment, 0 before the first. `tag`: its place among those that wait. `noted`: what `CREDIT`
--- has of it.
+-- milliseconds to a fragment, 0 before the first. `tag`: its place among those that wait. `noted…`: what
+-- `CREDIT` and the row have of it.
 local function credit_row(session)
-  local key = SESSION .. session
-  local v = read_numbers(key, 'role', 'sequence', 'begin_through', 'taken', 'min_version', 'round', 'since', 'pace',
-    'tag', 'returned', 'rewound', 'lenient_through')
-  local held = v[3] - v[2] - v[4]
+  local key, returned, rewound, lenient = SESSION .. session, 0, 0, 0
+  local v = redis.call('HMGET', key, 'actor', 'role', 'sequence', 'begin_through', 'since', 'tag', 'taken',
+    'min_version', 'round', 'pace')
+  for i = 2, 10 do v[i] = tonumber(v[i] or 0) end
+  -- Looked for in vain in nearly every run, which would take as long as all the others.
+  if at_start.reopened then returned, rewound, lenient = numbers(key, 'returned', 'rewound', 'lenient_through') end
+  local held = v[4] - v[3] - v[7]
   return {
-    key = key, session = session, role = v[1], sequence = v[2], through = v[3], taken = v[4], version = v[5],
-    round = v[6], since = v[7], pace = v[8], tag = v[9], returned = v[10], rewound = v[11], lenient = v[12],
-    held = held, noted = held,
+    key = key, session = session, actor = v[1], role = v[2], sequence = v[3], through = v[4], since = v[5],
+    tag = v[6], taken = v[7], version = v[8], round = v[9], pace = v[10], returned = returned,
+    rewound = rewound, lenient = lenient, held = held, noted = held, noted_version = v[8], noted_round = v[9],
   }
 end
 
@@ -47,8 +51,12 @@ end
 
 -- Writes what pacing changed of a session.
 local function keep_row(p, r)
-  redis.call('HSET', r.key, 'sequence', r.sequence, 'begin_through', r.through, 'min_version', r.version,
-    'round', r.round, 'taken', r.taken, 'since', r.since, 'pace', r.pace, 'tag', r.tag)
+  redis.call('HSET', r.key, 'sequence', r.sequence, 'begin_through', r.through, 'since', r.since, 'tag', r.tag,
+    'taken', r.taken, 'pace', r.pace)
+  if r.version ~= r.noted_version or r.round ~= r.noted_round then
+    redis.call('HSET', r.key, 'min_version', r.version, 'round', r.round)
+    r.noted_version, r.noted_round = r.version, r.round
+  end
   if r.held > 0 then
     redis.call('ZADD', DUE, r.since + patience(p, r), r.session)
   elseif r.noted ~= 0 then
@@ -69,7 +77,7 @@ end
 local function give(p, r, now)
   if r.taken > 0 then r.taken = r.taken - 1 else r.through = r.through + 1 end
   if r.held == 0 then r.since = now end
-  r.version = within_reach(r.session)
+  r.version = p.is_large and within_reach(r.session) or p.version
   hold(p, r, r.held + 1)
 end
 

@@ -49,7 +49,8 @@ local function drop_silent()
   local p, size, now = pacing(), numbers(STATE, 'round_size'), now_ms()
   local left = redis.call('SCARD', ROSTER)
   if left == 0 or left >= size then return end
-  for _, session in ipairs(reclaim(p, now)) do
+  for _, session in ipairs(silent_sessions(p, now)) do
+    take_back(p, credit_row(session), now)
     redis.call('SREM', ROSTER, session)
   end
   keep_pacing(p)

@@ -4,9 +4,9 @@
 local at_start
 local function read_start()
   local v = redis.call('HMGET', STATE, 'run', 'layout', 'incarnation', 'redis_run_id', 'closed', 'clock_ms',
-    'wall_ms')
+    'wall_ms', 'reopened')
   at_start = {run = v[1], layout = v[2], incarnation = v[3], redis_run_id = v[4], closed = v[5],
-    clock_ms = v[6], wall_ms = v[7]}
+    clock_ms = v[6], wall_ms = v[7], reopened = v[8]}
 end
 
 -- Decimal text of an integer: `..` alone would write 1e+15.

@@ -11,13 +11,18 @@
 --
 -- After every script: where a session waits, nothing of the budget is left.
 
+-- A session as the script has it already (`mine`), else as it is noted.
+local function row_of(session, mine)
+  return mine and mine.session == session and mine or credit_row(session)
+end
+
 -- Gives the next fragments to those that wait, in turn.
-local function serve(p, now)
+local function serve(p, now, mine)
   if p.version == 0 then return end
   while p.steps < p.budget do
     local first = redis.call('ZPOPMIN', WAITING)
     if not first[1] then return end
-    local r = credit_row(first[1])
+    local r = row_of(first[1], mine)
     p.tag = tonumber(first[2])
     give(p, r, now)
     keep_row(p, r)
@@ -25,25 +30,24 @@ local function serve(p, now)
   end
 end
 
--- Takes credit back from sessions that are silent for too long, and returns them. Not while the run stands
--- still, nor in the first timeout after: everybody was silent then.
-local function reclaim(p, now)
+-- Sessions that hold credit and are silent for too long. Not while the run stands still, nor in the first timeout
+-- after: everybody was silent then.
+local function silent_sessions(p, now)
   if p.desired ~= 1 or now - p.calm <= p.timeout then return {} end
-  local silent = redis.call('ZRANGEBYSCORE', DUE, '-inf', int(now), 'LIMIT', 0, MOST_RECLAIMED)
-  for _, session in ipairs(silent) do
-    take_back(p, credit_row(session), now)
-  end
-  return silent
+  return redis.call('ZRANGEBYSCORE', DUE, '-inf', int(now), 'LIMIT', 0, MOST_RECLAIMED)
 end
 
--- Gives what is free to those that wait, and takes back for them what is held in silence.
-local function relieve(p, now)
+-- Gives what is free to those that wait, and takes back for them what is held in silence. `mine`: see `row_of`.
+local function relieve(p, now, mine)
   if p.lock_step == 1 then return end
-  serve(p, now)
-  if p.steps >= p.budget and redis.call('ZCARD', WAITING) > 0 then
-    reclaim(p, now)
-    serve(p, now)
+  serve(p, now, mine)
+  if p.steps < p.budget then return end
+  local silent = silent_sessions(p, now)
+  if not silent[1] or redis.call('ZCARD', WAITING) == 0 then return end
+  for _, session in ipairs(silent) do
+    take_back(p, row_of(session, mine), now)
   end
+  serve(p, now, mine)
 end
 
 -- Takes a place among those that wait, by the credit that it has used. True when it had none yet.
@@ -71,15 +75,26 @@ local function ask(p, r, now, ahead)
   if r.held == 0 then queue_up(p, r) end
 end
 
+-- Wakes those that were given credit.
+local function wake(p)
+  if p.woken[1] then redis.call('PUBLISH', CHANGED, table.concat(p.woken, ' ')) end
+end
+
 -- Writes what became of a session, gives what is left to those that wait, and wakes them. Further arguments: see
--- `keep_pacing`. Returns the session as it is then.
+-- `keep_pacing`.
 local function conclude(p, r, now, ...)
   keep_row(p, r)
-  relieve(p, now)
+  relieve(p, now, r)
   keep_pacing(p, ...)
-  if #p.woken == 0 then return r end
-  redis.call('PUBLISH', CHANGED, table.concat(p.woken, ' '))
-  return credit_row(r.session)
+  wake(p)
+end
+
+-- The same where nothing became of the session but time.
+local function look_on(p, r, now)
+  local held, tag = p.held, p.tag
+  relieve(p, now, r)
+  if p.held ~= held or p.tag ~= tag then keep_pacing(p) end
+  wake(p)
 end
 
 -- 1 for a session that waits for its turn, else 0.

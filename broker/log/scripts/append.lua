@@ -13,7 +13,6 @@ local r = credit_row(session)
 local p, number, bytes, acked, lost, max_bytes, max_entries, allocated =
   pacing('number', 'log_bytes', 'acked', 'log_lost', 'max_log_bytes', 'max_log_entries', 'version_counter')
 local total, entries, appended, rewound = p.total, redis.call('XLEN', LOG), 0, false
-local actor = redis.call('HGET', r.key, 'actor') or ''
 local is_late, held, stamp = r.held == 0 and r.taken > 0, r.held, r.round
 
 -- Redis went back in time and the row with it; now its actor says how far it was, once. What it saw
@@ -98,7 +97,7 @@ local function store(i, size, header, charge)
   local name = int(number)
   redis.call('RENAME', KEYS[i], PAYLOAD .. name)
   redis.call('XADD', LOG, name .. '-0', 'h', header, 't', int(total + charge), 'z', size, 'r', stamp,
-    'a', actor)
+    'a', r.actor or '')
 end
 
 local function store_shadow(i, size, header)
@@ -155,7 +154,7 @@ if detail ~= 'closed' and r.role > 0 then
   if r.role == 1 then
     if appended > 0 then note_time() elseif status == 'FULL' and not is_late then r.since = now end
     ask(p, r, now, 2)
-    r = conclude(p, r, now, unpack(counters))
+    conclude(p, r, now, unpack(counters))
   elseif #counters > 0 then
     redis.call('HSET', STATE, unpack(counters))
     redis.call('HSET', r.key, 'sequence', r.sequence)

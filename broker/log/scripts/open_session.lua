@@ -45,7 +45,7 @@ local p, r = pacing(), credit_row(session)
 if role == 1 then
   r.tag = p.tag + p.pace
   ask(p, r, now, 1)
-  r = conclude(p, r, now)
+  conclude(p, r, now)
 end
 
 local salt = (previous or number > 0 or reopened > 0) and tonumber(session) or 0

@@ -48,8 +48,10 @@ if r.role == 1 then
   local through, held, taken = r.through, r.held, r.taken
   if r.rewound == 1 and p.version > 0 then catch_up(p) end
   if ARGV[5] == '1' then give_back(p) else ask(p, r, now, 2) end
-  if r.held == 0 or r.through ~= through or r.held ~= held or r.taken ~= taken then
-    r = conclude(p, r, now)
+  if r.through ~= through or r.held ~= held or r.taken ~= taken then
+    conclude(p, r, now)
+  elseif held == 0 then
+    look_on(p, r, now)
   end
   waiting = waits(p, r)
 end

@@ -26,6 +26,9 @@ CHOICE: Final = Discrete(2)
 FORCE: Final = Box(np.full(1, -2, np.float32), np.full(1, 2, np.float32))
 TIMES: Final = 4
 SLOW_S: Final = 900.0
+BEGUN_STEPS: Final = 50_000
+EXPLORES_BRIEFLY: Final = ("algorithm.epsilon_fraction=0.0002",)
+"""20,000 of the steps of a run that ends when it is asked to."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ COURSES = (
     PPO,
     Course("CartPole-v1", "impala", 475, CHOICE, 10.0, weighs=True),
     Course("CartPole-v1", "reinforce", 475, CHOICE, 10.0, weighs=True),
-    Course("CartPole-v1", "dqn", 195, CHOICE, 10.0),
+    Course("CartPole-v1", "dqn", 195, CHOICE, 10.0, settings=EXPLORES_BRIEFLY),
     Course("Pendulum-v1", "sac", -250, FORCE, 20.0),
 )
 
@@ -153,3 +156,29 @@ def test_a_poisoned_run_is_resumed_and_solved(
     assert training.summary()["solved"]
     check_books(training.run_dir, poisons)
     assert not unnamed(training.run_dir, poisons, course.ways)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SLOW_S)
+def test_what_a_poisoned_run_recorded_is_cloned_and_the_clone_solves(
+    start: Callable[..., Training], tmp_path: Path
+) -> None:
+    """What could be known is not in the recording; the clone is interrupted and resumed."""
+    poisons, recording = tmp_path / "poisons.jsonl", tmp_path / "recording"
+    training = start(*PPO.arguments(), "--set", f"learner.record={recording}")
+    with poisoner(training, poisons, PPO, every=5):
+        training.until(lambda: is_tried(training.run_dir, poisons, PPO.ways))
+    stop(training)
+    check_books(training.run_dir, poisons)
+    assert not unnamed(training.run_dir, poisons, PPO.ways)
+    with trainings(tmp_path / "clone") as start_clone:
+        clone = start_clone(
+            *("CartPole-v1", "--from", str(recording), "--set", "algorithm.name=clone", *OFTEN),
+            *("--target-return", str(PPO.target), "--set", "learner.stop_at_target=false"),
+        )
+        clone.until_steps(BEGUN_STEPS)
+        stop(clone)
+        clone = start_clone("--resume", "--set", "learner.stop_at_target=true")
+        code, _, err = clone.end(SLOW_S)
+        assert code == 0, err
+        assert clone.summary()["solved"]
