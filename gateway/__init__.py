@@ -8,6 +8,7 @@
     accounts        users, projects, tokens, sessions and the audit
     store           the gateway's own database
     routes          the calls, by what they are about
+    satisfaction    how content people are with the versions of an agent
     text            OpenAI's chat completions over a server of text
     surface         what routes of workloads import
     people_metrics  requests, ratings and jobs as metrics

@@ -20,6 +20,7 @@ from gateway.routes import (
     feedback_routes,
     job_routes,
     project_routes,
+    satisfaction_routes,
 )
 from penstock import __version__
 
@@ -29,6 +30,7 @@ OWN: Final = (
     project_routes.router,
     feedback_routes.router,
     feedback_link_routes.router,
+    satisfaction_routes.router,
     job_routes.router,
     control_routes.router,
     description_routes.router,

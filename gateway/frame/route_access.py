@@ -61,6 +61,8 @@ ACCESS: Final[Table] = {
     ("GET", "/api/projects/{project}/agents/{agent_id}/feedback"): Access.VIEWER,
     ("POST", "/api/projects/{project}/agents/{agent_id}/feedback"): Access.EDITOR,
     ("DELETE", "/api/projects/{project}/raters/{rater}"): Access.OWNER,
+    ("POST", "/api/projects/{project}/agents/{agent_id}/conversations"): Access.EDITOR,
+    ("GET", "/api/projects/{project}/agents/{agent_id}/satisfaction"): Access.VIEWER,
     ("GET", "/api/projects/{project}/agents/{agent_id}/links"): Access.EDITOR,
     ("POST", "/api/projects/{project}/agents/{agent_id}/links"): Access.EDITOR,
     ("DELETE", "/api/projects/{project}/links/{link}"): Access.EDITOR,

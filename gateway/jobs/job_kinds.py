@@ -18,7 +18,10 @@ class JobKind(Protocol):
     """
 
     def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
-        """Return what is true of an agent now, for the row of a job; raises an AccountError to refuse it."""
+        """Return what is true of an agent now, for the row of a job; raises an AccountError to refuse it.
+
+        `through` among them is the number of the newest rating that the job reads; without it, it reads none.
+        """
 
     def prepare(
         self, registry: Registry, policy: str, facts: Mapping[str, Any], folder: Path

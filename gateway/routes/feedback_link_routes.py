@@ -101,6 +101,7 @@ def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
         score=body.score,
         key=item.key,
         version=item.version,
+        conversation=item.conversation,
         project=link.project,
         run=item.runId,
         rater=parts.accounts.pseudonym("rater", link.project, PURPOSE, link.rater or link.id),

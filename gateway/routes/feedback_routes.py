@@ -6,10 +6,12 @@ and, where a program says so, of the user that it speaks for.
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import Field, ValidationError
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from gateway import people_metrics
@@ -18,6 +20,7 @@ from gateway.accounts.principal import Membership, Principal
 from gateway.frame.api_errors import ApiError
 from gateway.frame.parts import Parts, parts_of
 from gateway.frame.route_access import GuardedRoute, member_of, principal_of
+from gateway.jobs.trained_from import trained_from
 from gateway.routes.request_text import Body, Text
 from penstock.registry.ratings import KeptRating, Rating
 
@@ -45,7 +48,8 @@ class JsonLines(Response):
 class RatedResponse(Body):
     """A response to a prompt.
 
-    runId: the run of the caller's own that it came from. key: the aspect that is rated.
+    runId: the run of the caller's own that it came from. key: the aspect that is rated. conversation: its id
+    at the caller's. version: of the policy that responded.
     """
 
     prompt: Long
@@ -53,6 +57,7 @@ class RatedResponse(Body):
     runId: Short = ""  # noqa: N815 - as callers of the service know it
     key: Annotated[Text, Field(min_length=1, max_length=64)] = "overall"
     version: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    conversation: Annotated[Text, Field(max_length=128)] = ""
 
 
 class Opinion(Body):
@@ -129,24 +134,27 @@ async def take_in(request: Request, member: Member, agent_id: AgentId) -> dict[s
 
 
 @router.delete("/api/projects/{project}/raters/{rater}")
-def forget_rater(request: Request, member: Member, rater: str) -> dict[str, int]:
-    """Delete every rating of a rater in this project, by the opaque id that an export shows."""
-    parts = parts_of(request)
-    deleted = parts.registry.delete_ratings(member.project, rater)
-    _note_deletion(parts, member.principal, member.project, rater, deleted)
-    return {"deleted": deleted}
+def forget_rater(request: Request, member: Member, rater: str) -> dict[str, Any]:
+    """Delete every rating of a rater in this project, by the opaque id that an export shows.
+
+    `trainedFrom` names the trainings that have read some of them.
+    """
+    deleted, trained = _forget(parts_of(request), member.principal, member.project, rater)
+    return {"deleted": deleted, "trainedFrom": trained}
 
 
 @router.delete("/api/me/feedback")
-def forget_me(request: Request, caller: Annotated[Principal, Depends(principal_of)]) -> dict[str, int]:
-    """Delete every rating that the caller gave in the projects that they belong to."""
-    parts, deleted = parts_of(request), 0
+def forget_me(request: Request, caller: Annotated[Principal, Depends(principal_of)]) -> dict[str, Any]:
+    """Delete every rating that the caller gave in the projects that they belong to.
+
+    `trainedFrom` names the trainings that have read some of them.
+    """
+    parts, deleted, trained = parts_of(request), 0, list[dict[str, Any]]()
     for one in parts.accounts.projects_of(caller):
-        rater = _rater(parts, one, "")
-        count = parts.registry.delete_ratings(one.project, rater)
-        _note_deletion(parts, caller, one.project, rater, count)
+        count, named = _forget(parts, caller, one.project, _rater(parts, one, ""))
         deleted += count
-    return {"deleted": deleted}
+        trained += named
+    return {"deleted": deleted, "trainedFrom": trained}
 
 
 def _take_in(parts: Parts, member: Membership, agent: str, content: bytes) -> dict[str, int]:
@@ -198,6 +206,7 @@ def _exported(kept: KeptRating) -> dict[str, Any]:
         "notes": rating.notes,
         "key": rating.key,
         "version": rating.version,
+        "conversation": rating.conversation,
         "request": rating.request_key,
     }
 
@@ -209,6 +218,7 @@ def _rating(parts: Parts, member: Membership, body: NewFeedback, request_key: st
         score=body.score,
         key=body.key,
         version=body.version,
+        conversation=body.conversation,
         project=member.project,
         run=body.runId,
         rater=_rater(parts, member, body.rater),
@@ -225,9 +235,14 @@ def _policy(member: Membership, agent: str) -> str:
     return f"{member.project}/{agent}"
 
 
-def _note_deletion(parts: Parts, by: Principal, project: str, rater: str, deleted: int) -> None:
-    parts.accounts.run(
-        lambda session, now: audit.note(
+def _forget(parts: Parts, by: Principal, project: str, rater: str) -> tuple[int, list[dict[str, Any]]]:
+    """Delete the ratings of a rater, audited; returns how many there were, and what was trained from them."""
+    found = parts.registry.delete_ratings(project, rater)
+    deleted = sum(map(len, found.values()))
+
+    def note(session: Session, now: datetime) -> list[dict[str, Any]]:
+        trained = trained_from(session, project, found)
+        audit.note(
             session,
             now,
             by=by.subject,
@@ -235,5 +250,8 @@ def _note_deletion(parts: Parts, by: Principal, project: str, rater: str, delete
             project=project,
             subject=f"rater/{rater}",
             deleted=deleted,
+            trained=[one["job"] for one in trained],
         )
-    )
+        return trained
+
+    return deleted, parts.accounts.run(note)

@@ -217,6 +217,17 @@ class JobRow(Base):
     )
 
 
+class ConversationRow(Base):
+    """A conversation that a version of an agent has had, rated or not. conversation: its name."""
+
+    __tablename__ = "agent_conversations"
+
+    project: Mapped[str] = mapped_column(String(24), primary_key=True)
+    agent: Mapped[str] = mapped_column(String(39), primary_key=True)
+    version: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    conversation: Mapped[str] = mapped_column(String(128), primary_key=True)
+
+
 class PolicyVersionRow(Base):
     """A policy that a job trained; a row each.
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from sqlalchemy import case, func, select
 from sqlalchemy import delete as sql_delete
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from penstock.registry.models import RatingRow
@@ -73,6 +73,15 @@ class KeptRating:
     created: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How many conversations of a version were rated, and how many of them well."""
+
+    version: int
+    rated: int
+    well: int
+
+
 def add(session: Session, policy: str, new: Sequence[Rating]) -> tuple[KeptRating, ...]:
     """Store ratings of responses of a policy, and return them.
 
@@ -83,12 +92,30 @@ def add(session: Session, policy: str, new: Sequence[Rating]) -> tuple[KeptRatin
     return tuple(_record(_stored(session, policy, rating, now)) for rating in new)
 
 
-def delete(session: Session, project: str, rater: str) -> int:
-    """Delete every rating of a rater in a project, and return how many there were."""
+def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
+    """Delete every rating of a rater in a project, and return the numbers that they had, by policy."""
     own = (RatingRow.project == project) & (RatingRow.rater == rater)
-    numbers = session.scalars(select(RatingRow.number).where(own)).all()
+    found = dict[str, list[int]]()
+    for policy, number in session.execute(select(RatingRow.policy, RatingRow.number).where(own)):
+        found.setdefault(policy, []).append(number)
     session.execute(sql_delete(RatingRow).where(own))
-    return len(numbers)
+    return found
+
+
+def tally(session: Session, policy: str, key: str, above: float) -> tuple[Tally, ...]:
+    """Return how many conversations of each version were rated in an aspect, and how many of them well.
+
+    What counts of a conversation is its newest score; a rating without one is a conversation of its own.
+    Versions come lowest first; ratings that name no version are left out.
+    """
+    row = RatingRow
+    own = (row.policy == policy) & (row.key == key) & row.version.is_not(None) & row.score.is_not(None)
+    alone = case((row.conversation == "", row.number), else_=0)
+    newest = select(func.max(row.number)).where(own).group_by(row.version, row.conversation, alone)
+    is_well = case((row.score > above, 1), else_=0)
+    counted = select(row.version, func.count(), func.sum(is_well)).where(row.number.in_(newest))
+    found = session.execute(counted.group_by(row.version).order_by(row.version))
+    return tuple(Tally(version=version, rated=rated, well=well) for version, rated, well in found)
 
 
 def read(

@@ -12,7 +12,7 @@ weights: their holder keeps those of `pinned`, and publishes a rollback as a new
         route(registry.arms("default"), client_key)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -25,7 +25,7 @@ from penstock.registry.database import Database
 from penstock.registry.feedback import Feedback
 from penstock.registry.judgement import Trial
 from penstock.registry.models import EventRow, TrafficRow, VersionRow
-from penstock.registry.ratings import KeptRating, Rating
+from penstock.registry.ratings import KeptRating, Rating, Tally
 from penstock.registry.records import (
     MAX_EVENTS,
     Evaluation,
@@ -400,8 +400,8 @@ class Registry:
         """
         return self._database.write(lambda session: ratings.add(session, policy, new))
 
-    def delete_ratings(self, project: str, rater: str) -> int:
-        """Delete every rating of a rater in a project, and return how many there were."""
+    def delete_ratings(self, project: str, rater: str) -> Mapping[str, Sequence[int]]:
+        """Delete every rating of a rater in a project, and return the numbers that they had, by policy."""
         return self._database.write(lambda session: ratings.delete(session, project, rater))
 
     def ratings(
@@ -418,6 +418,16 @@ class Registry:
         one is returned; the first always is.
         """
         return self._database.read(lambda session: ratings.read(session, policy, after, limit, most_chars))
+
+    def tally(self, policy: str, key: str, *, above: float) -> tuple[Tally, ...]:
+        """Return how many conversations of each version were rated in an aspect, and how many above a score.
+
+        Args:
+            policy: name of the policy.
+            key: the aspect.
+            above: a conversation whose newest score is above it was rated well.
+        """
+        return self._database.read(lambda session: ratings.tally(session, policy, key, above))
 
     def _one(self, find: Callable[[Session], VersionRow | None]) -> PolicyVersion | None:
         def work(session: Session) -> PolicyVersion | None:

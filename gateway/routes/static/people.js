@@ -13,13 +13,26 @@ export async function feedback({ base, role }) {
       : `${scores.length} ratings, ${mean.toFixed(2)} on average`;
     const rows = found.reverse().slice(0, 200)
       .map((one) => [when(one.createdAt), JSON.stringify(one.prompt), one.response, String(one.score), one.notes]);
-    shown.replaceChildren(element("p", {}, told),
+    const { leastConversations, versions } = await call("GET", `${base}/agents/${encodeURIComponent(agent)}/satisfaction`);
+    shown.replaceChildren(element("p", {}, told), satisfied(leastConversations, versions),
       table("Newest ratings", ["When", "Prompt", "Response", "Score", "Notes"], rows));
   };
   const parts = [element("h2", {}, "Feedback"),
     form("Show", act, field("Agent", "agent", { required: true, maxlength: 39 })), shown];
   if (role !== "viewer") parts.push(...rating(base));
   return parts;
+}
+
+// Thumbs-up over all conversations of a version: of those who rate, more are content or cross than of the others.
+function satisfied(least, versions) {
+  const share = (value) => `${(100 * value).toFixed(0)} %`;
+  const rows = versions.map((one) => [
+    String(one.version),
+    one.satisfaction === null ? `cannot tell, below ${least} conversations`
+      : `${share(one.satisfaction)} (${share(one.low)} to ${share(one.high)})`,
+    one.ratingRate === null ? "–" : share(one.ratingRate), String(one.conversations), String(one.rated),
+  ]);
+  return table("Satisfaction with versions", ["Version", "Thumbs-up of all conversations", "Rated", "Conversations", "Ratings"], rows);
 }
 
 function rating(base) {

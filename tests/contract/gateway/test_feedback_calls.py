@@ -125,12 +125,13 @@ def test_a_person_s_ratings_are_deleted_on_request(
     small_gateway.client.post(PATH, json=ONE, headers=ada)
     small_gateway.client.post(PATH, json=ONE | {"rater": "user-7"}, headers=editor)
     small_gateway.client.post(PATH, json=ONE | {"rater": "user-8"}, headers=editor)
-    assert small_gateway.client.delete("/api/me/feedback", headers=ada).json() == {"deleted": 1}
+    answer = small_gateway.client.delete("/api/me/feedback", headers=ada).json()
+    assert answer == {"deleted": 1, "trainedFrom": []}
     lines = exported(small_gateway, editor)
     assert len({line["raterId"] for line in lines}) == 2
     path = f"/api/projects/alpha/raters/{lines[0]['raterId']}"
     assert small_gateway.client.delete(path, headers=editor).status_code == 403
-    assert small_gateway.client.delete(path, headers=ada).json() == {"deleted": 1}
+    assert small_gateway.client.delete(path, headers=ada).json() == {"deleted": 1, "trainedFrom": []}
     assert exported(small_gateway, editor) == lines[1:]
     assert small_gateway.actions("alpha").count("ratings deleted") == 2
 

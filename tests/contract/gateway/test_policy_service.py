@@ -9,8 +9,12 @@ from gateway.frame.route_access import PROJECT_HEADER
 from gateway.jobs import job_queue
 from gateway.jobs.job_records import Conclusion, Outcome, TrainedVersion
 from gateway.store.tables import JobState, Role
+from launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
 from launch.gateway.local_runner import LocalRunner
+from penstock.config.settings import Settings
+from penstock.training import lay_over
 from tests.support.gateway.small_gateway import SmallGateway
+from workloads.language.reward.training_section import RewardTraining
 from workloads.rlhf.policy_service import service
 
 TEMPLATES: Final = Path(__file__).parents[3] / "recipes" / "service"
@@ -186,3 +190,37 @@ def test_only_editors_train_and_every_member_lists(gateway: SmallGateway) -> Non
     assert gateway.get(POLICIES, {}).status_code == 401
     trained(gateway, "my_agent", "v10", 0.5)
     assert gateway.get(POLICIES, editor | {PROJECT_HEADER: "beta"}).status_code == 404
+
+
+def test_a_deletion_names_what_was_trained_from_it(gateway: SmallGateway, editor: dict[str, str]) -> None:
+    """The trainings that have begun since, of that agent; not those of before, nor what still waits."""
+    trained(gateway, "my_agent", "v15", 0.5)
+    give(gateway, editor, 10)
+    asked = {"Prefer": "wait=0"}
+    waits = post(gateway, TRAIN, editor, {"maxSteps": 8}, **asked).json()["policyId"]
+    rater = gateway.registry.ratings("alpha/my_agent")[0].rating.rater
+    gateway.person("ada", "alpha", Role.OWNER)
+    path, owner = f"/api/projects/alpha/raters/{rater}", gateway.bearer("ada")
+    assert gateway.client.delete(path, headers=owner).json() == {"deleted": 10, "trainedFrom": []}
+    give(gateway, editor, 10)
+    gateway.client.post(f"/api/projects/alpha/jobs/{waits}/cancel", headers=editor)
+    began = post(gateway, TRAIN, editor, {"maxSteps": 8}, **asked).json()["policyId"]
+    gateway.accounts.run(lambda session, now: job_queue.claim(session, now, "here", 2))
+    done = gateway.client.delete(path, headers=owner).json()
+    assert done["deleted"] == 10
+    assert done["trainedFrom"] == [
+        {"project": "alpha", "agent": "my_agent", "job": began, "state": "running", "version": None}
+    ]
+
+
+@pytest.mark.parametrize("preset", ["quick", "rlhf", "small", "production"])
+def test_the_shipped_presets_are_configurations(preset: str) -> None:
+    """Each has the numbers of the service, and what they choose fits the settings."""
+    template = read_templates(TEMPLATES)[preset]
+    assert template.kind == "rlhf"
+    recipe = recipe_of(TEMPLATES / f"{preset}.toml")
+    lay_over(recipe, chosen_settings(template, template.chosen({"maxSteps": 7, "learningRate": 1e-5})))
+    settings = Settings.model_validate(recipe)
+    assert (settings.learner.total_updates, settings.algorithm.name) == (7, "token_ppo")
+    assert settings.learner.total_steps >= 7 * recipe["algorithm"]["batch_steps"]
+    RewardTraining.model_validate(recipe["environment"]["kwargs"]["reward_training"])

@@ -1,0 +1,71 @@
+"""How content people are with the versions of an agent, and the conversations by which that is judged."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import Field
+
+from gateway import satisfaction
+from gateway.accounts.principal import Membership
+from gateway.frame.parts import parts_of
+from gateway.frame.route_access import GuardedRoute, member_of
+from gateway.routes.feedback_routes import AgentId
+from gateway.routes.request_text import Body, Text
+
+router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
+
+MAX_CONVERSATIONS: Final = 1000
+
+Member = Annotated[Membership, Depends(member_of)]
+Conversation = Annotated[Text, Field(min_length=1, max_length=128)]
+
+
+class Conversations(Body):
+    """Conversations that a version of an agent has had; each counts once, however often it is told."""
+
+    version: Annotated[int, Field(ge=1, lt=2**63)]
+    conversations: Annotated[list[Conversation], Field(min_length=1, max_length=MAX_CONVERSATIONS)]
+
+
+@router.post("/api/projects/{project}/agents/{agent_id}/conversations", status_code=201)
+def tell(request: Request, member: Member, agent_id: AgentId, body: Conversations) -> dict[str, int]:
+    """Tell which conversations a version has had, whether anybody rates them or not."""
+    stored = parts_of(request).accounts.run(
+        lambda session, _: satisfaction.note(
+            session, member.project, agent_id, body.version, body.conversations
+        )
+    )
+    return {"stored": stored}
+
+
+@router.get("/api/projects/{project}/agents/{agent_id}/satisfaction")
+def satisfied(
+    request: Request,
+    member: Member,
+    agent_id: AgentId,
+    key: Annotated[str, Query(min_length=1, max_length=64)] = "overall",
+) -> dict[str, Any]:
+    """Return the satisfaction with each version, newest first, by the scores of one aspect.
+
+    `satisfaction` is the share of all conversations whose newest score is above 0.5, `low` and `high` its
+    interval of 95 %; they are null where there are too few conversations to tell, or nobody told of any.
+    """
+    parts = parts_of(request)
+    told = parts.accounts.look(lambda session: satisfaction.counts(session, member.project, agent_id))
+    tallies = parts.registry.tally(f"{member.project}/{agent_id}", key, above=satisfaction.THUMB)
+    found = satisfaction.satisfaction(told, tallies)
+    return {"leastConversations": satisfaction.LEAST, "versions": [_shown(one) for one in found]}
+
+
+def _shown(one: satisfaction.Satisfaction) -> dict[str, Any]:
+    return {
+        "version": one.version,
+        "conversations": one.conversations,
+        "rated": one.rated,
+        "ratingRate": one.rated / one.conversations if one.conversations else None,
+        "thumbsUp": one.thumbs_up,
+        "satisfaction": one.share,
+        "low": one.low,
+        "high": one.high,
+        "verdict": "cannot tell" if one.share is None else "told",
+    }

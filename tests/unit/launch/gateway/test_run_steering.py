@@ -1,0 +1,84 @@
+"""Decisions about the versions of a job whose run is over, as the gateway has them carried out."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gateway.jobs.steering import CannotSteer
+from launch.gateway.local_runner import RUN_FOLDER
+from launch.gateway.run_steering import RunSteering
+from learner.publish.final_policy import write_specification
+from penstock.config.settings import PolicySection
+from penstock.policy import weights
+from penstock.policy.build import build
+from penstock.registry.records import NewVersion, Origin
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import read_kept, registry_url, write_kept
+from penstock.wire.spaces import Discrete
+from tests.support.run.small_run import OBSERVATION, RUN, specification
+from tests.support.storage.ready_tables import with_registry
+
+JOB: Final = "j1"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a job's run that is over: versions 3, 5 and 9, of which 3 was worth serving first."""
+    folder = tmp_path / JOB / RUN_FOLDER
+    folder.mkdir(parents=True)
+    write_specification(folder, specification())
+    with Registry.open(with_registry(registry_url(folder)), migrate=True) as registry:
+        for version in (3, 5, 9):
+            blob = weights.encode(build(OBSERVATION, Discrete(2), PolicySection(), seed=version))
+            write_kept(folder, version, blob)
+            registry.register(
+                NewVersion(
+                    policy="default",
+                    version=version,
+                    run=RUN,
+                    update=version,
+                    sha256=weights.sha256(blob),
+                    size_bytes=len(blob),
+                    origin=Origin.PERIODIC,
+                ),
+                by="learner",
+            )
+        registry.promote("default", 3, "first", by="learner")
+    return folder
+
+
+def active(steering: RunSteering) -> dict[str, Any]:
+    """The one version that clients get."""
+    (found,) = [one for one in steering.versions(JOB)["versions"] if one["status"] == "active"]
+    return dict(found)
+
+
+def test_after_a_rollback_the_version_before_is_active_and_can_be_served(run: Path) -> None:
+    """Once after the other: there is an active version at every moment, and its weights are in the folder."""
+    steering = RunSteering(run.parents[1])
+    first = read_kept(run, 3, active(steering)["sha256"])
+    for version in (9, 5):
+        steering.promote(JOB, version, to="active", canary_share=None, reason="better", by="ada")
+        assert active(steering)["version"] == version
+        said = steering.roll_back(JOB, version, reason="worse", by="ada")
+        found = active(steering)
+        assert (said["withdrawn"]["version"], said["active"]["version"]) == (version, found["version"])
+        assert (found["origin"], said["awaits_number"]) == ("rollback", False)
+        assert read_kept(run, found["version"], found["sha256"]) == first
+
+
+def test_a_version_with_none_before_it_stays_active_and_the_refusal_says_what_to_do(run: Path) -> None:
+    """Clients are not left without an answer; another version may be promoted in its place."""
+    steering = RunSteering(run.parents[1])
+    with pytest.raises(CannotSteer, match="promote another version instead"):
+        steering.roll_back(JOB, 3, reason="worse", by="ada")
+    assert active(steering)["version"] == 3
+
+
+def test_a_canary_that_is_withdrawn_leaves_the_active_version(run: Path) -> None:
+    """Under its own number."""
+    steering = RunSteering(run.parents[1])
+    steering.promote(JOB, 9, to="canary", canary_share=0.1, reason="try", by="ada")
+    assert steering.roll_back(JOB, None, reason="worse", by="ada")["active"]["version"] == 3
+    assert active(steering)["version"] == 3
