@@ -50,15 +50,15 @@ def test_thumbs_up_are_counted_among_all_conversations(
         rate(small_gateway, editor, 0.0, version=7, conversation=f"c{number}")
         rate(small_gateway, editor, 1.0, version=7, conversation=f"c{number}")
     rate(small_gateway, editor, 0.5, version=7, conversation="c10")
-    rate(small_gateway, editor, 1.0, version=7, conversation="c11", key="wit")
+    rate(small_gateway, editor, 1.0, version=7, conversation="c11", key="tone")
     rate(small_gateway, editor, 1.0, conversation="c12")
     (found,) = asked(small_gateway, editor)
     assert (found["conversations"], found["rated"], found["thumbsUp"]) == (50, 11, 10)
     assert (found["ratingRate"], found["satisfaction"]) == (11 / 50, 10 / 50)
     # Wilson's interval of 10 in 50, worked out by hand.
     assert (found["low"], found["high"]) == pytest.approx((0.112438, 0.330373), abs=1e-5)
-    (wit,) = asked(small_gateway, editor, "?key=wit")
-    assert (wit["rated"], wit["thumbsUp"]) == (1, 1)
+    (tone,) = asked(small_gateway, editor, "?key=tone")
+    assert (tone["rated"], tone["thumbsUp"]) == (1, 1)
 
 
 def test_too_little_is_said_to_be_too_little(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
