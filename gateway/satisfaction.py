@@ -68,7 +68,7 @@ def counts(session: Session, project: str, agent: str) -> dict[int, int]:
     """Return how many conversations each version of an agent had."""
     row = ConversationRow
     counted = select(row.version, func.count()).where((row.project == project) & (row.agent == agent))
-    return dict(session.execute(counted.group_by(row.version)))
+    return dict(session.execute(counted.group_by(row.version)).all())
 
 
 def _judged(version: int, told: int, tally: Tally) -> Satisfaction:

@@ -25,7 +25,7 @@ def trained_from(
     read = [job for job in jobs if job.facts.get("through", 0) >= first[job.agent]]
     own = PolicyVersionRow.id.in_([job.id for job in read])
     rows = session.execute(select(PolicyVersionRow.id, PolicyVersionRow.version).where(own))
-    labels = dict(rows)
+    labels = dict(rows.all())
     return [
         {
             "project": project,
