@@ -1,0 +1,50 @@
+"""The environment of prompts."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from penstock.config.configuration_error import ConfigurationError
+from workloads.prompts.prompt_sources import PromptSource
+from workloads.prompts.tasks.prompt_task import LENGTH, PromptTask
+
+
+def test_it_is_an_environment_as_gymnasium_wants_it() -> None:
+    """1,536 float32 in, one of five out."""
+    task = gymnasium.make("workloads.prompts.tasks:Prompts-v0").unwrapped
+    check_env(task, skip_render_check=True)
+    assert task.observation_space == gymnasium.spaces.Box(-1.0, 1.0, (1536,), np.float32)
+    assert task.action_space == gymnasium.spaces.Discrete(5)
+
+
+def test_an_episode_ends_after_five_steps_by_itself() -> None:
+    """It is no limit of time: nothing follows."""
+    task = PromptTask()
+    observation, info = task.reset(seed=1)
+    assert np.linalg.norm(observation) == pytest.approx(1.0, abs=1e-6)
+    ends = []
+    for action in range(LENGTH):
+        observation, _, terminated, truncated, info = task.step(np.int64(action))
+        ends.append((terminated, truncated))
+    assert ends == [(False, False)] * 4 + [(True, False)]
+    assert "Work in steps" in info["prompt"]
+    assert info["action_mask"].tolist() == [1] * 5
+
+
+def test_seeds_repeat_prompts_and_tests_are_of_other_subjects() -> None:
+    """No prompt of a thousand is in both splits."""
+    drawn = {}
+    for split in ("train", "test"):
+        random, source = np.random.default_rng(0), PromptSource("builtin", split)
+        drawn[split] = [source.draw(random)[0] for _ in range(1000)]
+    assert not set(drawn["train"]) & set(drawn["test"])
+    one, other = PromptTask(), PromptTask()
+    assert one.reset(seed=4)[1]["prompt"] == other.reset(seed=4)[1]["prompt"]
+
+
+@pytest.mark.parametrize("argument", ["prompts", "split", "embedding", "reward"])
+def test_arguments_are_refused_by_name(argument: str) -> None:
+    """With the choices there are."""
+    with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{argument}='other'.*one of"):
+        PromptTask(**{argument: "other"})

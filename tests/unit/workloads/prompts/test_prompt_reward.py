@@ -1,0 +1,52 @@
+"""What a step earns, by hand."""
+
+import pytest
+
+from workloads.prompts.mutations import mutate
+from workloads.prompts.prompt_reward import TOKEN_PRICE, QualityReward
+
+REWARD = QualityReward()
+
+
+def test_bounds_help_code_and_hurt_a_poem() -> None:
+    """The section has 16 tokens."""
+    for prompt, worth in (("Write a Python script.", 0.6), ("Write a poem.", -0.8)):
+        earned = REWARD.of(prompt, prompt, mutate(prompt, 3))
+        assert earned == pytest.approx(worth - 16 * TOKEN_PRICE)
+
+
+def test_a_text_that_stays_earns_nothing() -> None:
+    """So a policy can stop."""
+    assert REWARD.of("Write a poem.", "Write a poem.", "Write a poem.") == 0.0
+
+
+def test_steps_before_examples_pay_and_neither_does_alone() -> None:
+    """Which whoever looks one step ahead never finds."""
+    prompt = "Write a Python script."
+    steps = mutate(prompt, 4)
+    both = mutate(steps, 2)
+    assert REWARD.of(prompt, prompt, steps) < 0
+    assert REWARD.of(prompt, prompt, mutate(prompt, 2)) < 0
+    assert REWARD.of(prompt, prompt, steps) + REWARD.of(prompt, steps, both) > 0.7
+
+
+def test_the_sum_over_a_path_depends_on_its_ends_alone() -> None:
+    """In any order; with the category of the start."""
+    prompt = "Please, review the code of this bug report."
+    ways = [(0, 2, 1), (1, 2, 0)]
+    sums = []
+    for way in ways:
+        text, total = prompt, 0.0
+        for action in way:
+            text, before = mutate(text, action), text
+            total += REWARD.of(prompt, before, text)
+        sums.append(total)
+    assert sums[0] == pytest.approx(sums[1])
+    assert sums[0] == pytest.approx(REWARD.of(prompt, prompt, text))
+
+
+def test_who_is_blind_to_the_category_pays_all_alike() -> None:
+    """The ablation."""
+    blind = QualityReward(is_blind=True)
+    earned = {blind.of(prompt, prompt, mutate(prompt, 3)) for prompt in ("Write a poem.", "Write a script.")}
+    assert len({round(one, 9) for one in earned}) == 1

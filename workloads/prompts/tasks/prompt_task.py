@@ -1,0 +1,90 @@
+"""`Prompts-v0`: five mutations in a row make a prompt better, or worse."""
+
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from penstock.config.configuration_error import ConfigurationError
+from workloads.prompts.embeddings import WIDTH, Embedder, HashingEmbedder
+from workloads.prompts.mutations import MUTATION_TYPES, mutate, offered
+from workloads.prompts.prompt_reward import PromptReward, QualityReward
+from workloads.prompts.prompt_sources import PromptSource
+
+LENGTH: Final = 5
+"""Steps of an episode."""
+_EMBEDDINGS: Final = ("hashing",)
+_REWARDS: Final = ("quality", "blind")
+
+Observation = NDArray[np.float32]
+
+
+class PromptTask(gymnasium.Env[Observation, np.int64]):
+    """An episode begins with a prompt, and each action mutates its text. It ends after five steps.
+
+    Observation: the embedding of the text, float32 [1536], and nothing else. `info` has the text as `prompt`,
+    and as `action_mask`, int8 [5], what the text implies: nothing that would make a long prompt longer. The
+    mask counts where `environment.mask_key = "action_mask"`.
+
+    Args:
+        prompts: `builtin`, or `chatterbot` (extra `data`).
+        split: `train`, or `test`: prompts about what training never saw.
+        embedding: `hashing`.
+        reward: `quality`, or `blind`, which leaves the category out of account.
+
+    Raises:
+        ConfigurationError: an argument that does not fit; it names the argument.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
+
+    def __init__(
+        self,
+        prompts: str = "builtin",
+        split: str = "train",
+        embedding: str = "hashing",
+        reward: str = "quality",
+    ) -> None:
+        self._source = PromptSource(prompts, split)
+        self._embedder, self._reward = _embedder(embedding), _reward(reward)
+        self.observation_space = spaces.Box(-1.0, 1.0, (WIDTH,), np.float32)
+        self.action_space = spaces.Discrete(len(MUTATION_TYPES))
+        self._start = self._prompt = ""
+        self._step = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin with another prompt."""
+        super().reset(seed=seed)
+        self._start, _ = self._source.draw(self.np_random)
+        self._prompt, self._step = self._start, 0
+        return self._observe()
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """action: number of a mutation. The fifth step terminates the episode."""
+        before, self._prompt = self._prompt, mutate(self._prompt, int(action))
+        reward = self._reward.of(self._start, before, self._prompt)
+        self._step += 1
+        observation, info = self._observe()
+        return observation, reward, self._step == LENGTH, False, info
+
+    def _observe(self) -> tuple[Observation, dict[str, Any]]:
+        info = {"prompt": self._prompt, "action_mask": np.array(offered(self._prompt), np.int8)}
+        return self._embedder.embed([self._prompt])[0], info
+
+
+def _embedder(name: str) -> Embedder:
+    if name not in _EMBEDDINGS:
+        raise ConfigurationError(
+            f"environment.kwargs.embedding={name!r}: must be one of {', '.join(_EMBEDDINGS)}"
+        )
+    return HashingEmbedder()
+
+
+def _reward(name: str) -> PromptReward:
+    if name not in _REWARDS:
+        raise ConfigurationError(f"environment.kwargs.reward={name!r}: must be one of {', '.join(_REWARDS)}")
+    return QualityReward(is_blind=name == "blind")
