@@ -58,8 +58,8 @@ def test_sigterm_drains_and_exits_clean() -> None:
 
 
 def test_a_closed_terminal_drains() -> None:
-    """As SIGTERM does."""
-    with service() as process:
+    """As SIGTERM does; whatever started the tests may have had SIGHUP ignored, as nohup does."""
+    with service(prefix=["env", "--default-signal=HUP"]) as process:
         process.send_signal(signal.SIGHUP)
         out, _ = process.communicate(timeout=10)
         assert (out, process.returncode) == ("callback SIGHUP\n", 0)
