@@ -1,10 +1,12 @@
 """The command line: what it answers to mistakes, and what it must not import."""
 
+import os
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
 import pytest
 from typer.testing import CliRunner
@@ -30,13 +32,34 @@ def answer(*arguments: str) -> tuple[int, str, str]:
     return told.exit_code, told.stdout, told.stderr
 
 
+_RUN_FILE: Final = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("command_line", sys.argv.pop(1))
+command_line = sys.modules["command_line"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(command_line)
+command_line.main()
+"""
+
+
 def test_modules_in_the_working_folder_hide_none_of_ours(tmp_path: Path) -> None:
     """A user may have an `actor.py`, also beside a checkout that is installed as it lies."""
     for name in ("actor", "broker", "gateway", "launch", "learner", "penstock", "workloads"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the working folder')\n")
+    # No PYTHONPATH: what it names comes before the working folder anyway.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        penstock("train", "CartPole-v1", "--print-config"),
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            _RUN_FILE,
+            str(Path(__file__).parents[4] / "launch/cli/app.py"),
+            "train",
+            "CartPole-v1",
+            "--print-config",
+        ],
         cwd=tmp_path,
+        env=environment,
         capture_output=True,
         text=True,
         timeout=60,
