@@ -55,7 +55,7 @@ class Session:
         self._listeners: list[Callable[[], None]] = []
         self._threads: list[threading.Thread] = []
         self._wait_ms = min(self.specification.session_timeout_ms // 3, MAX_WATCH_WAIT_MS)
-        self._leave = opened.credit
+        self._credit = opened.credit
         self._state = RunState.RUNNING
         self._weights: Weights | None = None
         self._evaluate_version = 0
@@ -88,7 +88,7 @@ class Session:
     @property
     def credit(self) -> Credit:
         """The newest credit: absolute, so that what arrives late or twice changes nothing."""
-        return self._leave
+        return self._credit
 
     @property
     def state(self) -> RunState:
@@ -139,7 +139,7 @@ class Session:
 
         Credit, the state of the run and the weights decide.
         """
-        weights, credit = self._weights, self._leave
+        weights, credit = self._weights, self._credit
         return (
             sequence <= credit.begin_through
             and self._state is RunState.RUNNING
@@ -235,7 +235,7 @@ class Session:
         Returns the credit's round.
         """
         self._begun_through = sequence
-        return self._leave.round
+        return self._credit.round
 
     def append(self, acked_through: int, fragments: Sequence[Fragment]) -> Appended:
         """Send fragments and take the credit that comes back.
@@ -263,10 +263,10 @@ class Session:
     def raise_credit(self, credit: Credit) -> None:
         """Take the credit of a reply, unless a higher one is known."""
         with self._changed:
-            known = self._leave
+            known = self._credit
             is_newer = (credit.begin_through, credit.min_version) > (known.begin_through, known.min_version)
             if is_newer:
-                self._leave = credit
+                self._credit = credit
         if is_newer:
             self.notify_waiters()
 
@@ -305,7 +305,7 @@ class Session:
             session=self.number,
             begun_through=self._begun_through,
             known_version=self._known_version(),
-            known_begin_through=self._leave.begin_through,
+            known_begin_through=self._credit.begin_through,
             known_revision=self._revision,
             applied_version=applied.publication.version,
             applied_sha256=applied.publication.sha256,

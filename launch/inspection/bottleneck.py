@@ -44,7 +44,7 @@ class Figures:
     updates: int | None = None
     since_update_s: float | None = None
     learner_wait_share: float | None = None
-    leave_wait_share: float | None = None
+    credit_wait_share: float | None = None
     ack_wait_share: float | None = None
     ack_s: float | None = None
 
@@ -94,31 +94,31 @@ def _of_standstill(figures: Figures) -> Verdict | None:
         return Verdict(Bound.LEARNER, "; ".join(_standing(figures)))
     if figures.starved == 0 and not (figures.ack_wait_share or 0.0) >= WAITS:
         return Verdict(
-            Bound.ACTOR, "; ".join([*_standing(figures), "actors have leave and fill no batch yet"])
+            Bound.ACTOR, "; ".join([*_standing(figures), "actors have credit and fill no batch yet"])
         )
     return None
 
 
 def _of_waiting(figures: Figures) -> Verdict:
-    learner, leave, acks = (
+    learner, credit, acks = (
         figures.learner_wait_share or 0.0,
-        figures.leave_wait_share or 0.0,
+        figures.credit_wait_share or 0.0,
         figures.ack_wait_share or 0.0,
     )
     measured = _shares(figures)
     if not measured:
         return Verdict(Bound.UNKNOWN, "nothing has been measured yet")
-    return Verdict(_who(learner, leave, acks), ", ".join(measured))
+    return Verdict(_who(learner, credit, acks), ", ".join(measured))
 
 
-def _who(learner: float, leave: float, acks: float) -> Bound:
-    if acks >= WAITS and acks >= leave:
+def _who(learner: float, credit: float, acks: float) -> Bound:
+    if acks >= WAITS and acks >= credit:
         return Bound.BROKER
-    if max(learner, leave) < WAITS:
+    if max(learner, credit) < WAITS:
         return Bound.BALANCED
-    if min(learner, leave) >= WAITS and max(learner, leave) < _CLEARLY * min(learner, leave):
+    if min(learner, credit) >= WAITS and max(learner, credit) < _CLEARLY * min(learner, credit):
         return Bound.PACING
-    return Bound.ACTOR if learner > leave else Bound.LEARNER
+    return Bound.ACTOR if learner > credit else Bound.LEARNER
 
 
 def _standing(figures: Figures) -> list[str]:
@@ -129,7 +129,7 @@ def _standing(figures: Figures) -> list[str]:
     elif figures.updates == 0:
         found.append("no update yet")
     if figures.actors and figures.starved:
-        found.append(f"{figures.starved} of {figures.actors} actors wait for leave")
+        found.append(f"{figures.starved} of {figures.actors} actors wait for credit")
     return found
 
 
@@ -137,8 +137,8 @@ def _shares(figures: Figures) -> list[str]:
     found = []
     if figures.learner_wait_share is not None:
         found.append(f"the learner waits {figures.learner_wait_share:.0%} of its time for experience")
-    if figures.leave_wait_share is not None:
-        found.append(f"actors wait {figures.leave_wait_share:.0%} of their time for leave")
+    if figures.credit_wait_share is not None:
+        found.append(f"actors wait {figures.credit_wait_share:.0%} of their time for credit")
     if figures.ack_wait_share is not None:
         found.append(f"{figures.ack_wait_share:.0%} for acknowledgements")
     if found and figures.ack_s is not None:

@@ -134,7 +134,7 @@ def _measured(standing: Figures, before: Observation, after: Observation, names:
         standing,
         updates=updates,
         learner_wait_share=_learner_wait_share(learner, updates, is_fed=not names),
-        leave_wait_share=_wait_share(before, after, names, "leave"),
+        credit_wait_share=_wait_share(before, after, names, "leave"),
         ack_wait_share=_wait_share(before, after, frozenset(), "outbox"),
         ack_s=Change(before, after, "actor", "server").mean("ack_latency_seconds"),
     )

@@ -123,7 +123,7 @@ def _reply_parts(reply: control_pb2.StatusReply) -> list[RenderableType]:
     table = Table(show_header=False, box=None)
     for name, value in _facts(reply):
         table.add_row(name, value)
-    sessions = Table("session", "actor", "role", "sequence", "leave to", "version", "idle s", box=None)
+    sessions = Table("session", "actor", "role", "sequence", "credit to", "version", "idle s", box=None)
     for row in reply.sessions:
         numbers = (row.sequence, row.begin_through, row.applied_version, round(row.idle_ms / 1000, 1))
         sessions.add_row(str(row.session), row.actor_id, row.role, *map(str, numbers))

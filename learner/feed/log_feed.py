@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedStart:
-    """Where a feed begins. position: last entry consumed. turn: updates made. round: next of lock-step.
+    """Where a feed begins. position: last entry consumed. updates: made so far. round: next of lock-step.
 
     restored_from: oldest version whose experience is learned from; 0: any.
     """
 
     position: int = 0
-    turn: int = 0
+    updates: int = 0
     round: int = 0
     restored_from: int = 0
 
@@ -82,8 +82,8 @@ class LogFeed:
         self._delivered = start.position
         self._round = start.round
         self._restored_from = start.restored_from
-        self._turn = start.turn
-        self._turn_lock = threading.Lock()
+        self._updates = start.updates
+        self._updates_lock = threading.Lock()
         self._pending = Pending(self._judge, self._circumstances)
         self._dropped: dict[int, Drop] = {}
         self._undelivered: dict[int, LogEntry] = {}
@@ -120,8 +120,8 @@ class LogFeed:
 
     def skipped(self) -> None:
         """See `Feed`."""
-        with self._turn_lock:
-            self._turn -= 1
+        with self._updates_lock:
+            self._updates -= 1
 
     # ---- the thread
 
@@ -208,7 +208,7 @@ class LogFeed:
 
     def _circumstances(self) -> tuple[int, frozenset[int], int]:
         """Return what a verdict depends on beside the entry."""
-        return self._turn, self._quarantine.sessions, self._restored_from
+        return self._updates, self._quarantine.sessions, self._restored_from
 
     def _judge(self, entry: LogEntry) -> bool:
         """Return whether an entry may be trained on; drops it where it may not."""
@@ -224,7 +224,7 @@ class LogFeed:
         if header.oldest_version < self._restored_from:
             return Drop.RESTORED
         stale_after = self._algorithm.stale_after
-        if stale_after is not None and abs(self._turn - header.oldest_update) > stale_after:
+        if stale_after is not None and abs(self._updates - header.oldest_update) > stale_after:
             return Drop.STALE
         return None
 
@@ -320,8 +320,8 @@ class LogFeed:
         self._delivered = last
         self._round += 1
         if chosen:
-            with self._turn_lock:
-                self._turn += 1
+            with self._updates_lock:
+                self._updates += 1
 
 
 def _trace(chosen: Sequence[LogEntry], took_s: float) -> tuple[str, ...]:

@@ -223,7 +223,7 @@ class Learner:
             prefetch=base.settings.learner.prefetch_batches,
             start=FeedStart(
                 position=self._ledger.position,
-                turn=base.model.algorithm.updates,
+                updates=base.model.algorithm.updates,
                 round=self._position.round,
                 restored_from=self._position.restored_from,
             ),

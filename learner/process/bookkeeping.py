@@ -34,10 +34,10 @@ class Bookkeeping:
     stall: StallWatch
     quarantine: Quarantine
 
-    def book(self, log_batch: LogBatch, update: Update | None, turn: int) -> None:
+    def book(self, log_batch: LogBatch, update: Update | None, updates: int) -> None:
         """Book a batch that was consumed.
 
-        update: None where all of it was dropped. turn: updates made before it.
+        update: None where all of it was dropped. updates: made before it.
         """
         failed = _failed(log_batch, update)
         self._suspect(log_batch, failed)
@@ -48,7 +48,7 @@ class Bookkeeping:
             log_batch.last, trained=trained, dropped=dropped, steps=steps, origins=log_batch.origins
         )
         self.stall.note_dropped(dropped.values())
-        self._record(log_batch, turn)
+        self._record(log_batch, updates)
         self.checkpoints.consumed(log_batch.size)
         self.position.advance(log_batch)
 
@@ -64,14 +64,14 @@ class Bookkeeping:
             if session:
                 self.quarantine.suspect(session, f"log entry {number} makes updates fail")
 
-    def _record(self, log_batch: LogBatch, turn: int) -> None:
+    def _record(self, log_batch: LogBatch, updates: int) -> None:
         if self.recording is None:
             return
         dropped = {number: reason.value for number, reason in log_batch.dropped.items()}
         self.recording.consumed(
             Consumed(
                 position=log_batch.last,
-                update=turn,
+                update=updates,
                 round=log_batch.round,
                 dropped=dropped,
                 fragments=log_batch.fragments,

@@ -148,19 +148,19 @@ class Loop:
             self.feed.skipped()
             log_batch = log_batch.as_dropped(Drop.RESTORED)
         self.clock.start(log_batch.created_us)
-        turn, arrived = self.algorithm.updates, time.perf_counter()
+        updates, arrived = self.algorithm.updates, time.perf_counter()
         update = self._update(log_batch)
         wait_s, compute_s = arrived - self._waited_since, time.perf_counter() - arrived
-        self.books.book(log_batch, update, turn)
+        self.books.book(log_batch, update, updates)
         self.commands.booked(log_batch)
-        self.offers.after(update, _trace(log_batch, update, turn, compute_s))
+        self.offers.after(update, _trace(log_batch, update, updates, compute_s))
         if self.non_finite.too_many:
             self.checkpoints.save()
             self._show_ledger()
             self.non_finite.give_up()
         if log_batch.batch is not None:
             values = update.metrics if update is not None else {}
-            self.recorder.updated(log_batch, values, update=turn, wait_s=wait_s, compute_s=compute_s)
+            self.recorder.updated(log_batch, values, update=updates, wait_s=wait_s, compute_s=compute_s)
             self.offers.publisher.observe_generations(log_batch.versions)
         if update is not None and update.applied and (update.gradient_steps or update.collects):
             self.stall.note_update()
@@ -175,7 +175,7 @@ class Loop:
             self.offers.settle(log_batch.last)
         progress = self.books.ledger.fraction_of(self.section.total_steps)
         batch = replace(log_batch.batch, is_flushed=bool(log_batch.flush))
-        self.ranks.turn(progress, is_flushed=batch.is_flushed)
+        self.ranks.begin_update(progress, is_flushed=batch.is_flushed)
         update = self.algorithm.update(batch, progress=progress)
         self.ranks.agree(self.algorithm, update)
         failpoint("update.after", log_batch.last)
@@ -194,7 +194,7 @@ class Loop:
         show_ledger(self.books.ledger, self.interruptions.lease.renewal)
 
 
-def _trace(log_batch: LogBatch, update: Update | None, turn: int, took_s: float) -> str:
+def _trace(log_batch: LogBatch, update: Update | None, updates: int, took_s: float) -> str:
     """A span of the update, with links to its fragments; "" where none of them is traced."""
     if update is None or not log_batch.traces:
         return ""
@@ -202,7 +202,7 @@ def _trace(log_batch: LogBatch, update: Update | None, turn: int, took_s: float)
         "learner.update",
         took_s,
         links=log_batch.traces,
-        update=turn,
+        update=updates,
         fragments=len(log_batch.trained),
         steps=log_batch.steps,
         applied=update.applied,

@@ -34,7 +34,7 @@ class Ranks(Protocol):
         """Return the source from which the feed takes payloads; `own`: that of this rank alone."""
         ...
 
-    def turn(self, progress: float, *, is_flushed: bool = False) -> None:
+    def begin_update(self, progress: float, *, is_flushed: bool = False) -> None:
         """Announce an update before it begins. progress: share of the run that is done, 0 to 1.
 
         is_flushed: see `Batch`.
@@ -68,7 +68,7 @@ class SingleRank:
         """Return `own`."""
         return own
 
-    def turn(self, progress: float, *, is_flushed: bool = False) -> None:
+    def begin_update(self, progress: float, *, is_flushed: bool = False) -> None:
         """Do nothing."""
 
     def skip(self) -> None:
@@ -100,7 +100,7 @@ class LeadingRank:
         """Return a source that divides payloads among the ranks."""
         return SharedPayloads(own, self._meeting.feed)
 
-    def turn(self, progress: float, *, is_flushed: bool = False) -> None:
+    def begin_update(self, progress: float, *, is_flushed: bool = False) -> None:
         """Announce an update before it begins."""
         self._meeting.turns.say({"what": "update", "progress": progress, "is_flushed": is_flushed})
 

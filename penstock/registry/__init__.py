@@ -8,7 +8,7 @@ transitions      promotion, rollback, retirement
 steering         traffic of a policy
 routing          which version answers a client
 judgement        a canary on trial, for all servers together
-safety           when it is found worse
+canary_trial     when it is found worse, or better
 bounds           what is compared, and how much worse is worse
 evidence         e-processes: evidence that may be looked at at any time
 feedback         rewards that came too late

@@ -1,4 +1,4 @@
-"""The bounds of a canary, and what servers see of its trial, by which `safety` judges it.
+"""The bounds of a canary, and what servers see of its trial, by which `canary_trial` judges it.
 
 So many clients of the canary it takes until 95% of drops in return are proved, by the canary's share of the
 clients and the size of the drop in deviations among clients (simulated, false alarm 0.05):

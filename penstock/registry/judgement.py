@@ -14,11 +14,11 @@ from typing import Final, Self
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from penstock.registry import rows, safety, steering
+from penstock.registry import canary_trial, rows, steering
 from penstock.registry.bounds import Bounds, ClientReturn, Seen
+from penstock.registry.canary_trial import TrialState
 from penstock.registry.models import TrialClientRow, TrialRow
 from penstock.registry.routing import Arms
-from penstock.registry.safety import State
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,9 @@ class Trial:
         return f"{self.canary} {self.active} {self.experiment} {self.latest_share!r}"
 
 
-def judge(session: Session, policy: str, trial: Trial, bounds: Bounds, seen: Sequence[Seen]) -> State | None:
+def judge(
+    session: Session, policy: str, trial: Trial, bounds: Bounds, seen: Sequence[Seen]
+) -> TrialState | None:
     """Return the state of a trial after what was seen, judged for all servers.
 
     None where the registry has another trial, or none, by now: nothing is judged.
@@ -70,14 +72,14 @@ def judge(session: Session, policy: str, trial: Trial, bounds: Bounds, seen: Seq
     row = session.get(TrialRow, policy)
     state = _state_of(row, trial)
     if state is None:
-        state = State()
+        state = TrialState()
         session.execute(delete(TrialClientRow).where(TrialClientRow.policy == policy))
     elif not seen:
         return state
     fresh = _new(session, policy, seen)
     is_full = len(fresh) < len(seen) and _count(session, policy) >= MAX_CLIENTS
-    state = replace(safety.observe_all(state, bounds, fresh), is_full=is_full or state.is_full)
-    text = safety.to_json(state)
+    state = replace(canary_trial.observe_all(state, bounds, fresh), is_full=is_full or state.is_full)
+    text = canary_trial.to_json(state)
     if row is None:
         session.add(TrialRow(policy=policy, trial=str(trial), state=text, changed=rows.now()))
     else:
@@ -85,12 +87,12 @@ def judge(session: Session, policy: str, trial: Trial, bounds: Bounds, seen: Seq
     return state
 
 
-def _state_of(row: TrialRow | None, trial: Trial) -> State | None:
+def _state_of(row: TrialRow | None, trial: Trial) -> TrialState | None:
     """Return what is known of the trial; None where it begins."""
     if row is None or row.trial != str(trial):
         return None
     try:
-        return safety.from_json(row.state)
+        return canary_trial.from_json(row.state)
     except ValueError as error:
         log.warning("a trial begins anew", extra={"trial": str(trial), "why": str(error)})
         return None

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from penstock.registry import feedback, judgement, kept, ratings, rows, steering, transitions
 from penstock.registry.bounds import Bounds, Seen
+from penstock.registry.canary_trial import TrialState
 from penstock.registry.database import Database
 from penstock.registry.feedback import Feedback
 from penstock.registry.judgement import Trial
@@ -37,7 +38,6 @@ from penstock.registry.records import (
 )
 from penstock.registry.registry_errors import SchemaMismatch
 from penstock.registry.routing import Arms
-from penstock.registry.safety import State
 from penstock.registry.snapshot import is_writable
 from penstock.registry.transitions import RolledBack
 from penstock.registry.upgrade import REGISTRY
@@ -358,7 +358,7 @@ class Registry:
             lambda session: tuple(rows.event_record(row) for row in session.scalars(wanted.limit(limit)))
         )
 
-    def judge(self, policy: str, trial: Trial, bounds: Bounds, seen: Sequence[Seen]) -> State | None:
+    def judge(self, policy: str, trial: Trial, bounds: Bounds, seen: Sequence[Seen]) -> TrialState | None:
         """Return the state of a canary's trial after what one server has seen, judged for all of them.
 
         None where another trial, or none, is on by now. Who finds WITHDRAW calls `rollback`.

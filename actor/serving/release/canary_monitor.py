@@ -2,7 +2,7 @@
 
     episodes ─► client_returns ─┐
                                 ├─► `take` ─► the registry judges, for all servers together ─► `judged`
-    answers ─► answer_windows ──┘      (penstock.registry.judgement, by the bets of penstock.registry.safety)
+    answers ─► answer_windows ──┘      (`penstock.registry.judgement`, by the bets of `canary_trial`)
 
 What a server has seen goes to the registry with each look at it, and the judgement comes back: several
 servers and restarts make one trial. A canary that is found worse is withdrawn by name: a second server
@@ -20,9 +20,9 @@ from actor.serving.release.client_returns import ClientReturns
 from actor.serving.versions.answering import Answered
 from penstock.config.settings import CanarySection
 from penstock.registry.bounds import Bounds, Seen
+from penstock.registry.canary_trial import SHARES, TrialState, Verdict
 from penstock.registry.judgement import Trial
 from penstock.registry.routing import Arm, Arms
-from penstock.registry.safety import SHARES, State, Verdict
 from penstock.runtime import metrics
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class CanaryMonitor:
         self._has_canary = self._is_unheard = self._is_told = self._is_counted = False
         self._part = 0.0
         self.trial: Trial | None = None
-        self.state = State()
+        self.state = TrialState()
         self._show()
 
     # ------------------------------------------------------------ what is seen
@@ -87,7 +87,7 @@ class CanaryMonitor:
             self._returns.clear()
             self._part = part
         if trial != self.trial:
-            self.trial, self.state = trial, State()
+            self.trial, self.state = trial, TrialState()
             self._is_counted = False
             self._waiting.clear()
             self._windows = AnswerWindows(self._slow_s, self._now())
@@ -107,7 +107,7 @@ class CanaryMonitor:
         self._is_unheard = True
         self._show()
 
-    def judged(self, trial: Trial, state: State | None) -> None:
+    def judged(self, trial: Trial, state: TrialState | None) -> None:
         """Take what all servers together have found; None where the trial is over."""
         self._is_unheard = False
         if state is not None and trial == self.trial:

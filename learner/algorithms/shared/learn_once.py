@@ -37,7 +37,7 @@ class LearnsOnce(Algorithm, Generic[Own]):
         return min(count, max(1, math.ceil(steps * count / self.section.batch_steps)))
 
     def budget(self, fragment_charge: int) -> int:
-        """Return the most steps that may be outstanding, (S+1)·B.
+        """Return the most steps that may be outstanding: (S+1) batches.
 
         fragment_charge: steps of one fragment, T·N. Raises ValueError, with both numbers, when the budget is
         below it.

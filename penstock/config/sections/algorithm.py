@@ -135,7 +135,7 @@ class CloneSection(AlgorithmSection):
 
     @property
     def update_steps(self) -> int:
-        """Return the charged steps of an update (B)."""
+        """Return the charged steps of an update."""
         return self.batch_steps
 
 

@@ -16,7 +16,7 @@ class OnPolicySection(AlgorithmSection):
     can_round: ClassVar[bool] = True
 
     batch_steps: Positive = 2048
-    """Environment steps of one update (B)."""
+    """Environment steps of one update."""
     staleness: Count = 1
     """Updates that experience may lag behind when it is begun (S); 0: lock-step."""
     stale_after: Annotated[Positive | None, ADVANCED] = None
@@ -60,10 +60,10 @@ class OnPolicySection(AlgorithmSection):
 
     @property
     def lock_step(self) -> bool:
-        """S = 0."""
+        """Whether actors and learner take turns: staleness is 0."""
         return self.staleness == 0
 
     @property
     def update_steps(self) -> int:
-        """Return the charged steps of an update (B)."""
+        """Return the charged steps of an update."""
         return self.batch_steps

@@ -19,7 +19,7 @@ WORKING = Figures(
     updates=10,
     since_update_s=0.1,
     learner_wait_share=0.1,
-    leave_wait_share=0.1,
+    credit_wait_share=0.1,
     ack_wait_share=0.0,
     ack_s=0.003,
 )
@@ -28,15 +28,15 @@ WORKING = Figures(
 @pytest.mark.parametrize(
     ("shares", "bound"),
     [
-        ({"learner_wait_share": 0.7, "leave_wait_share": 0.0}, Bound.ACTOR),
-        ({"learner_wait_share": 0.02, "leave_wait_share": 0.6}, Bound.LEARNER),
+        ({"learner_wait_share": 0.7, "credit_wait_share": 0.0}, Bound.ACTOR),
+        ({"learner_wait_share": 0.02, "credit_wait_share": 0.6}, Bound.LEARNER),
         ({"learner_wait_share": 0.5, "ack_wait_share": 0.4}, Bound.BROKER),
-        ({"leave_wait_share": 0.5, "ack_wait_share": 0.3}, Bound.LEARNER),
-        ({"learner_wait_share": 0.4, "leave_wait_share": 0.5}, Bound.PACING),
-        ({"learner_wait_share": 0.9, "leave_wait_share": 0.3}, Bound.ACTOR),
-        ({"learner_wait_share": 0.3, "leave_wait_share": 0.9}, Bound.LEARNER),
+        ({"credit_wait_share": 0.5, "ack_wait_share": 0.3}, Bound.LEARNER),
+        ({"learner_wait_share": 0.4, "credit_wait_share": 0.5}, Bound.PACING),
+        ({"learner_wait_share": 0.9, "credit_wait_share": 0.3}, Bound.ACTOR),
+        ({"learner_wait_share": 0.3, "credit_wait_share": 0.9}, Bound.LEARNER),
         ({}, Bound.BALANCED),
-        ({"learner_wait_share": 0.7, "leave_wait_share": None, "ack_wait_share": None}, Bound.ACTOR),
+        ({"learner_wait_share": 0.7, "credit_wait_share": None, "ack_wait_share": None}, Bound.ACTOR),
     ],
 )
 def test_whoever_waits_points_at_the_one_waited_for(shares: dict[str, float | None], bound: Bound) -> None:
@@ -49,9 +49,9 @@ def test_whoever_waits_points_at_the_one_waited_for(shares: dict[str, float | No
 
 def test_the_figures_are_in_the_line() -> None:
     """One line that a person can check."""
-    assert judge(replace(WORKING, leave_wait_share=0.63)).line == (
+    assert judge(replace(WORKING, credit_wait_share=0.63)).line == (
         "learner-bound: the learner waits 10% of its time for experience, actors wait 63% of their time for "
-        "leave, 0% for acknowledgements, an acknowledgement takes 3.0 ms"
+        "credit, 0% for acknowledgements, an acknowledgement takes 3.0 ms"
     )
 
 
@@ -70,19 +70,19 @@ def test_a_process_that_does_not_move_goes_before_all_shares(problem: dict[str, 
     verdict = judge(figures)
     assert verdict.bound is bound
     assert next(iter(problem.values())) in verdict.reason
-    assert "no update for 12 s; 2 of 2 actors wait for leave" in verdict.reason
+    assert "no update for 12 s; 2 of 2 actors wait for credit" in verdict.reason
 
 
 def test_a_learner_that_makes_no_update_while_all_actors_wait_is_the_bottleneck() -> None:
     """Although it answers and is green: it computes, or hangs."""
     verdict = judge(replace(WORKING, updates=0, since_update_s=7.0, starved=2))
-    assert verdict.line == "learner-bound: no update for 7 s; 2 of 2 actors wait for leave"
+    assert verdict.line == "learner-bound: no update for 7 s; 2 of 2 actors wait for credit"
 
 
 def test_actors_that_fill_no_batch_yet_are_the_bottleneck() -> None:
     """The learner cannot have anything to do."""
     verdict = judge(replace(WORKING, updates=0, since_update_s=None))
-    assert verdict.line == "actor-bound: no update yet; actors have leave and fill no batch yet"
+    assert verdict.line == "actor-bound: no update yet; actors have credit and fill no batch yet"
 
 
 @pytest.mark.parametrize("figures", [Figures(), Figures(halted="paused by an operator", updates=0, actors=2)])
@@ -161,7 +161,7 @@ def test_rates_are_differences_of_counters_by_time() -> None:
     assert (flow.waiting_fragments, flow.version) == (10, 5)
     figures = figures_between(before, after)
     assert figures.learner_wait_share == 0.25
-    assert figures.leave_wait_share == 0.75
+    assert figures.credit_wait_share == 0.75
     assert judge(figures).bound is Bound.LEARNER
 
 
@@ -187,8 +187,8 @@ def test_a_wait_that_has_not_ended_counts_as_the_whole_window() -> None:
     before = seen(0, actor("actor-0", 0, 100, 3), learner(0, 3, 1, 1))
     after = seen(2, actor("actor-0", 2, 100, 3), learner(2, 3, 1, 1), sessions=(session("actor-0", 7, 7),))
     figures = figures_between(before, after)
-    assert (figures.leave_wait_share, figures.learner_wait_share, figures.starved) == (1.0, 0.0, 1)
-    assert judge(figures).line == "learner-bound: no update for 2 s; 1 of 1 actors wait for leave"
+    assert (figures.credit_wait_share, figures.learner_wait_share, figures.starved) == (1.0, 0.0, 1)
+    assert judge(figures).line == "learner-bound: no update for 2 s; 1 of 1 actors wait for credit"
 
 
 def test_one_look_alone_measures_nothing() -> None:
@@ -205,7 +205,7 @@ def test_a_learner_that_was_stopped_is_named() -> None:
     after = seen(9, actor("actor-0", 9, 100, 3), stopped, sessions=(session("actor-0", 7, 7),))
     assert judge(figures_between(before, after)).line == (
         "learner-bound: learner stands still: stopped by a signal; no update for 9 s; 1 of 1 actors wait "
-        "for leave"
+        "for credit"
     )
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from penstock.registry import judgement
 from penstock.registry.bounds import Bounds, ClientReturn, Seen, Window
+from penstock.registry.canary_trial import TrialState, Verdict
 from penstock.registry.judgement import Trial
 from penstock.registry.records import NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import NotAllowed
-from penstock.registry.safety import State, Verdict
 from tests.support.storage.ready_tables import with_registry
 
 BOUNDS = Bounds()
@@ -63,7 +63,7 @@ def client(number: int, *, level: int = 0, drop: float = 0.0) -> ClientReturn:
     return ClientReturn(client=f"{number:016x}", level=level, canary=canary, part=0.5, value=value)
 
 
-def judge(registry: Registry, *seen: Seen) -> State:
+def judge(registry: Registry, *seen: Seen) -> TrialState:
     """The state after what one server has seen."""
     state = registry.judge("default", trial_of(registry), BOUNDS, seen)
     assert state is not None
@@ -130,7 +130,7 @@ def test_another_trial_begins_anew(servers: tuple[Registry, Registry]) -> None:
     registry.rollback("default", "enough", by="test")
     assert Trial.of(registry.arms("default")) is None
     registry.promote("default", 3, "next", by="test", to=Status.CANARY, canary_share=0.5)
-    assert judge(registry) == State()
+    assert judge(registry) == TrialState()
 
 
 def test_a_share_that_grows_goes_on_with_the_trial(servers: tuple[Registry, Registry]) -> None:
@@ -158,11 +158,11 @@ def test_a_state_of_another_program_begins_anew(
 ) -> None:
     """A server that cannot read it does not stop serving."""
     judge(servers[0], *map(client, range(10)))
-    monkeypatch.setattr("penstock.registry.safety.from_json", _unreadable)
+    monkeypatch.setattr("penstock.registry.canary_trial.from_json", _unreadable)
     assert judge(servers[1], client(50)).levels[0].canary == 1
 
 
-def _unreadable(_text: str) -> State:
+def _unreadable(_text: str) -> TrialState:
     raise ValueError("of another program")
 
 

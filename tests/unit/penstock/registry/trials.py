@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.registry.bounds import LEVEL_FACTOR, LEVELS, Bounds, ClientReturn
-from penstock.registry.safety import State, Verdict, observe
+from penstock.registry.canary_trial import TrialState, Verdict, observe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,11 @@ class Population:
                 )
 
 
-def judged(bounds: Bounds, population: Population, part: float, seed: int, levels: int = LEVELS) -> State:
+def judged(
+    bounds: Bounds, population: Population, part: float, seed: int, levels: int = LEVELS
+) -> TrialState:
     """The state at the first verdict that a canary is worse, looked for after every client; else the last."""
-    state = State()
+    state = TrialState()
     for one in population.returns(part, random.Random(seed), levels):
         state = observe(state, bounds, one)
         if state.verdict is Verdict.WITHDRAW:

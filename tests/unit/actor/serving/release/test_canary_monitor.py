@@ -8,11 +8,11 @@ import pytest
 from torch import nn
 
 from penstock.policy.policy import Policy
-from penstock.registry import safety
+from penstock.registry import canary_trial
 from penstock.registry.bounds import ClientReturn, Seen, Window
+from penstock.registry.canary_trial import Cause, TrialState, Verdict
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arm, Arms
-from penstock.registry.safety import Cause, State, Verdict
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.refusal import Refused
@@ -47,7 +47,7 @@ def look(stand: Stand, passed_s: float = 0.0) -> list[Seen]:
     stand.now_s += passed_s
     monitor, found = stand.canary_monitor, stand.canary_monitor.take()
     if monitor.trial is not None:
-        monitor.judged(monitor.trial, safety.observe_all(monitor.state, monitor.bounds, found))
+        monitor.judged(monitor.trial, canary_trial.observe_all(monitor.state, monitor.bounds, found))
     return found
 
 
@@ -261,7 +261,7 @@ async def test_guards_outlive_ten_thousand_answers() -> None:
     for client in range(64):
         await play(stand, client)
     good = Window(answers=256, slower=0.0)
-    state = safety.observe_all(stand.canary_monitor.state, stand.canary_monitor.bounds, [good] * 1000)
+    state = canary_trial.observe_all(stand.canary_monitor.state, stand.canary_monitor.bounds, [good] * 1000)
     assert stand.canary_monitor.trial is not None
     stand.canary_monitor.judged(stand.canary_monitor.trial, state)
     stand.keep(3, policy=broken(policy_of(stand.specification, CANARY)))
@@ -281,7 +281,7 @@ async def test_a_question_that_no_version_can_answer_is_not_the_canarys_fault() 
         await ask(stand, client)
     look(stand, 10.0)
     assert stand.withdrawn == []
-    state: State = stand.canary_monitor.state
+    state: TrialState = stand.canary_monitor.state
     assert (state.answers > 10, state.failed) == (True, 0)
 
 

@@ -21,12 +21,12 @@ from actor.serving.release.canary_monitor import CanaryMonitor
 from penstock.config.settings import CanarySection
 from penstock.registry import routing, steering
 from penstock.registry.bounds import Bounds, ClientReturn, Seen
+from penstock.registry.canary_trial import TrialState, Verdict, observe
 from penstock.registry.judgement import Trial, judge
 from penstock.registry.models import Base, VersionRow
 from penstock.registry.records import Origin, Status, Traffic
 from penstock.registry.routing import Arm, Arms
 from penstock.registry.rows import now, traffic_row
-from penstock.registry.safety import State, Verdict, observe
 
 POLICY = "default"
 FALSE_ALARM = 0.05
@@ -62,10 +62,10 @@ class Shared:
     """What servers share of a trial: each client counts once at each level."""
 
     arms: Arms
-    state: State = field(default_factory=State)
+    state: TrialState = field(default_factory=TrialState)
     known: set[tuple[str, int]] = field(default_factory=set)
 
-    def judge(self, _trial: Trial, bounds: Bounds, found: list[Seen]) -> State:
+    def judge(self, _trial: Trial, bounds: Bounds, found: list[Seen]) -> TrialState:
         """As `Registry.judge`."""
         for one in found:
             assert isinstance(one, ClientReturn)
@@ -86,7 +86,7 @@ class Tables:
         """Of the trial."""
         return steering.arms(self.session, POLICY)
 
-    def judge(self, trial: Trial, bounds: Bounds, found: list[Seen]) -> State:
+    def judge(self, trial: Trial, bounds: Bounds, found: list[Seen]) -> TrialState:
         """As `Registry.judge`."""
         state = judge(self.session, POLICY, trial, bounds, found)
         assert state is not None
@@ -102,7 +102,7 @@ class Fleet:
     seed: int
     shared: Shared | Tables
     now_s: float = 0.0
-    state: State = field(default_factory=State)
+    state: TrialState = field(default_factory=TrialState)
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
@@ -154,7 +154,7 @@ class Fleet:
             episode.is_over = True
             server.end(episode, is_whole=True)
             self.look(server)
-            if self.state.verdict in (Verdict.WITHDRAW, Verdict.PROMOTE):
+            if self.state.verdict in (Verdict.WITHDRAW, Verdict.BETTER):
                 break
             if self.draw.random() < 1 / (20 * self.clients):
                 self.servers[self.draw.randrange(2)] = self.new_server()
@@ -196,7 +196,7 @@ def test_a_canary_that_is_as_good_is_hardly_ever_judged_worse(
 ) -> None:
     """Nor better: of 10,000 such trials in all, by size of the crowd."""
     verdicts = [Fleet(clients, between, seed, shared(seed)).verdict() for seed in range(trials)]
-    false = sum(verdict in (Verdict.WITHDRAW, Verdict.PROMOTE) for verdict in verdicts)
+    false = sum(verdict in (Verdict.WITHDRAW, Verdict.BETTER) for verdict in verdicts)
     most = FALSE_ALARM + 2.33 * (FALSE_ALARM * (1 - FALSE_ALARM) / trials) ** 0.5
     print(f"{false} of {trials} with {clients} clients, {between} between them; at most {most:.3f}")
     assert false / trials <= most

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from penstock.registry.bounds import MAX_PART, Bounds, ClientReturn, Seen, Window
-from penstock.registry.safety import (
+from penstock.registry.canary_trial import (
     BURN_IN,
     SHARES,
     Cause,
-    State,
+    TrialState,
     Verdict,
     from_json,
     observe,
@@ -29,12 +29,12 @@ def earned(value: float, *, canary: bool = False, part: float = 0.5, level: int 
     return ClientReturn(client="", level=level, canary=canary, part=part, value=value)
 
 
-def after(*seen: Seen) -> State:
+def after(*seen: Seen) -> TrialState:
     """The state after all of it."""
-    return observe_all(State(), BOUNDS, seen)
+    return observe_all(TrialState(), BOUNDS, seen)
 
 
-def rounds_until(verdict: Verdict, state: State, *seen: Seen, most: int = 1000) -> int:
+def rounds_until(verdict: Verdict, state: TrialState, *seen: Seen, most: int = 1000) -> int:
     """How often all of it must be seen again."""
     for count in range(1, most + 1):
         state = observe_all(state, BOUNDS, seen)
@@ -53,7 +53,7 @@ def test_every_bet_on_a_client_is_fair(part: float) -> None:
     This is all that the bound on false alarms rests on.
     """
     draw = random.Random(7)
-    state = State()
+    state = TrialState()
     for _ in range(200):
         value = draw.choice([draw.gauss(0, 1), draw.gauss(0, 100), 0.0])
         sides = [observe(state, BOUNDS, earned(value, canary=arm, part=part)) for arm in (True, False)]
@@ -73,7 +73,7 @@ def test_clients_that_differ_raise_no_false_alarms(between: float) -> None:
         for clients, count in ((20, 60), (50, 40), (200, 10))
         for seed in range(count)
     ]
-    false = sum(state.verdict in (Verdict.WITHDRAW, Verdict.PROMOTE) for state in trials)
+    false = sum(state.verdict in (Verdict.WITHDRAW, Verdict.BETTER) for state in trials)
     assert false / len(trials) <= 0.05 + 2.33 * (0.05 * 0.95 / len(trials)) ** 0.5
 
 
@@ -99,14 +99,17 @@ def test_few_clients_are_told_apart_by_their_means() -> None:
 def test_a_canary_that_is_better_is_called_so_and_judged_on() -> None:
     """The day on which it is worse may come."""
     better = judged(BOUNDS, Population(clients=300, drop=-2.0), 0.5, 3, levels=1)
-    assert (better.verdict, better.cause) == (Verdict.PROMOTE, Cause.HIGHER_RETURN)
+    assert (better.verdict, better.cause) == (Verdict.BETTER, Cause.HIGHER_RETURN)
+    assert better.explain().startswith("better for higher_return after ")
+    assert '"verdict": "promote"' in to_json(better), "registries of earlier releases hold this word"
+    assert from_json(to_json(better)) == better
     assert rounds_until(Verdict.WITHDRAW, better, Window(answers=100, failed=100)) < 10
 
 
 def test_returns_that_are_nonsense_neither_withdraw_nor_blind() -> None:
     """A tenth of the clients, of both arms, reports the largest numbers there are."""
     draw = random.Random(5)
-    state = State()
+    state = TrialState()
     for number in range(400):
         canary = draw.random() < 0.5
         value = draw.gauss(0, 1) - 1.5 * canary
@@ -166,7 +169,7 @@ def test_a_machine_that_stumbles_withdraws_nobody() -> None:
     withdrawn = 0
     for seed in range(40):
         draw = random.Random(seed)
-        state = State()
+        state = TrialState()
         for _ in range(200):
             canary, active = (sum(draw.random() < 0.5 for _ in range(count)) / count for count in (4, 36))
             state = observe(state, BOUNDS, Window(answers=10, slower=canary - active))
@@ -186,7 +189,7 @@ def test_a_verdict_of_withdrawal_is_final() -> None:
 def test_the_parts_of_the_false_alarm_rate_are_all_of_it() -> None:
     """So the chance of any false verdict is at most `false_alarm`."""
     assert sum(SHARES.values()) == pytest.approx(1.0)
-    state = State()
+    state = TrialState()
     for cause, share in SHARES.items():
         levels = 3 if cause in (Cause.LOWER_RETURN, Cause.HIGHER_RETURN) else 1
         assert state.progress(cause, 0.05) == pytest.approx(share * 0.05 / levels)
@@ -212,7 +215,7 @@ def test_a_state_that_cannot_be_read_is_refused(text: str) -> None:
 
 def test_a_state_of_other_bets_is_refused() -> None:
     """Another program made it."""
-    fields = json.loads(to_json(State()))
+    fields = json.loads(to_json(TrialState()))
     fields["errors"]["capital"] = [0.0]
     with pytest.raises(ValueError, match="other bets"):
         from_json(json.dumps(fields))

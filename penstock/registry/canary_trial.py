@@ -53,10 +53,15 @@ class Verdict(StrEnum):
 
     GO_ON = "go_on"
     WITHDRAW = "withdraw"
-    PROMOTE = "promote"
-    """It is better; it is judged on."""
+    BETTER = "promote"
+    """It has earned more; it is judged on, and only an operator promotes it. Registries store "promote"."""
     UNDECIDED = "undecided"
     """The horizon has come without proof for either; it is judged on, and its operator decides."""
+
+    @property
+    def text(self) -> str:
+        """The verdict as an operator reads it."""
+        return "better" if self is Verdict.BETTER else self.value
 
 
 class Cause(StrEnum):
@@ -94,7 +99,7 @@ _EMPTY: Final = Level()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class TrialState:
     """The whole state of a trial."""
 
     levels: tuple[Level, ...] = (_EMPTY,) * LEVELS
@@ -133,14 +138,14 @@ class State:
         why = f" for {self.cause.value}" if self.cause else ""
         returns = max(level.lower.value for level in self.levels)
         return (
-            f"{self.verdict.value}{why} after {first.canary} clients of the canary and {first.active} of the "
+            f"{self.verdict.text}{why} after {first.canary} clients of the canary and {first.active} of the "
             f"active version, {self.answers} answers ({self.failed} failed, {self.not_finite} not finite; "
             f"evidence: lower_return {returns:.3g}, errors {self.errors.value:.3g}, "
             f"latency {self.latency.value:.3g})"
         )
 
 
-def observe(state: State, bounds: Bounds, seen: Seen) -> State:
+def observe(state: TrialState, bounds: Bounds, seen: Seen) -> TrialState:
     """Return the state after a client's return, or a window of answers; nothing follows WITHDRAW.
 
     Args:
@@ -154,14 +159,14 @@ def observe(state: State, bounds: Bounds, seen: Seen) -> State:
     return _judge(state, bounds)
 
 
-def observe_all(state: State, bounds: Bounds, seen: Sequence[Seen]) -> State:
+def observe_all(state: TrialState, bounds: Bounds, seen: Sequence[Seen]) -> TrialState:
     """Return the state after all of them, in order."""
     for one in seen:
         state = observe(state, bounds, one)
     return state
 
 
-def _compare(state: State, seen: ClientReturn) -> State:
+def _compare(state: TrialState, seen: ClientReturn) -> TrialState:
     level = state.levels[seen.level]
     worse = _worse(level.recent, seen.value)
     if worse is not None:
@@ -191,7 +196,7 @@ def _worse(recent: tuple[float, ...], value: float) -> float | None:
     return float((value < middle) - (value > middle))
 
 
-def _count(state: State, bounds: Bounds, window: Window) -> State:
+def _count(state: TrialState, bounds: Bounds, window: Window) -> TrialState:
     margin = bounds.error_margin
     errors = state.errors.bet((window.failed / window.answers - margin) / margin)
     latency = state.latency
@@ -207,36 +212,36 @@ def _count(state: State, bounds: Bounds, window: Window) -> State:
     )
 
 
-def _judge(state: State, bounds: Bounds) -> State:
+def _judge(state: TrialState, bounds: Bounds) -> TrialState:
     if state.not_finite:
         return replace(state, verdict=Verdict.WITHDRAW, cause=Cause.NOT_FINITE)
     for cause in SHARES:
         if _is_proved(state, bounds, cause):
-            verdict = Verdict.PROMOTE if cause is Cause.HIGHER_RETURN else Verdict.WITHDRAW
+            verdict = Verdict.BETTER if cause is Cause.HIGHER_RETURN else Verdict.WITHDRAW
             return replace(state, verdict=verdict, cause=cause)
     if state.verdict is Verdict.GO_ON and state.levels[0].canary >= bounds.horizon:
         return replace(state, verdict=Verdict.UNDECIDED, cause=Cause.HORIZON)
     return state
 
 
-def _is_proved(state: State, bounds: Bounds, cause: Cause) -> bool:
+def _is_proved(state: TrialState, bounds: Bounds, cause: Cause) -> bool:
     return state.progress(cause, bounds.false_alarm) >= 1.0
 
 
 # ---------------------------------------------------------------- as JSON
 
 
-def to_json(state: State) -> str:
+def to_json(state: TrialState) -> str:
     """Return the state as JSON text."""
     return json.dumps(asdict(state), allow_nan=False)
 
 
-def from_json(text: str) -> State:
+def from_json(text: str) -> TrialState:
     """Return the state of such a text; raises ValueError for a text that is no state of these BETS."""
     try:
         fields = json.loads(text)
         levels = tuple(_level(level) for level in fields["levels"])
-        state = State(
+        state = TrialState(
             **fields
             | {"levels": levels}
             | {name: _evidence(fields[name]) for name in ("errors", "latency")}
@@ -252,7 +257,7 @@ def from_json(text: str) -> State:
     return state
 
 
-def _all_evidence(state: State) -> Iterator[Evidence]:
+def _all_evidence(state: TrialState) -> Iterator[Evidence]:
     yield from (state.errors, state.latency)
     for level in state.levels:
         yield from (level.lower, level.higher)
