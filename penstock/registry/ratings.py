@@ -75,7 +75,10 @@ class KeptRating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How many conversations of a version were rated, and how many of them well."""
+    """Counts the rated conversations of a version.
+
+    rated: conversations with a rating. well: those whose rating is above the bound that was asked for.
+    """
 
     version: int
     rated: int
