@@ -64,7 +64,8 @@ def sections(settings: Settings) -> dict[str, str]:
     return {
         "workload": settings.workload,
         "environment": settings.environment.canonical_json(),
-        "policy": settings.policy.canonical_json(),
+        # How weights began means nothing for weights that are there.
+        "policy": settings.policy.canonical_json(exclude={"initialisation"}),
         "actor.unroll_length": str(settings.actor.unroll_length),
         "algorithm.name": settings.algorithm.name,
     }

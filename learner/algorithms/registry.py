@@ -136,10 +136,6 @@ def _check_ranks(settings: Settings, size: int) -> None:
             policy.recurrent != "none",
             "policy.recurrent='none' (policy.frame_stack remembers too)",
         ),
-        f"policy.dropout={policy.dropout}: {size} ranks would drop the same features": (
-            policy.dropout > 0,
-            "policy.dropout=0",
-        ),
         f"learner.record={str(learner.record)!r}: rank 0 of {size} sees a part of the experience": (
             learner.record is not None,
             "no recording",

@@ -167,14 +167,18 @@ def _hidden_layer(before: int, after: int, section: PolicySection) -> list[nn.Mo
     return layers
 
 
-def initialise(module: nn.Module, gain: float, generator: torch.Generator) -> None:
-    """Set orthogonal weights and zero biases in every linear and convolutional layer of a module.
+def initialise(module: nn.Module, gain: float | None, generator: torch.Generator) -> None:
+    """Set the first weights and zero biases of every linear and convolutional layer of a module.
 
-    Residual blocks begin as identities. gain: factor of the orthogonal weights. generator: draws them.
+    Residual blocks begin as identities. gain: factor of orthogonal weights; None: uniform weights between
+    ±√(6 / (inputs + outputs)) instead (Glorot and Bengio 2010). generator: draws them.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, gain, generator=generator)
+            if gain is None:
+                nn.init.xavier_uniform_(layer.weight, generator=generator)
+            else:
+                nn.init.orthogonal_(layer.weight, gain, generator=generator)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
     for block in module.modules():

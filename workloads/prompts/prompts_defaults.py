@@ -5,7 +5,13 @@ from typing import Any, Final
 _TASK: Final[dict[str, Any]] = {
     "environment": {"count": 16},
     "actor": {"count": 1, "unroll_length": 32},
-    "policy": {"hidden_sizes": [256, 256, 128], "activation": "relu", "hidden_norm": "batch", "dropout": 0.1},
+    "policy": {
+        "hidden_sizes": [256, 256, 128],
+        "activation": "relu",
+        "hidden_norm": "batch",
+        "dropout": 0.1,
+        "initialisation": "xavier",
+    },
     "evaluation": {"episodes": 100},
     "learner": {"total_steps": 200_000},
 }
@@ -22,7 +28,10 @@ _PPO: Final[dict[str, Any]] = {
     "learning_rate": 3e-4,
     "max_gradient_norm": 0.5,
 }
-_REPLAY: Final[dict[str, Any]] = {**_TASK, "policy": {"hidden_sizes": [256, 256, 128], "activation": "relu"}}
+_REPLAY: Final[dict[str, Any]] = {
+    **_TASK,
+    "policy": {"hidden_sizes": [256, 256, 128], "activation": "relu"},
+}
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:

@@ -74,6 +74,10 @@ _JUDGED = ("policy_loss", "value_loss", "entropy", "gradient_norm")
 _SUMMED = ("policy_loss", "value_loss", "entropy", "optimiser")
 """Of which every rank holds a share. The last is no metric: not finite on one rank, it is so on all."""
 
+_RANK_STRIDE = 0x9E3779B1
+"""Between the seeds of ranks: no gradient step of one has the seed of another's, also in 32 bits, to which a
+generator on the CPU cuts them."""
+
 _GOING_ON = ("generator/", "rewards/slots", "rewards/returns")
 
 
@@ -277,9 +281,11 @@ class OnPolicy(LearnsOnce[Own]):
     def _thinned(self, inputs: Inputs) -> Outputs:
         """Return outputs with features dropped.
 
-        Which ones are dropped follows from the count of gradient steps, so a resume repeats them.
+        Which ones are dropped follows from the count of gradient steps, so a resume repeats them, and from
+        the rank: rows of several ranks would otherwise lose the same features.
         """
-        seed, device = self._seed + self._optimiser.steps, inputs.vector.device
+        seed = self._seed + self._optimiser.steps + self._group.rank * _RANK_STRIDE
+        device = inputs.vector.device
         with thinned(self.policy.dropouts, seed, device):
             return self._network.outputs(inputs)
 

@@ -76,6 +76,11 @@ class RankGroup(Protocol):
         """Number of ranks."""
         ...
 
+    @property
+    def rank(self) -> int:
+        """Number of this one, from 0."""
+        ...
+
     def rows_of(self, steps: Tensor) -> RankRows:
         """Choose rows of a batch: bool [T, B] of this rank's columns.
 
@@ -139,6 +144,7 @@ class SingleRankGroup:
     """A learner of one rank."""
 
     size = 1
+    rank = 0
 
     def rows_of(self, steps: Tensor) -> RankRows:
         """Return all rows: there is one rank."""

@@ -24,6 +24,8 @@ class PolicySection(Section):
     """Normalisation between hidden layer and non-linearity; batch: its statistics are part of the weights."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of hidden features dropped where the learner differentiates; actors act with all of them."""
+    initialisation: Annotated[Literal["orthogonal", "xavier"], ADVANCED] = "orthogonal"
+    """First weights, biases are 0; orthogonal: small before the actions; xavier: uniform (Glorot 2010)."""
     image_trunk: Literal["auto", "nature", "small", "impala"] = "auto"
     """Convolutions of images: Nature, two of 3x3, or IMPALA's; auto: Nature from 36 pixels on, else small."""
     shared_trunk: bool = False

@@ -36,6 +36,11 @@ class Section(BaseModel):
         """Return whether the field of this name is marked as `ADVANCED`."""
         return ADVANCED in cls.model_fields[field].metadata
 
-    def canonical_json(self) -> str:
-        """Return JSON with sorted keys and no spaces: equal sections have equal text."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    def canonical_json(self, exclude: set[str] | None = None) -> str:
+        """Return JSON with sorted keys and no spaces, without those of `exclude`.
+
+        Equal sections have equal text.
+        """
+        return json.dumps(
+            self.model_dump(mode="json", exclude=exclude), sort_keys=True, separators=(",", ":")
+        )

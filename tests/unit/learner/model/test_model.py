@@ -239,7 +239,6 @@ ON_HARDWARE: dict[str, tuple[int, dict[str, Any], str]] = {
     "replay": (2, {"algorithm": {"name": "dqn"}}, r"algorithm.name='dqn': .*there are 2; use impala or"),
     "clone": (2, {"algorithm": {"name": "clone"}}, r"algorithm.name='clone': .*learner.ranks=1"),
     "recurrent": (2, {"policy": {"recurrent": "gru"}}, r"policy.recurrent='gru': .*learner.ranks=1"),
-    "dropout": (2, {"policy": {"dropout": 0.1}}, r"policy.dropout=0.1: .*learner.ranks=1"),
     "record": (2, {"learner": {"record": "r"}}, r"learner.record='r': .*learner.ranks=1"),
     "recording": (2, {"learner": {"feed_from": "r"}}, r"learner.feed_from='r': .*learner.ranks=1"),
     "bfloat16-sac": (
@@ -270,7 +269,7 @@ def test_what_a_learners_hardware_cannot_is_refused(ranks: int, layer: dict[str,
 def test_what_several_ranks_share_is_not_refused() -> None:
     """Every algorithm that learns from each batch once, with any plain network."""
     for name in ("ppo", "impala", "reinforce"):
-        policy = {"hidden_norm": "batch", "frame_stack": 2}
+        policy = {"hidden_norm": "batch", "dropout": 0.1, "frame_stack": 2}
         check_hardware(configuration.load([{"run": "a", "algorithm": {"name": name}, "policy": policy}]), 2)
 
 

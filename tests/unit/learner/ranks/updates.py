@@ -56,6 +56,7 @@ CASES: dict[str, tuple[OnPolicySection, dict[str, Any]]] = {
     "batch-norm": (PPOSection(learning_rate=1e-3, minibatches=2), {"hidden_norm": "batch"}),
     "impala": (ImpalaSection(learning_rate=1e-3, entropy_coefficient=0.01), {"hidden_norm": "layer"}),
     "reinforce": (ReinforceSection(learning_rate=1e-3, scale_rewards=True), {}),
+    "dropout": (PPOSection(learning_rate=1e-3, minibatches=2), {"dropout": 0.5, "hidden_norm": "batch"}),
     "poisoned": (PPOSection(learning_rate=1e-3, epochs=1, minibatches=2), {"normalise_observations": True}),
 }
 """By name: the algorithm, and what differs from the defaults of the policy."""

@@ -159,6 +159,22 @@ def test_initialisation_is_orthogonal_with_the_usual_gains() -> None:
     assert all(not bias.any() for name, bias in policy.named_parameters() if name.endswith("bias"))
 
 
+def test_initialisation_by_inputs_and_outputs() -> None:
+    """Uniform in every layer up to √(6 / (inputs + outputs)), of each its own draw; biases 0."""
+    policy = small_policy(initialisation="xavier", hidden_sizes=(64, 64))
+    for name, weight in policy.named_parameters():
+        if weight.dim() < 2:
+            assert not weight.any(), name
+            continue
+        bound = (6 / sum(weight.shape)) ** 0.5
+        assert 0.9 * bound < weight.abs().max().item() <= bound, name
+    hidden = policy.get_parameter("actor_body.layers.2.weight")
+    assert hidden.std().item() == pytest.approx((2 / 128) ** 0.5, rel=0.05)
+    assert not torch.equal(hidden, policy.get_parameter("critic_body.layers.2.weight"))
+    again = small_policy(initialisation="xavier", hidden_sizes=(64, 64))
+    assert torch.equal(hidden, again.get_parameter("actor_body.layers.2.weight"))
+
+
 def test_environment_action_has_the_nesting_of_the_space() -> None:
     """A tuple of batched arrays, offsets and bounds applied."""
     policy = make("shared")

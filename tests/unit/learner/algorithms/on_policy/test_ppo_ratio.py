@@ -126,6 +126,19 @@ def test_an_update_that_is_not_finite_leaves_the_statistics_alone() -> None:
     assert weights.encode(acting.policy) == before
 
 
+def test_another_rank_drops_other_features_and_each_time_the_same() -> None:
+    """Rows of several ranks do not lose the same ones."""
+    gradients = []
+    for rank in (0, 1, 1):
+        acting, ppo = trained("dropout")
+        ppo._group = SingleRankGroup()
+        ppo._group.rank = rank
+        outputs = ppo._thinned(acting.policy.read(acting.batch().observation))
+        gradients.append(outputs.parameters.detach())
+    assert not torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[1], gradients[2])
+
+
 def test_a_resumed_update_drops_the_same_features() -> None:
     """The masks follow from the seed and the count of gradient steps."""
     acting, ppo = trained("batch norm and dropout")
