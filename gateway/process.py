@@ -105,17 +105,18 @@ class Work:
     at_once: int = AT_ONCE
     services: Sequence[Service] = ()
 
-    def desk(self, accounts: Accounts, registry: Registry, models: Path) -> JobDesk:
-        """Return the desk of the jobs. models: folder below which models are exported."""
+    def desk(self, accounts: Accounts, registry: Registry, places: Places) -> JobDesk:
+        """Return the desk of the jobs."""
         kinds = {name: kind for one in self.services for name, kind in one.kinds.items()}
         return JobDesk(
             accounts,
             registry,
             self.runner,
             kinds,
-            models=models,
+            models=places.models_folder(),
             at_once=self.at_once,
             steering=self.steering,
+            registry_url=places.registry_url(),
         )
 
 
@@ -183,7 +184,7 @@ def main(
     accounts, database = open_accounts(places)
     registry = open_registry(places)
     try:
-        desk = None if jobs is None else jobs.desk(accounts, registry, places.models_folder())
+        desk = None if jobs is None else jobs.desk(accounts, registry, places)
         parts = Parts(accounts=accounts, registry=registry, limits=CallLimits(), desk=desk)
         server = HttpServer(
             make_app(parts, doors, () if jobs is None else jobs.services),

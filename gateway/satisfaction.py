@@ -26,7 +26,7 @@ _Z: Final = 1.959964
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Satisfaction:
-    """What the conversations of a version say.
+    """Says what the conversations of a version came to.
 
     share, low, high: of thumbs-up among all of them, with the interval of 95 % (Wilson); None: cannot tell.
     """

@@ -121,7 +121,7 @@ def assemble(
     """Raises ConfigurationError for settings that fit neither one another nor the run."""
     section, background_tasks = settings.serving, BackgroundTasks()
     check_range(settings.canary)
-    traffic = make_traffic(settings, source, run_follower)
+    traffic = make_traffic(settings, source, run_follower, specification)
     fetch = no_weights if run_follower is None else run_follower.fetch
     make_policy = policy_maker(specification, settings.actor)
     loaded_versions = LoadedVersions(make_policy, fetch if traffic is None else traffic.fetch, section)
@@ -188,7 +188,9 @@ def _record(section: ServingSection, source: Source) -> ShadowRecord | None:
     )
 
 
-def make_traffic(settings: Settings, source: Source, run_follower: RunFollower | None) -> Traffic | None:
+def make_traffic(
+    settings: Settings, source: Source, run_follower: RunFollower | None, specification: RunSpecification
+) -> Traffic | None:
     """Return what reads the registry of what is served; None without one."""
     url = registry_with_password(settings.registry)
     if source.run_dir is not None:
@@ -196,7 +198,11 @@ def make_traffic(settings: Settings, source: Source, run_follower: RunFollower |
     elif not url:
         return None
     return Traffic(
-        url, settings.serving.policy, source.run_dir, None if run_follower is None else run_follower.fetch
+        url,
+        settings.serving.policy,
+        source.run_dir,
+        None if run_follower is None else run_follower.fetch,
+        specification,
     )
 
 

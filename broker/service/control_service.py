@@ -20,7 +20,7 @@ from penstock.rpc.boundary import Malformed
 from penstock.v1 import control_pb2 as pb
 from penstock.v1 import weights_pb2
 from penstock.v1.control_pb2_grpc import ControlServiceServicer
-from penstock.wire.ids import check_id
+from penstock.wire.ids import check_id, check_policy
 from penstock.wire.limits import KIB, MAX_NUMBER
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class ControlService(ControlServiceServicer):
 
     def _policy(self, name: str) -> str:
         try:
-            return check_id("policy", name or self._versions.policy)
+            return check_policy("policy", name or self._versions.policy)
         except ValueError as error:
             raise Malformed(str(error)) from error
 

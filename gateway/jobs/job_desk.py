@@ -37,7 +37,8 @@ class JobDesk:
     """The jobs of one place.
 
     kinds: what workloads add, by the name that templates give. models: folder below which models are
-    exported. at_once: jobs that run at the same time. steering: of their runs.
+    exported. at_once: jobs that run at the same time. steering: of their runs. registry_url: of `registry`,
+    in which runs register their versions as those of `PROJECT/AGENT`; "": each run has a registry of its own.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class JobDesk:
         models: Path,
         at_once: int = AT_ONCE,
         steering: Steering | None = None,
+        registry_url: str = "",
     ) -> None:
         self.runner = runner
         self.steering = steering
@@ -57,6 +59,7 @@ class JobDesk:
         self._estimating = threading.Lock()
         self._accounts = accounts
         self._registry = registry
+        self._registry_url = registry_url
         self._kinds = {"": PlainTraining(), **kinds}
         self._at_once = at_once
         self._asked_to_end = set[str]()
@@ -143,11 +146,21 @@ class JobDesk:
         try:
             folder, policy = self.runner.folder(job.id), f"{job.project}/{job.agent}"
             settings = self._kind(job).prepare(self._registry, policy, job.facts, folder)
-            self.runner.begin(job, settings)
+            self.runner.begin(job, {**settings, **self._place_in_registry(job, policy)})
         except OSError as error:
             self._settle(job, _failed(f"it could not be begun: {error.strerror}"))
         except CannotBegin as error:
             self._settle(job, _failed(f"it could not be begun: {error}"))
+
+    def _place_in_registry(self, job: Job, policy: str) -> dict[str, Any]:
+        """Return the settings by which the versions of a run are arms of its agent's policy."""
+        if not self._registry_url:
+            return {}
+        return {
+            "run": job.id,
+            "registry": {"url": self._registry_url},
+            "serving": {"policy": policy},
+        }
 
     def _settle(self, job: Job, outcome: Outcome) -> None:
         made: Conclusion | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from gateway.jobs.steering import Action, CannotSteer, Order, TrafficChange
 from launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
@@ -15,7 +15,6 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.records import Status
 from penstock.runtime.exit import Fatal
 
-REGISTRY_FILE: Final = "registry.sqlite"
 _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.STOP: "Stop"}
 
 
@@ -34,12 +33,14 @@ class RunSteering:
             return command_json(calls.asked(_command(calls, order)))
 
     def versions(self, job: str) -> Mapping[str, Any]:
-        """Return the registered versions of a run, and its traffic."""
+        """Return the registered versions of the policy that a run trains, and its traffic."""
         run = self._run(job)
-        if not (run / REGISTRY_FILE).exists():
+        if not run.is_dir():
             return {"versions": [], "traffic": None}
         with _told():
             place = find_place(str(run), None, None)
+            if _is_absent(place.url):
+                return {"versions": [], "traffic": None}
             with opened(place) as registry:
                 found = registry.list(place.policy)
                 traffic = registry.traffic(place.policy)
@@ -83,6 +84,12 @@ def _command(calls: ControlCalls, order: Order) -> Ask:
         Action.FLUSH: lambda: calls.flush(order.min_steps, order.request_id, order.reason),
     }
     return made[order.action]()
+
+
+def _is_absent(url: str) -> bool:
+    """Return whether a registry is a file that nobody has made yet."""
+    file = url.removeprefix("sqlite:///")
+    return file != url and not Path(file).exists()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import contextlib
 import json
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from launch.policy.policy_view import say, traffic_json, traffic_line, version_json, version_line
@@ -116,15 +117,18 @@ def traffic(place: Place, wish: Wish, *, reason: str, as_json: bool) -> int:
 def _renumbered(registry: Registry, place: Place, by: str) -> PolicyVersion | None:
     """Return the copy under a new number; None where there is nothing to copy, or a learner will do it."""
     original = registry.awaiting_number(place.policy)
-    if original is None or place.folder is None:
+    folder = None if original is None else _folder(place, original)
+    if original is None or folder is None:
         return None
-    lock = hold(place.folder)
+    lock = hold(folder)
     if lock is None:
         return None
     with lock:
-        blob = read_kept(place.folder, original.version, original.sha256)
-        version = max(one.version for one in registry.list(place.policy)) + LEAP
-        write_kept(place.folder, version, blob)
+        blob = read_kept(folder, original.version, original.sha256)
+        known = registry.list(place.policy)
+        same = [one.version for one in known if not original.place or one.run == original.run]
+        version = max(same) + LEAP
+        write_kept(folder, version, blob)
         reason = f"content of version {original.version}, which a rollback made active again"
         return registry.record_rollback(
             place.policy, version=version, restores=original.version, reason=reason, by=by
@@ -133,12 +137,20 @@ def _renumbered(registry: Registry, place: Place, by: str) -> PolicyVersion | No
 
 def _forget(place: Place, retired: PolicyVersion) -> None:
     """Remove the weights of a retired version; where a learner of the run lives, it removes them."""
-    lock = None if place.folder is None else hold(place.folder)
-    if place.folder is None or lock is None:
+    folder = _folder(place, retired)
+    lock = None if folder is None else hold(folder)
+    if folder is None or lock is None:
         return
     with lock, contextlib.suppress(ValueError):
-        read_kept(place.folder, retired.version, retired.sha256)  # raises for what is not this version's
-        forget_kept(place.folder, retired.version)
+        read_kept(folder, retired.version, retired.sha256)  # raises for what is not this version's
+        forget_kept(folder, retired.version)
+
+
+def _folder(place: Place, version: PolicyVersion) -> Path | None:
+    """Return the folder in which the weights of a version lie, None where it is not known or not here."""
+    if not version.place:
+        return place.folder
+    return Path(version.place) if Path(version.place).is_dir() else None
 
 
 def wished(now: Traffic, wish: Wish) -> Traffic:

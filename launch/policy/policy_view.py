@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from launch.policy.registry_place import Place, opened
@@ -119,10 +120,11 @@ def _text(value: Any) -> str:
 
 
 def _weights(place: Place, version: PolicyVersion) -> str:
-    if place.folder is None or not version.pinned:
+    folder = Path(version.place) if version.place else place.folder
+    if folder is None or not version.pinned:
         return "not held" if not version.pinned else "in the folder of the run"
     try:
-        read_kept(place.folder, version.version, version.sha256)
+        read_kept(folder, version.version, version.sha256)
     except ValueError as error:
         return str(error)
     return "held, undamaged"

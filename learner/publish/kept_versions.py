@@ -85,7 +85,8 @@ class KeptVersions:
         kept: the weights of kept versions in Redis. lease: the lease under which they are written.
         """
         lineage = lineage_of(settings, run_dir, progress)
-        return cls(lineage, RegistrySync(kept, lease, lineage.run, lineage.policy, run_dir), stop)
+        sync = RegistrySync(kept, lease, lineage.run, lineage.policy, run_dir, shared=lineage.shared)
+        return cls(lineage, sync, stop)
 
     def begin(self) -> None:
         """Follow a registry that exists already: no number that it holds is drawn again."""
@@ -210,6 +211,7 @@ class KeptVersions:
             parent=max(before, default=0) or None,
             evaluation=candidate.evaluation,
             reason=candidate.reason,
+            place=str(lineage.run_dir.resolve()) if lineage.shared else "",
         )
 
     def _activate(self, registry: "Registry", version: int, *, is_last: bool) -> None:

@@ -44,14 +44,25 @@ class RegistrySync:
         run: name of the run.
         policy: name of the policy in the registry.
         run_dir: folder of the run.
+        shared: other runs may register versions of this policy, so that numbers are reserved for this one.
     """
 
-    def __init__(self, kept: KeptWeights, lease: LeaseKeeper, run: str, policy: str, run_dir: Path) -> None:
+    def __init__(
+        self,
+        kept: KeptWeights,
+        lease: LeaseKeeper,
+        run: str,
+        policy: str,
+        run_dir: Path,
+        *,
+        shared: bool = False,
+    ) -> None:
         self._kept = kept
         self._lease = lease
         self._run = run
         self._policy = policy
         self._run_dir = run_dir
+        self._shared = shared
         self._highest = 0
         self._revision: int | None = None
         self._unreadable: set[int] = set()
@@ -71,11 +82,20 @@ class RegistrySync:
         revision = registry.traffic(self._policy).revision
         pinned = self._own(registry)
         if self._revision is None:
-            self._highest = max((one.version for one in registry.list(self._policy)), default=0)
+            self._highest = self._highest_used(registry)
         self._hold(registry, pinned, revision)
         if revision != self._revision:
             self._renumber(registry, pinned, revision)
         self._revision = revision
+
+    def _highest_used(self, registry: "Registry") -> int:
+        """Return the highest number that may not be drawn again, the one below its range for a new run."""
+        known = registry.list(self._policy)
+        if not self._shared:
+            return max((one.version for one in known), default=0)
+        first = registry.reserve(self._policy, self._run)
+        own = (one.version for one in known if one.run == self._run)
+        return max((first - 1, *own))
 
     def _own(self, registry: "Registry") -> dict[int, PolicyVersion]:
         """Return the pinned versions of this run; other runs that share the registry hold their own."""

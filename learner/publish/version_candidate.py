@@ -18,7 +18,11 @@ from penstock.wire.messages import Publication
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """The run behind the versions. configuration: sha256. parent: version that the process began from."""
+    """The run behind the versions.
+
+    configuration: sha256. parent: version that the process began from. shared: other runs may register
+    versions of this policy in the same registry.
+    """
 
     run: str
     policy: str
@@ -28,6 +32,7 @@ class Lineage:
     parent: int | None
     keep_every: int | None
     activate_first: bool
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,7 @@ def lineage_of(settings: Settings, run_dir: Path, progress: Progress) -> Lineage
         parent=progress.log.version if progress.log is not None else None,
         keep_every=settings.learner.keep_every_updates,
         activate_first=settings.registry.activate_first,
+        shared=bool(settings.registry.url),
     )
 
 

@@ -4,6 +4,7 @@ registry         every operation, one transaction each
 records          what it returns
 registry_errors  what it raises
 kept             versions that are kept
+version_ranges   numbers that are reserved for the versions of a run
 transitions      promotion, rollback, retirement
 steering         traffic of a policy
 routing          which version answers a client

@@ -92,6 +92,7 @@ class VersionRow(Base):
     reason: Mapped[str] = mapped_column(Text)
     created: Mapped[datetime] = mapped_column(UtcTime)
     changed: Mapped[datetime] = mapped_column(UtcTime)
+    place: Mapped[str] = mapped_column(Text, server_default="")
 
     __table_args__ = (
         CheckConstraint("NOT standby OR status = 'retired'", name="standby"),
@@ -110,6 +111,18 @@ class VersionRow(Base):
             )
         ),
     )
+
+
+class RangeRow(Base):
+    """The numbers that are reserved for the versions of a run. first: the lowest of them."""
+
+    __tablename__ = "version_ranges"
+
+    policy: Mapped[str] = mapped_column(String(64), primary_key=True)
+    run: Mapped[str] = mapped_column(String(64), primary_key=True)
+    first: Mapped[int] = mapped_column(BigInteger)
+
+    __table_args__ = (Index("ix_version_ranges_first", "policy", "first", unique=True),)
 
 
 class TrafficRow(Base):

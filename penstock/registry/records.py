@@ -18,7 +18,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from penstock.wire.ids import check_id
+from penstock.wire.ids import check_id, check_policy
 from penstock.wire.limits import MAX_NUMBER
 
 MAX_PINNED: Final = 16
@@ -99,9 +99,11 @@ class NewVersion:
     """The version that it was trained from or is a copy of; it need not be registered."""
     evaluation: Evaluation | None = None
     reason: str = ""
+    place: str = ""
+    """Folder of the run in which its weights lie, where runs share a registry; "": that of who asks."""
 
     def __post_init__(self) -> None:
-        check_id("policy", self.policy)
+        check_policy("policy", self.policy)
         check_id("run", self.run)
         check_number("version", self.version, least=1)
         check_number("update", self.update)
@@ -159,7 +161,7 @@ class Traffic:
     changed: datetime | None = None
 
     def __post_init__(self) -> None:
-        check_id("policy", self.policy)
+        check_policy("policy", self.policy)
         check_id("experiment", self.experiment)
         for name in ("canary_share", "latest_share"):
             value = getattr(self, name)

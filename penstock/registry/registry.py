@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from penstock.registry import feedback, judgement, kept, ratings, rows, steering, transitions
+from penstock.registry import feedback, judgement, kept, ratings, rows, steering, transitions, version_ranges
 from penstock.registry.bounds import Bounds, Seen
 from penstock.registry.canary_trial import TrialState
 from penstock.registry.database import Database
@@ -128,6 +128,13 @@ class Registry:
             Conflict: another caller changed the policy at the same time.
         """
         return self._write(lambda session: kept.register(session, new, by=by, make_room=make_room))
+
+    def reserve(self, policy: str, run: str) -> int:
+        """Reserve numbers for the versions of a run of a policy that others train, too.
+
+        Returns the lowest of RANGE numbers that no other run has; the same again for the same run.
+        """
+        return self._database.write(lambda session: version_ranges.reserve(session, policy, run))
 
     def record_evaluation(
         self, policy: str, version: int, evaluation: Evaluation, *, by: str

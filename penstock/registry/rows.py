@@ -41,6 +41,7 @@ def version_row(new: NewVersion, status: Status, now: datetime) -> VersionRow:
         reason=new.reason,
         created=now,
         changed=now,
+        place=new.place,
     )
 
 
@@ -62,6 +63,7 @@ def version_record(row: VersionRow) -> PolicyVersion:
         reason=row.reason,
         created=row.created,
         changed=row.changed,
+        place=row.place,
     )
 
 

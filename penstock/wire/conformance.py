@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.wire.header import FragmentHeader, TensorEntry
-from penstock.wire.ids import check_id
+from penstock.wire.ids import check_policy
 from penstock.wire.limits import (
     MAX_ATTRIBUTES_BYTES,
     MAX_MESSAGE_BYTES,
@@ -54,7 +54,7 @@ def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> No
     """Raise ValueError unless the header belongs to `run` and its fields are within the limits."""
     if header.run != run:
         raise ValueError(f"header.run={header.run[:80]!r}: this broker serves {run!r}")
-    check_id("header.policy", header.policy)
+    check_policy("header.policy", header.policy)
     if header.schema_id != schema.schema_id:
         raise ValueError(f"header.schema_id={header.schema_id[:12]}…: the run's is {schema.schema_id[:12]}…")
     if header.session < 1 or header.sequence < 1:

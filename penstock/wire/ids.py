@@ -4,6 +4,7 @@ import re
 import secrets
 
 MAX_ID_LENGTH = 64
+_AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _GRAMMAR = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 
 
@@ -13,6 +14,22 @@ def check_id(field: str, value: str) -> str:
         raise ValueError(
             f"{field}={value[:80]!r} is not an id: use 1 to {MAX_ID_LENGTH} of a-z, 0-9 and '-', "
             "with a letter or digit at both ends"
+        )
+    return value
+
+
+def check_policy(field: str, value: str) -> str:
+    """Return `value` when it names a policy: an id, or PROJECT/AGENT as the gateway has them.
+
+    Raises ValueError that names the field, value and remedy.
+    """
+    project, slash, agent = value.partition("/")
+    if not slash:
+        return check_id(field, value)
+    if len(value) > MAX_ID_LENGTH or not (_GRAMMAR.fullmatch(project) and _AGENT.fullmatch(agent)):
+        raise ValueError(
+            f"{field}={value[:80]!r} is neither an id nor PROJECT/AGENT: use at most {MAX_ID_LENGTH} "
+            "characters, an id before the slash, and letters, digits, '.', '_' and '-' behind it"
         )
     return value
 

@@ -36,6 +36,7 @@ from penstock.registry.registry_errors import (
     UnknownVersion,
 )
 from penstock.registry.routing import Arm, follow
+from penstock.registry.version_ranges import RANGE
 from tests.support.storage.postgresql_server import DATABASES, PostgresqlServer, find_programs
 from tests.support.storage.ready_tables import with_registry
 
@@ -120,6 +121,24 @@ def test_a_number_names_one_version_for_ever(registry: Registry, change: dict[st
     with pytest.raises(DifferentBytes, match="version=7 of policy='default' is registered with sha256=0"):
         registry.register(new(7, **change), by="learner")
     register(registry, 7, policy="other", **change)
+
+
+def test_runs_that_train_one_policy_have_numbers_of_their_own(url: str, registry: Registry) -> None:
+    """Behind what is registered, also when they ask at the same time; the same again for the same run."""
+    assert registry.reserve("alpha/My_agent", "first") == 1
+    registry.register(new(40), by="learner")
+    assert registry.reserve("default", "b") == RANGE + 1
+    together = Barrier(6)
+
+    def ask(number: int) -> int:
+        with Registry.open(url) as own:
+            together.wait()
+            return own.reserve("default", f"run-{number}")
+
+    with ThreadPoolExecutor(6) as threads:
+        found = sorted(threads.map(ask, range(6)))
+    assert found == [RANGE * number + 1 for number in range(2, 8)]
+    assert registry.reserve("default", "b") == RANGE + 1
 
 
 def test_an_unknown_version_is_named(registry: Registry) -> None:

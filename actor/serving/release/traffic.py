@@ -18,8 +18,9 @@ from penstock.registry.records import PolicyVersion, Status
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import RegistryError, Unavailable, UnknownVersion
 from penstock.registry.routing import Arms
-from penstock.registry.weight_files import read_kept
+from penstock.registry.weight_files import read_kept, read_specification
 from penstock.wire.refusal import Reason, Refusal, Refused
+from penstock.wire.specification import RunSpecification
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +39,22 @@ class TrafficSnapshot:
 
 
 class Traffic:
-    """Reads the registry at `url`; weights come from `live` (a run that goes on) or from the run's folder."""
+    """Reads the registry at `url`.
+
+    Weights come from `live` (a run that goes on), from the run's folder, or, of another run of the same
+    policy, from the folder that the registry names as their place.
+    """
 
     def __init__(
-        self, url: str, policy: str, run_dir: Path | None, live: Callable[[int], Weights | None] | None
+        self,
+        url: str,
+        policy: str,
+        run_dir: Path | None,
+        live: Callable[[int], Weights | None] | None,
+        specification: RunSpecification,
     ) -> None:
         self._url, self._policy, self._run_dir, self._live = url, policy, run_dir, live
+        self._specification = specification
         self._registry: Registry | None = None
         self._said: list[str] = []
         self._is_filled = False
@@ -67,17 +78,28 @@ class Traffic:
     def fetch(self, version: int) -> Weights | None:
         """Return the weights of a version that is held. Blocks; raises ValueError for damaged ones."""
         found = self._live(version) if self._live is not None else None
-        if found is not None or self._registry is None or self._run_dir is None:
+        if found is not None or self._registry is None:
             return found
         try:
             row = self._registry.get(self._policy, version)
         except UnknownVersion:
             return None
+        folder = self._folder(row) if row.pinned else None
         return (
-            Weights(version, row.update, read_kept(self._run_dir, version, row.sha256))
-            if row.pinned
-            else None
+            None if folder is None else Weights(version, row.update, read_kept(folder, version, row.sha256))
         )
+
+    def _folder(self, row: PolicyVersion) -> Path | None:
+        """Return where the weights of a version lie; raises ValueError where they are of another network."""
+        if not row.place or row.run == self._specification.run:
+            return self._run_dir
+        other = read_specification(Path(row.place))
+        if not _is_alike(other, self._specification):
+            raise ValueError(
+                f"version {row.version} of run {row.run!r} has another network, or another base model, than "
+                f"run {self._specification.run!r}: it is served from a server of its own run"
+            )
+        return Path(row.place)
 
     async def follow(
         self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor, refresh_s: float
@@ -175,3 +197,9 @@ class Traffic:
             await asyncio.to_thread(registry.rollback, self._policy, reason[:1000], by=_BY, version=version)
         except RegistryError as error:
             log.warning("canary not withdrawn", extra={"version": version, "error": str(error)})
+
+
+def _is_alike(one: RunSpecification, other: RunSpecification) -> bool:
+    """Return whether weights of one run are weights of the other's network, too."""
+    names = ("workload", "policy_json", "observation_space", "action_space")
+    return all(getattr(one, name) == getattr(other, name) for name in names)

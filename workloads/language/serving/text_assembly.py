@@ -135,7 +135,7 @@ def assemble_text(
         device=policy.device,
     )
     background_tasks = BackgroundTasks()
-    traffic = make_traffic(settings, source, run_follower)
+    traffic = make_traffic(settings, source, run_follower, specification)
     fetch = no_weights if run_follower is None else run_follower.fetch
     versions = AdapterVersions(engine, policy, fetch if traffic is None else traffic.fetch, section)
     now = asyncio.get_running_loop().time
