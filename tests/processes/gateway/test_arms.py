@@ -89,7 +89,7 @@ def arms(folder: Path, job: dict[str, Any]) -> set[tuple[str, int]]:
         until(lambda: read_endpoint(endpoints) is not None or server.poll() is not None)
         endpoint = read_endpoint(endpoints)
         assert endpoint is not None, (folder / "server.log").read_text()
-        with PolicyClient(endpoint.address) as asking:
+        with PolicyClient(endpoint.address, policy=POLICY) as asking:
             answers = [
                 asking.act(np.zeros(4, np.float32), client_key=f"user-{number}") for number in range(32)
             ]
