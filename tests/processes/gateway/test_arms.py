@@ -93,7 +93,7 @@ def arms(folder: Path, job: dict[str, Any]) -> set[tuple[str, int]]:
             answers = [
                 asking.act(np.zeros(4, np.float32), client_key=f"user-{number}") for number in range(32)
             ]
-        return {(str(one.arm), one.version) for one in answers}
+        return {(one.arm.name.lower(), one.version) for one in answers}
     finally:
         server.terminate()
         server.wait()
