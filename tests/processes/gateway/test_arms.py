@@ -81,7 +81,7 @@ def test_versions_of_two_trainings_answer_as_arms_of_one_policy(client: Client, 
 def arms(folder: Path, job: dict[str, Any]) -> set[tuple[str, int]]:
     """Which version answers on which arm, at a server over the folder of one of the trainings."""
     run = folder / "gateway-state" / "jobs" / job["id"] / "run"
-    endpoints = folder / "server.json"
+    endpoints = folder / f"server-{job['id']}.json"
     words = ("serve", "--run", str(run), "--listen", "127.0.0.1:0", "--endpoints", str(endpoints))
     with (folder / "server.log").open("ab") as log:
         server = subprocess.Popen(penstock(*words), cwd=folder, stdin=subprocess.DEVNULL, stderr=log)
@@ -93,7 +93,7 @@ def arms(folder: Path, job: dict[str, Any]) -> set[tuple[str, int]]:
             answers = [
                 asking.act(np.zeros(4, np.float32), client_key=f"user-{number}") for number in range(32)
             ]
-        return {(one.arm.name.lower(), one.version) for one in answers}
+        return {("" if one.arm is None else one.arm.name.lower(), one.version) for one in answers}
     finally:
         server.terminate()
         server.wait()
