@@ -87,7 +87,7 @@ def appended(reply: Sequence[Any]) -> Appended:
 def reported(reply: Sequence[Any]) -> tuple[int, Refusal | None]:
     """Convert the reply of `report.lua`: (last report taken, refusal of the next one or None)."""
     taken = int(reply[1])
-    return taken, refusal(reply[0], "closed", taken)
+    return taken, refusal(reply[0], _text(reply[2]), taken)
 
 
 def watched(reply: Sequence[Any]) -> Watched:

@@ -133,9 +133,11 @@ class Store:
     async def report(self, report: Report) -> tuple[int, Refusal | None]:
         """Store finished episodes for the learner.
 
-        Returns (last report taken, refusal of the next one or None).
+        Returns (last report taken, refusal of the next one or None): FULL(closed), GAP(expected), INVALID for
+        an evaluation of a session of another role, EXPIRED, FENCED.
         """
-        return replies.reported(await self._run("report", report.session, report.sequence, report.encode()))
+        given = (report.session, report.sequence, report.encode(), int(report.evaluation))
+        return replies.reported(await self._run("report", *given))
 
     async def watch(self, watch: Watch) -> Watched:
         """Renew the session, note which versions it uses, and grant or take back credit; never waits."""

@@ -7,7 +7,6 @@ While Redis does not answer, calls are answered FULL or NOT_READY with a time to
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from penstock.v1 import experience_pb2 as pb
 from penstock.v1 import specification_pb2
 from penstock.v1.experience_pb2_grpc import ExperienceServiceServicer
 from penstock.wire.append import AppendCall
+from penstock.wire.conformance import MOST
 from penstock.wire.ids import check_id
 from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER
 from penstock.wire.messages import Credit, Report, Role
@@ -228,8 +228,10 @@ def read_report(request: pb.ReportEpisodesRequest) -> Report:
     if len(request.episodes) > MAX_EPISODES_PER_REPORT:
         raise Malformed(f"episodes: {len(request.episodes)} in one report, at most {MAX_EPISODES_PER_REPORT}")
     for index, episode in enumerate(request.episodes):
-        if not math.isfinite(episode.episode_return):
+        # The sum of many must be finite too; NaN is in no order, so it is not below the bound either.
+        if not abs(episode.episode_return) <= MOST:
             raise Malformed(
-                f"episodes[{index}].episode_return={episode.episode_return}: send a finite number"
+                f"episodes[{index}].episode_return={episode.episode_return}: send a finite number of at most "
+                f"±{MOST:.3g}"
             )
     return Report.from_proto(request)

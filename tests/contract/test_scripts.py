@@ -19,7 +19,7 @@ from penstock.wire.fragment import Kind
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Episode, Report, Role, RunState, Watch
 from penstock.wire.refusal import Reason, Refusal, Refused
-from tests.support.run.small_run import CHARGE, RUN, specification
+from tests.support.run.small_run import CHARGE, RUN, STEPS, specification
 from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run
 
 
@@ -245,6 +245,23 @@ async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redi
     log.close()
 
 
+async def test_a_fragment_of_more_steps_than_those_of_the_run_is_invalid(
+    store: Store, log: LearnerLog
+) -> None:
+    """Credit counts fragments: with as many columns as it likes one would be nearly all of a batch."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    await actor.watch()
+    large = item(actor.session, 1, steps=STEPS + 1)
+    appended = await store.append(actor.session, 0, [large])
+    assert appended.refusal is not None
+    assert (appended.acked_through, appended.refusal.reason) == (0, Reason.INVALID)
+    assert f"{large.header.charge} steps" in appended.refusal.detail
+    assert f"{CHARGE} at most" in appended.refusal.detail
+    assert log.read(0, 10, 0) == []
+    assert (await store.append(actor.session, 0, [item(actor.session, 1)])).acked_through == 1
+
+
 async def test_a_sequence_without_leave_is_invalid_for_a_rollout_worker(store: Store, redis_url: str) -> None:
     """Pacing cannot be talked round."""
     log = open_run(redis_url, budget=CHARGE)
@@ -317,6 +334,28 @@ async def test_reports_are_idempotent_in_order_and_read_by_position(store: Store
         (2, "actor-0", 2),
     ]
     assert [entry.number for entry in log.read_reports(1, 10)] == [2]
+
+
+@pytest.mark.parametrize("role", [Role.ROLLOUT, Role.SERVER])
+async def test_only_an_evaluation_session_reports_an_evaluation(
+    store: Store, log: LearnerLog, role: Role
+) -> None:
+    """A result decides when a run is solved; what else such a session reports is taken."""
+    actor, evaluator = Actor(store, "actor-0", role=role), Actor(store, "eval-0", role=Role.EVALUATION)
+    await actor.open()
+    await evaluator.open()
+    episode = Episode(slot_id=0, episode_id=1, episode_return=500.0, length=500, terminated=False, version=1)
+
+    def report(session: int, *, evaluation: bool) -> Report:
+        return Report(session=session, sequence=1, evaluation=evaluation, episodes=(episode,))
+
+    taken, refusal = await store.report(report(actor.session, evaluation=True))
+    assert refusal is not None
+    assert (taken, refusal.reason) == (0, Reason.INVALID)
+    assert "evaluation=true" in refusal.detail
+    assert log.read_reports(0, 10) == []
+    assert await store.report(report(actor.session, evaluation=False)) == (1, None)
+    assert await store.report(report(evaluator.session, evaluation=True)) == (1, None)
 
 
 async def test_watch_tells_the_newest_weights_and_scalars(store: Store, log: LearnerLog) -> None:

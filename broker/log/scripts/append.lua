@@ -62,8 +62,13 @@ local function lacks_credit(given)
   return false
 end
 
-local function refusal_of_fragment(i, given, kind, taken, version)
+local function refusal_of_fragment(i, given, charge, kind, taken, version)
   if given > r.sequence + 1 then return 'GAP', '' end
+  -- Credit is counted in fragments: one of many times the steps would be as much of a batch as it likes.
+  if charge > p.charge then
+    return 'INVALID', 'header: ' .. int(charge) .. ' steps (T·N), a fragment of this run has ' .. int(p.charge)
+      .. ' at most; send T ≤ actor.unroll_length and N ≤ environment.count'
+  end
   if r.role == 1 and given > math.max(r.through, r.lenient) then
     return 'INVALID', 'sequence ' .. int(given) .. ' was begun without credit'
   end
@@ -124,7 +129,7 @@ while not status and first_left <= #KEYS do
     redis.call('UNLINK', KEYS[i])
   else
     local taken = entry_bytes(size, #ARGV[at + 4])
-    status, detail = refusal_of_fragment(i, given, kind, taken, tonumber(ARGV[at + 5]))
+    status, detail = refusal_of_fragment(i, given, charge, kind, taken, tonumber(ARGV[at + 5]))
     if not status then
       if kind == 1 then store(i, size, ARGV[at + 4], charge) else store_shadow(i, size, ARGV[at + 4]) end
       note_appended(given, kind == 1 and charge or 0)

@@ -229,6 +229,15 @@ BAD_CALLS: list[tuple[str, Callable[[SimulatedActor], Any]]] = [
         ),
     ),
     (
+        "episodes[1].episode_return=1.7e+308",
+        lambda a: _report(
+            a,
+            session=a.session,
+            sequence=1,
+            episodes=[experience.Episode(), experience.Episode(episode_return=1.7e308)],
+        ),
+    ),
+    (
         f"episodes: {MAX_EPISODES_PER_REPORT + 1}",
         lambda a: _report(
             a, session=a.session, sequence=1, episodes=[experience.Episode()] * (MAX_EPISODES_PER_REPORT + 1)

@@ -27,6 +27,7 @@ FORCE: Final = Box(np.full(1, -2, np.float32), np.full(1, 2, np.float32))
 TIMES: Final = 4
 SLOW_S: Final = 900.0
 BEGUN_STEPS: Final = 50_000
+PASSES: Final = 10
 EXPLORES_BRIEFLY: Final = ("algorithm.epsilon_fraction=0.0002",)
 """20,000 of the steps of a run that ends when it is asked to."""
 
@@ -174,7 +175,8 @@ def test_what_a_poisoned_run_recorded_is_cloned_and_the_clone_solves(
     with trainings(tmp_path / "clone") as start_clone:
         clone = start_clone(
             *("CartPole-v1", "--from", str(recording), "--set", "algorithm.name=clone", *OFTEN),
-            *("--target-return", str(PPO.target), "--set", "learner.stop_at_target=false"),
+            *("--target-return", str(PPO.target), "--total-steps", str(PASSES * training.steps())),
+            *("--set", "learner.stop_at_target=false"),
         )
         clone.until_steps(BEGUN_STEPS)
         stop(clone)
