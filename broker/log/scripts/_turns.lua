@@ -41,10 +41,8 @@ end
 local function relieve(p, now, mine)
   if p.lock_step == 1 then return end
   serve(p, now, mine)
-  if p.steps < p.budget then return end
-  local silent = silent_sessions(p, now)
-  if not silent[1] or redis.call('ZCARD', WAITING) == 0 then return end
-  for _, session in ipairs(silent) do
+  if p.steps < p.budget or redis.call('ZCARD', WAITING) == 0 then return end
+  for _, session in ipairs(silent_sessions(p, now)) do
     take_back(p, row_of(session, mine), now)
   end
   serve(p, now, mine)
