@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -66,7 +66,7 @@ class PatientOnce(H11Protocol):
 
 
 class HttpServer:
-    """The server of an application.
+    """The server of an application. lifespan: "on" for one that begins and ends something of its own.
 
     Raises ConfigurationError for an address that is no HOST:PORT, or beyond loopback without a certificate
     and without `insecure`; AddressInUse for one that is taken.
@@ -81,6 +81,7 @@ class HttpServer:
         key: Path | None = None,
         insecure: bool = False,
         head_s: float = HEAD_S,
+        lifespan: Literal["on", "off"] = "off",
     ) -> None:
         check_listen(listen, encrypted=certificate is not None, insecure=insecure)
         self._socket = _bind(listen)
@@ -93,7 +94,7 @@ class HttpServer:
             app,
             http=kind,
             ws="none",
-            lifespan="off",
+            lifespan=lifespan,
             log_config=None,
             access_log=False,  # it would write queries, and with them what presigned links carry
             server_header=False,

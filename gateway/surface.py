@@ -8,6 +8,12 @@ call each of its routes, and the kinds of jobs behind them.
     estimate                  the dry run of one
     ended                     waits until one has ended
     ApiError                  an answer other than success
+
+It may also name in `site` a function that returns a `Site`: an application of its own over one run.
+
+    Upstream, RunAddresses    where that run is
+    caller_of                 who calls it
+    add_error_handlers        makes errors answers, as those of the gateway
 """
 
 import asyncio
@@ -21,6 +27,7 @@ from gateway.accounts.principal import Membership
 from gateway.application import Service
 from gateway.frame.api_description import error_answer
 from gateway.frame.api_errors import ApiError
+from gateway.frame.api_errors import add_handlers as add_error_handlers
 from gateway.frame.parts import parts_of
 from gateway.frame.route_access import Access, GuardedRoute, member_of
 from gateway.jobs import job_queue, policy_versions
@@ -30,6 +37,7 @@ from gateway.routes import job_routes
 from gateway.routes.feedback_routes import AgentId, Key
 from gateway.routes.job_routes import Estimate
 from gateway.routes.request_text import Body, Line
+from gateway.sites.site import RunAddresses, Site, Upstream, caller_of
 from gateway.store.tables import JobState, PolicyVersionRow
 from penstock.registry.ratings import KeptRating
 from penstock.registry.registry import Registry
@@ -49,8 +57,13 @@ __all__ = [
     "Line",
     "Membership",
     "Outcome",
+    "RunAddresses",
     "Service",
+    "Site",
     "TrainedVersion",
+    "Upstream",
+    "add_error_handlers",
+    "caller_of",
     "ended",
     "error_answer",
     "estimate",

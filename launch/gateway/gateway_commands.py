@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from launch.gateway.site_commands import WithSites
 from penstock.config.extras import how_to_install
 from penstock.runtime.command_exit import finish
 from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure, assigned
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.config.settings import Settings
     from penstock.runtime.lifecycle import Lifecycle
 
-gateway_commands = typer.Typer(help="Serve people over HTTP: accounts, projects, feedback.")
+gateway_commands = typer.Typer(cls=WithSites, help="Serve people over HTTP: accounts, projects, feedback.")
 user_commands = typer.Typer(help="People who may sign in.", no_args_is_help=True)
 token_commands = typer.Typer(help="API tokens, by which programs act in a project.", no_args_is_help=True)
 gateway_commands.add_typer(user_commands, name="user")

@@ -73,7 +73,9 @@ class Account:
     def describe(self) -> str:
         """Return what `Status` shows of the learner, a JSON object; may be asked from any thread."""
         books = {"trained": self.ledger.trained, "dropped": dict(self.ledger.dropped)}
-        return json.dumps(asdict(self.snapshot()) | {"ledger": books})
+        return json.dumps(
+            asdict(self.snapshot()) | {"ledger": books, "last_update": dict(self.recorder.last)}
+        )
 
     def close(self, outcome: Outcome) -> None:
         """Leave the final policy, the registered version and `learner.json`."""

@@ -174,6 +174,11 @@ class Recorder:
             if name in values:
                 gauge.set(values[name])
 
+    @property
+    def last(self) -> Mapping[str, float]:
+        """Return the figures of the newest update by name; empty before the first."""
+        return self._last
+
     def write(self, snapshot: Callable[[], ProgressSnapshot], *, now: bool = False) -> None:
         """Write a line when one is due, or `now`."""
         elapsed = time.monotonic() - self._since.at_s

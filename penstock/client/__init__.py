@@ -7,11 +7,14 @@
     episode.end(terminated=True, reward=1.0)
 
 `TextClient` and `AsyncTextClient` ask a server of text (`penstock.client.text_client`).
+`AsyncControlClient` steers a run (`penstock.client.control_client`).
 `AsyncPolicyClient` is the same for an event loop, with `act_stream` for high rates; `ExternalEnvironment`
 plays whole episodes of anything with `reset` and `step`.
 """
 
 from penstock.client.asynchronous import AsyncEpisode, AsyncPolicyClient
+from penstock.client.control_client import AsyncControlClient
+from penstock.client.control_values import CommandRefusal, CommandReport, CommandState, RunStatus
 from penstock.client.errors import (
     BadReply,
     DeadlinePassed,
@@ -50,11 +53,15 @@ __all__ = [
     "Action",
     "ActionBatch",
     "Arm",
+    "AsyncControlClient",
     "AsyncConversation",
     "AsyncEpisode",
     "AsyncPolicyClient",
     "AsyncTextClient",
     "BadReply",
+    "CommandRefusal",
+    "CommandReport",
+    "CommandState",
     "Conversation",
     "Credentials",
     "DeadlinePassed",
@@ -72,6 +79,7 @@ __all__ = [
     "Overloaded",
     "PolicyClient",
     "PolicyError",
+    "RunStatus",
     "ServedVersion",
     "StepOptions",
     "TextAnswer",

@@ -152,6 +152,7 @@ class Codec:
             request.taken_action.extend(to_parts("taken_action", self._done, taken))
         if (log_prob := options.get("taken_log_prob")) is not None:
             request.taken_log_prob = log_prob
+        request.taken_version = options.get("taken_version", 0)
         return Call("Act", request, self._action)
 
     def end(

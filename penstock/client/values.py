@@ -75,6 +75,11 @@ class StepOptions(AnswerOptions, total=False):
 
     Without it no on-policy algorithm learns from the step.
     """
+    taken_version: int
+    """Version that drew `taken_action`; 0: the one that would answer now.
+
+    It must be one of the newest 4,096 that answered `latest` on this server.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,8 @@ class Workload:
     """(section: EnvironmentSection) → most steps of an episode, or None; "": not known."""
     http: str = ""
     """() → `gateway.surface.Service`: what the workload adds to a gateway that runs jobs; "": nothing."""
+    site: str = ""
+    """() → `gateway.surface.Site`: what `penstock gateway NAME` answers with, over one run; "": nothing."""
     services: str = ""
     """(Settings, folder of sockets: Path) → `Services`.
 

@@ -26,45 +26,45 @@ from penstock.v1 import refusal_pb2 as penstock_dot_v1_dot_refusal__pb2
 from penstock.v1 import tensor_pb2 as penstock_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/policy.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/refusal.proto\x1a\x18penstock/v1/tensor.proto\"8\n\x04Part\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.penstock.v1.Tensor\"\xf6\x03\n\nActRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x0bobservation\x18\x03 \x03(\x0b\x32\x11.penstock.v1.Part\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\r\x12&\n\x0b\x61\x63tion_mask\x18\x05 \x03(\x0b\x32\x11.penstock.v1.Part\x12\x15\n\rdeterministic\x18\x06 \x01(\x08\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nclient_key\x18\x08 \x01(\t\x12\x0f\n\x07version\x18\t \x01(\x04\x12\x19\n\x11want_distribution\x18\n \x01(\x08\x12\x12\n\nwant_value\x18\x0b \x01(\x08\x12\x12\n\nepisode_id\x18\x0c \x01(\t\x12\x11\n\x04step\x18\r \x01(\x04H\x01\x88\x01\x01\x12\x13\n\x06reward\x18\x0e \x01(\x01H\x02\x88\x01\x01\x12\'\n\x0ctaken_action\x18\x0f \x03(\x0b\x32\x11.penstock.v1.Part\x12\x1b\n\x0etaken_log_prob\x18\x10 \x01(\x02H\x03\x88\x01\x01\x12 \n\x05state\x18\x11 \x03(\x0b\x32\x11.penstock.v1.Part\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x12 \x01(\rB\x07\n\x05_seedB\x07\n\x05_stepB\t\n\x07_rewardB\x11\n\x0f_taken_log_prob\"\xcf\x02\n\x08\x41\x63tReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12!\n\x06\x61\x63tion\x18\x03 \x03(\x0b\x32\x11.penstock.v1.Part\x12\x10\n\x08log_prob\x18\x04 \x03(\x02\x12\'\n\x0c\x64istribution\x18\x05 \x03(\x0b\x32\x11.penstock.v1.Part\x12\r\n\x05value\x18\x06 \x03(\x02\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\x1d\n\x03\x61rm\x18\x08 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\'\n\x08\x66\x61llback\x18\t \x01(\x0e\x32\x15.penstock.v1.Fallback\x12\x12\n\nepisode_id\x18\n \x01(\t\x12\x0c\n\x04step\x18\x0b \x01(\x04\x12 \n\x05state\x18\x0c \x03(\x0b\x32\x11.penstock.v1.Part\"b\n\x13StartEpisodeRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nclient_key\x18\x03 \x01(\t\x12\x13\n\x0bnot_learned\x18\x04 \x01(\x08\"~\n\x11StartEpisodeReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x12\n\nepisode_id\x18\x02 \x01(\t\x12\x1d\n\x03\x61rm\x18\x03 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\x0f\n\x07learned\x18\x04 \x01(\x08\"8\n\nStepReward\x12\x11\n\x04step\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x61mount\x18\x02 \x01(\x01\x42\x07\n\x05_step\"a\n\rRewardRequest\x12\x12\n\nepisode_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12(\n\x07rewards\x18\x03 \x03(\x0b\x32\x17.penstock.v1.StepReward\"B\n\x0bRewardReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x0c\n\x04late\x18\x02 \x01(\r\"\xae\x01\n\x11\x45ndEpisodeRequest\x12\x12\n\nepisode_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x06\x65nding\x18\x03 \x01(\x0e\x32\x13.penstock.v1.Ending\x12,\n\x11\x66inal_observation\x18\x04 \x03(\x0b\x32\x11.penstock.v1.Part\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_reward\"^\n\x0f\x45ndEpisodeReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x14\n\x0ctotal_return\x18\x02 \x01(\x01\x12\x0e\n\x06length\x18\x03 \x01(\x04\"!\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"`\n\rServedVersion\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06update\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x1e\n\x04\x61rms\x18\x04 \x03(\x0e\x32\x10.penstock.v1.Arm\"\xf4\x02\n\rDescribeReply\x12%\n\x07refusal\x18\r \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12-\n\x11observation_space\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Space\x12(\n\x0c\x61\x63tion_space\x18\x04 \x01(\x0b\x32\x12.penstock.v1.Space\x12,\n\x08versions\x18\x05 \x03(\x0b\x32\x1a.penstock.v1.ServedVersion\x12\x11\n\tmax_batch\x18\x06 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x07 \x01(\x04\x12\x14\n\x0cmax_episodes\x18\x08 \x01(\r\x12\x18\n\x10reward_window_ms\x18\t \x01(\x04\x12\x1a\n\x12\x65pisode_timeout_ms\x18\n \x01(\x04\x12\x0e\n\x06server\x18\x0b \x01(\t\x12\x0e\n\x06learns\x18\x0c \x01(\x08*Z\n\x03\x41rm\x12\x13\n\x0f\x41RM_UNSPECIFIED\x10\x00\x12\x0e\n\nARM_LATEST\x10\x01\x12\x0e\n\nARM_ACTIVE\x10\x02\x12\x0e\n\nARM_CANARY\x10\x03\x12\x0e\n\nARM_PINNED\x10\x04*c\n\x06\x45nding\x12\x16\n\x12\x45NDING_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45NDING_TERMINATED\x10\x01\x12\x14\n\x10\x45NDING_TRUNCATED\x10\x02\x12\x14\n\x10\x45NDING_ABANDONED\x10\x03*\x7f\n\x08\x46\x61llback\x12\x18\n\x14\x46\x41LLBACK_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46\x41LLBACK_PREVIOUS\x10\x01\x12\x12\n\x0e\x46\x41LLBACK_FIXED\x10\x02\x12\x14\n\x10\x46\x41LLBACK_UNIFORM\x10\x03\x12\x18\n\x14\x46\x41LLBACK_ADAPTER_OFF\x10\x04\x32\xab\x03\n\rPolicyService\x12\x35\n\x03\x41\x63t\x12\x17.penstock.v1.ActRequest\x1a\x15.penstock.v1.ActReply\x12?\n\tActStream\x12\x17.penstock.v1.ActRequest\x1a\x15.penstock.v1.ActReply(\x01\x30\x01\x12P\n\x0cStartEpisode\x12 .penstock.v1.StartEpisodeRequest\x1a\x1e.penstock.v1.StartEpisodeReply\x12>\n\x06Reward\x12\x1a.penstock.v1.RewardRequest\x1a\x18.penstock.v1.RewardReply\x12J\n\nEndEpisode\x12\x1e.penstock.v1.EndEpisodeRequest\x1a\x1c.penstock.v1.EndEpisodeReply\x12\x44\n\x08\x44\x65scribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1a.penstock.v1.DescribeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/policy.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/refusal.proto\x1a\x18penstock/v1/tensor.proto\"8\n\x04Part\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.penstock.v1.Tensor\"\x8d\x04\n\nActRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x0bobservation\x18\x03 \x03(\x0b\x32\x11.penstock.v1.Part\x12\r\n\x05\x62\x61tch\x18\x04 \x01(\r\x12&\n\x0b\x61\x63tion_mask\x18\x05 \x03(\x0b\x32\x11.penstock.v1.Part\x12\x15\n\rdeterministic\x18\x06 \x01(\x08\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nclient_key\x18\x08 \x01(\t\x12\x0f\n\x07version\x18\t \x01(\x04\x12\x19\n\x11want_distribution\x18\n \x01(\x08\x12\x12\n\nwant_value\x18\x0b \x01(\x08\x12\x12\n\nepisode_id\x18\x0c \x01(\t\x12\x11\n\x04step\x18\r \x01(\x04H\x01\x88\x01\x01\x12\x13\n\x06reward\x18\x0e \x01(\x01H\x02\x88\x01\x01\x12\'\n\x0ctaken_action\x18\x0f \x03(\x0b\x32\x11.penstock.v1.Part\x12\x1b\n\x0etaken_log_prob\x18\x10 \x01(\x02H\x03\x88\x01\x01\x12 \n\x05state\x18\x11 \x03(\x0b\x32\x11.penstock.v1.Part\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x12 \x01(\r\x12\x15\n\rtaken_version\x18\x13 \x01(\x04\x42\x07\n\x05_seedB\x07\n\x05_stepB\t\n\x07_rewardB\x11\n\x0f_taken_log_prob\"\xcf\x02\n\x08\x41\x63tReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12!\n\x06\x61\x63tion\x18\x03 \x03(\x0b\x32\x11.penstock.v1.Part\x12\x10\n\x08log_prob\x18\x04 \x03(\x02\x12\'\n\x0c\x64istribution\x18\x05 \x03(\x0b\x32\x11.penstock.v1.Part\x12\r\n\x05value\x18\x06 \x03(\x02\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\x1d\n\x03\x61rm\x18\x08 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\'\n\x08\x66\x61llback\x18\t \x01(\x0e\x32\x15.penstock.v1.Fallback\x12\x12\n\nepisode_id\x18\n \x01(\t\x12\x0c\n\x04step\x18\x0b \x01(\x04\x12 \n\x05state\x18\x0c \x03(\x0b\x32\x11.penstock.v1.Part\"b\n\x13StartEpisodeRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nclient_key\x18\x03 \x01(\t\x12\x13\n\x0bnot_learned\x18\x04 \x01(\x08\"~\n\x11StartEpisodeReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x12\n\nepisode_id\x18\x02 \x01(\t\x12\x1d\n\x03\x61rm\x18\x03 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\x0f\n\x07learned\x18\x04 \x01(\x08\"8\n\nStepReward\x12\x11\n\x04step\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x61mount\x18\x02 \x01(\x01\x42\x07\n\x05_step\"a\n\rRewardRequest\x12\x12\n\nepisode_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12(\n\x07rewards\x18\x03 \x03(\x0b\x32\x17.penstock.v1.StepReward\"B\n\x0bRewardReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x0c\n\x04late\x18\x02 \x01(\r\"\xae\x01\n\x11\x45ndEpisodeRequest\x12\x12\n\nepisode_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x06\x65nding\x18\x03 \x01(\x0e\x32\x13.penstock.v1.Ending\x12,\n\x11\x66inal_observation\x18\x04 \x03(\x0b\x32\x11.penstock.v1.Part\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_reward\"^\n\x0f\x45ndEpisodeReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x14\n\x0ctotal_return\x18\x02 \x01(\x01\x12\x0e\n\x06length\x18\x03 \x01(\x04\"!\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"`\n\rServedVersion\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06update\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x1e\n\x04\x61rms\x18\x04 \x03(\x0e\x32\x10.penstock.v1.Arm\"\xf4\x02\n\rDescribeReply\x12%\n\x07refusal\x18\r \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12-\n\x11observation_space\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Space\x12(\n\x0c\x61\x63tion_space\x18\x04 \x01(\x0b\x32\x12.penstock.v1.Space\x12,\n\x08versions\x18\x05 \x03(\x0b\x32\x1a.penstock.v1.ServedVersion\x12\x11\n\tmax_batch\x18\x06 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x07 \x01(\x04\x12\x14\n\x0cmax_episodes\x18\x08 \x01(\r\x12\x18\n\x10reward_window_ms\x18\t \x01(\x04\x12\x1a\n\x12\x65pisode_timeout_ms\x18\n \x01(\x04\x12\x0e\n\x06server\x18\x0b \x01(\t\x12\x0e\n\x06learns\x18\x0c \x01(\x08*Z\n\x03\x41rm\x12\x13\n\x0f\x41RM_UNSPECIFIED\x10\x00\x12\x0e\n\nARM_LATEST\x10\x01\x12\x0e\n\nARM_ACTIVE\x10\x02\x12\x0e\n\nARM_CANARY\x10\x03\x12\x0e\n\nARM_PINNED\x10\x04*c\n\x06\x45nding\x12\x16\n\x12\x45NDING_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45NDING_TERMINATED\x10\x01\x12\x14\n\x10\x45NDING_TRUNCATED\x10\x02\x12\x14\n\x10\x45NDING_ABANDONED\x10\x03*\x7f\n\x08\x46\x61llback\x12\x18\n\x14\x46\x41LLBACK_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46\x41LLBACK_PREVIOUS\x10\x01\x12\x12\n\x0e\x46\x41LLBACK_FIXED\x10\x02\x12\x14\n\x10\x46\x41LLBACK_UNIFORM\x10\x03\x12\x18\n\x14\x46\x41LLBACK_ADAPTER_OFF\x10\x04\x32\xab\x03\n\rPolicyService\x12\x35\n\x03\x41\x63t\x12\x17.penstock.v1.ActRequest\x1a\x15.penstock.v1.ActReply\x12?\n\tActStream\x12\x17.penstock.v1.ActRequest\x1a\x15.penstock.v1.ActReply(\x01\x30\x01\x12P\n\x0cStartEpisode\x12 .penstock.v1.StartEpisodeRequest\x1a\x1e.penstock.v1.StartEpisodeReply\x12>\n\x06Reward\x12\x1a.penstock.v1.RewardRequest\x1a\x18.penstock.v1.RewardReply\x12J\n\nEndEpisode\x12\x1e.penstock.v1.EndEpisodeRequest\x1a\x1c.penstock.v1.EndEpisodeReply\x12\x44\n\x08\x44\x65scribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1a.penstock.v1.DescribeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.policy_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ARM']._serialized_start=2229
-  _globals['_ARM']._serialized_end=2319
-  _globals['_ENDING']._serialized_start=2321
-  _globals['_ENDING']._serialized_end=2420
-  _globals['_FALLBACK']._serialized_start=2422
-  _globals['_FALLBACK']._serialized_end=2549
+  _globals['_ARM']._serialized_start=2252
+  _globals['_ARM']._serialized_end=2342
+  _globals['_ENDING']._serialized_start=2344
+  _globals['_ENDING']._serialized_end=2443
+  _globals['_FALLBACK']._serialized_start=2445
+  _globals['_FALLBACK']._serialized_end=2572
   _globals['_PART']._serialized_start=94
   _globals['_PART']._serialized_end=150
   _globals['_ACTREQUEST']._serialized_start=153
-  _globals['_ACTREQUEST']._serialized_end=655
-  _globals['_ACTREPLY']._serialized_start=658
-  _globals['_ACTREPLY']._serialized_end=993
-  _globals['_STARTEPISODEREQUEST']._serialized_start=995
-  _globals['_STARTEPISODEREQUEST']._serialized_end=1093
-  _globals['_STARTEPISODEREPLY']._serialized_start=1095
-  _globals['_STARTEPISODEREPLY']._serialized_end=1221
-  _globals['_STEPREWARD']._serialized_start=1223
-  _globals['_STEPREWARD']._serialized_end=1279
-  _globals['_REWARDREQUEST']._serialized_start=1281
-  _globals['_REWARDREQUEST']._serialized_end=1378
-  _globals['_REWARDREPLY']._serialized_start=1380
-  _globals['_REWARDREPLY']._serialized_end=1446
-  _globals['_ENDEPISODEREQUEST']._serialized_start=1449
-  _globals['_ENDEPISODEREQUEST']._serialized_end=1623
-  _globals['_ENDEPISODEREPLY']._serialized_start=1625
-  _globals['_ENDEPISODEREPLY']._serialized_end=1719
-  _globals['_DESCRIBEREQUEST']._serialized_start=1721
-  _globals['_DESCRIBEREQUEST']._serialized_end=1754
-  _globals['_SERVEDVERSION']._serialized_start=1756
-  _globals['_SERVEDVERSION']._serialized_end=1852
-  _globals['_DESCRIBEREPLY']._serialized_start=1855
-  _globals['_DESCRIBEREPLY']._serialized_end=2227
-  _globals['_POLICYSERVICE']._serialized_start=2552
-  _globals['_POLICYSERVICE']._serialized_end=2979
+  _globals['_ACTREQUEST']._serialized_end=678
+  _globals['_ACTREPLY']._serialized_start=681
+  _globals['_ACTREPLY']._serialized_end=1016
+  _globals['_STARTEPISODEREQUEST']._serialized_start=1018
+  _globals['_STARTEPISODEREQUEST']._serialized_end=1116
+  _globals['_STARTEPISODEREPLY']._serialized_start=1118
+  _globals['_STARTEPISODEREPLY']._serialized_end=1244
+  _globals['_STEPREWARD']._serialized_start=1246
+  _globals['_STEPREWARD']._serialized_end=1302
+  _globals['_REWARDREQUEST']._serialized_start=1304
+  _globals['_REWARDREQUEST']._serialized_end=1401
+  _globals['_REWARDREPLY']._serialized_start=1403
+  _globals['_REWARDREPLY']._serialized_end=1469
+  _globals['_ENDEPISODEREQUEST']._serialized_start=1472
+  _globals['_ENDEPISODEREQUEST']._serialized_end=1646
+  _globals['_ENDEPISODEREPLY']._serialized_start=1648
+  _globals['_ENDEPISODEREPLY']._serialized_end=1742
+  _globals['_DESCRIBEREQUEST']._serialized_start=1744
+  _globals['_DESCRIBEREQUEST']._serialized_end=1777
+  _globals['_SERVEDVERSION']._serialized_start=1779
+  _globals['_SERVEDVERSION']._serialized_end=1875
+  _globals['_DESCRIBEREPLY']._serialized_start=1878
+  _globals['_DESCRIBEREPLY']._serialized_end=2250
+  _globals['_POLICYSERVICE']._serialized_start=2575
+  _globals['_POLICYSERVICE']._serialized_end=3002
 # @@protoc_insertion_point(module_scope)

@@ -167,6 +167,7 @@ class ActRequest(_message.Message):
     TAKEN_LOG_PROB_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    TAKEN_VERSION_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Which policy; empty: "default"."""
     request_id: _builtins.str
@@ -202,6 +203,10 @@ class ActRequest(_message.Message):
     deadline_ms: _builtins.int
     """Over a stream: the answer is worth nothing after so many milliseconds; 0: no such limit. A single call has
     its own deadline.
+    """
+    taken_version: _builtins.int
+    """With `taken_action`: the version that drew it, where that is not the one that would answer now. It must have
+    answered `latest` here, as one of the newest 4,096.
     """
     @_builtins.property
     def observation(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
@@ -240,10 +245,11 @@ class ActRequest(_message.Message):
         taken_log_prob: _builtins.float | None = ...,
         state: _abc.Iterable[Global___Part] | None = ...,
         deadline_ms: _builtins.int = ...,
+        taken_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "_seed", b"_seed", "_step", b"_step", "_taken_log_prob", b"_taken_log_prob", "reward", b"reward", "seed", b"seed", "step", b"step", "taken_log_prob", b"taken_log_prob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "_seed", b"_seed", "_step", b"_step", "_taken_log_prob", b"_taken_log_prob", "action_mask", b"action_mask", "batch", b"batch", "client_key", b"client_key", "deadline_ms", b"deadline_ms", "deterministic", b"deterministic", "episode_id", b"episode_id", "observation", b"observation", "policy", b"policy", "request_id", b"request_id", "reward", b"reward", "seed", b"seed", "state", b"state", "step", b"step", "taken_action", b"taken_action", "taken_log_prob", b"taken_log_prob", "version", b"version", "want_distribution", b"want_distribution", "want_value", b"want_value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "_seed", b"_seed", "_step", b"_step", "_taken_log_prob", b"_taken_log_prob", "action_mask", b"action_mask", "batch", b"batch", "client_key", b"client_key", "deadline_ms", b"deadline_ms", "deterministic", b"deterministic", "episode_id", b"episode_id", "observation", b"observation", "policy", b"policy", "request_id", b"request_id", "reward", b"reward", "seed", b"seed", "state", b"state", "step", b"step", "taken_action", b"taken_action", "taken_log_prob", b"taken_log_prob", "taken_version", b"taken_version", "version", b"version", "want_distribution", b"want_distribution", "want_value", b"want_value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__reward: _TypeAlias = _typing.Literal["reward"]  # noqa: Y015
     _WhichOneofArgType__reward: _TypeAlias = _typing.Literal["_reward", b"_reward"]  # noqa: Y015

@@ -85,6 +85,7 @@ class EpisodeSteps:
 
     def _read(self, episode: Episode, request: pb.ActRequest) -> EpisodeStep:
         question = self._handler.reader.read(request)
+        _check_taken_version(request, self._handler)
         if episode.state:
             question = replace(question, observation={**question.observation, **episode.state})
         reward, taken = of_step_before(episode, request), self._handler.reader.read_taken(request)
@@ -170,6 +171,9 @@ class EpisodeSteps:
             action = {name: np.zeros_like(array) for name, array in action.items()}
         if taken is not None:
             _check_allowed(loaded.policy.action_heads, action, episode_step.question.masks)
+            if request.taken_version:
+                drawn_by = self._handler.loaded_versions.update_of(request.taken_version)
+                loaded = replace(loaded, version=request.taken_version, update=drawn_by)
         log_prob = (
             request.taken_log_prob if taken is not None and request.HasField("taken_log_prob") else None
         )
@@ -188,7 +192,7 @@ class EpisodeSteps:
     def _record(self, episode_step: EpisodeStep, answered: Answered, played: "_Played") -> None:
         episode, now, loaded = episode_step.episode, self._now(), played.loaded
         self._on_answer(answered)
-        episode.loaded = None if answered.fallback else loaded
+        episode.loaded = None if answered.fallback else episode_step.choice.loaded or loaded
         episode.version = 0 if loaded is None else loaded.version
         if answered.answer is not None:
             episode.state = answered.answer.state
@@ -225,6 +229,16 @@ def _check_step(episode: Episode, request: pb.ActRequest) -> None:
         raise invalid(f"step={request.step}: the next step is {episode.segment_builder.length}")
     if request.batch or request.version:
         raise invalid("batch, version: an episode takes one observation at a time, from its own arm")
+
+
+def _check_taken_version(request: pb.ActRequest, handler: RequestHandler) -> None:
+    if not request.taken_version:
+        return
+    if not request.taken_action:
+        raise invalid(
+            f"taken_version={request.taken_version}: give taken_action, which it drew, or leave it out"
+        )
+    handler.loaded_versions.update_of(request.taken_version)
 
 
 @dataclass(frozen=True, slots=True)

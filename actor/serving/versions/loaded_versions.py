@@ -26,6 +26,8 @@ from penstock.wire.refusal import Reason, Refusal, Refused
 
 MAX_LOADED: Final = 4
 """Versions that no arm answers with, kept because episodes or requests name them."""
+MAX_REMEMBERED: Final = 4096
+"""Versions that answered `latest` and whose place in the training is remembered, without their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class LoadedVersions:
         self._only: routing.Route | None = routing.Route(arm=Arm.LATEST, version=None)
         """Everybody's, while there is one for everybody."""
         self.latest: Loaded | None = None
+        self._updates: dict[int, int] = {}
 
     # ------------------------------------------------------------ who answers
 
@@ -153,6 +156,9 @@ class LoadedVersions:
     def follow_with(self, loaded: Loaded) -> None:
         """Answer `latest` with this version from the next pass on."""
         self.latest = loaded
+        self._updates[loaded.version] = loaded.update
+        if len(self._updates) > MAX_REMEMBERED:
+            del self._updates[next(iter(self._updates))]
         metrics.SERVING_VERSION.labels(Arm.LATEST).set(loaded.version)
 
     async def steer(self, arms: Arms) -> list[str]:
@@ -171,6 +177,16 @@ class LoadedVersions:
         for arm, number in ((Arm.ACTIVE, arms.active), (Arm.CANARY, arms.canary)):
             metrics.SERVING_VERSION.labels(arm).set(number or 0)
         return wrong
+
+    def update_of(self, version: int) -> int:
+        """Return the updates behind a version that answered `latest` here.
+
+        Raises Refused (UNKNOWN_VERSION) for any but the newest MAX_REMEMBERED of them.
+        """
+        update = self._updates.get(version)
+        if update is None:
+            raise _unknown(version, "it has not answered `latest` here, or too many have since")
+        return update
 
     def served(self) -> dict[int, tuple[Loaded, list[Arm]]]:
         """Return what can answer, by version, and the arms that it answers."""

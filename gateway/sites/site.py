@@ -1,0 +1,51 @@
+"""What a workload says of an API of its own, and what it is told of the run behind it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+
+from penstock.rpc.auth import Credentials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAddresses:
+    """Says where the processes of a run are; "": not known, or not yet."""
+
+    server: str = ""
+    broker: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """Tells an application which run it answers for.
+
+    addresses: returns where the processes of the run are now; it may be asked at any time, from any thread.
+    credentials: for calls to them.
+    """
+
+    addresses: Callable[[], RunAddresses]
+    credentials: Credentials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Says what a workload answers with under an address of its own.
+
+    recipe: file of what is trained where no run is named. settings: `SECTION.KEY=VALUE` over it, and over a
+    run that goes on. make_app: returns the application; it is called once, outside of any event loop.
+    open_paths: path prefixes that anybody may GET, such as those of a page. viewer_paths: paths that a viewer
+    of the project may call; all others need an editor.
+    """
+
+    recipe: Path
+    settings: tuple[str, ...]
+    make_app: Callable[[Upstream], FastAPI]
+    open_paths: tuple[str, ...] = ()
+    viewer_paths: frozenset[str] = frozenset()
+
+
+def caller_of(request: Request) -> str:
+    """Return who calls, as the token says; "" where none is asked for."""
+    return str(request.scope.get("penstock.caller", ""))

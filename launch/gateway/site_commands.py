@@ -1,0 +1,156 @@
+"""`penstock gateway NAME` for each installed workload that has an API of its own (`Workload.site`)."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from penstock.config.plugins import installed
+from penstock.config.workload import find
+from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure, assigned
+from penstock.runtime.foreground import in_foreground
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from gateway.accounts.accounts import Accounts
+    from gateway.sites.site import Site
+    from gateway.sites.site_process import RunBehind
+    from penstock.config.settings import Settings
+    from penstock.runtime.lifecycle import Lifecycle
+
+_STATE = Path("gateway-state")
+
+
+class WithSites(TyperGroup):
+    """The commands of the gateway, and behind them one for each site."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, as help lists them."""
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in _sites() if name not in own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command of a name, None where there is none."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None or cmd_name not in _sites():
+            return found
+        outer = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        outer.callback()(lambda: None)  # so that typer makes a group, of one command
+        outer.command(cmd_name)(_command(cmd_name))
+        return typer.main.get_group(outer).get_command(ctx, cmd_name)
+
+
+def _sites() -> list[str]:
+    return sorted(name for name in installed() if find(name).site)
+
+
+def _command(name: str) -> "Callable[..., None]":
+    def serve_site(
+        run: Annotated[
+            Path | None, typer.Option("--run", metavar="DIR", help="Folder of a run that goes on and serves.")
+        ] = None,
+        server: Annotated[
+            str, typer.Option("--server", metavar="ADDRESS", help="A policy server: HOST:PORT or unix:/path.")
+        ] = "",
+        broker: Annotated[
+            str, typer.Option("--broker", metavar="ADDRESS", help="With --server: the broker of its run.")
+        ] = "",
+        listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT.")] = "127.0.0.1:8765",
+        state: Annotated[
+            Path | None,
+            typer.Option("--state", help="Folder of the run that is begun here; default: NAME-state."),
+        ] = None,
+        recipe: Annotated[
+            Path | None, typer.Option("--recipe", help="What is trained; default: the workload's own.")
+        ] = None,
+        train: Annotated[
+            list[str] | None,
+            typer.Option("--train", metavar="SECTION.KEY=VALUE", help="Setting of the run; may be repeated."),
+        ] = None,
+        project: Annotated[
+            str, typer.Option("--project", help="Beyond loopback: project whose tokens count.")
+        ] = "",
+        accounts: Annotated[
+            Path,
+            typer.Option("--accounts", help="State folder of the gateway that gives out the tokens."),
+        ] = _STATE,
+        database: Annotated[
+            str, typer.Option("--database", metavar="URL", help="Its accounts, where they lie elsewhere.")
+        ] = "",
+        keys: Annotated[Path | None, typer.Option("--keys", help="Its file of signing keys.")] = None,
+        hosts: Annotated[
+            list[str] | None,
+            typer.Option("--host", help="Name by which it is reached, beside loopback; may be repeated."),
+        ] = None,
+        origins: Annotated[
+            list[str] | None,
+            typer.Option("--origin", metavar="URL", help="Pages of this origin may call; may be repeated."),
+        ] = None,
+        config: ConfigFile = None,
+        assignments: Assignments = None,
+        endpoints: EndpointFile = None,
+        insecure: Insecure = False,
+    ) -> None:
+        def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+            from gateway.sites.site_process import Reach, main
+            from launch.gateway.run_behind import NamedRun, NamedServer, OwnRun
+            from penstock.config.workload import load
+
+            site: Site = load(find(name).site)()
+            _check_one(run, server, broker)
+            behind: AbstractContextManager[RunBehind]
+            if run is not None:
+                behind = NamedRun(run)
+            elif server:
+                behind = NamedServer(_checked("--server", server), _checked("--broker", broker))
+            else:
+                behind = OwnRun.of_site(site, state or Path(f"{name}-state"), recipe, train or ())
+            reach = Reach(
+                listen=listen,
+                hosts=frozenset(hosts or ()),
+                origins=frozenset(origins or ()),
+                project=project,
+                accounts=lambda: _accounts(accounts, database, keys),
+                insecure=insecure,
+            )
+            return main(lifecycle, settings, site=site, behind=behind, reach=reach)
+
+        in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
+
+    serve_site.__doc__ = f"Serve the API of {name} over one run, which is begun unless one is named."
+    return serve_site
+
+
+@contextmanager
+def _accounts(state: Path, database: str, keys: Path | None) -> "Iterator[Accounts]":
+    """Open the accounts of a gateway that is there already."""
+    from gateway.process import Places, open_accounts
+
+    accounts, opened = open_accounts(Places(state=state, database=database, keys=keys), make=False)
+    try:
+        yield accounts
+    finally:
+        opened.close()
+
+
+def _check_one(run: Path | None, server: str, broker: str) -> None:
+    from penstock.config.configuration_error import ConfigurationError
+
+    if run is not None and server:
+        raise ConfigurationError("--run, --server: name one of them")
+    if broker and not server:
+        raise ConfigurationError("--broker: belongs to --server; a run's folder says where its broker is")
+
+
+def _checked(option: str, address: str) -> str:
+    from penstock.config.configuration_error import ConfigurationError
+    from penstock.rpc.auth import check_address
+
+    try:
+        return check_address(address) if address else ""
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}") from error

@@ -1,0 +1,272 @@
+"""What the API holds while it serves: clients of the run, chains, and the last answers.
+
+It holds nothing that outlives it: what was stored is in the run. When it ends, its chains end as truncated.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from gateway.surface import ApiError, RunAddresses, Upstream
+from penstock.client import (
+    Action,
+    Arm,
+    AsyncControlClient,
+    AsyncPolicyClient,
+    DeadlinePassed,
+    InvalidRequest,
+    NotAllowed,
+    NotReady,
+    Overloaded,
+    PolicyError,
+    Unreachable,
+)
+from penstock.wire.tensor import Array
+from workloads.prompts.http.api_bodies import StoreRequest
+from workloads.prompts.http.chains import Chains, Step
+from workloads.prompts.http.given_answers import GivenAnswer, GivenAnswers, state_key
+from workloads.prompts.http.run_learning import RunLearning
+
+T = TypeVar("T")
+
+MOST_WAITING: Final = 4096
+"""Steps that may wait for an update."""
+OFF_BY: Final = math.log(2)
+"""Nats by which the log-probability of a transition that belongs to no answer may be off."""
+_DEADLINE_S: Final = 10.0
+_LOOK_S: Final = 1.0
+_VERSION_S: Final = 5.0
+_VERSION_LOOK_S: Final = 0.02
+_REWARDS_KEPT: Final = 100
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class PromptsApi:
+    """What the routes work with; used by one event loop."""
+
+    upstream: Upstream
+    most_waiting: int = MOST_WAITING
+    given: GivenAnswers = field(default_factory=GivenAnswers)
+    learning: RunLearning = field(default_factory=RunLearning)
+    unverified: int = 0
+    episodes: int = 0
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=_REWARDS_KEPT))
+    chains: Chains = field(init=False)
+    _addresses: RunAddresses = field(default_factory=RunAddresses)
+    _client: AsyncPolicyClient | None = None
+    _control: AsyncControlClient | None = None
+    _looked_s: float = -math.inf
+    _version: int = 0
+
+    def __post_init__(self) -> None:
+        self.chains = Chains(self._ended)
+
+    # ------------------------------------------------------------ the run
+
+    async def client(self) -> AsyncPolicyClient:
+        """Return the client of the policy server; raises ApiError 503 where there is none yet."""
+        await self._connect()
+        if self._client is None:
+            raise _not_yet("its policy server has not come up")
+        return self._client
+
+    async def control(self) -> AsyncControlClient:
+        """Return the client of the broker; raises ApiError 503 where none is known."""
+        await self._connect()
+        if self._control is None:
+            raise _not_yet("its broker is not known (with --server, name it by --broker)")
+        return self._control
+
+    async def work(self) -> None:
+        """End chains that nothing follows, and look at the run, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.chains.end_idle()
+            if self._control is None:
+                continue
+            try:
+                await self.learning.look(self._control)
+            except PolicyError as error:
+                log.warning("the run does not answer", extra={"error": str(error)})
+
+    async def close(self) -> None:
+        """End all chains, and close the connections."""
+        await self.chains.end_all()
+        await self._close()
+
+    async def _connect(self) -> None:
+        """Follow where the processes of the run are; asked at most once a second while all are known."""
+        now_s = time.monotonic()
+        if self._client is not None and now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        found = await asyncio.to_thread(self.upstream.addresses)
+        if found == self._addresses:
+            return
+        await self._close()
+        own = self.upstream.credentials
+        if found.server:
+            self._client = AsyncPolicyClient(found.server, credentials=own, deadline_s=_DEADLINE_S)
+        if found.broker:
+            self._control = AsyncControlClient(found.broker, credentials=own)
+        self._addresses = found
+
+    async def _close(self) -> None:
+        client, control = self._client, self._control
+        self._client = self._control = None
+        self._addresses = RunAddresses()
+        if client is not None:
+            await client.close()
+        if control is not None:
+            await control.close()
+
+    # ------------------------------------------------------------ actions
+
+    async def act(self, state: Array, *, deterministic: bool = False, distribution: bool = False) -> Action:
+        """Return the answer of a version; raises ApiError 503 where none can give one."""
+        client = await self.client()
+        answer = await answered(
+            client.act(state, deterministic=deterministic, distribution=distribution, value=True)
+        )
+        if answer.fallback is not None or answer.log_prob is None or answer.value is None:
+            raise _not_yet("no version of the policy answers")
+        if answer.version != self._version:
+            self._note_version(answer.version)
+        return answer
+
+    async def await_version(self, update: int) -> int:
+        """Return the version that answers, once it has so many updates behind it, or after a while.
+
+        Raises ApiError.
+        """
+        client, until_s = await self.client(), time.monotonic() + _VERSION_S
+        while True:
+            description = await answered(client.describe())
+            latest = [one for one in description.versions if Arm.LATEST in one.arms]
+            if (latest and latest[0].update >= update) or time.monotonic() > until_s:
+                return latest[0].version if latest else 0
+            await asyncio.sleep(_VERSION_LOOK_S)
+
+    @property
+    def knows_its_broker(self) -> bool:
+        """Return whether the run can be steered."""
+        return self._control is not None
+
+    def _note_version(self, version: int) -> None:
+        if self._version and self._control is None:
+            self.learning.waiting_steps = 0  # nobody says how many were taken
+        self._version = version
+
+    # ------------------------------------------------------------ transitions
+
+    async def store(
+        self, caller: str, body: StoreRequest, state: Array, next_state: Array
+    ) -> tuple[bool, bool]:
+        """Take a transition in; returns whether it belongs to an answer, and whether it was there before.
+
+        Raises ApiError.
+        """
+        client = await self.client()
+        given = self._matched(caller, body, state)
+        if given is not None and given.is_used:
+            return True, True
+        if self.learning.waiting_steps >= self.most_waiting:
+            raise ApiError(
+                429,
+                f"{self.learning.waiting_steps} steps wait for an update: POST /update, or wait for one",
+                retry_s=1,
+            )
+        step = Step(
+            state=state,
+            action=body.action,
+            reward=body.reward,
+            next_state=next_state,
+            done=body.done,
+            log_prob=body.log_prob if given is None else given.log_prob,
+            version=0 if given is None else given.version,
+        )
+        if given is None:
+            await self._check_unverified(body, state)
+        else:
+            given.is_used = True
+        try:
+            await answered(self.chains.store(client, caller, step))
+        except BaseException:
+            if given is not None:
+                given.is_used = False
+            raise
+        self.learning.waiting_steps += 1
+        return given is not None, False
+
+    def _matched(self, caller: str, body: StoreRequest, state: Array) -> GivenAnswer | None:
+        key = state_key(state)
+        if not body.ticket:
+            return self.given.unused(caller, key, body.action)
+        given = self.given.by_ticket(caller, body.ticket)
+        if given is None:
+            return None
+        if given.state != key:
+            raise ApiError(422, "state: the ticket is of another one; send that of this step", field="state")
+        if given.action != body.action:
+            raise ApiError(
+                422,
+                f"action: the ticket is of action {given.action}; send the action that was answered",
+                field="action",
+            )
+        return given
+
+    async def _check_unverified(self, body: StoreRequest, state: Array) -> None:
+        answer = await self.act(state, distribution=True)
+        probability = float(answer.distribution["probability"][body.action])
+        off_by = abs(math.log(max(probability, 1e-30)) - body.log_prob)
+        if off_by > OFF_BY:
+            raise ApiError(
+                422,
+                "log_prob: this transition belongs to none of the last answers, and the version that answers "
+                f"now gives its action a log-probability of {math.log(max(probability, 1e-30)):.3f}: store "
+                "transitions sooner, with the ticket of their answer",
+                field="log_prob",
+            )
+        self.unverified += 1
+
+    def _ended(self, total_return: float) -> None:
+        self.episodes += 1
+        self.returns.append(total_return)
+
+
+async def answered(call: Awaitable[T]) -> T:
+    """Return the result of a call of the run; raises ApiError for what it refuses and where it is silent."""
+    try:
+        return await call
+    except ValueError as error:
+        raise ApiError(422, str(error)) from error
+    except PolicyError as error:
+        raise _of_run(error) from error
+
+
+def _of_run(error: PolicyError) -> ApiError:
+    detail = str(error) if error.refusal is None else error.refusal.detail
+    match error:
+        case InvalidRequest():
+            return ApiError(422, detail)
+        case Overloaded():
+            return ApiError(429, detail, retry_s=1)
+        case NotAllowed():
+            return ApiError(502, f"the run does not know this gateway: {detail}", error="bad_gateway")
+        case DeadlinePassed():
+            return ApiError(504, detail, error="timeout", retry_s=1)
+        case NotReady() | Unreachable():
+            return _not_yet(detail)
+        case _:
+            return ApiError(502, detail, error="bad_gateway")
+
+
+def _not_yet(why: str) -> ApiError:
+    return ApiError(503, f"the run behind it is not ready: {why}; try again", retry_s=1)

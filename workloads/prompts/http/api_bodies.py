@@ -1,0 +1,269 @@
+"""What requests hold, and what answers say; field names are those that programs know."""
+
+import base64
+import binascii
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from workloads.prompts.prompt_text import MAX_CHARACTERS
+
+SIZE: Final = 1536
+"""Numbers of an embedding."""
+ACTIONS: Final = 5
+MAX_STEPS: Final = 8
+_BYTES: Final = 4 * SIZE
+_LARGEST: Final = 1.0
+"""Of a number of an embedding: those of texts are of unit length."""
+_MOST_REWARD: Final = 1e4
+_LEAST_LOG_PROB: Final = -60.0
+_ROUNDING: Final = 1e-4
+_EMBEDDING_SCHEMA: Final = {
+    "oneOf": [
+        {
+            "type": "array",
+            "items": {"type": "number", "minimum": -_LARGEST, "maximum": _LARGEST},
+            "minItems": SIZE,
+            "maxItems": SIZE,
+        },
+        {"type": "string", "contentEncoding": "base64", "minLength": 8192, "maxLength": 8192},
+    ],
+    "description": "1,536 numbers, or base64 of as many float32, little-endian.",
+}
+
+
+def _decoded(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        raw = base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError("is no base64; send an array of 1,536 numbers, or base64 of float32") from error
+    if len(raw) != _BYTES:
+        raise ValueError(f"holds {len(raw)} bytes, must be 1,536 float32 ({_BYTES} bytes)")
+    return np.frombuffer(raw, "<f4").tolist()
+
+
+Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False, strict=True)]
+Embedding = Annotated[
+    list[Number],
+    BeforeValidator(_decoded),
+    Field(min_length=SIZE, max_length=SIZE),
+    WithJsonSchema(_EMBEDDING_SCHEMA),
+]
+Prompt = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
+ActionNumber = Annotated[int, Field(ge=0, lt=ACTIONS, strict=True)]
+CheckpointName = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9-]{1,64}$",
+        description="A name, not a place: up to 64 of a-z, 0-9 and '-'.",
+        examples=["before-the-show"],
+    ),
+]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class SelectRequest(_Body):
+    """Asks for a mutation. deterministic: the likeliest instead of a drawn one, which is not learned from."""
+
+    embedding: Embedding
+    deterministic: Annotated[bool, Field(strict=True)] = False
+
+
+class SelectAnswer(BaseModel):
+    """A mutation that was chosen. ticket: to be sent back with the transition."""
+
+    action: ActionNumber
+    mutation_type: str
+    log_prob: float
+    value: float
+    version: int
+    ticket: str
+
+
+class StoreRequest(_Body):
+    """A transition: the action that was taken in a state, and what came of it.
+
+    ticket: of the answer that named the action; without it the answer is looked for.
+    """
+
+    state: Embedding
+    action: ActionNumber
+    reward: Annotated[float, Field(ge=-_MOST_REWARD, le=_MOST_REWARD, allow_inf_nan=False, strict=True)]
+    next_state: Embedding
+    done: Annotated[bool, Field(strict=True)]
+    log_prob: Annotated[float, Field(ge=_LEAST_LOG_PROB, le=_ROUNDING, allow_inf_nan=False, strict=True)]
+    value: Annotated[float, Field(allow_inf_nan=False, strict=True)] = 0.0
+    ticket: Annotated[str, Field(max_length=64)] = ""
+
+
+class StoreAnswer(BaseModel):
+    """A transition that was taken in. buffer_size: steps since the last update.
+
+    verified: whether it belongs to an answer that was given here. duplicate: it had been stored before.
+    """
+
+    stored: Literal[True]
+    buffer_size: int
+    verified: bool
+    duplicate: bool
+
+
+class UpdateAnswer(BaseModel):
+    """Figures of an update."""
+
+    policy_loss: float | None
+    value_loss: float | None
+    entropy: float | None
+    approx_kl: float | None
+    clip_fraction: float | None
+    learning_rate: float | None
+    buffer_size: int
+    update_count: int
+    version: int
+    steps: int
+
+
+class TooFewAnswer(BaseModel):
+    """There was too little to learn from."""
+
+    message: Literal["Not enough experiences"]
+    buffer_size: int
+
+
+class DistributionRequest(_Body):
+    """Asks how likely each mutation is."""
+
+    embedding: Embedding
+
+
+class DistributionAnswer(BaseModel):
+    """How likely each mutation is, by its number."""
+
+    probabilities: list[float]
+    mutation_types: list[str]
+    version: int
+
+
+class SaveRequest(_Body):
+    """Asks for a checkpoint under a name; without one a name is made."""
+
+    path: CheckpointName | None = None
+
+
+class SaveAnswer(BaseModel):
+    """A checkpoint that is kept. path: its name."""
+
+    saved: Literal[True]
+    path: str
+
+
+class LoadRequest(_Body):
+    """Asks to go back to a named checkpoint."""
+
+    path: CheckpointName
+
+
+class LoadAnswer(BaseModel):
+    """The run has gone back. version: under which the weights answer."""
+
+    loaded: Literal[True]
+    version: int
+
+
+class HealthAnswer(BaseModel):
+    """Actions are given."""
+
+    status: Literal["ok"]
+
+
+class NoStatsAnswer(BaseModel):
+    """Nothing was learned from yet."""
+
+    message: Literal["No training data yet"]
+
+
+class StatsAnswer(BaseModel):
+    """Figures of the run; rewards of the last 100 episodes that ended here, losses of the last 10 updates.
+
+    buffer_size: steps since the last update. open_chains: episodes that go on. unverified: transitions that
+    belong to no answer that was given here. lost: steps that a policy server took with it when it ended.
+    """
+
+    total_updates: int
+    total_episodes: int
+    avg_reward: float | None
+    max_reward: float | None
+    avg_policy_loss: float | None
+    avg_value_loss: float | None
+    avg_entropy: float | None
+    avg_kl: float | None
+    buffer_size: int
+    open_chains: int
+    unverified: int
+    lost: int
+
+
+class EmbedRequest(_Body):
+    """Asks for the embedding of a prompt."""
+
+    prompt: Prompt
+
+
+class EmbedAnswer(BaseModel):
+    """A prompt as numbers. offered: which mutations it implies."""
+
+    embedding: list[float]
+    category: str
+    offered: list[bool]
+
+
+class MutateRequest(_Body):
+    """Asks what a mutation makes of a prompt. start: the prompt that was there before all mutations."""
+
+    prompt: Prompt
+    action: ActionNumber
+    start: Prompt | None = None
+
+
+class MutateAnswer(BaseModel):
+    """A mutated prompt. reward: what the step is worth. changed: whether the text is another one."""
+
+    prompt: str
+    action: int
+    mutation_type: str
+    reward: float
+    category: str
+    changed: bool
+
+
+class OptimizeRequest(_Body):
+    """Asks for the best prompt within so many mutations."""
+
+    prompt: Prompt
+    steps: Annotated[int, Field(ge=1, le=MAX_STEPS, strict=True)] = 5
+
+
+class PathStep(BaseModel):
+    """One mutation on a path."""
+
+    action: int
+    mutation_type: str
+    prompt: str
+    reward: float
+    probabilities: list[float]
+
+
+class OptimizeAnswer(BaseModel):
+    """The best prompt that was seen, and the path to it. reward: the sum of the path's."""
+
+    prompt: str
+    category: str
+    reward: float
+    path: list[PathStep]
+    version: int
