@@ -14,6 +14,7 @@ It may also name in `site` a function that returns a `Site`: an application of i
     Upstream, RunAddresses    where that run is
     caller_of                 who calls it
     add_error_handlers        makes errors answers, as those of the gateway
+    ERROR_SCHEMA, error_answer    how they are described
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from starlette.concurrency import run_in_threadpool
 
 from gateway.accounts.principal import Membership
 from gateway.application import Service
-from gateway.frame.api_description import error_answer
+from gateway.frame.api_description import ERROR_SCHEMA, error_answer
 from gateway.frame.api_errors import ApiError
 from gateway.frame.api_errors import add_handlers as add_error_handlers
 from gateway.frame.parts import parts_of
@@ -43,6 +44,7 @@ from penstock.registry.ratings import KeptRating
 from penstock.registry.registry import Registry
 
 __all__ = [
+    "ERROR_SCHEMA",
     "Access",
     "AgentId",
     "ApiError",

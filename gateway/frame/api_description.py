@@ -23,7 +23,7 @@ ERRORS: Final = {
     503: "A database does not answer; `Retry-After` says when to try again.",
 }
 """What any call may answer beside what it declares itself."""
-_ERROR: Final = {
+ERROR_SCHEMA: Final = {
     "type": "object",
     "required": ["error", "detail", "field"],
     "properties": {
@@ -52,7 +52,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     schemas = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    schemas["Error"] = _ERROR
+    schemas["Error"] = ERROR_SCHEMA
     components["securitySchemes"] = _SECURITY
     components["responses"] = {str(status): error_answer(text) for status, text in ERRORS.items()}
     for route in app.routes:

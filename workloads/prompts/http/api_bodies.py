@@ -5,7 +5,8 @@ import binascii
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from workloads.prompts.prompt_text import MAX_CHARACTERS
 
@@ -16,6 +17,7 @@ MAX_STEPS: Final = 8
 _BYTES: Final = 4 * SIZE
 _LARGEST: Final = 1.0
 """Of a number of an embedding: those of texts are of unit length."""
+_FAR: Final = 2
 _MOST_REWARD: Final = 1e4
 _LEAST_LOG_PROB: Final = -60.0
 _ROUNDING: Final = 1e-4
@@ -33,25 +35,39 @@ _EMBEDDING_SCHEMA: Final = {
 }
 
 
-def _decoded(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
+def _array(value: Any) -> NDArray[np.float32]:
+    """Return an embedding, float32 [1536], of what JSON has; raises ValueError."""
+    made = _decoded(value) if isinstance(value, str) else _listed(value)
+    beyond = np.flatnonzero(~(np.abs(made) <= _LARGEST))
+    if beyond.size:
+        raise ValueError(f"number {beyond[0]} is {made[beyond[0]]}, must be from -1 to 1")
+    return made.astype(np.float32)
+
+
+def _decoded(value: str) -> NDArray[np.floating[Any]]:
     try:
         raw = base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError("is no base64; send an array of 1,536 numbers, or base64 of float32") from error
     if len(raw) != _BYTES:
         raise ValueError(f"holds {len(raw)} bytes, must be 1,536 float32 ({_BYTES} bytes)")
-    return np.frombuffer(raw, "<f4").tolist()
+    return np.frombuffer(raw, "<f4")
 
 
-Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False, strict=True)]
-Embedding = Annotated[
-    list[Number],
-    BeforeValidator(_decoded),
-    Field(min_length=SIZE, max_length=SIZE),
-    WithJsonSchema(_EMBEDDING_SCHEMA),
-]
+def _listed(value: Any) -> NDArray[np.floating[Any]]:
+    if not isinstance(value, list):
+        raise ValueError("must be an array of 1,536 numbers, or base64 of float32")  # noqa: TRY004 - pydantic's
+    if len(value) != SIZE:
+        raise ValueError(f"holds {len(value)} numbers, must be {SIZE}")
+    if not set(map(type, value)) <= {float, int}:
+        place = next(number for number, one in enumerate(value) if type(one) not in {float, int})
+        raise ValueError(f"number {place} is no number: send numbers alone")
+    # What is too large for float64 becomes infinite, and is refused with what is beyond the bound.
+    return np.array([max(-_FAR, min(_FAR, one)) if type(one) is int else one for one in value])
+
+
+Embedding = Annotated[Any, PlainValidator(_array), WithJsonSchema(_EMBEDDING_SCHEMA)]
+"""float32 [1536], of numbers or of base64."""
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
 ActionNumber = Annotated[int, Field(ge=0, lt=ACTIONS, strict=True)]
 CheckpointName = Annotated[
@@ -210,25 +226,30 @@ class StatsAnswer(BaseModel):
 
 
 class EmbedRequest(_Body):
-    """Asks for the embedding of a prompt."""
+    """Asks for the embedding of a prompt. encoding: `numbers`, or `base64` of float32, little-endian."""
 
     prompt: Prompt
+    encoding: Literal["numbers", "base64"] = "numbers"
 
 
 class EmbedAnswer(BaseModel):
     """A prompt as numbers. offered: which mutations it implies."""
 
-    embedding: list[float]
+    embedding: list[float] | str
     category: str
     offered: list[bool]
 
 
 class MutateRequest(_Body):
-    """Asks what a mutation makes of a prompt. start: the prompt that was there before all mutations."""
+    """Asks what a mutation makes of a prompt. start: the prompt that was there before all mutations.
+
+    encoding: that of the embedding of what is made; `none`: without it.
+    """
 
     prompt: Prompt
     action: ActionNumber
     start: Prompt | None = None
+    encoding: Literal["none", "numbers", "base64"] = "none"
 
 
 class MutateAnswer(BaseModel):
@@ -240,6 +261,7 @@ class MutateAnswer(BaseModel):
     reward: float
     category: str
     changed: bool
+    embedding: list[float] | str | None
 
 
 class OptimizeRequest(_Body):

@@ -1,5 +1,6 @@
 """The routes: actions for prompts, transitions, updates, checkpoints, and what mutations make of a text."""
 
+import base64
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -12,7 +13,6 @@ from starlette.concurrency import run_in_threadpool
 
 from gateway.surface import ApiError, caller_of
 from penstock.client import CommandRefusal
-from penstock.wire.tensor import Array
 from workloads.prompts.categories import classify
 from workloads.prompts.embeddings import HashingEmbedder
 from workloads.prompts.http import api_bodies as bodies
@@ -96,7 +96,7 @@ async def stats(api: Api) -> bodies.StatsAnswer | bodies.NoStatsAnswer:
 @router.post("/select_action")
 async def select_action(request: Request, api: Api, body: bodies.SelectRequest) -> bodies.SelectAnswer:
     """Choose a mutation for a prompt."""
-    state = _array(body.embedding)
+    state = body.embedding
     answer = await api.act(state, deterministic=body.deterministic)
     assert answer.log_prob is not None
     assert answer.value is not None
@@ -120,9 +120,7 @@ async def select_action(request: Request, api: Api, body: bodies.SelectRequest) 
 @router.post("/store_experience")
 async def store_experience(request: Request, api: Api, body: bodies.StoreRequest) -> bodies.StoreAnswer:
     """Take in a transition, to be learned from."""
-    verified, duplicate = await api.store(
-        caller_of(request), body, _array(body.state), _array(body.next_state)
-    )
+    verified, duplicate = await api.store(caller_of(request), body, body.state, body.next_state)
     return bodies.StoreAnswer(
         stored=True, buffer_size=api.learning.waiting_steps, verified=verified, duplicate=duplicate
     )
@@ -154,7 +152,7 @@ async def update(api: Api) -> bodies.UpdateAnswer | bodies.TooFewAnswer:
 @router.post("/get_distribution")
 async def get_distribution(api: Api, body: bodies.DistributionRequest) -> bodies.DistributionAnswer:
     """Return how likely each mutation is for a prompt."""
-    answer = await api.act(_array(body.embedding), deterministic=True, distribution=True)
+    answer = await api.act(body.embedding, deterministic=True, distribution=True)
     return bodies.DistributionAnswer(
         probabilities=_numbers(answer.distribution["probability"]),
         mutation_types=list(MUTATION_TYPES),
@@ -181,7 +179,7 @@ async def load(api: Api, body: bodies.LoadRequest) -> bodies.LoadAnswer:
 async def embed(body: bodies.EmbedRequest) -> bodies.EmbedAnswer:
     """Return a prompt as numbers."""
     prompt = _prompt(body.prompt)
-    return await _beside(prompt, lambda: _embedded(prompt))
+    return await _beside(prompt, lambda: _embedded(prompt, body.encoding))
 
 
 @router.post("/mutate")
@@ -189,7 +187,7 @@ async def mutated(body: bodies.MutateRequest) -> bodies.MutateAnswer:
     """Return what a mutation makes of a prompt."""
     prompt = _prompt(body.prompt)
     start = prompt if body.start is None else _prompt(body.start, "start")
-    return await _beside(prompt + start, lambda: _mutated(start, prompt, body.action))
+    return await _beside(prompt + start, lambda: _mutated(start, prompt, body))
 
 
 @router.post("/optimize")
@@ -221,10 +219,6 @@ async def optimize(api: Api, body: bodies.OptimizeRequest) -> bodies.OptimizeAns
     )
 
 
-def _array(numbers: list[float]) -> Array:
-    return np.asarray(numbers, np.float32)
-
-
 def _numbers(array: Any) -> list[float]:
     return [float(number) for number in np.asarray(array).reshape(-1)]
 
@@ -236,22 +230,29 @@ def _prompt(text: str, field: str = "prompt") -> str:
         raise ApiError(422, str(error), field=field) from error
 
 
-def _embedded(prompt: str) -> bodies.EmbedAnswer:
-    row = _EMBEDDER.embed([prompt])[0]
+def _embedded(prompt: str, encoding: str) -> bodies.EmbedAnswer:
     return bodies.EmbedAnswer(
-        embedding=row.tolist(), category=classify(prompt), offered=list(offered(prompt))
+        embedding=_encoded(prompt, encoding), category=classify(prompt), offered=list(offered(prompt))
     )
 
 
-def _mutated(start: str, prompt: str, action: int) -> bodies.MutateAnswer:
-    text = mutate(prompt, action)
+def _encoded(prompt: str, encoding: str) -> list[float] | str:
+    row = _EMBEDDER.embed([prompt])[0]
+    if encoding == "base64":
+        return base64.b64encode(row.astype("<f4").tobytes()).decode()
+    return _numbers(row)
+
+
+def _mutated(start: str, prompt: str, body: bodies.MutateRequest) -> bodies.MutateAnswer:
+    text = mutate(prompt, body.action)
     return bodies.MutateAnswer(
         prompt=text,
-        action=action,
-        mutation_type=MUTATION_TYPES[action],
+        action=body.action,
+        mutation_type=MUTATION_TYPES[body.action],
         reward=_REWARD.of(start, prompt, text),
         category=classify(start),
         changed=text != prompt,
+        embedding=None if body.encoding == "none" else _encoded(text, body.encoding),
     )
 
 
