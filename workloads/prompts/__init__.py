@@ -9,6 +9,7 @@
     prompt_sources     prompts to train on, and others to test on
     subjects           what the built-in prompts are about
     optimise           the best text that a policy leads to, with the way there
+    http               the API over HTTP
     tasks              `Prompts-v0`
     prompts_defaults   settings of a run
 
@@ -29,4 +30,5 @@ WORKLOAD = Workload(
     model="workloads.plugin.learning:make_step_model",
     generator="workloads.plugin.acting:make_step_generator",
     runner="workloads.plugin.acting:make_step_runner",
+    site="workloads.prompts.http.prompts_site:site",
 )

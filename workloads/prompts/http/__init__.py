@@ -4,7 +4,6 @@
     given_answers   the last answers, which transitions are matched with
     chains          transitions that follow one another, as episodes of the policy server
     run_learning    updates, named checkpoints, figures of the run
-    path_search     the best prompt that mutations lead to
     prompt_routes   the routes
     api             what it holds while it serves
     prompts_site    the application, and what the gateway is told of it

@@ -129,11 +129,21 @@ class PromptsApi:
 
     # ------------------------------------------------------------ actions
 
-    async def act(self, state: Array, *, deterministic: bool = False, distribution: bool = False) -> Action:
-        """Return the answer of a version; raises ApiError 503 where none can give one."""
+    async def act(
+        self,
+        state: Array,
+        *,
+        deterministic: bool = False,
+        distribution: bool = False,
+        mask: Array | None = None,
+    ) -> Action:
+        """Return the answer of a version; raises ApiError 503 where none can give one.
+
+        mask: bool [5], the mutations that may be chosen; None: all.
+        """
         client = await self.client()
         answer = await answered(
-            client.act(state, deterministic=deterministic, distribution=distribution, value=True)
+            client.act(state, deterministic=deterministic, distribution=distribution, value=True, mask=mask)
         )
         if answer.fallback is not None or answer.log_prob is None or answer.value is None:
             raise _not_yet("no version of the policy answers")

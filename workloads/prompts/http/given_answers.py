@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from penstock.wire.tensor import Array
 
 KEPT: Final = 4096
 """Answers of one caller that are remembered."""
@@ -22,10 +23,10 @@ CALLERS: Final = 64
 StateKey = bytes
 
 
-def state_key(state: NDArray[np.float32]) -> StateKey:
+def state_key(state: Array) -> StateKey:
     """Return what an embedding, float32 [1536], is known by."""
     # -0.0 and 0.0 are one number in two forms.
-    return hashlib.blake2b((state + np.float32(0)).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b((np.asarray(state, np.float32) + np.float32(0)).tobytes(), digest_size=16).digest()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

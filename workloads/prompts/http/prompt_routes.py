@@ -1,9 +1,10 @@
 """The routes: actions for prompts, transitions, updates, checkpoints, and what mutations make of a text."""
 
+import asyncio
 import base64
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 import numpy as np
@@ -12,14 +13,14 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from gateway.surface import ApiError, caller_of
-from penstock.client import CommandRefusal
+from penstock.client import Action, CommandRefusal
 from workloads.prompts.categories import classify
 from workloads.prompts.embeddings import HashingEmbedder
 from workloads.prompts.http import api_bodies as bodies
 from workloads.prompts.http.api import PromptsApi, answered
 from workloads.prompts.http.given_answers import state_key
-from workloads.prompts.http.path_search import search
 from workloads.prompts.mutations import MUTATION_TYPES, mutate, offered
+from workloads.prompts.optimise import optimise
 from workloads.prompts.prompt_reward import QualityReward
 from workloads.prompts.prompt_text import PromptError, read_prompt
 
@@ -193,14 +194,18 @@ async def mutated(body: bodies.MutateRequest) -> bodies.MutateAnswer:
 @router.post("/optimize")
 async def optimize(api: Api, body: bodies.OptimizeRequest) -> bodies.OptimizeAnswer:
     """Return the best prompt within so many mutations, and the path to it."""
-    start = _prompt(body.prompt)
+    start, loop = _prompt(body.prompt), asyncio.get_running_loop()
+    asked = list[Action]()
 
-    async def choose(prompt: str) -> tuple[int, list[float], int]:
-        state = await _beside(prompt, lambda: _EMBEDDER.embed([prompt])[0])
-        answer = await api.act(state, deterministic=True, distribution=True)
-        return answer.action, _numbers(answer.distribution["probability"]), answer.version
+    def choose(embedding: Sequence[float], mask: Sequence[bool]) -> int:
+        state = np.asarray(embedding, np.float32)
+        call = api.act(state, deterministic=True, distribution=True, mask=np.asarray(mask, np.bool_))
+        asked.append(asyncio.run_coroutine_threadsafe(call, loop).result())
+        return int(asked[-1].action)
 
-    found = await search(start, body.steps, choose, lambda before, _, after: _REWARD.of(start, before, after))
+    found = await run_in_threadpool(
+        optimise, start, steps=body.steps, choose=choose, embedder=_EMBEDDER, reward=_REWARD
+    )
     return bodies.OptimizeAnswer(
         prompt=found.prompt,
         category=classify(start),
@@ -211,11 +216,11 @@ async def optimize(api: Api, body: bodies.OptimizeRequest) -> bodies.OptimizeAns
                 mutation_type=one.mutation_type,
                 prompt=one.prompt,
                 reward=one.reward,
-                probabilities=one.probabilities,
+                probabilities=_numbers(answer.distribution["probability"]),
             )
-            for one in found.moves
+            for one, answer in zip(found.path, asked, strict=False)
         ],
-        version=found.version,
+        version=asked[-1].version,
     )
 
 
