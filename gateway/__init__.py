@@ -10,6 +10,7 @@
     routes          the calls, by what they are about
     satisfaction    how content people are with the versions of an agent
     text            OpenAI's chat completions over a server of text
+    sites           an API of a workload's own over one run
     surface         what routes of workloads import
     people_metrics  requests, ratings and jobs as metrics
 

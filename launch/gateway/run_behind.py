@@ -113,7 +113,8 @@ class OwnRun:
     """
 
     def __init__(self, state: Path, recipe: Path, settings: Sequence[str]) -> None:
-        self._state, self._recipe, self._settings = state.absolute(), recipe, tuple(settings)
+        self._said, self._recipe, self._settings = state, recipe, tuple(settings)
+        self._state = state.absolute()
         self._run = self._state / RUN_FOLDER
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -131,9 +132,9 @@ class OwnRun:
             make_private(self._state)
             self._lock = (self._state / "gateway.lock").open("a")
         except OSError as error:
-            raise ConfigurationError(f"--state {self._state}: {error.strerror}; name a folder") from error
+            raise ConfigurationError(f"--state {self._said}: {error.strerror}; name a folder") from error
         if not _is_free(self._lock):
-            raise ConfigurationError(f"--state {self._state}: another gateway holds it; name another folder")
+            raise ConfigurationError(f"--state {self._said}: another gateway holds it; name another folder")
         if not self._goes_on():
             self._begin()
         return self

@@ -21,6 +21,7 @@ LEARNER: Final = ("learner", "--redis", "unix:///absent/redis.sock")
 ACTOR: Final = ("actor", "--broker", "unix:///absent/broker.sock")
 SERVE: Final = ("serve", "--run", "run")
 GATEWAY: Final = ("gateway", "--listen", "127.0.0.1:0")
+PROMPTS: Final = ("gateway", "prompts", "--listen", "127.0.0.1:0")
 TEXT: Final = ("gateway", "text", "--server", "unix:absent", "--listen", "127.0.0.1:0")
 REWARD: Final = ("reward", "train", "rows.jsonl", "--model", "folder")
 
@@ -57,6 +58,13 @@ REFUSED: Final = {
     "text of no server": ((*TEXT, "--server", "banana"), "--server: address='banana': write HOST:PORT"),
     "text beyond loopback": ((*TEXT, "--listen", "0.0.0.0:1"), "it answers this machine alone"),
     "text on a socket": ((*TEXT, "--listen", "unix:s"), "--listen unix:s: write HOST:PORT"),
+    "prompts of no server": ((*PROMPTS, "--server", "banana"), "--server: address='banana': write HOST:PORT"),
+    "prompts of no run": ((*PROMPTS, "--run", "absent"), "--run absent: no folder of a run"),
+    "prompts of two": ((*PROMPTS, "--run", "r", "--server", "unix:s"), "--run, --server: name one of them"),
+    "prompts of a broker alone": ((*PROMPTS, "--broker", "unix:s"), "--broker: belongs to --server"),
+    "prompts of no recipe": ((*PROMPTS, "--recipe", "absent"), "--recipe absent: no such file"),
+    "prompts below a file": ((*PROMPTS, "--state", "file"), "--state file: File exists; name a folder"),
+    "prompts beyond loopback": ((*PROMPTS, "--listen", "0.0.0.0:1", "--insecure"), "say --project NAME"),
     "rewards into a file": ((*REWARD, "--out", "file"), "file"),
     "rewards from no model": ((*REWARD, "--out", "o"), "folder"),
     "rewards by a word": ((*REWARD, "--out", "o", "--set", "batch=banana"), "batch='banana'"),

@@ -17,7 +17,7 @@ from penstock.wire.fragment import Fragment
 from penstock.wire.spaces import Box, Discrete
 from tests.support.serving.policy_address import ServedStand, served_policy
 from tests.support.serving.server_parts import specification
-from workloads.prompts.http.api import PromptsApi
+from workloads.prompts.http.prompts_api import PromptsApi
 from workloads.prompts.http.prompts_site import site
 
 SIZE: Final = 1536

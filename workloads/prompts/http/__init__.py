@@ -5,7 +5,7 @@
     chains          transitions that follow one another, as episodes of the policy server
     run_learning    updates, named checkpoints, figures of the run
     prompt_routes   the routes
-    api             what it holds while it serves
+    prompts_api     what it holds while it serves
     prompts_site    the application, and what the gateway is told of it
 
 Nothing here loads torch.

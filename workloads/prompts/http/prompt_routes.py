@@ -17,8 +17,8 @@ from penstock.client import Action, CommandRefusal
 from workloads.prompts.categories import classify
 from workloads.prompts.embeddings import HashingEmbedder
 from workloads.prompts.http import api_bodies as bodies
-from workloads.prompts.http.api import PromptsApi, answered
 from workloads.prompts.http.given_answers import state_key
+from workloads.prompts.http.prompts_api import PromptsApi, answered
 from workloads.prompts.mutations import MUTATION_TYPES, mutate, offered
 from workloads.prompts.optimise import optimise
 from workloads.prompts.prompt_reward import QualityReward

@@ -11,8 +11,8 @@ from fastapi.openapi.utils import get_openapi
 
 from gateway.surface import ERROR_SCHEMA, Site, Upstream, add_error_handlers, error_answer
 from penstock import __version__
-from workloads.prompts.http.api import PromptsApi
 from workloads.prompts.http.prompt_routes import router
+from workloads.prompts.http.prompts_api import PromptsApi
 
 _ERRORS: Final[dict[int | str, str]] = {
     400: "The body cannot be read.",
