@@ -36,7 +36,7 @@ and `metrics.jsonl` and Prometheus report each of them:
 - the entropy bonus: `entropy_coefficient` · `entropy_decay`ⁿ after n updates, never below `entropy_floor`;
 - PPO's clip: `clip_range` with `clip_schedule`, `dual_clip` (Ye et al. 2020), `value_clip`;
 - PPO on experience that lags: whole fragments beyond `stale_after` are dropped and booked; steps beyond
-  `mask_after` stay out of the losses; a step is used `epochs` times at most, and `stale_epochs` times once it
+  `mask_after` stay out of the losses; a step is used `epochs` times at most, and `lagging_epochs` times once it
   is more than `staleness` behind.
 
 Losses and gradients are compared with independent implementations on the same tensors: PPO with

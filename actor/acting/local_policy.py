@@ -9,7 +9,7 @@ import time
 from actor.link.session import Session
 from actor.link.weight_fetch import Weights
 from penstock.policy.acting.acting_policy import ActingPolicy
-from penstock.policy.acting.drawing import Place
+from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.runtime import metrics, tracing
 from penstock.runtime.exit import Fatal
 from penstock.wire.messages import Publication
@@ -21,7 +21,7 @@ class LocalPolicy:
 
     def __init__(self, policy: ActingPolicy, probe: Probe) -> None:
         self.policy = policy
-        self.place = Place()
+        self.place = ExplorationSlots()
         """Which of the run's environments it acts in, for exploration that differs between them."""
         self.publication = Publication()
         # Copies: torch does not take the read-only views of a message.

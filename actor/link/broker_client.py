@@ -40,7 +40,7 @@ _CHUNK_DEADLINE_S = CALL_DEADLINE_S + WEIGHT_CHUNK_BYTES / LEAST_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class SessionReply:
     """A session: its number, the run, the salt of its seeds and its first credit."""
 
     session: int
@@ -50,7 +50,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Appended:
+class AppendReply:
     """How far the log got, why no further, and credit to go on."""
 
     acked_through: int
@@ -97,7 +97,7 @@ class BrokerClient:
     @_understood
     def open_session(
         self, actor_id: str, role: Role, stop: threading.Event, *, describe_only: bool = False
-    ) -> Opened | Refusal:
+    ) -> SessionReply | Refusal:
         """OpenSession; with `describe_only` it tells the run and opens none."""
         request = experience_pb2.OpenSessionRequest(
             actor_id=actor_id,
@@ -116,7 +116,7 @@ class BrokerClient:
             raise Fatal(
                 f"the run specification cannot be used: {error}; run the same version everywhere"
             ) from error
-        return Opened(
+        return SessionReply(
             session=reply.session,
             specification=specification,
             seed_salt=reply.seed_salt,
@@ -126,7 +126,7 @@ class BrokerClient:
     @_understood
     def append(
         self, session: int, acked_through: int, fragments: Sequence[Fragment], stop: threading.Event
-    ) -> Appended:
+    ) -> AppendReply:
         """Append, the same message each time it is repeated."""
         request = append.encode(session, acked_through, fragments)
         size = sum(len(fragment.payload) for fragment in fragments)
@@ -134,7 +134,7 @@ class BrokerClient:
         deadline_s = APPEND_DEADLINE_S + size / LEAST_BYTES_PER_S
         repeated = lambda: metrics.FRAGMENTS_RESENT.inc(len(fragments))  # noqa: E731 - one use
         reply = self._calls.call(lambda connection: connection.append, request, deadline_s, stop, repeated)
-        return Appended(
+        return AppendReply(
             acked_through=reply.acked_through,
             refusal=Refusal.from_proto(reply.refusal),
             credit=Credit.from_proto(reply.leave),

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from actor.link.broker_client import Appended, BrokerClient, Opened
+from actor.link.broker_client import AppendReply, BrokerClient, SessionReply
 from actor.link.weight_fetch import Weights, checked, fetch
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.retry import Interrupted
@@ -46,7 +46,9 @@ class _Applied:
 class Session:
     """An open session: the one owner of its state, which others read and change by named methods only."""
 
-    def __init__(self, broker_client: BrokerClient, opened: Opened, *, follows_weights: bool = True) -> None:
+    def __init__(
+        self, broker_client: BrokerClient, opened: SessionReply, *, follows_weights: bool = True
+    ) -> None:
         """Without `follows_weights` publications neither end a wait nor are fetched."""
         self._broker_client, self._opened = broker_client, opened
         self._follows_weights = follows_weights
@@ -237,7 +239,7 @@ class Session:
         self._begun_through = sequence
         return self._credit.round
 
-    def append(self, acked_through: int, fragments: Sequence[Fragment]) -> Appended:
+    def append(self, acked_through: int, fragments: Sequence[Fragment]) -> AppendReply:
         """Send fragments and take the credit that comes back.
 
         The call is repeated until it is answered or the session is closed (Interrupted).

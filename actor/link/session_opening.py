@@ -7,7 +7,7 @@ refusal of a session ends the process, and so do MAX_STRIKES sessions in a row t
 import logging
 from typing import Final
 
-from actor.link.broker_client import BrokerClient, Opened
+from actor.link.broker_client import BrokerClient, SessionReply
 from actor.link.session import LEAST_WAIT_S, WAITING, Session
 from penstock.runtime import logs, metrics
 from penstock.runtime.exit import Fatal
@@ -52,7 +52,7 @@ def describe_run(
 
 def _ask(
     broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle, *, describe_only: bool
-) -> Opened | None:
+) -> SessionReply | None:
     said = False
     while not lifecycle.draining.is_set():
         failpoint("session.opening")
@@ -62,7 +62,7 @@ def _ask(
             )
         except Interrupted:
             break
-        if isinstance(reply, Opened):
+        if isinstance(reply, SessionReply):
             logs.name_run(reply.specification.run)
             return reply
         if reply.reason is Reason.RUN_CLOSED:

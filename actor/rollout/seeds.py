@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 
-from penstock.policy.acting.drawing import Place
+from penstock.policy.acting.drawing import ExplorationSlots
 
 _ACTIONS = 2**32
 """In place of a slot: the stream that actions are drawn from."""
@@ -30,7 +30,7 @@ def action_seed(run_seed: int, actor_id: str, salt: int) -> int:
     return _draw(run_seed, actor_id, salt, _ACTIONS)
 
 
-def place_of(actor_id: str, actors: int, slots: int) -> Place:
+def place_of(actor_id: str, actors: int, slots: int) -> ExplorationSlots:
     """Return which environments of the run an actor has, of `actors` with `slots` each.
 
     By the number that its id ends with (`actor-3`), else by a hash of the id; actors beyond `actors` share
@@ -39,7 +39,7 @@ def place_of(actor_id: str, actors: int, slots: int) -> Place:
     number = re.search(r"\d+$", actor_id)
     index = int(number[0]) if number else zlib.crc32(actor_id.encode())
     count = max(1, actors)
-    return Place(first=index % count * slots, of=count * slots)
+    return ExplorationSlots(first=index % count * slots, of=count * slots)
 
 
 def _draw(run_seed: int, actor_id: str, salt: int, slot: int) -> int:

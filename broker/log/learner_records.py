@@ -202,7 +202,7 @@ class Renewal:
     probes: tuple[ProbeAnswer, ...] = ()
 
 
-class Verdict(Enum):
+class MissingReason(Enum):
     """The reason for which an entry or its payload is missing."""
 
     EPOCH_LOST = "epoch_lost"

@@ -11,7 +11,7 @@ from broker.log import keys, replies
 from broker.log.connection import REPLY_TIMEOUT_S
 from broker.log.guard import READ_BYTES
 from broker.log.learner_calls import LearnerCalls
-from broker.log.learner_records import LogEntry, ReportEntry, Residue, Verdict
+from broker.log.learner_records import LogEntry, MissingReason, ReportEntry, Residue
 from broker.log.log_memory import LogMemory
 from broker.log.store_records import Status
 from penstock.wire.limits import MAX_MESSAGE_BYTES
@@ -69,7 +69,7 @@ class LogReader:
             payloads += self._calls.patient(partial(self._calls.client.execute_command, "MGET", *names))
         return payloads
 
-    def missing(self, number: int) -> Verdict:
+    def missing(self, number: int) -> MissingReason:
         """Return why entry `number` or its payload is missing.
 
         Raises Refused(NOT_READY) while the log is closed.
@@ -78,9 +78,9 @@ class LogReader:
             reply = self._calls.fenced("missing", number)
         except Refused as refused:
             if refused.refusal.reason is Reason.FENCED:
-                return Verdict.EPOCH_LOST
+                return MissingReason.EPOCH_LOST
             raise
-        return Verdict.TRIMMED if reply[0] == b"TRIMMED" else Verdict.LOG_LOST
+        return MissingReason.TRIMMED if reply[0] == b"TRIMMED" else MissingReason.LOG_LOST
 
     def read_reports(self, after: int, count: int) -> list[ReportEntry]:
         """Return reports with number > `after` in order.

@@ -14,7 +14,7 @@ from rich.table import Table
 from broker.log.audit_log import HeldLog
 from launch.audit import sources
 from launch.audit.books import Books
-from launch.audit.findings import Kind, Verdict
+from launch.audit.findings import AuditResult, Kind
 from launch.audit.journals import Journals, read_journals
 from launch.audit.lineage import Lineage, read_lineage
 from launch.audit.samples import Samples, check_samples, read_samples_of
@@ -61,7 +61,7 @@ def audit(
     redis: str | None = None,
     journals: tuple[Path, ...] = (),
     assignments: tuple[str, ...] = (),
-) -> Verdict:
+) -> AuditResult:
     """Return the verdict; arguments as of `main`.
 
     Journals are read first: a fragment that is acknowledged while the audit reads is no loss. What servers
@@ -80,7 +80,7 @@ def audit(
     samples = read_samples_of(where.journals, where.settings.run)
     found = (*books.check(), *check_samples(samples, recorded, lineage, log))
     problems = tuple(sorted(found, key=lambda one: order.index(one.kind)))
-    return Verdict(
+    return AuditResult(
         run=where.settings.run or (log.run if log is not None else run_dir.name),
         sources=_sources(recorded, lineage, log, log_text)
         | ({"samples": _said(samples)} if samples.files else {}),
@@ -92,7 +92,7 @@ def audit(
     )
 
 
-def show(verdict: Verdict, console: Console) -> None:
+def show(verdict: AuditResult, console: Console) -> None:
     """Print the account as a table, then the list of problems."""
     table = Table(show_header=False, box=None)
     table.add_row("run", verdict.run)

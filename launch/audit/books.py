@@ -31,8 +31,8 @@ _FOREVER: Final = 2**53
 
 
 @dataclass(slots=True)
-class Place:
-    """The places of one session's fragments: place → ranges, one for each record that names it."""
+class RecordedRanges:
+    """The ranges of one session's fragments that records name: place → ranges, one for each record."""
 
     of: defaultdict[str, Ranges] = field(default_factory=lambda: defaultdict(list))
 
@@ -46,7 +46,7 @@ class Books:
 
     def __init__(self, journals: Journals, lineage: Lineage, log: HeldLog | None) -> None:
         self._journals, self._lineage, self._log = journals, lineage, log
-        self._places: defaultdict[int, Place] = defaultdict(Place)
+        self._places: defaultdict[int, RecordedRanges] = defaultdict(RecordedRanges)
         self.fragments: Counter[str] = Counter()
         self.journalled: Counter[str] = Counter()
         self._excuses = _excuses(lineage, log)
@@ -111,7 +111,9 @@ class Books:
             yield from problems_of(Kind.LOST, session, booked, what)
         self._count(place, excused, lost, acked, shadow)
 
-    def _count(self, place: Place, excused: Ranges, lost: Ranges, acked: Ranges, shadow: Ranges) -> None:
+    def _count(
+        self, place: RecordedRanges, excused: Ranges, lost: Ranges, acked: Ranges, shadow: Ranges
+    ) -> None:
         places = {name: ranges.merge(found) for name, found in place.of.items() if name != SHADOW}
         places[LOG_LOST] = ranges.merge([*places.get(LOG_LOST, []), *excused])
         places[NOWHERE] = lost
@@ -130,7 +132,7 @@ class Books:
             found.append((1, _FOREVER))
         return ranges.merge(found)
 
-    def _where_twice(self, place: Place) -> str:
+    def _where_twice(self, place: RecordedRanges) -> str:
         twice = [name for name, found in place.of.items() if ranges.overlaps(found)]
         return f"more than once in {', '.join(twice)}" if twice else f"in {' and in '.join(sorted(place.of))}"
 

@@ -47,7 +47,7 @@ def problems_of(kind: Kind, session: int, ranges: Ranges, what: str) -> Iterable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class AuditResult:
     """The result of the whole audit.
 
     sources: the records that were found, and their state. fragments: place → number, over all fragments that

@@ -20,7 +20,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class LimitCheck:
     """The comparison of a prediction with the limits.
 
     refused: why it is likely not to fit. doubtful: why it may not fit if it takes the upper estimate.
@@ -41,7 +41,7 @@ def look(run_dir: Path) -> Limits:
     )
 
 
-def judge(prediction: Prediction, limits: Limits) -> Verdict:
+def judge(prediction: Prediction, limits: Limits) -> LimitCheck:
     """Compare each figure with its limit."""
     figures = [
         (
@@ -63,7 +63,7 @@ def judge(prediction: Prediction, limits: Limits) -> Verdict:
             "device=cpu"
         )
         figures.append(("GPU memory", prediction.device_memory, limits.device, remedy))
-    return Verdict(
+    return LimitCheck(
         refused=_over([(name, needed.likely, room, remedy) for name, needed, room, remedy in figures]),
         doubtful=_over(
             [

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.dry_run.calibration import Calibration
-from launch.dry_run.limits import Limits, Verdict
+from launch.dry_run.limits import LimitCheck, Limits
 from launch.dry_run.prediction import Prediction
 from launch.inspection.quantities import size, sizes, span, spans
 from launch.inspection.returns import shown
@@ -27,7 +27,7 @@ class DryRun:
     calibrations: Sequence[Calibration]
     prediction: Prediction
     limits: Limits
-    verdict: Verdict
+    verdict: LimitCheck
     scores: Mapping[str, Scores]
 
 

@@ -14,7 +14,7 @@ from penstock.runtime.command_options import AsJson, Trust, finite
 from penstock.wire.limits import MAX_NUMBER
 
 if TYPE_CHECKING:
-    from launch.policy.registry_place import Place
+    from launch.policy.registry_place import RegistryPolicy
 
 policy_commands = typer.Typer(
     help="Versions that were registered: look, promote, roll back, export.", no_args_is_help=True
@@ -209,7 +209,7 @@ def export(
     finish(body)
 
 
-def _place(run: str, registry: str | None, policy: str | None) -> "Place":
+def _place(run: str, registry: str | None, policy: str | None) -> "RegistryPolicy":
     from launch.policy.registry_place import find_place
 
     return find_place(run, registry, policy)

@@ -6,7 +6,7 @@ The run's folder alone is read.
 import sys
 from pathlib import Path
 
-from launch.policy.registry_place import Place, opened
+from launch.policy.registry_place import RegistryPolicy, opened
 from penstock.config.extras import how_to_install
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError
@@ -16,7 +16,9 @@ from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.output_file import check_output, output_file
 
 
-def export(place: Place, version: int | None, *, kind: str, output: Path, trust: bool = False) -> int:
+def export(
+    place: RegistryPolicy, version: int | None, *, kind: str, output: Path, trust: bool = False
+) -> int:
     """Write a version, or the active one, and return the exit code.
 
     Raises ConfigurationError for a version whose weights are not here.
@@ -47,7 +49,7 @@ def export(place: Place, version: int | None, *, kind: str, output: Path, trust:
     return EXIT_OK
 
 
-def _chosen(place: Place, version: int | None) -> PolicyVersion:
+def _chosen(place: RegistryPolicy, version: int | None) -> PolicyVersion:
     with opened(place) as registry:
         chosen = registry.active(place.policy) if version is None else registry.get(place.policy, version)
     if chosen is None:

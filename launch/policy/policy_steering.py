@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launch.policy.policy_view import say, traffic_json, traffic_line, version_json, version_line
-from launch.policy.registry_place import Place, opened, operator
+from launch.policy.registry_place import RegistryPolicy, opened, operator
 from penstock.config.settings import ConfigurationError
 from penstock.registry.records import PolicyVersion, Status, Traffic
 from penstock.registry.registry import Registry
@@ -41,7 +41,7 @@ class Wish:
 
 
 def promote(
-    place: Place, version: int, *, to: str, canary_share: float | None, reason: str, as_json: bool
+    place: RegistryPolicy, version: int, *, to: str, canary_share: float | None, reason: str, as_json: bool
 ) -> int:
     """Make a version active or canary; returns the exit code."""
     if to not in ("active", "canary"):
@@ -59,7 +59,7 @@ def promote(
     return EXIT_OK
 
 
-def retire(place: Place, version: int, *, reason: str, as_json: bool) -> int:
+def retire(place: RegistryPolicy, version: int, *, reason: str, as_json: bool) -> int:
     """Release a version's weights; returns the exit code."""
     with opened(place, to_write=True) as registry:
         done = registry.retire(place.policy, version, reason, by=operator())
@@ -76,14 +76,14 @@ class RolledBack:
     lines: tuple[str, ...]
 
 
-def rollback(place: Place, version: int | None, *, reason: str, as_json: bool) -> int:
+def rollback(place: RegistryPolicy, version: int | None, *, reason: str, as_json: bool) -> int:
     """Withdraw the canary or the active version; returns the exit code."""
     done = rolled_back(place, version, reason, by=operator())
     _tell(done.content, "\n".join(done.lines), as_json=as_json)
     return EXIT_OK
 
 
-def rolled_back(place: Place, version: int | None, reason: str, *, by: str) -> RolledBack:
+def rolled_back(place: RegistryPolicy, version: int | None, reason: str, *, by: str) -> RolledBack:
     """Withdraw the canary or the active version. by: for the audit."""
     with opened(place, to_write=True) as registry:
         done = registry.rollback(place.policy, reason, by=by, version=version)
@@ -104,7 +104,7 @@ def rolled_back(place: Place, version: int | None, reason: str, *, by: str) -> R
     return RolledBack(content=content, lines=tuple(lines))
 
 
-def traffic(place: Place, wish: Wish, *, reason: str, as_json: bool) -> int:
+def traffic(place: RegistryPolicy, wish: Wish, *, reason: str, as_json: bool) -> int:
     """Show the traffic, or change it; returns the exit code."""
     with opened(place, to_write=wish != Wish()) as registry:
         now = registry.traffic(place.policy)
@@ -114,7 +114,7 @@ def traffic(place: Place, wish: Wish, *, reason: str, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _renumbered(registry: Registry, place: Place, by: str) -> PolicyVersion | None:
+def _renumbered(registry: Registry, place: RegistryPolicy, by: str) -> PolicyVersion | None:
     """Return the copy under a new number; None where there is nothing to copy, or a learner will do it."""
     original = registry.awaiting_number(place.policy)
     folder = None if original is None else _folder(place, original)
@@ -135,7 +135,7 @@ def _renumbered(registry: Registry, place: Place, by: str) -> PolicyVersion | No
         )
 
 
-def _forget(place: Place, retired: PolicyVersion) -> None:
+def _forget(place: RegistryPolicy, retired: PolicyVersion) -> None:
     """Remove the weights of a retired version; where a learner of the run lives, it removes them."""
     folder = _folder(place, retired)
     lock = None if folder is None else hold(folder)

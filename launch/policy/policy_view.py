@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launch.policy.registry_place import Place, opened
+from launch.policy.registry_place import RegistryPolicy, opened
 from penstock.registry.records import MAX_EVENTS, Event, PolicyVersion, Traffic
 from penstock.registry.weight_files import read_kept
 from penstock.runtime.exit import EXIT_OK
@@ -15,7 +15,7 @@ from penstock.runtime.exit import EXIT_OK
 _HEADINGS = ("version", "status", "origin", "update", "evaluation", "parent", "registered", "reason")
 
 
-def show_versions(place: Place, *, as_json: bool) -> int:
+def show_versions(place: RegistryPolicy, *, as_json: bool) -> int:
     """Print every version of the policy, and its traffic; returns the exit code."""
     with opened(place) as registry:
         versions, traffic = registry.list(place.policy), registry.traffic(place.policy)
@@ -27,7 +27,7 @@ def show_versions(place: Place, *, as_json: bool) -> int:
     return EXIT_OK
 
 
-def show_version(place: Place, version: int, *, as_json: bool) -> int:
+def show_version(place: RegistryPolicy, version: int, *, as_json: bool) -> int:
     """Print a version, whether its weights are here, and its events, oldest first; returns the exit code."""
     with opened(place) as registry:
         found = registry.get(place.policy, version)
@@ -119,7 +119,7 @@ def _text(value: Any) -> str:
     return "-" if value in (None, "") else _one_line(str(value))
 
 
-def _weights(place: Place, version: PolicyVersion) -> str:
+def _weights(place: RegistryPolicy, version: PolicyVersion) -> str:
     folder = Path(version.place) if version.place else place.folder
     if folder is None or not version.pinned:
         return "not held" if not version.pinned else "in the folder of the run"

@@ -17,7 +17,7 @@ from penstock.runtime.exit import Fatal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RegistryPolicy:
     """A policy in a registry. folder: of the run, None where only a URL was given."""
 
     url: str
@@ -25,7 +25,7 @@ class Place:
     folder: Path | None
 
 
-def find_place(run: str, registry: str | None, policy: str | None) -> Place:
+def find_place(run: str, registry: str | None, policy: str | None) -> RegistryPolicy:
     """Return the policy that the user means; raises ConfigurationError for a folder that holds no run.
 
     Args:
@@ -34,7 +34,7 @@ def find_place(run: str, registry: str | None, policy: str | None) -> Place:
         policy: name of the policy; None: the run's own.
     """
     if "://" in run:
-        return Place(url=registry or run, policy=policy or Settings().serving.policy, folder=None)
+        return RegistryPolicy(url=registry or run, policy=policy or Settings().serving.policy, folder=None)
     folder, config = Path(run), Path(run) / CONFIG_FILE
     if not folder.is_dir():
         raise ConfigurationError(
@@ -43,7 +43,7 @@ def find_place(run: str, registry: str | None, policy: str | None) -> Place:
     settings = load([parse_run_config(config)]) if config.exists() else Settings()
     if registry is None:
         check_places(folder, settings, "name the registry with --registry")
-    return Place(
+    return RegistryPolicy(
         url=registry or registry_url(folder, registry_with_password(settings.registry)),
         policy=policy or settings.serving.policy,
         folder=folder,
@@ -51,7 +51,7 @@ def find_place(run: str, registry: str | None, policy: str | None) -> Place:
 
 
 @contextmanager
-def opened(place: Place, *, to_write: bool = False) -> Iterator[Registry]:
+def opened(place: RegistryPolicy, *, to_write: bool = False) -> Iterator[Registry]:
     """Open the registry inside the block, to read it or `to_write` to it.
 
     Its errors become ConfigurationError, or Fatal where trying again may help.
@@ -74,7 +74,7 @@ def operator() -> str:
         return "operator"
 
 
-def _check_file(place: Place) -> None:
+def _check_file(place: RegistryPolicy) -> None:
     file = place.url.removeprefix("sqlite:///")
     if file != place.url and not Path(file).exists():
         raise ConfigurationError(

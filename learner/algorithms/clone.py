@@ -81,7 +81,7 @@ class Clone(Algorithm):
         """One pass over a batch, without the fragments that make it fail."""
         return contained(self._attempt, batch)
 
-    def _attempt(self, batch: Batch, *, is_trial: bool) -> Update:
+    def _attempt(self, batch: Batch, *, is_rehearsal: bool) -> Update:
         """See `Attempt`."""
         with torch.no_grad():
             look = see(self.policy, batch)
@@ -91,12 +91,12 @@ class Clone(Algorithm):
         backup, drawn = self._optimiser.backup(), self._permutations.get_state()
         is_kept = False
         try:
-            trace = self._train(steps)
+            made = self._train(steps)
             activations = measure(self.policy, lambda: self.policy.bodies(steps.alone()))
             observed = observed_by(self.policy, look, batch, SingleRankGroup())
-            judged = self._judged(trace, activations, observed)
+            judged = self._judged(made, activations, observed)
             reason = verdict(judged)
-            is_kept = not reason and not is_trial
+            is_kept = not reason and not is_rehearsal
             if is_kept:
                 self._commit(activations, observed)
         finally:
@@ -111,7 +111,7 @@ class Clone(Algorithm):
             applied=not reason,
             reason=reason,
             steps=steps.steps,
-            gradient_steps=len(trace),
+            gradient_steps=len(made),
             metrics=metrics,
         )
 
@@ -139,7 +139,7 @@ class Clone(Algorithm):
         value = self._network.outputs(look.inputs).value.clone()
         values, finals = values_of(self.policy, look, value, (len(batch.valid), batch.valid.shape[1]))
         unrolls = unrolls_of(batch, batch.reward.to(values.dtype), values, finals)
-        return gae(*unrolls, discount=self.section.discount, trace=1.0).target
+        return gae(*unrolls, discount=self.section.discount, gae_lambda=1.0).target
 
     def _train(self, steps: Rows | Sequences) -> list[Tensor]:
         """One pass; −log π, value loss and the gradient's norm of each gradient step, [3]."""
@@ -167,13 +167,13 @@ class Clone(Algorithm):
         return torch.stack([-log_prob.detach().mean(), error, norm])
 
     def _judged(
-        self, trace: list[Tensor], activations: Measured | None, observed: Moments | None
+        self, steps: list[Tensor], activations: Measured | None, observed: Moments | None
     ) -> list[float]:
         """The one read of the device: means over gradient steps, and all that must be finite."""
         checks = [self._optimiser.checksum().double()]
         checks += [] if activations is None else [activations.checksum().double()]
         checks += [] if observed is None else [observed.checksum()]
-        numbers: list[float] = torch.cat([torch.stack(trace).mean(0).double(), torch.stack(checks)]).tolist()
+        numbers: list[float] = torch.cat([torch.stack(steps).mean(0).double(), torch.stack(checks)]).tolist()
         return numbers
 
     def _commit(self, activations: Measured | None, observed: Moments | None) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import LogEntry, Verdict
+from broker.log.learner_records import LogEntry, MissingReason
 from learner.algorithms.algorithm import Algorithm
 from learner.feed.log_batch import LogBatch
 from learner.feed.payloads import Found, Payloads, State
@@ -234,12 +234,12 @@ class LogFeed:
 
     def _drop_missing(self, number: int) -> None:
         match self._lease.patiently(lambda: self._log.missing(number)):
-            case Verdict.LOG_LOST:
+            case MissingReason.LOG_LOST:
                 log.error("entry lost with Redis", extra={"number": number})
                 self._drop(number, Drop.LOG_LOST)
-            case Verdict.EPOCH_LOST:
+            case MissingReason.EPOCH_LOST:
                 raise Fatal("another learner has taken over; this one ends without writing")
-            case Verdict.TRIMMED:
+            case MissingReason.TRIMMED:
                 raise Fatal(f"log entry {number} was trimmed before it was consumed: a programming error")
 
     # ---- their content

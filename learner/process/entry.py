@@ -36,7 +36,7 @@ from learner.progress import check_same, sections
 from learner.publish.final_policy import write_specification
 from learner.ranks.following import follow
 from learner.ranks.leading import LeadingRank, Ranks, SingleRank
-from learner.ranks.rendezvous import Place, meet, place_of
+from learner.ranks.rendezvous import RankPlace, meet, place_of
 from learner.reporting.trackers.tracker import check_installed
 from penstock.config.credentials import redis_password, tls_files
 from penstock.config.settings import ConfigurationError, Settings
@@ -146,7 +146,7 @@ def _take_lease(
     return learner_log, lease
 
 
-def _show(place: Place, settings: Settings) -> Health:
+def _show(place: RankPlace, settings: Settings) -> Health:
     """Serve metrics and health of this process; ranks of one machine have neighbouring ports."""
     role = "rank" if place.rank else "learner"
     if place.rank:

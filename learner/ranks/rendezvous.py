@@ -37,7 +37,7 @@ _INTEGERS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlace:
     """The place of a process among the ranks.
 
     rank: of `size`. on_host: the same among those of this machine.
@@ -54,12 +54,12 @@ class Place:
         return self.size > self.size_on_host
 
 
-def place_of(environ: Mapping[str, str]) -> Place:
+def place_of(environ: Mapping[str, str]) -> RankPlace:
     """Return the place that torchrun's variables in `environ` name; rank 0 of one without them."""
     size = int(environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        return Place()
-    return Place(
+        return RankPlace()
+    return RankPlace(
         rank=int(environ["RANK"]),
         size=size,
         on_host=int(environ.get("LOCAL_RANK", "0")),
@@ -70,7 +70,9 @@ def place_of(environ: Mapping[str, str]) -> Place:
 class Meeting:
     """The ranks together. turns: line on which rank 0 announces updates. feed: line for payloads."""
 
-    def __init__(self, place: Place, group: TorchGroup, turns: RankConnection, feed: RankConnection) -> None:
+    def __init__(
+        self, place: RankPlace, group: TorchGroup, turns: RankConnection, feed: RankConnection
+    ) -> None:
         self.place = place
         self.group: RankGroup = group
         self.turns = turns
@@ -95,7 +97,7 @@ class Meeting:
         return bool(every[:, 3].any())
 
 
-def meet(place: Place, settings: Settings, device: torch.device) -> Meeting:
+def meet(place: RankPlace, settings: Settings, device: torch.device) -> Meeting:
     """Wait for the other ranks.
 
     Args:
@@ -134,7 +136,7 @@ def meet(place: Place, settings: Settings, device: torch.device) -> Meeting:
     return Meeting(place, group, turns, feed)
 
 
-def _agreed(store: Store, place: Place, timeout_s: float) -> Store:
+def _agreed(store: Store, place: RankPlace, timeout_s: float) -> Store:
     """Return a part of the store that only the processes of this attempt use.
 
     torchrun keeps one store over all its restarts, with what dead ranks have left there, and its agents on
@@ -159,7 +161,7 @@ def _agreed(store: Store, place: Place, timeout_s: float) -> Store:
     raise RuntimeError("rank 0 has not called")
 
 
-def _check_network(place: Place, settings: Settings) -> None:
+def _check_network(place: RankPlace, settings: Settings) -> None:
     """Raise ConfigurationError for ranks on several machines where plaintext is not allowed.
 
     Ranks speak in plaintext.

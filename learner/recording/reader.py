@@ -1,4 +1,4 @@
-"""Reads a recording: its maker, and its fragments by place.
+"""Reads a recording: its maker, and its fragments by their entries in the index.
 
 Its content is not trusted: every frame is checked against its checksum, every fragment against the schema of
 the recording, and each fault is an error that names file and offset.
@@ -14,7 +14,7 @@ from pathlib import Path
 from learner.feed.fragment_check import check_meaning
 from learner.feed.recorded_event import RecordedEvent
 from learner.recording.frames import Kind, Torn, read_frame
-from learner.recording.recording_index import DESCRIPTION, FORMAT, Place, find_places, frames_file
+from learner.recording.recording_index import DESCRIPTION, FORMAT, FrameEntry, find_entries, frames_file
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
 from penstock.wire import fragment as wire
@@ -29,10 +29,10 @@ Loaded = tuple[FragmentHeader, Mapping[str, Array]]
 
 @dataclass(frozen=True, slots=True)
 class RecordedBatch:
-    """Fragments that were consumed as one batch, in its order. place: of the frame that records the batch."""
+    """Fragments that were consumed as one batch, in its order. entry: of the frame that records it."""
 
-    place: Place
-    fragments: tuple[Place, ...]
+    entry: FrameEntry
+    fragments: tuple[FrameEntry, ...]
 
 
 class Recording:
@@ -54,25 +54,25 @@ class Recording:
             raise ConfigurationError(f"{folder / DESCRIPTION}: cannot be read: {error}") from error
         if not known:
             raise ConfigurationError(f"{folder / DESCRIPTION}: format {description['format']}, not {FORMAT}")
-        self._places = find_places(folder)
+        self._entries = find_entries(folder)
 
     @cached_property
-    def fragments(self) -> tuple[Place, ...]:
-        """Return the places of all fragments, in order."""
-        return tuple(place for place in self._places if place.kind == Kind.FRAGMENT)
+    def fragments(self) -> tuple[FrameEntry, ...]:
+        """Return the entries of all fragments, in order."""
+        return tuple(entry for entry in self._entries if entry.kind == Kind.FRAGMENT)
 
     @cached_property
     def course(self) -> tuple["RecordedBatch | RecordedEvent", ...]:
         """Return batches and events in the order in which a learner met them."""
         found: list[RecordedBatch | RecordedEvent] = []
-        since: list[Place] = []
-        for place in self._places:
-            if place.kind == Kind.FRAGMENT:
-                since.append(place)
-            elif place.kind == Kind.EVENT:
-                found.append(_event(place))
+        since: list[FrameEntry] = []
+        for entry in self._entries:
+            if entry.kind == Kind.FRAGMENT:
+                since.append(entry)
+            elif entry.kind == Kind.EVENT:
+                found.append(_event(entry))
             else:
-                found.append(RecordedBatch(place, tuple(since)))
+                found.append(RecordedBatch(entry, tuple(since)))
                 since = []
         return tuple(found)
 
@@ -96,15 +96,15 @@ class Recording:
                 "this run has others: name the environment that it was recorded in"
             )
 
-    def load(self, places: Sequence[Place]) -> list[Loaded]:
+    def load(self, entries: Sequence[FrameEntry]) -> list[Loaded]:
         """Return checked fragments; raises Fatal for one that is damaged or does not follow the schema."""
-        return [self._open(place) for place in places]
+        return [self._open(entry) for entry in entries]
 
-    def _open(self, place: Place) -> Loaded:
-        path = frames_file(self.folder, place.file)
+    def _open(self, entry: FrameEntry) -> Loaded:
+        path = frames_file(self.folder, entry.file)
         try:
             with path.open("rb") as file:
-                file.seek(place.offset)
+                file.seek(entry.offset)
                 frame = read_frame(file)
             if frame is None:
                 raise Torn("the file ends before it")
@@ -112,11 +112,11 @@ class Recording:
             wire.check(fragment, self.specification.schema, self.specification.run)
             arrays = check_meaning(fragment.header, fragment.arrays(), self._ranges)
         except (ValueError, OSError) as error:
-            raise Fatal(f"{path}: the fragment at {place.offset} cannot be used: {error}") from error
+            raise Fatal(f"{path}: the fragment at {entry.offset} cannot be used: {error}") from error
         return fragment.header, arrays
 
 
-def _event(place: Place) -> RecordedEvent:
-    if place.action not in ("checkpoint", "restore"):
-        raise Fatal(f"the event at {place.offset} of file {place.file} is {place.action!r}, which is unknown")
-    return RecordedEvent("restore" if place.action == "restore" else "checkpoint", place.name, place.command)
+def _event(entry: FrameEntry) -> RecordedEvent:
+    if entry.action not in ("checkpoint", "restore"):
+        raise Fatal(f"the event at {entry.offset} of file {entry.file} is {entry.action!r}, which is unknown")
+    return RecordedEvent("restore" if entry.action == "restore" else "checkpoint", entry.name, entry.command)

@@ -27,7 +27,7 @@ from learner.feed.log_batch import LogBatch, reward_of
 from learner.feed.recorded_event import RecordedEvent
 from learner.feed.source import FeedEnded, Flush
 from learner.recording.reader import Recording
-from learner.recording.recording_index import Place
+from learner.recording.recording_index import FrameEntry
 from penstock.runtime import metrics
 
 _PUT_WAIT_S: Final = 0.2
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    places: tuple[Place, ...]
+    entries: tuple[FrameEntry, ...]
     round: int | None
     replayed: bool
     """As it was consumed, so its staleness means what it meant."""
@@ -78,7 +78,7 @@ class RecordedFeed:
         self._device = device
         self._stop = stop
         self._queue: queue.Queue[LogBatch | None] = queue.Queue(maxsize=prefetch)
-        self._held_out: frozenset[Place] = frozenset()
+        self._held_out: frozenset[FrameEntry] = frozenset()
         self._taken_before = taken
         self._is_exhausted = False
 
@@ -86,18 +86,18 @@ class RecordedFeed:
         """Give an `Imitator` the fragments that it validates on; before `run`."""
         if not isinstance(self._algorithm, Imitator) or not self._algorithm.validation:
             return
-        places = self._recording.fragments
-        order = np.random.default_rng([self._seed, 0]).permutation(len(places))
-        wanted = max(1, round(self._algorithm.validation * len(places)))
-        held: list[Place] = []
+        entries = self._recording.fragments
+        order = np.random.default_rng([self._seed, 0]).permutation(len(entries))
+        wanted = max(1, round(self._algorithm.validation * len(entries)))
+        held: list[FrameEntry] = []
         steps = 0
         for index in order[:wanted]:
-            steps += places[index].charge
+            steps += entries[index].charge
             if held and steps > _VALIDATION_STEPS:
                 break
-            held.append(places[index])
+            held.append(entries[index])
         self._held_out = frozenset(held)
-        loaded = self._recording.load([place for place in places if place in self._held_out])
+        loaded = self._recording.load([entry for entry in entries if entry in self._held_out])
         self._algorithm.validate_on(assemble(loaded, self._device))
 
     # ---- the loop's side
@@ -132,8 +132,8 @@ class RecordedFeed:
     def run(self) -> None:
         """Read until the recording is at its end, or `stop` is set."""
         batches = self._recording.batches
-        if batches and batches[0].place.update:
-            words = {"first_update": batches[0].place.update}
+        if batches and batches[0].entry.update:
+            words = {"first_update": batches[0].entry.update}
             log.warning(
                 "the recording begins in the middle of a run: it can be learned from, not repeated",
                 extra=words,
@@ -161,24 +161,24 @@ class RecordedFeed:
                 if isinstance(batch, RecordedEvent):
                     yield _Planned((), None, replayed=True, event=batch)
                 elif batch.fragments:
-                    round_ = batch.place.round if self._algorithm.lock_step else None
-                    yield _Planned(batch.fragments, round_, replayed=True, flush=batch.place.flush)
+                    round_ = batch.entry.round if self._algorithm.lock_step else None
+                    yield _Planned(batch.fragments, round_, replayed=True, flush=batch.entry.flush)
         else:
             yield from self._formed(self._recording.fragments)
 
     def _passes(self, count: int) -> Iterator[_Planned]:
-        places = [place for place in self._recording.fragments if place not in self._held_out]
+        entries = [entry for entry in self._recording.fragments if entry not in self._held_out]
         for number in range(1, count + 1):
-            order = np.random.default_rng([self._seed, number]).permutation(len(places))
-            yield from self._formed([places[index] for index in order])
+            order = np.random.default_rng([self._seed, number]).permutation(len(entries))
+            yield from self._formed([entries[index] for index in order])
 
-    def _formed(self, places: Sequence[Place]) -> Iterator[_Planned]:
+    def _formed(self, entries: Sequence[FrameEntry]) -> Iterator[_Planned]:
         """Yield batches as the algorithm takes them; the last may be smaller."""
-        waiting: list[Place] = []
+        waiting: list[FrameEntry] = []
         charge = 0
-        for place in places:
-            waiting.append(place)
-            charge += place.charge
+        for entry in entries:
+            waiting.append(entry)
+            charge += entry.charge
             if self._algorithm.makes_batch(len(waiting), charge):
                 yield _Planned(tuple(waiting), None, replayed=False)
                 waiting, charge = [], 0
@@ -188,7 +188,7 @@ class RecordedFeed:
     def _deliver(self, planned: _Planned, count: int) -> LogBatch:
         """A batch or event. count: of the recording, up to this one."""
         started = time.perf_counter()
-        loaded = self._recording.load(planned.places)
+        loaded = self._recording.load(planned.entries)
         headers = [header for header, _ in loaded]
         log_batch = LogBatch(
             last=0,

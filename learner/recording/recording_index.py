@@ -2,7 +2,7 @@
 
     recording.json    format, the encoded run specification, its maker
     000001.frames …   the frames, in order, in files of FILE_BYTES or little more
-    index.jsonl       a line per frame: its kind and its place
+    index.jsonl       a line per frame: its kind and where it lies
 
 The index follows the frames: frames that it does not name yet are found by reading on from its last line, so
 a crash between the two costs nothing. Whole frames in order are the recording; the first torn one ends it.
@@ -27,8 +27,8 @@ _EVENT_KEYS: Final = ("position", "update", "command", "action", "name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The place of a frame, and the facts about it that are known without reading it.
+class FrameEntry:
+    """The index's entry of a frame: where it lies, and the facts about it that are known without reading it.
 
     file, offset, size: where it lies, in bytes.   charge: T·N of a fragment.
     position: last log entry that a batch consumed; update: updates made before it; round: of lock-step;
@@ -61,80 +61,80 @@ def frames_file(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.frames"
 
 
-def place_of(frame: Frame, file: int, offset: int) -> Place:
-    """Return the place of a frame; raises ValueError for a head that cannot be read."""
+def entry_of(frame: Frame, file: int, offset: int) -> FrameEntry:
+    """Return the entry of a frame; raises ValueError for a head that cannot be read."""
     where: dict[str, Any] = {"kind": int(frame.kind), "file": file, "offset": offset, "size": frame.size}
     if frame.kind is Kind.FRAGMENT:
-        return Place(**where, charge=parse_header(frame.head).charge)
+        return FrameEntry(**where, charge=parse_header(frame.head).charge)
     head = json.loads(frame.head)
     known = _EVENT_KEYS if frame.kind is Kind.EVENT else _BATCH_KEYS
-    return Place(**where, **{key: head[key] for key in known}, flush=head.get("flush", 0))
+    return FrameEntry(**where, **{key: head[key] for key in known}, flush=head.get("flush", 0))
 
 
-def index_line(place: Place) -> str:
+def index_line(entry: FrameEntry) -> str:
     """Return a line of the index."""
-    return json.dumps(asdict(place)) + "\n"
+    return json.dumps(asdict(entry)) + "\n"
 
 
-def find_places(folder: Path) -> list[Place]:
-    """Return the place of every whole frame, in order.
+def find_entries(folder: Path) -> list[FrameEntry]:
+    """Return the entry of every whole frame, in order.
 
     By the index as far as the files agree, then by reading on.
     """
-    places = list(_indexed(folder))
-    while places and not _is_whole(folder, places[-1]):
+    entries = list(_indexed(folder))
+    while entries and not _is_whole(folder, entries[-1]):
         # A power cut may keep the index and lose what it names.
-        places.pop()
-    file, offset = (places[-1].file, places[-1].end) if places else (1, 0)
+        entries.pop()
+    file, offset = (entries[-1].file, entries[-1].end) if entries else (1, 0)
     while frames_file(folder, file).exists():
         with frames_file(folder, file).open("rb") as stream:
             stream.seek(offset)
             found, whole = _read_on(stream, file, offset)
-        places += found
+        entries += found
         if not whole:
             break
         file, offset = file + 1, 0
-    return places
+    return entries
 
 
-def cut(folder: Path, places: list[Place]) -> None:
-    """Remove everything behind the last of `places` from the files, and write the index again."""
-    file, end = (places[-1].file, places[-1].end) if places else (1, 0)
+def cut(folder: Path, entries: list[FrameEntry]) -> None:
+    """Remove everything behind the last of `entries` from the files, and write the index again."""
+    file, end = (entries[-1].file, entries[-1].end) if entries else (1, 0)
     for path in folder.glob("*.frames"):
         if path > frames_file(folder, file):
             path.unlink()
     if frames_file(folder, file).exists():
         os.truncate(frames_file(folder, file), end)
     temporary = folder / f"{INDEX}.tmp"
-    temporary.write_text("".join(map(index_line, places)))
+    temporary.write_text("".join(map(index_line, entries)))
     temporary.replace(folder / INDEX)
 
 
-def _indexed(folder: Path) -> Iterator[Place]:
+def _indexed(folder: Path) -> Iterator[FrameEntry]:
     try:
         lines = (folder / INDEX).read_text().splitlines(keepends=True)
     except FileNotFoundError:
         return
     for line in lines:
         try:
-            yield Place(**json.loads(line))
+            yield FrameEntry(**json.loads(line))
         except (ValueError, TypeError):
             return  # torn: what it would have named is found by reading
 
 
-def _is_whole(folder: Path, place: Place) -> bool:
+def _is_whole(folder: Path, entry: FrameEntry) -> bool:
     try:
-        with frames_file(folder, place.file).open("rb") as stream:
-            stream.seek(place.offset)
+        with frames_file(folder, entry.file).open("rb") as stream:
+            stream.seek(entry.offset)
             frame = read_frame(stream)
     except (OSError, Torn):
         return False
-    return frame is not None and frame.size == place.size
+    return frame is not None and frame.size == entry.size
 
 
-def _read_on(stream: Any, file: int, offset: int) -> tuple[list[Place], bool]:
+def _read_on(stream: Any, file: int, offset: int) -> tuple[list[FrameEntry], bool]:
     """Return the whole frames up to the end of a file, and whether the file ends with one."""
-    found: list[Place] = []
+    found: list[FrameEntry] = []
     while True:
         try:
             frame = read_frame(stream)
@@ -142,5 +142,5 @@ def _read_on(stream: Any, file: int, offset: int) -> tuple[list[Place], bool]:
             return found, False
         if frame is None:
             return found, True
-        found.append(place_of(frame, file, offset))
+        found.append(entry_of(frame, file, offset))
         offset += frame.size

@@ -22,12 +22,12 @@ from learner.recording.recording_index import (
     FILE_BYTES,
     FORMAT,
     INDEX,
-    Place,
+    FrameEntry,
     cut,
-    find_places,
+    entry_of,
+    find_entries,
     frames_file,
     index_line,
-    place_of,
 )
 from penstock.config.settings import ConfigurationError, LearnerSection
 from penstock.registry.weight_files import replace_file
@@ -60,12 +60,12 @@ class RecordingWriter:
     """Writes a recording; used by one thread. Make one with `begin` or `go_on`."""
 
     def __init__(
-        self, folder: Path, places: list[Place], max_bytes: int, file_bytes: int = FILE_BYTES
+        self, folder: Path, entries: list[FrameEntry], max_bytes: int, file_bytes: int = FILE_BYTES
     ) -> None:
         self._folder = folder
         self._max_bytes, self._file_bytes = max_bytes, file_bytes
-        self._bytes = sum(place.size for place in places)
-        self._number = places[-1].file if places else 1
+        self._bytes = sum(entry.size for entry in entries)
+        self._number = entries[-1].file if entries else 1
         self._frames: BinaryIO = frames_file(folder, self._number).open("ab")
         self._index: TextIO = (folder / INDEX).open("a")
         self.is_full = False
@@ -119,8 +119,8 @@ class RecordingWriter:
         A recording that ended before (it was full) stays as it is. folder: of the recording. max_bytes: bound
         at which it ends. command: number of the newest whose event stays.
         """
-        places = find_places(folder)
-        kept = _through(places, position, command)
+        entries = find_entries(folder)
+        kept = _through(entries, position, command)
         cut(folder, kept)
         writer = cls(folder, kept, max_bytes)
         if (kept[-1].position if kept else 0) != position:
@@ -180,7 +180,7 @@ class RecordingWriter:
         offset = self._frames.tell()
         for frame in frames:
             self._frames.write(frame.encode())
-            self._index.write(index_line(place_of(frame, self._number, offset)))
+            self._index.write(index_line(entry_of(frame, self._number, offset)))
             offset += frame.size
             self._bytes += frame.size
             metrics.RECORDED_BYTES.inc(frame.size)
@@ -195,14 +195,14 @@ class RecordingWriter:
         self._frames = frames_file(self._folder, self._number).open("ab")
 
 
-def _through(places: list[Place], position: int, command: int) -> list[Place]:
-    """Return the places up to the last batch that ends with `position` or before it, and events up to one."""
+def _through(entries: list[FrameEntry], position: int, command: int) -> list[FrameEntry]:
+    """Return the entries up to the last batch that ends at or before `position`, and events up to one."""
     count = 0
-    for index, place in enumerate(places, 1):
-        is_event = place.kind == Kind.EVENT and place.command <= command
-        if (is_event or place.kind == Kind.BATCH) and place.position <= position:
+    for index, entry in enumerate(entries, 1):
+        is_event = entry.kind == Kind.EVENT and entry.command <= command
+        if (is_event or entry.kind == Kind.BATCH) and entry.position <= position:
             count = index
-    return places[:count]
+    return entries[:count]
 
 
 def _fragment_frame(fragment: Fragment) -> Frame:

@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TextIO
 
 from learner.feed.log_batch import LogBatch
 from learner.ledger import Balance
-from learner.reporting.trackers.tracker import Place, Tracking, make_tracking
+from learner.reporting.trackers.tracker import TrackedRun, Tracking, make_tracking
 from penstock.config.settings import Settings
 from penstock.runtime import metrics
 
@@ -45,18 +45,18 @@ _GAUGES: Final = {
 
 
 class Staleness:
-    """Counts fragments by their age in updates at their turn."""
+    """Counts fragments by their staleness, in updates, at their turn."""
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
-        self.counts = Counter({int(age): count for age, count in (counts or {}).items()})
+        self.counts = Counter({int(updates): count for updates, count in (counts or {}).items()})
 
-    def add(self, ages: Mapping[int, int]) -> None:
-        """Count fragments by age."""
-        self.counts.update(ages)
+    def add(self, staleness: Mapping[int, int]) -> None:
+        """Count fragments by staleness."""
+        self.counts.update(staleness)
 
     def state(self) -> dict[str, int]:
         """Return a JSON object for a checkpoint."""
-        return {str(age): count for age, count in self.counts.items()}
+        return {str(updates): count for updates, count in self.counts.items()}
 
     def quantiles(self) -> dict[str, int]:
         """Return p50, p99 and max in updates; zeros before the first fragment."""
@@ -132,7 +132,7 @@ class Recorder:
 
         staleness: as `Staleness.state` gave it.
         """
-        place = Place(settings=settings, run_dir=run_dir, first_step=env_steps)
+        place = TrackedRun(settings=settings, run_dir=run_dir, first_step=env_steps)
         tracking = make_tracking(place) if settings.metrics.trackers else None
         return cls(run_dir, Staleness(staleness), env_steps, tracking)
 
@@ -154,9 +154,9 @@ class Recorder:
             wait_s: seconds that the loop waited for the batch.
             compute_s: seconds of the update.
         """
-        ages = Counter(abs(update - made_with) for made_with in log_batch.updates)
-        self.staleness.add(ages)
-        self._since.staleness.add(ages)
+        staleness = Counter(abs(update - made_with) for made_with in log_batch.updates)
+        self.staleness.add(staleness)
+        self._since.staleness.add(staleness)
         self._since.wait_s += wait_s
         self._since.assemble_s += log_batch.assemble_s
         self._since.compute_s += compute_s
@@ -167,9 +167,9 @@ class Recorder:
         metrics.BATCH_AGE_SECONDS.observe(age_s)
         metrics.UPDATE_SECONDS.labels("wait").observe(wait_s)
         metrics.UPDATE_SECONDS.labels("compute").observe(compute_s)
-        for age, count in ages.items():
+        for updates, count in staleness.items():
             for _ in range(count):
-                metrics.STALENESS_UPDATES.observe(age)
+                metrics.STALENESS_UPDATES.observe(updates)
         for name, gauge in _GAUGES.items():
             if name in values:
                 gauge.set(values[name])
@@ -203,7 +203,7 @@ class Recorder:
 
     def _line(self, snapshot: ProgressSnapshot, elapsed: float) -> dict[str, Any]:
         since = self._since
-        ages = since.staleness.quantiles()
+        staleness = since.staleness.quantiles()
         return {
             "time": round(time.time(), 3),
             "training_seconds": round(snapshot.training_seconds, 3),
@@ -215,7 +215,7 @@ class Recorder:
             "mean_return": snapshot.mean_return,
             "episode_length": snapshot.episode_length,
             "steps_per_second": round((snapshot.env_steps - since.env_steps) / elapsed, 1),
-            **{f"staleness_{name}": value for name, value in ages.items()},
+            **{f"staleness_{name}": value for name, value in staleness.items()},
             "wait_seconds": round(since.wait_s, 4),
             "assemble_seconds": round(since.assemble_s, 4),
             "compute_seconds": round(since.compute_s, 4),

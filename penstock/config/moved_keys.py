@@ -16,6 +16,7 @@ MOVED: Final[Mapping[str, str]] = {
     "serving.canary_false_alarm": "canary.false_alarm",
     "serving.canary_slow_ms": "canary.slow_ms",
     "serving.canary_return_range": "canary.return_range",
+    "algorithm.stale_epochs": "algorithm.lagging_epochs",
 }
 """Old key → new key, both as section.key."""
 

@@ -8,7 +8,7 @@ import redis
 
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Commit, LogState, Residue, Verdict
+from broker.log.learner_records import Commit, LogState, MissingReason, Residue
 from broker.log.script import JUMP
 from broker.log.store import Store
 from broker.log.store_records import Opened
@@ -122,7 +122,7 @@ async def test_lost_entries_are_found_booked_and_passed(
     ]  # fmt: skip
     payloads = log.fetch([1, 2, 3, 4, 5])
     assert [payload is None for payload in payloads] == [False, False, True, True, False]
-    assert [log.missing(3), log.missing(4)] == [Verdict.LOG_LOST, Verdict.LOG_LOST]
+    assert [log.missing(3), log.missing(4)] == [MissingReason.LOG_LOST, MissingReason.LOG_LOST]
     trained, lost_by_hole = 3, 2
     assert log.acked() == trained + lost_by_hole + log.log_lost()
 
@@ -374,7 +374,7 @@ async def test_an_empty_redis_is_opened_from_a_checkpoint(
     assert resumed.epoch > log.epoch + JUMP - 1
     (hole,) = resumed.read(4, 10, 0)
     assert (hole.number, hole.header) == (6, None)
-    assert [resumed.missing(5), resumed.missing(6)] == [Verdict.LOG_LOST, Verdict.LOG_LOST]
+    assert [resumed.missing(5), resumed.missing(6)] == [MissingReason.LOG_LOST, MissingReason.LOG_LOST]
     resumed.settle(6)
     assert resumed.renew().outstanding == 0
     await actor.open()

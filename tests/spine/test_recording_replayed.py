@@ -166,7 +166,7 @@ def test_a_recording_holds_what_a_killed_learner_learned_once(
             producer.drive([session], lambda: learner.ended)
             original = learner.finish()
         audited(first, redis_server.url)
-    positions = [batch.place.position for batch in Recording(folder).batches]
+    positions = [batch.entry.position for batch in Recording(folder).batches]
     assert positions == sorted(set(positions))
     assert len(Recording(folder).fragments) == original["ledger"]["trained"]
     replay(redis_server, second, replayed(short(), folder))

@@ -14,7 +14,7 @@ from typing import Final
 
 from actor.serving.inference.forward_pass import Loaded
 from penstock.config.settings import ServingSection
-from penstock.policy.acting.drawing import Place
+from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.policy import Policy
 from penstock.policy.weights import load_into, sha256
 from penstock.registry import routing
@@ -225,7 +225,7 @@ class LoadedVersions:
         def load() -> Loaded:
             policy = self._make_policy()
             load_into(policy, weights.blob)
-            policy.explore(weights.scalars, Place())
+            policy.explore(weights.scalars, ExplorationSlots())
             return Loaded(policy, weights.version, weights.update, sha256(weights.blob))
 
         return await asyncio.to_thread(load)

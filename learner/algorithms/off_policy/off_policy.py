@@ -44,11 +44,11 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How gradient steps of an update are taken. correction: β of the importance weights."""
+class OffPolicyValues:
+    """The scheduled numbers of one update. importance_exponent: β of the importance weights."""
 
     learning_rate: float
-    correction: float
+    importance_exponent: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,13 @@ class OffPolicy(OffPolicyParts):
         self._insert(batch)
         self.limiter.inserted(steps)
         inserted = replace(before, counts=replace(self.limiter.counts))
-        pace = Pace(
+        scheduled = OffPolicyValues(
             self.section.learning_rate * factor(self.section.learning_rate_schedule, progress),
-            self._correction(progress),
+            self._importance_exponent(progress),
         )
-        taken = self._take_steps(batch, pace)
-        while taken.reason and self._evict_culprits(inserted, batch, pace):
-            taken = self._take_steps(batch, pace)
+        taken = self._take_steps(batch, scheduled)
+        while taken.reason and self._evict_culprits(inserted, batch, scheduled):
+            taken = self._take_steps(batch, scheduled)
         metrics = taken.metrics
         if taken.reason:
             self._restore(before)
@@ -113,7 +113,7 @@ class OffPolicy(OffPolicyParts):
             self._commit(taken.observed, len(taken.steps))
         if taken.steps:
             metrics |= {
-                "learning_rate": pace.learning_rate,
+                "learning_rate": scheduled.learning_rate,
                 "replay_steps": float(self.replay.size),
             } | self.scalars(progress)
         return Update(
@@ -131,10 +131,10 @@ class OffPolicy(OffPolicyParts):
         for source, fragment in fragments(batch):
             self.replay.insert(source.number, source.size, self._transitions(fragment))
 
-    def _take_steps(self, batch: Batch, pace: Pace) -> _Taken:
+    def _take_steps(self, batch: Batch, scheduled: OffPolicyValues) -> _Taken:
         """Take the gradient steps that are allowed, and judge them."""
         try:
-            made = self._learn(pace)
+            made = self._learn(scheduled)
             with torch.no_grad():
                 observed = self._observed(batch)
                 reason, metrics = self._measure(made, observed)
@@ -144,11 +144,13 @@ class OffPolicy(OffPolicyParts):
             return _Taken([], None, ERROR, {}, error)
         return _Taken(made, observed, reason, metrics)
 
-    def _learn(self, pace: Pace) -> list[Stepped]:
+    def _learn(self, scheduled: OffPolicyValues) -> list[Stepped]:
         made = []
         while self.limiter.may_draw(self.replay.size):
-            sample = self.replay.sample(self.section.batch_size, correction=pace.correction)
-            stepped = self.gradient_step(sample, pace.learning_rate)
+            sample = self.replay.sample(
+                self.section.batch_size, importance_exponent=scheduled.importance_exponent
+            )
+            stepped = self.gradient_step(sample, scheduled.learning_rate)
             self.replay.set_errors(sample.index, stepped.errors)
             self.limiter.drawn()
             made.append(stepped)
@@ -156,13 +158,13 @@ class OffPolicy(OffPolicyParts):
 
     # ---- entries that make gradient steps fail
 
-    def _evict_culprits(self, inserted: PartsBackup, batch: Batch, pace: Pace) -> bool:
+    def _evict_culprits(self, inserted: PartsBackup, batch: Batch, scheduled: OffPolicyValues) -> bool:
         """Remove the entries from replay that make gradient steps fail; returns whether to try again.
 
         That is of no use where an entry of this batch is among them, or where none is found.
         """
         self._restore(inserted)
-        found = self._find_culprits(pace)
+        found = self._find_culprits(scheduled)
         self._restore(inserted)
         of_batch = {source.number for source in batch.sources}
         for number in sorted(found - of_batch):
@@ -173,31 +175,35 @@ class OffPolicy(OffPolicyParts):
             self.limiter.restart(self.replay.size)
         return bool(found) and not found & of_batch
 
-    def _find_culprits(self, pace: Pace) -> set[int]:
+    def _find_culprits(self, scheduled: OffPolicyValues) -> set[int]:
         """Return the entries that make the first step fail that does; the steps are taken once more."""
         while self.limiter.may_draw(self.replay.size):
             sample, before = (
-                self.replay.sample(self.section.batch_size, correction=pace.correction),
+                self.replay.sample(
+                    self.section.batch_size, importance_exponent=scheduled.importance_exponent
+                ),
                 self._backup(),
             )
-            if self._try_step(sample, pace):
-                return self._culprits_of(sample, before, pace)
+            if self._try_step(sample, scheduled):
+                return self._culprits_of(sample, before, scheduled)
             self.limiter.drawn()
         return set()
 
-    def _culprits_of(self, sample: Sample, before: PartsBackup, pace: Pace) -> set[int]:
+    def _culprits_of(self, sample: Sample, before: PartsBackup, scheduled: OffPolicyValues) -> set[int]:
         numbers = self.replay.entries_of(sample.index)
 
         def trial(entries: Sequence[int]) -> str:
             self._restore_weights(before)
-            return self._try_step(self.replay.part(sample, torch.isin(numbers, torch.tensor(entries))), pace)
+            return self._try_step(
+                self.replay.part(sample, torch.isin(numbers, torch.tensor(entries))), scheduled
+            )
 
         return set(culprits(trial, sorted(set(numbers.tolist()))) or ())
 
-    def _try_step(self, sample: Sample, pace: Pace) -> str:
+    def _try_step(self, sample: Sample, scheduled: OffPolicyValues) -> str:
         """Take a gradient step; returns why it fails, or ""."""
         try:
-            stepped = self.gradient_step(sample, pace.learning_rate)
+            stepped = self.gradient_step(sample, scheduled.learning_rate)
             self.replay.set_errors(sample.index, stepped.errors)
             return self._measure([stepped], None)[0]
         except OF_THE_DEVICE:
@@ -205,7 +211,7 @@ class OffPolicy(OffPolicyParts):
         except ATTRIBUTABLE:
             return ERROR
 
-    def _correction(self, progress: float) -> float:
+    def _importance_exponent(self, progress: float) -> float:
         """Return β of the importance weights."""
         start = self.section.importance_exponent
         return start + (1.0 - start) * progress

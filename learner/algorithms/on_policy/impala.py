@@ -30,7 +30,7 @@ class Impala(OnPolicy[ImpalaSection]):
             *unrolls,
             log_ratios,
             discount=section.discount,
-            trace=section.gae_lambda,
+            gae_lambda=section.gae_lambda,
             rho_clip=section.rho_clip,
             c_clip=section.c_clip,
         )

@@ -82,7 +82,7 @@ _GOING_ON = ("generator/", "rewards/slots", "rewards/returns")
 
 
 @dataclass(slots=True)
-class Trace:
+class GradientRecord:
     """What the gradient steps leave behind, on the device. `rows`, `split`: of the last epoch, as permuted.
 
     Losses are this rank's shares of the means over all ranks. used: steps of all ranks that gradient steps
@@ -131,15 +131,15 @@ class OnPolicy(LearnsOnce[Own]):
         """Of a gradient step. value: [m], without gradient."""
         return value_loss(value, rows.target, rows.old_value, None, rows.total)
 
-    def _train(self, batch: Batch, prepared: Prepared, scheduled: ScheduleValues) -> Trace:
+    def _train(self, batch: Batch, prepared: Prepared, scheduled: ScheduleValues) -> GradientRecord:
         """One gradient step on the whole batch."""
         rank_rows = prepared.rank_rows
         split = rank_rows.split(torch.arange(rank_rows.total), 1)
-        trace = Trace(rows=prepared.rows, split=split)
-        trace.log_prob = [
-            self._gradient_step(rows, scheduled, trace) for rows in prepared.rows.cut(split.sizes)
+        record = GradientRecord(rows=prepared.rows, split=split)
+        record.log_prob = [
+            self._gradient_step(rows, scheduled, record) for rows in prepared.rows.cut(split.sizes)
         ]
-        return trace
+        return record
 
     def _trained(self, batch: Batch) -> Tensor:
         """Return which steps enter the losses, bool [T, B]."""
@@ -175,7 +175,7 @@ class OnPolicy(LearnsOnce[Own]):
         """Consume one batch with all its gradient steps, without the fragments that make it fail."""
         return contained(partial(self._attempt, progress=progress), batch, self._group)
 
-    def _attempt(self, batch: Batch, *, is_trial: bool, progress: float) -> Update:
+    def _attempt(self, batch: Batch, *, is_rehearsal: bool, progress: float) -> Update:
         """See `Attempt`."""
         rank_rows = self._group.rows_of(self._trained(batch))
         if not rank_rows.total:
@@ -190,13 +190,13 @@ class OnPolicy(LearnsOnce[Own]):
         backup, drawn = self._optimiser.backup(), self._permutations.get_state()
         is_kept = False
         try:
-            trace = self._train(batch, prepared, scheduled)
+            record = self._train(batch, prepared, scheduled)
             activations = measure(
                 self.policy, lambda: self.policy.bodies(prepared.rows.alone()), self._group.moments
             )
             with torch.no_grad():
-                reason, metrics = self._measure(batch, prepared, activations, trace, scheduled)
-            is_kept = not reason and not is_trial
+                reason, metrics = self._measure(batch, prepared, activations, record, scheduled)
+            is_kept = not reason and not is_rehearsal
             if is_kept:
                 self._commit(prepared, activations, scaled, metrics)
         finally:
@@ -207,7 +207,7 @@ class OnPolicy(LearnsOnce[Own]):
             applied=not reason,
             reason=reason,
             steps=prepared.steps,
-            gradient_steps=len(trace.norms),
+            gradient_steps=len(record.norms),
             metrics={} if reason else metrics,
         )
 
@@ -228,7 +228,7 @@ class OnPolicy(LearnsOnce[Own]):
         chosen = standardise(advantage) if self.section.normalise_advantages else advantage
         return self._surrogate(behaviour, proximal, chosen)
 
-    def _gradient_step(self, rows: Rows, scheduled: ScheduleValues, trace: Trace) -> Tensor:
+    def _gradient_step(self, rows: Rows, scheduled: ScheduleValues, record: GradientRecord) -> Tensor:
         """One minibatch; returns log-probabilities [m] of this rank's rows from before the step."""
         section = self.section
         outputs = self._network.outputs(rows.inputs)
@@ -246,10 +246,12 @@ class OnPolicy(LearnsOnce[Own]):
         slopes = surrogate.slope, by_value, by_entropy
         known = None if self.policy.dropouts else log_prob
         gradient = self._group.sum_(self._gradient(outputs, rows.action, known, slopes))
-        trace.norms.append(self._optimiser.step(gradient, scheduled.learning_rate, section.max_gradient_norm))
-        trace.policy_losses.append(surrogate.loss)
-        trace.value_losses.append(error.loss)
-        trace.used += rows.total
+        record.norms.append(
+            self._optimiser.step(gradient, scheduled.learning_rate, section.max_gradient_norm)
+        )
+        record.policy_losses.append(surrogate.loss)
+        record.value_losses.append(error.loss)
+        record.used += rows.total
         return before
 
     def _gradient(
@@ -294,19 +296,19 @@ class OnPolicy(LearnsOnce[Own]):
         batch: Batch,
         prepared: Prepared,
         activations: Measured | None,
-        trace: Trace,
+        record: GradientRecord,
         scheduled: ScheduleValues,
     ) -> tuple[str, dict[str, float]]:
         """The one read of the device: why the update is not kept, on any rank, or "", and the metrics."""
-        assert trace.rows is not None, "an update has at least one epoch"
-        assert trace.split is not None, "an update has at least one epoch"
-        log_prob = trace.split.gather(torch.cat(trace.log_prob))
-        rows = AllRankSteps(trace.split.gather(trace.rows.columns))
-        summed = dict(zip(_SUMMED, self._group.sum_(self._summed(prepared, trace)), strict=True))
+        assert record.rows is not None, "an update has at least one epoch"
+        assert record.split is not None, "an update has at least one epoch"
+        log_prob = record.split.gather(torch.cat(record.log_prob))
+        rows = AllRankSteps(record.split.gather(record.rows.columns))
+        summed = dict(zip(_SUMMED, self._group.sum_(self._summed(prepared, record)), strict=True))
         checks = {"optimiser": summed.pop("optimiser")}
         tensors = {
             **summed,
-            "gradient_norm": torch.stack(trace.norms).mean(),
+            "gradient_norm": torch.stack(record.norms).mean(),
             "kl_behaviour": divergence(rows.behaviour, log_prob),
             "effective_sample_size": effective_sample_size(rows.behaviour, log_prob),
             "max_ratio": largest_ratio(rows.behaviour, log_prob),
@@ -323,16 +325,16 @@ class OnPolicy(LearnsOnce[Own]):
         judged = [*(metrics[name] for name in _JUDGED), *numbers[len(tensors) :]]
         finite = {name: number for name, number in metrics.items() if math.isfinite(number)}
         reason = verdict(judged, self.section.max_log_ratio)
-        return reason, {**finite, **scheduled.metrics(), **trace.numbers}
+        return reason, {**finite, **scheduled.metrics(), **record.numbers}
 
     def _farthest(self, prepared: Prepared) -> Tensor:
         """Return the largest |log π/μ| of all ranks' rows, a scalar."""
         own = (prepared.rows.proximal - prepared.rows.behaviour).abs()
         return prepared.rank_rows.gather(own).max()
 
-    def _summed(self, prepared: Prepared, trace: Trace) -> Tensor:
+    def _summed(self, prepared: Prepared, record: GradientRecord) -> Tensor:
         """This rank's share of `_SUMMED`, [4]."""
-        losses = [torch.stack(trace.policy_losses).mean(), torch.stack(trace.value_losses).mean()]
+        losses = [torch.stack(record.policy_losses).mean(), torch.stack(record.value_losses).mean()]
         return torch.stack([*losses, prepared.entropy, self._optimiser.checksum()])
 
     def _commit(

@@ -6,7 +6,7 @@ device once at the end (per epoch only when a target KL is set):
     [epoch: permute → minibatch steps → KL]
 
 A step is part of one batch only, so it is used at most `epochs` times; steps that lag behind may be given
-fewer passes (`stale_epochs`) or none (`mask_after`).
+fewer passes (`lagging_epochs`) or none (`mask_after`).
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from learner.algorithms.algorithm import AlgorithmState
 from learner.algorithms.on_policy import on_policy
-from learner.algorithms.on_policy.on_policy import OnPolicy, Trace
+from learner.algorithms.on_policy.on_policy import GradientRecord, OnPolicy
 from learner.algorithms.on_policy.preparation import Prepared
 from learner.algorithms.on_policy.reward_scale import Scaled
 from learner.algorithms.shared.advantage import Advantages, Unrolls, gae, vtrace
@@ -70,12 +70,12 @@ class PPO(OnPolicy[PPOSection]):
     def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
         section = self.section
         if section.advantage == "gae":
-            return gae(*unrolls, discount=section.discount, trace=section.gae_lambda)
+            return gae(*unrolls, discount=section.discount, gae_lambda=section.gae_lambda)
         return vtrace(
             *unrolls,
             log_ratios,
             discount=section.discount,
-            trace=section.gae_lambda,
+            gae_lambda=section.gae_lambda,
             rho_clip=section.rho_clip,
             c_clip=section.c_clip,
         )
@@ -101,25 +101,25 @@ class PPO(OnPolicy[PPOSection]):
 
     # ---- the epochs
 
-    def _train(self, batch: Batch, prepared: Prepared, scheduled: ScheduleValues) -> Trace:
-        trace, rows, rank_rows = Trace(), prepared.rows, prepared.rank_rows
+    def _train(self, batch: Batch, prepared: Prepared, scheduled: ScheduleValues) -> GradientRecord:
+        record, rows, rank_rows = GradientRecord(), prepared.rows, prepared.rank_rows
         passes, count = 0, self.minibatches(batch, prepared.steps)
         for epoch in range(self.section.epochs):
-            if epoch == self.section.stale_epochs:
+            if epoch == self.section.lagging_epochs:
                 rows, rank_rows = self._fresh(batch, prepared)
                 if not rank_rows.total:
                     break
             order = torch.randperm(rank_rows.total, generator=self._permutations)
-            trace.split = split = rank_rows.split(order, count)
-            trace.rows = rows.select(split.index)
-            trace.log_prob = [
-                self._gradient_step(part, scheduled, trace) for part in trace.rows.cut(split.sizes)
+            record.split = split = rank_rows.split(order, count)
+            record.rows = rows.select(split.index)
+            record.log_prob = [
+                self._gradient_step(part, scheduled, record) for part in record.rows.cut(split.sizes)
             ]
             passes += 1
-            if self._moved_far(trace.rows, trace.log_prob, split):
+            if self._moved_far(record.rows, record.log_prob, split):
                 break
-        trace.numbers = {"epochs": float(passes), "sample_reuse": trace.used / prepared.steps}
-        return trace
+        record.numbers = {"epochs": float(passes), "sample_reuse": record.used / prepared.steps}
+        return record
 
     def _moved_far(self, rows: Steps, log_prob: list[Tensor], split: MinibatchSplit) -> bool:
         """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
@@ -134,16 +134,16 @@ class PPO(OnPolicy[PPOSection]):
     def _trained(self, batch: Batch) -> Tensor:
         """Valid steps but those that are too old; these still carry traces and bootstrap."""
         limit = self.section.mask_after
-        return batch.valid if limit is None else batch.valid & (self._lags(batch) <= limit)
+        return batch.valid if limit is None else batch.valid & (self._staleness(batch) <= limit)
 
     def _fresh(self, batch: Batch, prepared: Prepared) -> tuple[Rows | Sequences, RankRows]:
         """The rows that are at most `staleness` updates behind."""
-        fresh = self._lags(batch) <= self.section.staleness
+        fresh = self._staleness(batch) <= self.section.staleness
         rows = prepared.rows.select(prepared.each(fresh, len(batch.valid)).nonzero().squeeze(1).cpu())
         steps = prepared.rank_rows.steps
         return rows, self._group.rows_of(steps & fresh.to(steps.device))
 
-    def _lags(self, batch: Batch) -> Tensor:
+    def _staleness(self, batch: Batch) -> Tensor:
         """Updates that each column is behind, [B]."""
         return (self._updates - batch.update).abs()
 

@@ -23,8 +23,8 @@ class Reinforce(OnPolicy[ReinforceSection]):
     def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
         section = self.section
         # A_t = Σ (γλ)^k δ_{t+k} telescopes to G_t − V_t at λ = 1.
-        trace = 1.0 if section.advantage == "monte-carlo" else section.gae_lambda
-        return gae(*unrolls, discount=section.discount, trace=trace)
+        gae_lambda = 1.0 if section.advantage == "monte-carlo" else section.gae_lambda
+        return gae(*unrolls, discount=section.discount, gae_lambda=gae_lambda)
 
     def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
         return coupled(behaviour, advantage)

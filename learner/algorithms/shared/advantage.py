@@ -64,7 +64,7 @@ def gae(
     valid: Tensor,
     *,
     discount: float | Tensor,
-    trace: float,
+    gae_lambda: float,
 ) -> Advantages:
     """Generalised advantage estimates (Schulman et al. 2016, eq. 16).
 
@@ -74,7 +74,7 @@ def gae(
     """
     delta = (rewards + discount * next_values - values).masked_fill(~valid, 0.0)
     # A bool times a Python float would be float32 whatever the values are.
-    advantage = _backwards(delta, carries.to(values.dtype) * (discount * trace))
+    advantage = _backwards(delta, carries.to(values.dtype) * (discount * gae_lambda))
     return Advantages(advantage, (advantage + values).masked_fill(~valid, 0.0))
 
 
@@ -87,7 +87,7 @@ def vtrace(
     log_ratios: Tensor,
     *,
     discount: float,
-    trace: float,
+    gae_lambda: float,
     rho_clip: float,
     c_clip: float,
 ) -> Advantages:
@@ -104,7 +104,7 @@ def vtrace(
     ratios = log_ratios.exp()
     delta = ratios.clamp(max=rho_clip) * (rewards + discount * next_values - values)
     correction = _backwards(
-        delta.masked_fill(~valid, 0.0), (discount * trace) * ratios.clamp(max=c_clip) * carries
+        delta.masked_fill(~valid, 0.0), (discount * gae_lambda) * ratios.clamp(max=c_clip) * carries
     )
     following = next_values.clone()
     following[:-1] += correction[1:] * carries[:-1]

@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 
 class Attempt(Protocol):
-    """Makes the update of a batch, and leaves everything as it was where it fails or is a trial."""
+    """Makes the update of a batch, and leaves everything as it was where it fails or is a rehearsal."""
 
-    def __call__(self, batch: Batch, *, is_trial: bool) -> Update:
+    def __call__(self, batch: Batch, *, is_rehearsal: bool) -> Update:
         """Return what came of it."""
         ...
 
@@ -63,7 +63,7 @@ def contained(attempt: Attempt, batch: Batch, group: RankGroup | None = None) ->
     """
     group = group or SingleRankGroup()
     tried = _tried if group.size == 1 else _made
-    whole = tried(attempt, batch, is_trial=False)
+    whole = tried(attempt, batch, is_rehearsal=False)
     if whole.applied or whole.reason == EMPTY or not batch.sources:
         return _or_raised(whole)
     own = [place for place, source in enumerate(batch.sources) if source.columns]
@@ -73,14 +73,14 @@ def contained(attempt: Attempt, batch: Batch, group: RankGroup | None = None) ->
     def part(chosen: Collection[int]) -> Batch:
         return batch.of_fragments([place for at, place in enumerate(own, first) if at in chosen])
 
-    found = culprits(lambda chosen: _why(tried(attempt, part(chosen), is_trial=True)), everyone)
+    found = culprits(lambda chosen: _why(tried(attempt, part(chosen), is_rehearsal=True)), everyone)
     if not found or (len(found) == len(everyone) > 1):
         return _or_raised(whole)
     if len(found) == len(everyone):
         if whole.error is not None:
             log.error("a fragment made its update fail", exc_info=whole.error)
         return whole
-    rest = attempt(part([one for one in everyone if one not in found]), is_trial=False)
+    rest = attempt(part([one for one in everyone if one not in found]), is_rehearsal=False)
     if not rest.applied:
         return _or_raised(whole)
     left_out = int(group.sum_(part(found).valid.sum()))
@@ -112,17 +112,17 @@ def _why(update: Update) -> str:
     return "" if update.applied or update.reason == EMPTY else update.reason
 
 
-def _tried(attempt: Attempt, batch: Batch, *, is_trial: bool) -> Update:
+def _tried(attempt: Attempt, batch: Batch, *, is_rehearsal: bool) -> Update:
     try:
-        return attempt(batch, is_trial=is_trial)
+        return attempt(batch, is_rehearsal=is_rehearsal)
     except OF_THE_DEVICE:
         raise
     except ATTRIBUTABLE as error:
         return Update(applied=False, reason=ERROR, steps=0, gradient_steps=0, metrics={}, error=error)
 
 
-def _made(attempt: Attempt, batch: Batch, *, is_trial: bool) -> Update:
-    return attempt(batch, is_trial=is_trial)
+def _made(attempt: Attempt, batch: Batch, *, is_rehearsal: bool) -> Update:
+    return attempt(batch, is_rehearsal=is_rehearsal)
 
 
 def _or_raised(update: Update) -> Update:

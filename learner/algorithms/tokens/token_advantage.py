@@ -41,8 +41,8 @@ def token_gae(
     sampled: Tensor,
     *,
     discount: float | Tensor,
-    trace: float,
-    value_trace: float,
+    gae_lambda: float,
+    value_lambda: float,
     beyond: Tensor | None = None,
 ) -> Advantages:
     """GAE(λ) for the policy and GAE(λ_V) for the critic (Yuan et al. 2025); [S, R] each.
@@ -60,16 +60,18 @@ def token_gae(
     if beyond is not None:
         following = torch.where(sampled & ~carried, beyond, following)
     unroll = (reward, value, following, carried, sampled)
-    for_policy = gae(*unroll, discount=discount, trace=trace)
-    if value_trace == trace:
+    for_policy = gae(*unroll, discount=discount, gae_lambda=gae_lambda)
+    if value_lambda == gae_lambda:
         return for_policy
-    return Advantages(for_policy.advantage, gae(*unroll, discount=discount, trace=value_trace).target)
+    return Advantages(for_policy.advantage, gae(*unroll, discount=discount, gae_lambda=value_lambda).target)
 
 
 def returns(reward: Tensor, sampled: Tensor, *, discount: float) -> Tensor:
     """Σ γ^k r_{t+k} to the end of the response, [S, R]."""
     nothing = torch.zeros_like(reward)
-    return gae(reward, nothing, nothing, _carried(sampled), sampled, discount=discount, trace=1.0).advantage
+    return gae(
+        reward, nothing, nothing, _carried(sampled), sampled, discount=discount, gae_lambda=1.0
+    ).advantage
 
 
 def leave_one_out(reward: Tensor, sampled: Tensor, *, discount: float) -> Tensor:

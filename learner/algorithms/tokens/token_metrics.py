@@ -57,7 +57,7 @@ CRITIC_METRICS: Final = (
 
 
 @dataclass(slots=True)
-class Trace:
+class TokenGradientRecord:
     """What the gradient steps leave behind, on the device.
 
     log_prob: [n], of π_θ before each step of the last epoch.
@@ -69,12 +69,12 @@ class Trace:
     epochs: int = 0
 
 
-def watched(prepared: Prepared, trace: Trace, clip_range: float) -> dict[str, Tensor]:
+def watched(prepared: Prepared, record: TokenGradientRecord, clip_range: float) -> dict[str, Tensor]:
     """Of tokens: how far the policy has moved, from what, and by which loss."""
-    log_prob, behaviour, norms = trace.log_prob, prepared.behaviour, trace.norms[POLICY]
+    log_prob, behaviour, norms = record.log_prob, prepared.behaviour, record.norms[POLICY]
     still = torch.zeros_like(prepared.entropy)
     found = {
-        "policy_loss": torch.stack(trace.losses).mean(0)[0],
+        "policy_loss": torch.stack(record.losses).mean(0)[0],
         "entropy": prepared.entropy,
         "gradient_norm": torch.stack(norms).mean() if norms else still,
         "kl_behaviour": divergence(behaviour, log_prob),
@@ -100,11 +100,11 @@ def of_responses(responses: Responses) -> dict[str, Tensor]:
     }
 
 
-def of_critic(prepared: Prepared, trace: Trace) -> dict[str, Tensor]:
+def of_critic(prepared: Prepared, record: TokenGradientRecord) -> dict[str, Tensor]:
     """Return how well it foretells the returns."""
     return {
-        "value_loss": torch.stack(trace.losses).mean(0)[1],
+        "value_loss": torch.stack(record.losses).mean(0)[1],
         "explained_variance": explained_variance(prepared.old_value, prepared.target),
         "mean_value": prepared.old_value.mean(),
-        "critic_gradient_norm": torch.stack(trace.norms[CRITIC]).mean(),
+        "critic_gradient_norm": torch.stack(record.norms[CRITIC]).mean(),
     }

@@ -35,7 +35,13 @@ from learner.algorithms.shared.schedule import ScheduleValues, adapted, decayed,
 from learner.algorithms.shared.steps import AllRankSteps, Steps
 from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from learner.algorithms.tokens.responses import Index, Responses, read_responses
-from learner.algorithms.tokens.token_metrics import Trace, engine_difference, of_critic, of_responses, watched
+from learner.algorithms.tokens.token_metrics import (
+    TokenGradientRecord,
+    engine_difference,
+    of_critic,
+    of_responses,
+    watched,
+)
 from learner.algorithms.tokens.token_network import CRITIC, POLICY, Pass, TokenNetwork
 from learner.algorithms.tokens.token_preparation import Prepared, prepare
 from learner.batch import Batch
@@ -89,7 +95,7 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         """Consume one batch with all its gradient steps, without the fragments that make it fail."""
         return contained(partial(self._attempt, progress=progress), batch)
 
-    def _attempt(self, batch: Batch, *, is_trial: bool, progress: float) -> Update:
+    def _attempt(self, batch: Batch, *, is_rehearsal: bool, progress: float) -> Update:
         """See `Attempt`."""
         responses = read_responses(batch)
         if responses is None:
@@ -105,10 +111,10 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         try:
             charge = sum(source.steps * source.columns for source in batch.sources)
             count = self.minibatches(batch, charge)
-            trace = self._train(responses, prepared, scheduled, kept, count)
+            record = self._train(responses, prepared, scheduled, kept, count)
             with torch.no_grad():
-                reason, metrics = self._measure(responses, prepared, trace)
-            is_kept = not reason and not is_trial
+                reason, metrics = self._measure(responses, prepared, record)
+            is_kept = not reason and not is_rehearsal
             if is_kept:
                 self._commit(len(responses), metrics)
         finally:
@@ -119,7 +125,7 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
             applied=not reason,
             reason=reason,
             steps=responses.sampled,
-            gradient_steps=len(trace.losses),
+            gradient_steps=len(record.losses),
             metrics={} if reason else metrics | scheduled.metrics(),
         )
 
@@ -169,19 +175,19 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         scheduled: TokenScheduleValues,
         kept: Pass | None,
         count: int,
-    ) -> Trace:
+    ) -> TokenGradientRecord:
         """Make the epochs, each of `count` minibatches. kept: the only pass, where there is one."""
-        trace = Trace(torch.empty_like(prepared.proximal))
+        record = TokenGradientRecord(torch.empty_like(prepared.proximal))
         for _ in range(self.section.epochs):
             order = torch.randperm(len(responses), generator=self._permutations).numpy()
             for rows in minibatches(order, count):
                 total = int(responses.counts[rows].sum())
                 passes = (kept,) if kept else self._passes(responses, rows)
-                self._gradient_step(passes, total, prepared, scheduled, trace)
-            trace.epochs += 1
-            if self._moved_far(prepared, trace):
+                self._gradient_step(passes, total, prepared, scheduled, record)
+            record.epochs += 1
+            if self._moved_far(prepared, record):
                 break
-        return trace
+        return record
 
     def _gradient_step(
         self,
@@ -189,7 +195,7 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         total: int,
         prepared: Prepared,
         scheduled: TokenScheduleValues,
-        trace: Trace,
+        record: TokenGradientRecord,
     ) -> None:
         """Make the gradient of one minibatch.
 
@@ -199,13 +205,13 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         network.clear(learning)
         losses = torch.zeros(2, device=network.device)
         for one in passes:
-            trace.log_prob[one.part.index] = one.outputs.log_prob.detach()
+            record.log_prob[one.part.index] = one.outputs.log_prob.detach()
             columns = AllRankSteps(prepared.columns[:, one.part.index])
             losses += self._accumulate(one.outputs, columns, total, scheduled.entropy_coefficient)
-        trace.losses.append(losses)
+        record.losses.append(losses)
         for name in learning:
             norm = network.step(name, scheduled.learning_rate_of(name), self.section.max_gradient_norm)
-            trace.norms[name].append(norm)
+            record.norms[name].append(norm)
 
     def _accumulate(
         self, outputs: TokenOutputs, columns: Steps, total: int, entropy_coefficient: float
@@ -236,22 +242,22 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         self._network.accumulate(learning, built, slopes)
         return torch.stack([surrogate.loss, error.loss])
 
-    def _moved_far(self, prepared: Prepared, trace: Trace) -> bool:
+    def _moved_far(self, prepared: Prepared, record: TokenGradientRecord) -> bool:
         """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
         target = self.section.target_kl
         if target is None:
             return False
-        return bool(divergence(prepared.proximal, trace.log_prob) > _KL_TOLERANCE * target)
+        return bool(divergence(prepared.proximal, record.log_prob) > _KL_TOLERANCE * target)
 
     # ---- after it
 
     def _measure(
-        self, responses: Responses, prepared: Prepared, trace: Trace
+        self, responses: Responses, prepared: Prepared, record: TokenGradientRecord
     ) -> tuple[str, dict[str, float]]:
         """The one read of the device: why the update is not kept, or "", and the metrics."""
-        tensors = watched(prepared, trace, self.section.clip_range) | of_responses(responses)
+        tensors = watched(prepared, record, self.section.clip_range) | of_responses(responses)
         if self._has_critic:
-            tensors |= of_critic(prepared, trace)
+            tensors |= of_critic(prepared, record)
         tensors["engine_difference"] = engine_difference(prepared, responses.sampled_by(self._updates))
         farthest = (prepared.proximal - prepared.behaviour).abs().max()
         numbers = torch.stack([*tensors.values(), self._network.checksum(), farthest]).tolist()
@@ -260,7 +266,7 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         metrics = {name: number for name, number in found.items() if math.isfinite(number)} | {
             "response_length": responses.sampled / len(responses),
             "left_out": float(responses.left_out),
-            "epochs": float(trace.epochs),
+            "epochs": float(record.epochs),
         }
         return verdict(judged, self.section.max_log_ratio), metrics
 

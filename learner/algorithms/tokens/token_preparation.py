@@ -93,8 +93,8 @@ def _advantages(
                 value,
                 grid.sampled,
                 discount=_discounts(responses, grid, section),
-                trace=section.gae_lambda,
-                value_trace=section.value_lambda,
+                gae_lambda=section.gae_lambda,
+                value_lambda=section.value_lambda,
                 beyond=beyond,
             )
         case "group":

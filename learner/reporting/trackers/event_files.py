@@ -8,7 +8,7 @@ from typing import Final
 
 from torch.utils.tensorboard import SummaryWriter
 
-from learner.reporting.trackers.tracker import Place
+from learner.reporting.trackers.tracker import TrackedRun
 
 FOLDER: Final = "tensorboard"
 _FLUSH_S: Final = 5
@@ -30,7 +30,7 @@ class EventFiles:
         self._writer.close()
 
 
-def open_tracker(place: Place) -> EventFiles:
+def open_tracker(place: TrackedRun) -> EventFiles:
     """Open a new file beside those of earlier learners.
 
     Their figures beyond the first step of this learner are not shown.

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TrackedRun:
     """The run for which a tracker is opened. first_step: environment steps at which this learner began."""
 
     settings: Settings
@@ -142,7 +142,7 @@ class _Feed:
             log.warning("a tracker did not take a line; training goes on", extra=words)
 
 
-def make_tracking(place: Place) -> Tracking:
+def make_tracking(place: TrackedRun) -> Tracking:
     """Return the trackers that `metrics.trackers` names."""
     return Tracking({name: _opener(name, place) for name in place.settings.metrics.trackers})
 
@@ -156,7 +156,7 @@ def check_installed(names: Iterable[str]) -> None:
             )
 
 
-def _opener(name: str, place: Place) -> Callable[[], Tracker]:
+def _opener(name: str, place: TrackedRun) -> Callable[[], Tracker]:
     """Return a function that opens the tracker; its module is imported then, which may take seconds."""
 
     def opened() -> Tracker:

@@ -10,7 +10,7 @@ from typing import Any
 
 import wandb
 
-from learner.reporting.trackers.tracker import Place
+from learner.reporting.trackers.tracker import TrackedRun
 from penstock.config.settings import Settings
 
 
@@ -31,7 +31,7 @@ class WandbRun:
         self._run.finish()
 
 
-def open_tracker(place: Place) -> WandbRun:
+def open_tracker(place: TrackedRun) -> WandbRun:
     """Begin the run, or go on with the one of an earlier learner."""
     section = place.settings.metrics
     run = wandb.init(

@@ -35,8 +35,8 @@ class PPOSection(OnPolicySection):
     """Which algorithm, a choice."""
     epochs: Positive = 4
     """Passes over each batch, which is trained once: the most uses of a step."""
-    stale_epochs: Annotated[Positive | None, ADVANCED] = None
-    """Passes over those of its steps that are more than `staleness` updates old; none: as many."""
+    lagging_epochs: Annotated[Positive | None, ADVANCED] = None
+    """Passes over those of its steps that lag: are more than `staleness` updates old; none: as many."""
     mask_after: Annotated[Positive | None, ADVANCED] = None
     """The losses leave out steps older than this many updates; fragments count as trained; none: off."""
     minibatches: Positive = 4

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.policy.acting.drawing import Drawing, Place, Reals
+from penstock.policy.acting.drawing import Drawing, ExplorationSlots, Reals
 from penstock.wire.schema import choices
 from penstock.wire.spaces import Space, leaves, unflatten
 from penstock.wire.tensor import Array, all_finite
@@ -84,7 +84,7 @@ class ActingPolicy(ABC):
         """Start the generator that actions are drawn from (it is not part of the weights)."""
         self._random = np.random.default_rng(seed)
 
-    def explore(self, scalars: Mapping[str, float], place: Place) -> None:
+    def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
         """Set how actions are explored by the scalars that came with the weights (`Algorithm.scalars`).
 
         place: of this policy's rows.

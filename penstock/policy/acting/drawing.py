@@ -17,8 +17,8 @@ SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The environments in which a policy acts.
+class ExplorationSlots:
+    """The slots, among those of all actors, in which a policy acts: what it explores at depends on them.
 
     From number `first` on, of all `of` that the run's actors have.
     """
@@ -62,7 +62,7 @@ class Drawing:
         """
         return self.chance(parameters, action)
 
-    def explore(self, scalars: Mapping[str, float], place: Place) -> None:
+    def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
         """Set how `draw` explores by the scalars that came with the weights.
 
         Most distributions ignore them.

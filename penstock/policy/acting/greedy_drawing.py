@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.policy.acting.choice_drawing import CategoricalDrawing
-from penstock.policy.acting.drawing import SMALLEST_NORMAL, Place, Reals
+from penstock.policy.acting.drawing import SMALLEST_NORMAL, ExplorationSlots, Reals
 from penstock.wire.spaces import Discrete
 from penstock.wire.tensor import Array
 
@@ -25,10 +25,10 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
 
     def __init__(self, path: str, space: Discrete) -> None:
         super().__init__(path, space)
-        self._epsilon, self._spread, self._place = 0.0, 0.0, Place()
+        self._epsilon, self._spread, self._place = 0.0, 0.0, ExplorationSlots()
         self._rates: Reals = np.zeros(0, np.float32)
 
-    def explore(self, scalars: Mapping[str, float], place: Place) -> None:
+    def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
         """Take ε and α from the scalars `epsilon` and `epsilon_spread`."""
         self._epsilon, self._spread = scalars.get("epsilon", 0.0), scalars.get("epsilon_spread", 0.0)
         self._place, self._rates = place, np.zeros(0, np.float32)

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from actor.link.broker_client import BrokerClient, Opened
+from actor.link.broker_client import BrokerClient, SessionReply
 from launch.commands.certificates import Order, main
 from penstock.rpc.access import ACCESS
 from penstock.rpc.auth import Credentials
@@ -324,7 +324,7 @@ def test_the_log_says_who_did_what(certified: Secure) -> None:
     broker, name = certified.broker, f"actor-{NAMES[0]}"
     broker_client = BrokerClient(broker.address, certified.credentials(name))
     opened = broker_client.open_session(NAMES[0], Role.ROLLOUT, threading.Event())
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, SessionReply)
     broker_client.close_session(opened.session, PATIENCE_S)
     broker_client.close()
     with open_channel(broker.address, certified.credentials("operator")) as channel:
@@ -553,7 +553,9 @@ def test_an_old_connection_comes_again_and_the_actor_goes_on(short_folder: Path)
     with secured(short_folder, max_connection_age_s=0.5) as secure:
         broker_client = BrokerClient(secure.broker.address, secure.credentials("actor"))
         while len(ports) < 3:
-            assert isinstance(broker_client.open_session("actor-0", Role.ROLLOUT, threading.Event()), Opened)
+            assert isinstance(
+                broker_client.open_session("actor-0", Role.ROLLOUT, threading.Event()), SessionReply
+            )
             ports |= client_ports(secure.broker.address)
         broker_client.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from actor.link.broker_client import BrokerClient, Opened
+from actor.link.broker_client import BrokerClient, SessionReply
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.runtime.exit import Fatal
@@ -159,7 +159,7 @@ def test_an_unknown_reason_ends_an_actor_in_words(redis_server: RedisServer, tmp
     ):
         broker_client = BrokerClient(address, Credentials())
         session = BrokerClient(run.broker.address, Credentials()).open_session("a-0", Role.ROLLOUT, stop)
-        assert isinstance(session, Opened)
+        assert isinstance(session, SessionReply)
         calls: list[Callable[[], Any]] = [
             lambda: broker_client.open_session("a-0", Role.ROLLOUT, stop),
             lambda: broker_client.append(session.session, 0, [own_fragment(session.session, 1)], stop),

@@ -20,7 +20,7 @@ import redis
 from actor.link.ack_journal import journal_files, read_journal
 from broker.log import keys
 from launch.audit.audit_command import audit
-from launch.audit.findings import Kind, Verdict
+from launch.audit.findings import AuditResult, Kind
 from launch.run.child_process import penstock
 from penstock.wire.fragment import header_bytes, parse_header
 from tests.support.fleet.fleet import Fleet, Shape
@@ -57,7 +57,7 @@ class Copy:
         self.redis: Any = redis.Redis.from_url(server.url)
         self.position = _position(self.redis)
 
-    def audit(self) -> Verdict:
+    def audit(self) -> AuditResult:
         """Of the copy as it is now."""
         return audit(self.folder, redis=self.server.url, journals=(self.folder / "journals",))
 
@@ -313,7 +313,7 @@ def _names(entries: list[Entry]) -> set[tuple[int, int]]:
     return {(header.session, header.sequence) for header in headers}
 
 
-def _named(verdict: Verdict, kind: Kind) -> set[tuple[int, int]]:
+def _named(verdict: AuditResult, kind: Kind) -> set[tuple[int, int]]:
     """(session, sequence) of every problem of a kind."""
     assert not verdict.clean
     return {
@@ -324,7 +324,7 @@ def _named(verdict: Verdict, kind: Kind) -> set[tuple[int, int]]:
     }
 
 
-def _words(verdict: Verdict, kind: Kind) -> str:
+def _words(verdict: AuditResult, kind: Kind) -> str:
     return "\n".join(one.what for one in verdict.problems if one.kind is kind)
 
 

@@ -136,7 +136,7 @@ def test_a_killed_learner_takes_the_same_flush_again(
     assert (answer.refusal, answer.number) == (0, number)
     if decided is not None:
         assert answer.steps == 2 * CHARGE
-    flushes = [one for one in Recording(folder).batches if one.place.flush]
+    flushes = [one for one in Recording(folder).batches if one.entry.flush]
     assert [len(one.fragments) * CHARGE for one in flushes] == [answer.steps]
     replay(redis_server, second, replayed(endless(), folder))
     assert_equal_learning(first, second)

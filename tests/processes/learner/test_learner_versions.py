@@ -9,7 +9,7 @@ import redis
 
 from broker.log import keys
 from launch.policy.policy_steering import rollback
-from launch.policy.registry_place import Place
+from launch.policy.registry_place import RegistryPolicy
 from learner.publish.final_policy import read_final
 from penstock.config.settings import Settings
 from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, Status
@@ -231,7 +231,7 @@ def test_a_rollback_of_a_run_that_is_over_draws_a_number_that_the_next_learner_d
     run(redis_url, tmp_path, given(), (1.0, 2.0))
     first = registry().standby(POLICY)
     assert first is not None
-    place = Place(url=registry_url(tmp_path), policy=POLICY, folder=tmp_path)
+    place = RegistryPolicy(url=registry_url(tmp_path), policy=POLICY, folder=tmp_path)
     assert rollback(place, None, reason="worse", as_json=True) == 0
     copy = registry().active(POLICY)
     assert copy is not None

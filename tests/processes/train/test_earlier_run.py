@@ -22,7 +22,7 @@ from launch.ui.catalogue import Catalogue
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import CheckpointStore
 from penstock.client import Arm, PolicyClient
-from penstock.config.moved_keys import MOVED
+from penstock.config.moved_keys import MOVED, with_new_keys
 from penstock.config.service_settings import service_settings
 from penstock.config.settings import ConfigurationError, load, parse_assignment, parse_toml
 from penstock.registry.records import Origin
@@ -32,9 +32,7 @@ from tests.support.run.serving_run import serving
 
 WRITTEN: Final = Path(__file__).parent / "earlier_run"
 RUN: Final = "cartpole-v1-10829c"
-HELD: Final = {
-    key for key in MOVED if key.partition(".")[2] in parse_toml(WRITTEN / "config.toml")["serving"]
-}
+HELD: Final = set(with_new_keys(parse_toml(WRITTEN / "config.toml"))[1])
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, PolicySection
-from penstock.policy.acting.drawing import Place
+from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.tokens import TokenOutputs, TokenRows
 from penstock.policy.weights import load_into
 from penstock.wire.spaces import Discrete, Space
@@ -125,7 +125,7 @@ class LanguagePolicy(nn.Module):
         """Generate with these weights from now on, all or none; raises ValueError for those of another."""
         load_into(self, blob)
 
-    def explore(self, scalars: Mapping[str, float], place: Place) -> None:
+    def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
         """Do nothing: tokens are sampled as the policy says."""
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array]) -> NDArray[np.float32]:

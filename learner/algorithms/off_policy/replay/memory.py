@@ -216,8 +216,10 @@ class Replay:
 
     # ---- sampling
 
-    def sample(self, count: int, *, correction: float) -> Sample:
-        """Return `count` transitions, drawn with replacement. correction: β of the importance weights, 0..1.
+    def sample(self, count: int, *, importance_exponent: float) -> Sample:
+        """Return `count` transitions, drawn with replacement.
+
+        importance_exponent: β of the importance weights, 0..1.
 
         Uniform: every transition alike, weights 1. Prioritised: one draw from each of `count` equal parts of
         the total (appendix B.2.1), weights (N·P(i))^−β divided by the batch's largest (section 3.4). Raises
@@ -233,7 +235,7 @@ class Replay:
         within = torch.rand(count, generator=self._random, dtype=torch.float64)
         total = self._tree.total
         index = self._tree.find(((parts + within) / count).to(self._device) * total)
-        weight = (self.size * self._tree.get(index) / total) ** -correction
+        weight = (self.size * self._tree.get(index) / total) ** -importance_exponent
         return Sample(self.rows(index), index, (weight / weight.max()).float())
 
     def rows(self, index: Tensor) -> Transitions:

@@ -3,7 +3,7 @@
 import pytest
 
 from actor.rollout.seeds import action_seed, environment_seeds, place_of
-from penstock.policy.acting.drawing import Place
+from penstock.policy.acting.drawing import ExplorationSlots
 
 
 def test_equal_runs_draw_equal_seeds() -> None:
@@ -33,7 +33,7 @@ def test_the_place_of_an_actor_is_the_number_that_its_id_ends_with(
     actor_id: str, actors: int, first: int
 ) -> None:
     """Of environments, eight to an actor; more actors than the run was told of share places."""
-    assert place_of(actor_id, actors, 8) == Place(first=first, of=8 * max(1, actors))
+    assert place_of(actor_id, actors, 8) == ExplorationSlots(first=first, of=8 * max(1, actors))
 
 
 def test_an_id_without_a_number_has_a_place_too() -> None:

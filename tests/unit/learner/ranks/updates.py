@@ -43,7 +43,7 @@ EVERY_TERM = PPOSection(
     adaptive_kl=0.005,
     scale_rewards=True,
     staleness=2,
-    stale_epochs=2,
+    lagging_epochs=2,
     mask_after=4,
 )
 CASES: dict[str, tuple[OnPolicySection, dict[str, Any]]] = {

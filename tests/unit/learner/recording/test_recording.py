@@ -7,7 +7,7 @@ import pytest
 
 from learner.recording.frames import FRAME_BYTES, Frame, Kind, Torn, read_frame
 from learner.recording.reader import Recording
-from learner.recording.recording_index import INDEX, Place, frames_file
+from learner.recording.recording_index import INDEX, FrameEntry, frames_file
 from learner.recording.writer import RecordingWriter
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 def sequences(recording: Recording) -> list[tuple[int, list[int]]]:
     """Position and fragments of every batch, read and checked."""
     return [
-        (one.place.position, [header.sequence for header, _ in recording.load(one.fragments)])
+        (one.entry.position, [header.sequence for header, _ in recording.load(one.fragments)])
         for one in recording.batches
     ]
 
@@ -41,10 +41,10 @@ def test_what_went_in_comes_out(folder: Path) -> None:
     recording = Recording(folder)
     assert sequences(recording) == EVERYTHING
     assert recording.specification.encode() == specification().encode()
-    for place, number in zip(recording.fragments, (1, 2, 3, 5, 4), strict=True):
-        path = frames_file(folder, place.file)
+    for entry, number in zip(recording.fragments, (1, 2, 3, 5, 4), strict=True):
+        path = frames_file(folder, entry.file)
         with path.open("rb") as file:
-            file.seek(place.offset)
+            file.seek(entry.offset)
             frame = read_frame(file)
         assert frame is not None
         assert frame.body == numbered(number).payload
@@ -63,12 +63,12 @@ def test_a_torn_last_record_is_recognised_wherever_it_was_torn(folder: Path, tmp
     """At every byte of the last two frames: what is whole before it stays, and nothing else is read."""
     last = Recording(folder).batches[-1]
     start = last.fragments[0].offset
-    file = frames_file(folder, last.place.file)
+    file = frames_file(folder, last.entry.file)
     data = file.read_bytes()
     for length in range(start, len(data), 7):
         torn = tmp_path / f"torn-{length}"
         shutil.copytree(folder, torn)
-        frames_file(torn, last.place.file).write_bytes(data[:length])
+        frames_file(torn, last.entry.file).write_bytes(data[:length])
         found = Recording(torn)
         assert sequences(found) == EVERYTHING[:-1]
         assert len(found.fragments) == 4 + (length >= last.fragments[0].end)
@@ -83,12 +83,12 @@ def test_a_torn_last_record_is_recognised_wherever_it_was_torn(folder: Path, tmp
 def test_a_changed_byte_is_found_and_named(folder: Path, at: int) -> None:
     """File and offset; a recording is never half of something else."""
     recording = Recording(folder)
-    place = recording.fragments[1]
-    path = frames_file(folder, place.file)
+    entry = recording.fragments[1]
+    path = frames_file(folder, entry.file)
     data = bytearray(path.read_bytes())
-    data[place.offset + (at if at >= 0 else place.size - 1)] ^= 0x40
+    data[entry.offset + (at if at >= 0 else entry.size - 1)] ^= 0x40
     path.write_bytes(data)
-    with pytest.raises(Fatal, match=rf"{path.name}: the fragment at {place.offset} cannot be used"):
+    with pytest.raises(Fatal, match=rf"{path.name}: the fragment at {entry.offset} cannot be used"):
         recording.load(recording.fragments)
 
 
@@ -104,7 +104,7 @@ def test_a_resumed_learner_cuts_what_it_will_consume_again(folder: Path) -> None
 
 def test_a_full_recording_ends_with_a_whole_batch(tmp_path: Path) -> None:
     """And stays so when the learner resumes beyond it; learning goes on, so nothing is raised."""
-    size = sum(place.size for place in _places(tmp_path / "measure"))
+    size = sum(entry.size for entry in _entries(tmp_path / "measure"))
     folder = tmp_path / "recording"
     write(folder, [batch(2, (1, 2)), batch(4, (3, 4)), batch(5, (5,))], max_bytes=size + FRAME_BYTES)
     assert sequences(Recording(folder)) == [(2, [1, 2])]
@@ -115,10 +115,10 @@ def test_a_full_recording_ends_with_a_whole_batch(tmp_path: Path) -> None:
     assert sequences(Recording(folder)) == [(2, [1, 2])]
 
 
-def _places(folder: Path) -> list[Place]:
+def _entries(folder: Path) -> list[FrameEntry]:
     write(folder, [batch(2, (1, 2))])
     recording = Recording(folder)
-    return [*recording.fragments, *(one.place for one in recording.batches)]
+    return [*recording.fragments, *(one.entry for one in recording.batches)]
 
 
 def test_a_folder_is_recorded_into_once(folder: Path) -> None:

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from learner.reporting.recorder import Recorder, Staleness
-from learner.reporting.trackers.tracker import QUEUE_LINES, Place, Tracking, check_installed, make_tracking
+from learner.reporting.trackers.tracker import (
+    QUEUE_LINES,
+    TrackedRun,
+    Tracking,
+    check_installed,
+    make_tracking,
+)
 from learner.reporting.trackers.weights_and_biases import configuration
 from penstock.config.settings import ConfigurationError, Settings, load
 from penstock.runtime import metrics
@@ -48,7 +54,7 @@ def failures(name: str) -> float:
     return float(metrics.TRACKER_FAILURES.labels(name)._value.get())
 
 
-def place(run_dir: Path, *trackers: str, first_step: int = 0) -> Place:
+def place(run_dir: Path, *trackers: str, first_step: int = 0) -> TrackedRun:
     """A run that is tracked offline."""
     section = {"trackers": trackers, "wandb_mode": "offline"}
     settings = load(
@@ -61,7 +67,7 @@ def place(run_dir: Path, *trackers: str, first_step: int = 0) -> Place:
             }
         ]
     )
-    return Place(settings=settings, run_dir=run_dir, first_step=first_step)
+    return TrackedRun(settings=settings, run_dir=run_dir, first_step=first_step)
 
 
 def scalars(run_dir: Path, name: str) -> list[tuple[int, float]]:

@@ -169,10 +169,23 @@ def test_a_run_folder_with_moved_keys_is_read_with_one_line_of_notice(
         "refresh_s": "2.5", "canary_horizon": "7", "canary_false_alarm": "0.1", "canary_slow_ms": "80.0",
         "canary_return_range": "[0.0, 9.0]",
     }  # fmt: skip
-    assert {f"serving.{key}" for key in values} == set(MOVED)
+    assert {f"serving.{key}" for key in values} | {"algorithm.stale_epochs"} == set(MOVED)
     file = tmp_path / "config.toml"
     lines = [f"{key} = {value}" for key, value in values.items()]
-    file.write_text("\n".join(["[serving]", "policy = 'mine'", *lines, "[canary]", "horizon = 8", ""]))
+    file.write_text(
+        "\n".join(
+            [
+                "[serving]",
+                "policy = 'mine'",
+                *lines,
+                "[canary]",
+                "horizon = 8",
+                "[algorithm]",
+                "stale_epochs = 3",
+                "",
+            ]
+        )
+    )
     with caplog.at_level(logging.INFO):
         settings = load([parse_run_config(file)])
         parse_run_config(file)
@@ -185,6 +198,7 @@ def test_a_run_folder_with_moved_keys_is_read_with_one_line_of_notice(
         "registry.url": "sqlite:////tmp/r.sqlite", "registry.password_file": Path("/p"),
         "registry.activate_first": False, "registry.refresh_s": 2.5, "canary.false_alarm": 0.1,
         "canary.slow_ms": 80.0, "canary.return_range": (0.0, 9.0),
+        "algorithm.lagging_epochs": 3,
         "canary.horizon": 8,  # the new key counts where a file holds both
     }  # fmt: skip
     assert settings.serving.policy == "mine"
@@ -318,7 +332,7 @@ def test_the_number_of_knobs_is_bounded() -> None:
 
 PPO_KNOBS = {
     "name": "choice", "discount": "per step", "batch_steps": "steps", "staleness": "updates",
-    "stale_after": "updates", "mask_after": "updates", "epochs": "passes", "stale_epochs": "passes",
+    "stale_after": "updates", "mask_after": "updates", "epochs": "passes", "lagging_epochs": "passes",
     "minibatches": "gradient steps", "advantage": "choice", "gae_lambda": "per step", "objective": "choice",
     "rho_clip": "ratio", "c_clip": "ratio", "behaviour_weight_cap": "ratio", "clip_range": "ratio",
     "clip_schedule": "choice", "dual_clip": "ratio", "value_clip": "scaled return",

@@ -12,7 +12,7 @@ import torch
 from torch import distributions as torch_distributions
 
 from penstock.config.settings import PolicySection
-from penstock.policy.acting.drawing import Place
+from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.build import build
 from penstock.policy.distributions import (
     ActionHead,
@@ -129,7 +129,7 @@ def test_the_chance_of_an_action_is_that_of_its_draw(name: str) -> None:
     """Whatever it is drawn from; arrays of a message, which cannot be written to, will do."""
     if name == "epsilon-greedy":
         head: ActionHead = EpsilonGreedy("action", Discrete(5))
-        head.explore({"epsilon": 0.4}, Place())
+        head.explore({"epsilon": 0.4}, ExplorationSlots())
     elif name == "squashed, conditional":
         head = ConditionalSquashedGaussian("action", WIDE, -0.4)
     else:

@@ -9,7 +9,7 @@ import torch
 
 from learner.algorithms.algorithm import Algorithm
 from learner.algorithms.on_policy import ppo as module
-from learner.algorithms.on_policy.on_policy import Trace
+from learner.algorithms.on_policy.on_policy import GradientRecord
 from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.shared.rows import Rows
 from learner.algorithms.shared.schedule import ScheduleValues
@@ -159,9 +159,9 @@ def uses(ppo: PPO, batch: Batch) -> list[int]:
     seen: list[Any] = []
     train = ppo._gradient_step
 
-    def note(rows: Rows, scheduled: ScheduleValues, trace: Trace) -> Any:
+    def note(rows: Rows, scheduled: ScheduleValues, record: GradientRecord) -> Any:
         seen.append(rows.inputs.vector.clone())
-        return train(rows, scheduled, trace)
+        return train(rows, scheduled, record)
 
     ppo._gradient_step = note  # type: ignore[method-assign]
     # Environments of two collectors begin alike: told apart by their column.
@@ -173,25 +173,25 @@ def uses(ppo: PPO, batch: Batch) -> list[int]:
 
 
 def test_a_step_is_used_once_in_each_epoch_and_no_more() -> None:
-    """`epochs` is the cap of sample reuse; `stale_epochs` that of steps more than S updates old."""
+    """`epochs` is the cap of sample reuse; `lagging_epochs` that of steps more than S updates old."""
     assert uses(make(epochs=3), collect(small_policy())) == [3, 3, 3, 3]
-    ppo = make(epochs=3, stale_epochs=1, staleness=1)
+    ppo = make(epochs=3, lagging_epochs=1, staleness=1)
     assert uses(ppo, lagging(collect(ppo.policy), 0, 1, 2, 5)) == [3, 3, 1, 1]
 
 
 def test_reuse_is_told_and_ends_where_nothing_is_fresh() -> None:
     """On average over the batch."""
-    ppo = make(epochs=4, stale_epochs=2)
+    ppo = make(epochs=4, lagging_epochs=2)
     metrics = ppo.update(lagging(collect(ppo.policy), 0, 9, 9, 9), progress=0.0).metrics
     assert (metrics["epochs"], metrics["sample_reuse"]) == (4.0, 2.5)
-    ppo = make(epochs=4, stale_epochs=2)
+    ppo = make(epochs=4, lagging_epochs=2)
     metrics = ppo.update(lagging(collect(ppo.policy), 9, 9, 9, 9), progress=0.0).metrics
     assert (metrics["epochs"], metrics["sample_reuse"]) == (2.0, 2.0)
 
 
 def test_stale_rows_are_found_where_steps_are_missing() -> None:
     """Rows of a ragged batch lie elsewhere than its steps."""
-    ppo = make(epochs=2, stale_epochs=1)
+    ppo = make(epochs=2, lagging_epochs=1)
     batch = lagging(collect(ppo.policy), 9, 0, 9, 9)
     valid = batch.valid.clone()
     valid[3:, 0] = False

@@ -67,9 +67,9 @@ def first_epoch(ppo: PPO, batch: Batch) -> torch.Tensor:
     """π_θ / π_prox [n] of an epoch's gradient steps of length 0, as the surrogate computes it."""
     with torch.no_grad():
         prepared = ppo.prepare(batch, batch.reward, SingleRankGroup().rows_of(batch.valid))
-    trace = ppo._train(batch, prepared, replace(ppo._schedule(0.0), learning_rate=0.0))
-    assert trace.rows is not None
-    return (torch.cat(trace.log_prob) - trace.rows.proximal).exp()
+    record = ppo._train(batch, prepared, replace(ppo._schedule(0.0), learning_rate=0.0))
+    assert record.rows is not None
+    return (torch.cat(record.log_prob) - record.rows.proximal).exp()
 
 
 @pytest.mark.parametrize("name", NETWORKS)

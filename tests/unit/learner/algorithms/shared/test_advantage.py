@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learner.algorithms.shared.advantage import Advantages, carries, gae, next_values, vtrace
 
-DISCOUNT, TRACE, RHO, C = 0.97, 0.9, 1.0, 0.8
+DISCOUNT, GAE_LAMBDA, RHO, C = 0.97, 0.9, 1.0, 0.8
 
 
 @dataclass
@@ -93,7 +93,7 @@ def summed(case: Case, *, vtrace: bool) -> tuple[Any, Any]:
                 correction[t, b] += weight * min(RHO, ratio[k, b]) * delta if vtrace else weight * delta
                 if not runs_on(case, k, b):
                     break
-                weight *= DISCOUNT * TRACE * (min(C, ratio[k, b]) if vtrace else 1.0)
+                weight *= DISCOUNT * GAE_LAMBDA * (min(C, ratio[k, b]) if vtrace else 1.0)
                 k += 1
             target[t, b] = float(case.observed[t, b]) + correction[t, b]
     for b in range(columns):
@@ -108,9 +108,11 @@ def summed(case: Case, *, vtrace: bool) -> tuple[Any, Any]:
 def estimate(case: Case, *, vtrace_: bool, dtype: torch.dtype = torch.float64) -> Advantages:
     """The estimators under test."""
     if not vtrace_:
-        return gae(*case.tensors(dtype), discount=DISCOUNT, trace=TRACE)
+        return gae(*case.tensors(dtype), discount=DISCOUNT, gae_lambda=GAE_LAMBDA)
     ratios = case.log_ratios.to(dtype)
-    return vtrace(*case.tensors(dtype), ratios, discount=DISCOUNT, trace=TRACE, rho_clip=RHO, c_clip=C)
+    return vtrace(
+        *case.tensors(dtype), ratios, discount=DISCOUNT, gae_lambda=GAE_LAMBDA, rho_clip=RHO, c_clip=C
+    )
 
 
 @pytest.mark.parametrize("vtrace_", [False, True], ids=["gae", "vtrace"])
@@ -152,8 +154,8 @@ def test_on_policy_vtrace_has_the_targets_of_gae() -> None:
     """With π = μ and clips of at least 1, v_t is the λ-return."""
     tensors = case(3).tensors()
     ratios = torch.zeros_like(tensors[0])
-    traced = vtrace(*tensors, ratios, discount=DISCOUNT, trace=TRACE, rho_clip=1.0, c_clip=1.0)
-    estimated = gae(*tensors, discount=DISCOUNT, trace=TRACE)
+    traced = vtrace(*tensors, ratios, discount=DISCOUNT, gae_lambda=GAE_LAMBDA, rho_clip=1.0, c_clip=1.0)
+    estimated = gae(*tensors, discount=DISCOUNT, gae_lambda=GAE_LAMBDA)
     torch.testing.assert_close(traced.target, estimated.target, rtol=1e-12, atol=1e-12)
 
 
@@ -161,8 +163,8 @@ def test_on_policy_vtrace_advantage_equals_gae_at_lambda_one() -> None:
     """IMPALA's r + γ v' − V is the GAE advantage only without decay of the trace."""
     tensors = case(4).tensors()
     ratios = torch.zeros_like(tensors[0])
-    traced = vtrace(*tensors, ratios, discount=DISCOUNT, trace=1.0, rho_clip=1.0, c_clip=1.0)
-    estimated = gae(*tensors, discount=DISCOUNT, trace=1.0)
+    traced = vtrace(*tensors, ratios, discount=DISCOUNT, gae_lambda=1.0, rho_clip=1.0, c_clip=1.0)
+    estimated = gae(*tensors, discount=DISCOUNT, gae_lambda=1.0)
     torch.testing.assert_close(traced.advantage, estimated.advantage, rtol=1e-12, atol=1e-12)
 
 
@@ -170,10 +172,10 @@ def test_on_policy_vtrace_advantage_is_away_from_gae_by_what_is_said() -> None:
     """Below λ = 1 it is δ + (A − δ)/λ: the trace is shortened behind the step and not to it."""
     rewards, values, following, carried, valid = tensors = case(5).tensors()
     ratios = torch.zeros_like(rewards)
-    traced = vtrace(*tensors, ratios, discount=DISCOUNT, trace=TRACE, rho_clip=1.0, c_clip=1.0)
-    estimated = gae(*tensors, discount=DISCOUNT, trace=TRACE)
+    traced = vtrace(*tensors, ratios, discount=DISCOUNT, gae_lambda=GAE_LAMBDA, rho_clip=1.0, c_clip=1.0)
+    estimated = gae(*tensors, discount=DISCOUNT, gae_lambda=GAE_LAMBDA)
     delta = (rewards + DISCOUNT * following - values).masked_fill(~valid, 0.0)
-    expected = (delta + (estimated.advantage - delta) / TRACE).masked_fill(~valid, 0.0)
+    expected = (delta + (estimated.advantage - delta) / GAE_LAMBDA).masked_fill(~valid, 0.0)
     torch.testing.assert_close(traced.advantage, expected, rtol=1e-12, atol=1e-12)
     assert not torch.allclose(traced.advantage, estimated.advantage)
     assert carried.any()
@@ -190,7 +192,7 @@ def test_three_steps_by_hand() -> None:
     for terminated, truncated, worth in ((ended, no, 0.0), (no, ended, 50.0)):
         following = next_values(observed, terminated, slot, step, final)
         carried = carries(terminated, truncated, ~no)
-        result = gae(rewards, observed[:-1], following, carried, ~no, discount=0.5, trace=0.5)
+        result = gae(rewards, observed[:-1], following, carried, ~no, discount=0.5, gae_lambda=0.5)
         second = 2.0 + 0.5 * worth - 20.0
         expected = [[1.0 + 0.5 * 20.0 - 10.0 + 0.25 * second], [second], [3.0 + 0.5 * 40.0 - 30.0]]
         assert result.advantage.tolist() == expected

@@ -88,8 +88,8 @@ def test_a_log_ratio_that_is_let_pass_overflows_no_metric(name: str, value: floa
 def attempt_on(refuse: Callable[[set[int]], Exception | str]) -> Callable[..., Update]:
     """An update that fails with an exception or a reason, by the entries in its batch; notes nothing."""
 
-    def attempt(batch: Batch, *, is_trial: bool) -> Update:
-        del is_trial
+    def attempt(batch: Batch, *, is_rehearsal: bool) -> Update:
+        del is_rehearsal
         outcome = refuse({source.number for source in batch.sources})
         if isinstance(outcome, Exception):
             raise outcome

@@ -28,18 +28,20 @@ def tokens(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("discount", "trace", "value_trace"), [(1.0, 0.95, 1.0), (0.9, 0.5, 0.5), (1.0, 0.0, 1.0)]
+    ("discount", "gae_lambda", "value_lambda"), [(1.0, 0.95, 1.0), (0.9, 0.5, 0.5), (1.0, 0.0, 1.0)]
 )
-def test_gae_is_the_sum_that_defines_it(discount: float, trace: float, value_trace: float) -> None:
+def test_gae_is_the_sum_that_defines_it(discount: float, gae_lambda: float, value_lambda: float) -> None:
     """Σ (γλ)^k δ_{t+k} over the tokens of a response, and nothing behind its last."""
     reward, value, sampled = tokens()
-    estimated = token_gae(reward, value, sampled, discount=discount, trace=trace, value_trace=value_trace)
+    estimated = token_gae(
+        reward, value, sampled, discount=discount, gae_lambda=gae_lambda, value_lambda=value_lambda
+    )
     for row, count in enumerate(COUNTS):
         r, v = reward[:count, row].tolist(), [*value[:count, row].tolist(), 0.0]
         delta = [r[t] + discount * v[t + 1] - v[t] for t in range(count)]
         for t in range(count):
-            wanted = sum((discount * trace) ** (k - t) * delta[k] for k in range(t, count))
-            target = v[t] + sum((discount * value_trace) ** (k - t) * delta[k] for k in range(t, count))
+            wanted = sum((discount * gae_lambda) ** (k - t) * delta[k] for k in range(t, count))
+            target = v[t] + sum((discount * value_lambda) ** (k - t) * delta[k] for k in range(t, count))
             assert estimated.advantage[t, row].item() == pytest.approx(wanted, abs=1e-12)
             assert estimated.target[t, row].item() == pytest.approx(target, abs=1e-12)
         assert not estimated.advantage[count:, row].any()
@@ -52,7 +54,7 @@ def test_between_turns_what_follows_counts_less() -> None:
     turn_end = torch.zeros_like(sampled)
     turn_end[1, 0] = turn_end[0, 2] = True
     discount = turn_discounts(turn_end, discount=0.9, turn_discount=0.5).double()
-    estimated = token_gae(reward, value, sampled, discount=discount, trace=1.0, value_trace=1.0)
+    estimated = token_gae(reward, value, sampled, discount=discount, gae_lambda=1.0, value_lambda=1.0)
     for row, count in enumerate(COUNTS):
         for t in range(count):
             worth = sum(
@@ -68,7 +70,7 @@ def test_a_row_that_goes_on_is_worth_what_follows_it() -> None:
     reward, value, sampled = tokens()
     beyond = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
     ended, going_on = (
-        token_gae(reward, value, sampled, discount=0.9, trace=1.0, value_trace=1.0, beyond=one)
+        token_gae(reward, value, sampled, discount=0.9, gae_lambda=1.0, value_lambda=1.0, beyond=one)
         for one in (None, beyond)
     )
     for row, count in enumerate(COUNTS):
@@ -81,7 +83,7 @@ def test_a_row_that_goes_on_is_worth_what_follows_it() -> None:
 def test_at_lambda_one_the_advantage_is_the_return_less_the_value() -> None:
     """And the target of the critic is the return."""
     reward, value, sampled = tokens()
-    estimated = token_gae(reward, value, sampled, discount=1.0, trace=1.0, value_trace=1.0)
+    estimated = token_gae(reward, value, sampled, discount=1.0, gae_lambda=1.0, value_lambda=1.0)
     whole = torch.flip(torch.flip(reward, [0]).cumsum(0), [0])
     assert torch.allclose(estimated.advantage, (whole - value).where(sampled, 0.0))
     assert torch.allclose(estimated.target, whole.where(sampled, 0.0))

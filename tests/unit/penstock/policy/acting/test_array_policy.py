@@ -10,7 +10,7 @@ import torch
 from penstock.config.settings import PolicySection
 from penstock.policy import weights
 from penstock.policy.acting.array_policy import ArrayPolicy, is_enough
-from penstock.policy.acting.drawing import Place
+from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.acting_build import build_acting
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
@@ -73,7 +73,7 @@ def both(case: str) -> tuple[Policy, ArrayPolicy]:
     arrays.load(weights.encode(policy))
     for one in (policy, arrays):
         one.seed_actions(11)
-        one.explore({"epsilon": 0.4, "epsilon_spread": 2.0}, Place(1, 40))
+        one.explore({"epsilon": 0.4, "epsilon_spread": 2.0}, ExplorationSlots(1, 40))
     return policy, arrays
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.config.settings import DQNSection, PolicySection
-from penstock.policy.acting.drawing import Place
+from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.build import build
 from penstock.policy.distributions import EpsilonGreedy
 from penstock.policy.policy import Policy
@@ -18,10 +18,10 @@ from tests.support.experience.experience import box
 VALUES = np.array([[1.0, 5.0, 2.0, -3.0]], np.float32)
 
 
-def head(epsilon: float, spread: float = 0.0, place: Place | None = None) -> EpsilonGreedy:
+def head(epsilon: float, spread: float = 0.0, place: ExplorationSlots | None = None) -> EpsilonGreedy:
     """Of four actions."""
     made = EpsilonGreedy("action", Discrete(4))
-    made.explore({"epsilon": epsilon, "epsilon_spread": spread}, place or Place())
+    made.explore({"epsilon": epsilon, "epsilon_spread": spread}, place or ExplorationSlots())
     return made
 
 
@@ -43,14 +43,16 @@ def test_draws_are_epsilon_greedy_and_say_how_likely_they_were() -> None:
 
 def test_each_environment_of_the_run_explores_as_in_ape_x() -> None:
     """ε^(1 + α·i/(N−1)) for environment i of all N; here the second actor of three, with four each."""
-    rates = head(0.4, 7.0, Place(first=4, of=12)).rates(4)
+    rates = head(0.4, 7.0, ExplorationSlots(first=4, of=12)).rates(4)
     np.testing.assert_allclose(rates, [0.4 ** (1 + 7 * i / 11) for i in range(4, 8)], rtol=1e-5)
-    assert head(0.4, 7.0, Place(first=0, of=1)).rates(1) == pytest.approx(0.4)
+    assert head(0.4, 7.0, ExplorationSlots(first=0, of=1)).rates(1) == pytest.approx(0.4)
 
 
 def test_rows_beyond_the_last_environment_act_as_that_one() -> None:
     """Of a policy server, whose rows are nobody's in particular."""
-    np.testing.assert_allclose(head(0.4, 7.0, Place(first=2, of=3)).rates(3), [0.4**8] * 3, rtol=1e-5)
+    np.testing.assert_allclose(
+        head(0.4, 7.0, ExplorationSlots(first=2, of=3)).rates(3), [0.4**8] * 3, rtol=1e-5
+    )
     np.testing.assert_allclose(head(0.4, 7.0).rates(3), [0.4] * 3, rtol=1e-5)
 
 
@@ -58,14 +60,14 @@ def test_rates_follow_what_is_told_next() -> None:
     """With every version."""
     made = head(1.0)
     assert made.rates(2).tolist() == [1.0, 1.0]
-    made.explore({"epsilon": 0.0}, Place())
+    made.explore({"epsilon": 0.0}, ExplorationSlots())
     assert made.rates(2).tolist() == [0.0, 0.0]
 
 
 def test_who_is_told_nothing_acts_greedily() -> None:
     """An evaluation, also when it draws."""
     made = EpsilonGreedy("action", Discrete(4))
-    made.explore({}, Place())
+    made.explore({}, ExplorationSlots())
     action, log_prob = made.draw(VALUES.repeat(100, 0), np.random.default_rng(0))
     assert set(action.tolist()) == {1}
     np.testing.assert_allclose(log_prob, 0.0, atol=1e-6)
@@ -91,7 +93,7 @@ def test_the_probe_sees_every_value_whatever_epsilon_is() -> None:
     observation = {"observation": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
     action = policy.act(observation, deterministic=True).action
     before = policy.acting_log_prob(observation, action)
-    policy.explore({"epsilon": 0.7}, Place())
+    policy.explore({"epsilon": 0.7}, ExplorationSlots())
     assert np.array_equal(policy.acting_log_prob(observation, action), before)
     np.testing.assert_allclose(policy.log_prob(observation, action), before, atol=1e-6)
     with torch.no_grad():

@@ -89,7 +89,7 @@ def test_what_is_withdrawn_is_never_drawn() -> None:
     memory.withdraw(1)
     assert len(memory.entries) == 2
     memory.withdraw(2)
-    drawn = memory.sample(200, correction=0.4).transitions.observation["observation"]
+    drawn = memory.sample(200, importance_exponent=0.4).transitions.observation["observation"]
     assert set(drawn.flatten().tolist()) <= {10.0, 11.0, 12.0, 13.0, 14.0}
 
 
@@ -124,7 +124,7 @@ def test_an_entry_that_is_removed_leaves_the_others_as_they_were(
     assert not memory.remove(gone)
     assert held(memory) == kept
     assert gone not in [entry.number for entry in memory.entries]
-    drawn_rows = memory.sample(200, correction=0.4).transitions.observation["observation"]
+    drawn_rows = memory.sample(200, importance_exponent=0.4).transitions.observation["observation"]
     assert set(drawn_rows.flatten().tolist()) == set(kept)
     memory.insert(7, 100, rows(2, 70))
     assert held(memory) == [*kept, 70, 71]
@@ -140,7 +140,7 @@ def drawn(memory: Replay, batches: int, count: int) -> Counter[int]:
     """How often each place of the ring was drawn."""
     found: Counter[int] = Counter()
     for _ in range(batches):
-        found.update(memory.sample(count, correction=0.4).index.tolist())
+        found.update(memory.sample(count, importance_exponent=0.4).index.tolist())
     return found
 
 
@@ -172,7 +172,7 @@ def test_a_stratified_batch_draws_each_transition_as_often_as_its_share_to_withi
     memory = replay(how=PRIORITISED)
     memory.insert(1, 10, rows(8, 0))
     for _ in range(50):
-        assert memory.sample(8, correction=0.4).index.tolist() == list(range(8))
+        assert memory.sample(8, importance_exponent=0.4).index.tolist() == list(range(8))
 
 
 def test_importance_weights_are_those_of_the_paper() -> None:
@@ -180,7 +180,7 @@ def test_importance_weights_are_those_of_the_paper() -> None:
     memory = replay(how=PRIORITISED)
     memory.insert(1, 10, rows(4, 0))
     memory.set_errors(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    sample = memory.sample(64, correction=0.5)
+    sample = memory.sample(64, importance_exponent=0.5)
     powers = [(error + 1e-6) ** 0.6 for error in (1, 2, 3, 4)]
     by_place = [(4 * power / sum(powers)) ** -0.5 for power in powers]
     largest = max(by_place[place] for place in sample.index.tolist())
@@ -205,7 +205,7 @@ def test_an_error_that_is_not_finite_does_not_stay() -> None:
     memory = replay(how=PRIORITISED)
     memory.insert(1, 10, rows(3, 0))
     memory.set_errors(torch.arange(3), torch.tensor([math.nan, math.inf, 1.0]))
-    weight = memory.sample(16, correction=0.4).weight
+    weight = memory.sample(16, importance_exponent=0.4).weight
     assert weight.isfinite().all()
 
 
@@ -237,7 +237,7 @@ def test_what_was_read_again_goes_on_bit_by_bit(how: Prioritisation | None) -> N
     first = replay(capacity=13, how=how)
     for number in range(1, 7):
         first.insert(number, 10, parts[number])
-        sample = first.sample(5, correction=0.4)
+        sample = first.sample(5, importance_exponent=0.4)
         first.set_errors(sample.index, sample.index.float())
     tensors, numbers = first.state()
     assert all(tensor.numel() < 20 for name, tensor in tensors.items() if name != "generator"), "no payloads"
@@ -249,7 +249,7 @@ def test_what_was_read_again_goes_on_bit_by_bit(how: Prioritisation | None) -> N
     for number in (7, 8):
         for memory in (first, second):
             memory.insert(number, 10, parts[number])
-        one, other = (memory.sample(7, correction=0.5) for memory in (first, second))
+        one, other = (memory.sample(7, importance_exponent=0.5) for memory in (first, second))
         assert same(one, other)
         for memory in (first, second):
             memory.set_errors(one.index, one.index.float() + 1)
