@@ -146,7 +146,7 @@ def _forget(place: RegistryPolicy, retired: PolicyVersion) -> None:
         forget_kept(folder, retired.version)
 
 
-def _folder(place: Place, version: PolicyVersion) -> Path | None:
+def _folder(place: RegistryPolicy, version: PolicyVersion) -> Path | None:
     """Return the folder in which the weights of a version lie, None where it is not known or not here."""
     if not version.place:
         return place.folder
