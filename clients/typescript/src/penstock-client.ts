@@ -49,6 +49,8 @@ export interface ClientOptions {
   project?: string;
   /** Longest time of a call in milliseconds. */
   timeoutMs?: number;
+  /** Is told where the server was not reached. */
+  onUnreachable?: () => void;
 }
 
 interface Plain {
@@ -69,10 +71,12 @@ export class PenstockClient {
   private readonly baseUrl: string;
   private readonly own: Record<string, string>;
   private readonly timeoutMs: number;
+  private readonly onUnreachable: () => void;
 
   constructor(options: ClientOptions) {
     this.baseUrl = options.baseUrl.replace(/\/+$/, '');
     this.timeoutMs = options.timeoutMs ?? 150_000;
+    this.onUnreachable = options.onUnreachable ?? ((): void => undefined);
     this.own = {};
     if (options.token !== undefined) this.own['authorization'] = `Bearer ${options.token}`;
     if (options.project !== undefined) this.own['penstock-project'] = options.project;
@@ -116,6 +120,7 @@ export class PenstockClient {
       kind = reply.headers.get('content-type') ?? '';
       after = reply.headers.get('retry-after');
     } catch (cause) {
+      this.onUnreachable();
       throw new PenstockUnreachable(this.baseUrl, cause);
     }
     const content: unknown = kind.startsWith('application/json') ? JSON.parse(text) : text;

@@ -54,9 +54,12 @@ export class RLInterface {
     const host = this.config.serverHost === 'localhost' ? '127.0.0.1' : this.config.serverHost;
     const baseUrl = `http://${host}:${this.config.serverPort}`;
     const token = this.config.token;
+    const onUnreachable = (): void => {
+      this.answered = false;
+    };
     this.backend = this.config.simulated
       ? new SimulatedBackend(1, this.config.embeddingDim)
-      : new HttpBackend(new PenstockClient(token === '' ? { baseUrl } : { baseUrl, token }));
+      : new HttpBackend(new PenstockClient({ baseUrl, onUnreachable, ...(token === '' ? {} : { token }) }));
   }
 
   /** Starts the server, unless one answers, and resolves once it is healthy. */
@@ -213,23 +216,31 @@ export class RLInterface {
 
   private async start(): Promise<void> {
     if (await this.backend.isHealthy()) return;
-    if (this.gateway?.isRunning !== true) {
-      this.gateway = new GatewayProcess({
-        pythonPath: this.config.pythonPath,
-        host: this.config.serverHost,
-        port: this.config.serverPort,
-        stateDir: this.config.stateDir,
-        args: this.config.serverArgs,
-        patienceMs: this.config.startTimeoutMs,
-        onLog: this.config.onServerLog,
-      });
+    for (let isNew = false; ; ) {
+      if (this.gateway?.isRunning !== true) {
+        this.gateway = this.begun();
+        isNew = true;
+      }
+      try {
+        await this.gateway.untilHealthy(() => this.backend.isHealthy());
+        return;
+      } catch (error) {
+        this.gateway = undefined;
+        if (isNew) throw error; // else it was just ending
+      }
     }
-    try {
-      await this.gateway.untilHealthy(() => this.backend.isHealthy());
-    } catch (error) {
-      this.gateway = undefined;
-      throw error;
-    }
+  }
+
+  private begun(): GatewayProcess {
+    return new GatewayProcess({
+      pythonPath: this.config.pythonPath,
+      host: this.config.serverHost,
+      port: this.config.serverPort,
+      stateDir: this.config.stateDir,
+      args: this.config.serverArgs,
+      patienceMs: this.config.startTimeoutMs,
+      onLog: this.config.onServerLog,
+    });
   }
 
   /** Starts the server with the first call, where that is wanted. */
