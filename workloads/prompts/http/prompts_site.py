@@ -78,7 +78,7 @@ def site() -> Site:
         recipe=_REPOSITORY / "recipes" / "prompts.toml",
         settings=(),
         make_app=make_app,
-        open_paths=("/health", "/prompts", "/openapi.json"),
+        open_paths=("/health", "/openapi.json"),
         viewer_paths=frozenset(
             {"/health", "/stats", "/select_action", "/get_distribution", "/embed", "/mutate", "/optimize"}
         ),

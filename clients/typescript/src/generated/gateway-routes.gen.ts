@@ -66,6 +66,8 @@ import type {
   RevokeTokenApiProjectsProjectTokensTokenDeleteResponses,
   RollBackApiProjectsProjectJobsJobRollbackPostData,
   RollBackApiProjectsProjectJobsJobRollbackPostResponses,
+  SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetData,
+  SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses,
   SetMemberApiProjectsProjectMembersUserPutData,
   SetMemberApiProjectsProjectMembersUserPutResponses,
   SetTrafficApiProjectsProjectJobsJobTrafficPutData,
@@ -78,6 +80,8 @@ import type {
   SubmitApiProjectsProjectJobsPostResponses,
   TakeInApiProjectsProjectAgentsAgentIdFeedbackPostData,
   TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses,
+  TellApiProjectsProjectAgentsAgentIdConversationsPostData,
+  TellApiProjectsProjectAgentsAgentIdConversationsPostResponses,
   TemplatesApiProjectsProjectTemplatesGetData,
   TemplatesApiProjectsProjectTemplatesGetResponses,
   TokenApiAuthTokenPostData,
@@ -106,6 +110,7 @@ export interface GatewayRoutes {
   'GET /api/projects/{project}': { takes: ProjectApiProjectsProjectGetData; answers: ProjectApiProjectsProjectGetResponses[keyof ProjectApiProjectsProjectGetResponses] };
   'GET /api/projects/{project}/agents/{agent_id}/feedback': { takes: ExportApiProjectsProjectAgentsAgentIdFeedbackGetData; answers: ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses[keyof ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses] };
   'GET /api/projects/{project}/agents/{agent_id}/links': { takes: LinksApiProjectsProjectAgentsAgentIdLinksGetData; answers: LinksApiProjectsProjectAgentsAgentIdLinksGetResponses[keyof LinksApiProjectsProjectAgentsAgentIdLinksGetResponses] };
+  'GET /api/projects/{project}/agents/{agent_id}/satisfaction': { takes: SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetData; answers: SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses[keyof SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses] };
   'GET /api/projects/{project}/audit': { takes: ReadAuditApiProjectsProjectAuditGetData; answers: ReadAuditApiProjectsProjectAuditGetResponses[keyof ReadAuditApiProjectsProjectAuditGetResponses] };
   'GET /api/projects/{project}/jobs': { takes: JobsApiProjectsProjectJobsGetData; answers: JobsApiProjectsProjectJobsGetResponses[keyof JobsApiProjectsProjectJobsGetResponses] };
   'GET /api/projects/{project}/jobs/{job}': { takes: JobApiProjectsProjectJobsJobGetData; answers: JobApiProjectsProjectJobsJobGetResponses[keyof JobApiProjectsProjectJobsJobGetResponses] };
@@ -124,6 +129,7 @@ export interface GatewayRoutes {
   'POST /api/link/ratings': { takes: RateApiLinkRatingsPostData; answers: RateApiLinkRatingsPostResponses[keyof RateApiLinkRatingsPostResponses] };
   'POST /api/policies/feedback/{agent_id}': { takes: GiveApiPoliciesFeedbackAgentIdPostData; answers: GiveApiPoliciesFeedbackAgentIdPostResponses[keyof GiveApiPoliciesFeedbackAgentIdPostResponses] };
   'POST /api/policies/train_policy/{agent_id}': { takes: TrainPolicyApiPoliciesTrainPolicyAgentIdPostData; answers: TrainPolicyApiPoliciesTrainPolicyAgentIdPostResponses[keyof TrainPolicyApiPoliciesTrainPolicyAgentIdPostResponses] };
+  'POST /api/projects/{project}/agents/{agent_id}/conversations': { takes: TellApiProjectsProjectAgentsAgentIdConversationsPostData; answers: TellApiProjectsProjectAgentsAgentIdConversationsPostResponses[keyof TellApiProjectsProjectAgentsAgentIdConversationsPostResponses] };
   'POST /api/projects/{project}/agents/{agent_id}/feedback': { takes: TakeInApiProjectsProjectAgentsAgentIdFeedbackPostData; answers: TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses[keyof TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses] };
   'POST /api/projects/{project}/agents/{agent_id}/links': { takes: AddLinkApiProjectsProjectAgentsAgentIdLinksPostData; answers: AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses[keyof AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses] };
   'POST /api/projects/{project}/estimates': { takes: EstimateApiProjectsProjectEstimatesPostData; answers: EstimateApiProjectsProjectEstimatesPostResponses[keyof EstimateApiProjectsProjectEstimatesPostResponses] };

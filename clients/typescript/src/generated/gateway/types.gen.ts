@@ -25,6 +25,22 @@ export type BodyTokenApiAuthTokenPost = {
     username?: string;
 };
 
+/**
+ * Conversations
+ *
+ * Conversations that a version of an agent has had; each counts once, however often it is told.
+ */
+export type Conversations = {
+    /**
+     * Conversations
+     */
+    conversations: Array<string>;
+    /**
+     * Version
+     */
+    version: number;
+};
+
 export type Error = {
     /**
      * What is wrong, and what to do.
@@ -91,6 +107,10 @@ export type LinkRating = {
  * rater: the user whom the caller speaks for; only an opaque id of them is stored.
  */
 export type NewFeedback = {
+    /**
+     * Conversation
+     */
+    conversation?: string;
     /**
      * Key
      */
@@ -275,9 +295,14 @@ export type Promotion = {
  *
  * A response to a prompt.
  *
- * runId: the run of the caller's own that it came from. key: the aspect that is rated.
+ * runId: the run of the caller's own that it came from. key: the aspect that is rated. conversation: its id
+ * at the caller's. version: of the policy that responded.
  */
 export type RatedResponse = {
+    /**
+     * Conversation
+     */
+    conversation?: string;
     /**
      * Key
      */
@@ -1188,7 +1213,7 @@ export type ForgetMeApiMeFeedbackDeleteResponses = {
      * Successful Response
      */
     200: {
-        [key: string]: number;
+        [key: string]: unknown;
     };
 };
 
@@ -1588,6 +1613,81 @@ export type ProjectApiProjectsProjectGetResponses = {
 
 export type ProjectApiProjectsProjectGetResponse = ProjectApiProjectsProjectGetResponses[keyof ProjectApiProjectsProjectGetResponses];
 
+export type TellApiProjectsProjectAgentsAgentIdConversationsPostData = {
+    body: Conversations;
+    path: {
+        /**
+         * Agent Id
+         */
+        agent_id: string;
+        project: string;
+    };
+    query?: never;
+    url: '/api/projects/{project}/agents/{agent_id}/conversations';
+};
+
+export type TellApiProjectsProjectAgentsAgentIdConversationsPostErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type TellApiProjectsProjectAgentsAgentIdConversationsPostError = TellApiProjectsProjectAgentsAgentIdConversationsPostErrors[keyof TellApiProjectsProjectAgentsAgentIdConversationsPostErrors];
+
+export type TellApiProjectsProjectAgentsAgentIdConversationsPostResponses = {
+    /**
+     * Response Tell Api Projects  Project  Agents  Agent Id  Conversations Post
+     *
+     * Successful Response
+     */
+    201: {
+        [key: string]: number;
+    };
+};
+
+export type TellApiProjectsProjectAgentsAgentIdConversationsPostResponse = TellApiProjectsProjectAgentsAgentIdConversationsPostResponses[keyof TellApiProjectsProjectAgentsAgentIdConversationsPostResponses];
+
 export type ExportApiProjectsProjectAgentsAgentIdFeedbackGetData = {
     body?: never;
     path: {
@@ -1892,6 +1992,86 @@ export type AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses = {
 };
 
 export type AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponse = AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses[keyof AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses];
+
+export type SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetData = {
+    body?: never;
+    path: {
+        /**
+         * Agent Id
+         */
+        agent_id: string;
+        project: string;
+    };
+    query?: {
+        /**
+         * Key
+         */
+        key?: string;
+    };
+    url: '/api/projects/{project}/agents/{agent_id}/satisfaction';
+};
+
+export type SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetError = SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetErrors[keyof SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetErrors];
+
+export type SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses = {
+    /**
+     * Response Satisfied Api Projects  Project  Agents  Agent Id  Satisfaction Get
+     *
+     * Successful Response
+     */
+    200: {
+        [key: string]: unknown;
+    };
+};
+
+export type SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponse = SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses[keyof SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses];
 
 export type ReadAuditApiProjectsProjectAuditGetData = {
     body?: never;
@@ -3303,7 +3483,7 @@ export type ForgetRaterApiProjectsProjectRatersRaterDeleteResponses = {
      * Successful Response
      */
     200: {
-        [key: string]: number;
+        [key: string]: unknown;
     };
 };
 
