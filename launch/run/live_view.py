@@ -104,7 +104,7 @@ class LiveView:
         self._live.console.print(Text.assemble((time.strftime("%H:%M:%S"), "dim"), f" {text}"))
 
     def show(self, progress: Progress) -> None:
-        """Redraw."""
+        """Draw the view anew."""
         self._bar.update(self._task, completed=progress.env_steps)
         table = Table.grid(expand=True)
         columns = facts(progress, self._target)

@@ -111,8 +111,8 @@ class ActStream:
             return
         try:
             choice = self._handler.loaded_versions.choose("")
-            told = partial(self._told_plain, data)
-            self._handler.answerer.ask(choice, question, math.inf, told, self._is_gone)
+            answered = partial(self._answered_plain, data)
+            self._handler.answerer.ask(choice, question, math.inf, answered, self._is_gone)
         except Refused as error:
             self._say(refusing(self._handler.request_errors, pb.ActRequest.FromString(data), error))
 
@@ -122,17 +122,17 @@ class ActStream:
             self._reply_later(self._act(request, until_s))
             return
         try:
-            self._handler.ask(request, until_s, partial(self._told, request), self._is_gone)
+            self._handler.ask(request, until_s, partial(self._answered, request), self._is_gone)
         except Refused as error:
             self._say(refusing(self._handler.request_errors, request, error))
 
     def _is_gone(self) -> bool:
         return self._is_over
 
-    def _told_plain(self, data: bytes, asked: Asked, said: Answer | Exception | None) -> None:
+    def _answered_plain(self, data: bytes, asked: Asked, said: Answer | Exception | None) -> None:
         """The chosen version has answered a plain request, or has failed to."""
         if not isinstance(said, Answer):
-            self._told(pb.ActRequest.FromString(data), asked, said)
+            self._answered(pb.ActRequest.FromString(data), asked, said)
             return
         try:
             answered = self._handler.answerer.complete(asked, said)
@@ -141,7 +141,7 @@ class ActStream:
         except Exception as error:  # noqa: BLE001 - raised by `serve`, which holds the call
             self._say(error)
 
-    def _told(self, request: pb.ActRequest, asked: Asked, said: Answer | Exception | None) -> None:
+    def _answered(self, request: pb.ActRequest, asked: Asked, said: Answer | Exception | None) -> None:
         """The chosen version has answered, or has failed to."""
         try:
             if isinstance(said, Answer):

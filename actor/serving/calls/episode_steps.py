@@ -105,31 +105,31 @@ class EpisodeSteps:
         if taken is None or question.distribution or question.value or self._handler.reader.remembers:
             # Whether its caller is there or not: it may come again for the reply.
             self._handler.answerer.ask(
-                episode_step.choice, question, until_s, partial(self._told, episode_step), _is_never_gone
+                episode_step.choice, question, until_s, partial(self._answered, episode_step), _is_never_gone
             )
         else:
             arm = episode_step.episode.arm
             self._step(episode_step, Answered(arm=arm, action=taken, answer=None, fallback=""))
 
-    def _told(self, episode_step: EpisodeStep, asked: Asked, said: Answer | Exception | None) -> None:
+    def _answered(self, episode_step: EpisodeStep, asked: Asked, said: Answer | Exception | None) -> None:
         """The chosen version has answered, or has failed to."""
         try:
             if isinstance(said, Answer):
                 self._step(episode_step, self._handler.answerer.complete(asked, said))
             elif isinstance(said, Refused):
-                _tell(episode_step.episode, said)
+                _resolve(episode_step.episode, said)
             else:
                 task = self._loop.create_task(self._fall_back(episode_step, asked, said))
                 self._falling_back.add(task)
                 task.add_done_callback(self._falling_back.discard)
         except Exception as error:  # noqa: BLE001 - raised by `act`; others share the pass
-            _tell(episode_step.episode, error)
+            _resolve(episode_step.episode, error)
 
     async def _fall_back(self, episode_step: EpisodeStep, asked: Asked, error: Exception | None) -> None:
         try:
             self._step(episode_step, await self._handler.answerer.fall_back(asked, error))
         except Exception as refused:  # noqa: BLE001 - raised by `act`
-            _tell(episode_step.episode, refused)
+            _resolve(episode_step.episode, refused)
 
     # ------------------------------------------------------------ the step
 
@@ -147,7 +147,7 @@ class EpisodeSteps:
         episode.last_reply = reply
         if request.request_id:
             episode.acted.append(request.request_id)
-        _tell(episode, reply)
+        _resolve(episode, reply)
 
     def _play(self, episode_step: EpisodeStep, answered: Answered) -> "_Played":
         """Return what the step was; raises Refused for an action that no policy could have taken."""
@@ -208,7 +208,7 @@ def _is_never_gone() -> bool:
     return False
 
 
-def _tell(episode: Episode, said: bytes | Exception) -> None:
+def _resolve(episode: Episode, said: bytes | Exception) -> None:
     """All who wait for the reply to the step, of whom some may have gone."""
     waiting, episode.waiting = episode.waiting or [], None
     for future in waiting:

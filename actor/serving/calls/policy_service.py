@@ -31,7 +31,7 @@ NAME: Final = "penstock.v1.PolicyService"
 
 Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
-Told = Callable[[Answered], None]
+OnAnswered = Callable[[Answered], None]
 
 
 class PolicyService:
@@ -47,7 +47,7 @@ class PolicyService:
         described: tuple[str, Space, Space],
         *,
         learns: bool,
-        on_answer: Told,
+        on_answer: OnAnswered,
     ) -> None:
         """described: run, observation space, action space. on_answer: told of answers without an episode."""
         self._handler, self._episode_steps, self._episode_requests, self._episodes = (

@@ -10,7 +10,7 @@ from actor.serving.calls.request_errors import RequestErrors
 from actor.serving.codec.replies import ReplyWriter
 from actor.serving.codec.requests import RequestReader
 from actor.serving.inference.batcher import Batcher
-from actor.serving.versions.answering import Answered, Answerer, Tell
+from actor.serving.versions.answering import Answered, Answerer, OnAnswer
 from actor.serving.versions.fallback import Fallback
 from actor.serving.versions.loaded_versions import LoadedVersions
 from actor.serving.versions.shadow import Shadow
@@ -57,10 +57,14 @@ class RequestHandler:
             choice = self.loaded_versions.choose(request.client_key)
         return await self.answerer.answer(choice, question, until_s)
 
-    def ask(self, request: pb.ActRequest, until_s: float, tell: Tell, is_gone: Callable[[], bool]) -> None:
+    def ask(
+        self, request: pb.ActRequest, until_s: float, on_answer: OnAnswer, is_gone: Callable[[], bool]
+    ) -> None:
         """Ask for a request with neither episode nor version, without waiting; raises Refused.
 
-        tell, is_gone: see `Answerer.ask`.
+        on_answer, is_gone: see `Answerer.ask`.
         """
         question = self.reader.read(request)
-        self.answerer.ask(self.loaded_versions.choose(request.client_key), question, until_s, tell, is_gone)
+        self.answerer.ask(
+            self.loaded_versions.choose(request.client_key), question, until_s, on_answer, is_gone
+        )

@@ -30,7 +30,7 @@ _LEAST_PROBE: Final = 16
 _MOST_PROBE: Final = 1024
 
 
-Tell = Callable[[Answer | Exception], None]
+OnResult = Callable[[Answer | Exception], None]
 """Takes the answer; or Refused (DEADLINE), NotFinite, or what else the version failed with."""
 
 
@@ -40,7 +40,7 @@ class _Waiting:
     question: Question
     until_s: float
     asked_s: float
-    tell: Tell
+    on_result: OnResult
     is_gone: Callable[[], bool]
 
 
@@ -80,15 +80,15 @@ class Batcher:
         loaded: Loaded,
         question: Question,
         until_s: float,
-        tell: Tell,
+        on_result: OnResult,
         is_gone: Callable[[], bool],
     ) -> None:
         """Queue a question as `ask` does, without a future.
 
-        `tell` is called with the pass, even before this returns, unless `is_gone`.
+        `on_result` is called with the pass, even before this returns, unless `is_gone`.
         """
         now = self._loop.time()
-        waiting = _Waiting(loaded, question, until_s, now, tell, is_gone)
+        waiting = _Waiting(loaded, question, until_s, now, on_result, is_gone)
         if self._is_lonely() and until_s >= now:
             self._until_probe -= 1
             self._answer([waiting], question.rows, now)
@@ -199,7 +199,7 @@ class Batcher:
                 continue
             if waiting.until_s < now:
                 text = f"waited {(now - waiting.asked_s) * 1e3:.0f} ms for its turn; give the call more time"
-                waiting.tell(Refused(Refusal(reason=Reason.DEADLINE, detail=text)))
+                waiting.on_result(Refused(Refusal(reason=Reason.DEADLINE, detail=text)))
                 continue
             rows += waiting.question.rows
             batch.append(waiting)
@@ -222,7 +222,7 @@ class Batcher:
         self._work.note(rows, outcome.cpu_s)
         for waiting, result in outcome.answers:
             if not waiting.is_gone():
-                waiting.tell(result)
+                waiting.on_result(result)
 
 
 def _settle(future: "asyncio.Future[Answer]", result: Answer | Exception) -> None:

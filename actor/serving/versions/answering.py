@@ -53,7 +53,7 @@ class Asked:
     began_s: float
 
 
-Tell = Callable[[Asked, Answer | Exception | None], None]
+OnAnswer = Callable[[Asked, Answer | Exception | None], None]
 """Takes the answer of the chosen version or its error; None where no version could be asked.
 """
 
@@ -74,25 +74,35 @@ class Answerer:
 
         on_unanswered: told of what is refused because no version could answer and no fallback is declared.
         """
-        self._shelf, self._batcher, self._fallback, self._shadow = loaded_versions, batcher, fallback, shadow
+        self._loaded_versions, self._batcher, self._fallback, self._shadow = (
+            loaded_versions,
+            batcher,
+            fallback,
+            shadow,
+        )
         self._on_failure, self._on_unanswered = on_failure, on_unanswered
         self._count = {
             (arm, name): metrics.ANSWERS.labels(arm, name or "none").inc for arm in Arm for name in FALLBACKS
         }
 
     def ask(
-        self, choice: Choice, question: Question, until_s: float, tell: Tell, is_gone: Callable[[], bool]
+        self,
+        choice: Choice,
+        question: Question,
+        until_s: float,
+        on_answer: OnAnswer,
+        is_gone: Callable[[], bool],
     ) -> None:
         """Ask the chosen version without waiting; raises Refused (OVERLOADED).
 
-        tell: called once, with the forward pass or before this returns. is_gone: whether the answer is no
-        longer wanted; then `tell` is not called.
+        on_answer: called once, with the forward pass or before this returns.
+        is_gone: whether the answer is no longer wanted; then `on_answer` is not called.
         """
         asked = Asked(choice, question, until_s, time.perf_counter())
         if choice.loaded is None:
-            tell(asked, None)
+            on_answer(asked, None)
         else:
-            self._batcher.put(choice.loaded, question, until_s, partial(tell, asked), is_gone)
+            self._batcher.put(choice.loaded, question, until_s, partial(on_answer, asked), is_gone)
 
     async def answer(self, choice: Choice, question: Question, until_s: float) -> Answered:
         """The answer of the chosen version, or the fallback's; raises Refused where there is none in time."""
@@ -113,7 +123,7 @@ class Answerer:
         choice = asked.choice
         if not choice.is_previous:
             if choice.arm is not Arm.PINNED:
-                self._shelf.note_answered(choice.arm, answer.loaded)
+                self._loaded_versions.note_answered(choice.arm, answer.loaded)
             if choice.shadow is not None:
                 self._shadow.compare(choice.shadow, choice.arm, asked.question, answer)
         if not choice.is_previous:
@@ -158,9 +168,11 @@ class Answerer:
         Whether the active version can also says whether a canary is to blame for that it cannot.
         """
         choice = asked.choice
-        others = [self._shelf.former(choice.arm, choice.loaded)] if self._fallback.is_previous else []
+        others = (
+            [self._loaded_versions.former(choice.arm, choice.loaded)] if self._fallback.is_previous else []
+        )
         if choice.arm is Arm.CANARY:
-            others.append(self._shelf.active)
+            others.append(self._loaded_versions.active)
         for other in others:
             answer = None if other in (None, choice.loaded) else await self._ask_other(other, asked)
             if answer is not None:
