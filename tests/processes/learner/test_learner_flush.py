@@ -79,7 +79,7 @@ def test_where_nothing_waits_for_a_batch_a_flush_is_refused(
 
 
 def test_a_policy_server_is_waited_for(redis_url: str, tmp_path: Path) -> None:
-    """The flush is decided when it has said that all it cut is in the log."""
+    """The flush is decided when it has said that all it cut is in the log: that is part of it."""
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, endless()):
         session = producer.open()
         server = producer.open("server", Role.SERVER)
@@ -88,9 +88,10 @@ def test_a_policy_server_is_waited_for(redis_url: str, tmp_path: Path) -> None:
         number = producer.ask("flush", "1").number
         until(lambda: producer.flush_wanted(server) == number, "the server to be asked")
         assert producer.flush_wanted(session) == 0, "an actor that serves no client is not asked"
+        leave_waiting(producer, session, 2)
         assert producer.ask("flush", "1").answer is None
         producer.flush_wanted(server, flushed=number)
-        assert producer.answer("flush", "1").steps == CHARGE
+        assert producer.answer("flush", "1").steps == 2 * CHARGE
 
 
 @pytest.mark.parametrize(
