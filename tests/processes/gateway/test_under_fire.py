@@ -1,5 +1,6 @@
 """Feedback of many programs while what it passes through is killed: acknowledged means there, once."""
 
+import itertools
 import json
 import shutil
 import signal
@@ -105,19 +106,19 @@ def place(tmp_path: Path) -> Iterator[Place]:
         shutil.rmtree(short, ignore_errors=True)
 
 
-def given(place: Place, number: int, over: threading.Event) -> dict[str, str]:
-    """What one client stored until it is over: ids that were acknowledged, by key."""
-    acknowledged, pause = dict[str, str](), threading.Event()
+def give(place: Place, number: int, over: threading.Event, acknowledged: dict[str, str]) -> None:
+    """Store ratings until it is over, one after the other; notes the id of each that was acknowledged."""
+    pause = threading.Event()
     headers = {"Authorization": f"Bearer {place.token}"}
     with httpx2.Client(headers=headers, timeout=30) as http:
-        while not over.is_set():
-            key = f"client-{number}-{len(acknowledged)}"
+        for count in itertools.count():
+            key = f"client-{number}-{count}"
             body = {"prompt": f"of {number}", "response": key, "score": 0.5}
             while (reply := sent(http, f"{place.gateway.url}{GIVE}", body, key)) is None:
                 pause.wait(PAUSE_S)
             acknowledged[key] = reply
-            over.wait(PAUSE_S)
-    return acknowledged
+            if over.wait(PAUSE_S):
+                return
 
 
 def sent(http: httpx2.Client, url: str, body: dict[str, Any], key: str) -> str | None:
@@ -144,18 +145,27 @@ def test_acknowledged_feedback_is_there_once(place: Place, tmp_path: Path) -> No
     """While gateway, database and the learner of a training are killed in turn; the training goes on."""
     job = place.client().submit("my_agent", steps=LONG)
     until(lambda: learner(tmp_path, job) is not None)
-    over = threading.Event()
+    over, acknowledged = threading.Event(), dict[str, str]()
+
+    def go_on() -> None:
+        """Wait until as many ratings more were stored as there are clients."""
+        enough = len(acknowledged) + CLIENTS
+        until(lambda: len(acknowledged) >= enough)
+
     with ThreadPoolExecutor(CLIENTS) as threads:
-        clients = [threads.submit(given, place, number, over) for number in range(CLIENTS)]
+        clients = [threads.submit(give, place, number, over, acknowledged) for number in range(CLIENTS)]
         try:
             for _ in range(ROUNDS):
+                go_on()
                 place.kill_gateway()
+                go_on()
                 place.kill_database()
+                go_on()
                 place.kill_learner(job)
         finally:
             over.set()
-        acknowledged = {key: id_ for one in clients for key, id_ in one.result().items()}
-    assert len(acknowledged) > CLIENTS
+        for one in clients:
+            one.result()
     found = stored(place)
     assert {one["request"]: one["id"] for one in found} == acknowledged
     assert Counter(one["request"] for one in found).most_common(1)[0][1] == 1
