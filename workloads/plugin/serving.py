@@ -12,7 +12,9 @@ SampleJournal             what was sampled and sent, for the audit
 LoadedVersions, Loaded, Weights, Choice, Answered   the versions that can answer, and who answers whom
 Traffic, CanaryMonitor, make_traffic, withdrawing   who is served which version, and a canary's trial
 Episodes, Episode         what clients have begun: ids, owners, arms, what is not heard of any more
+CallerShares              how much of something that is bounded each caller holds
 RequestErrors             refusals counted, and in the log
+check_amount, check_count, check_request_id   of rewards and ids in requests, before anything is remembered
 check_range, check_window, no_weights
 """
 
@@ -32,6 +34,9 @@ from actor.serving.assembly import (
 )
 from actor.serving.background_tasks import BackgroundTasks
 from actor.serving.calls.request_errors import RequestErrors
+from actor.serving.calls.step_rewards import check_amount, check_count
+from actor.serving.codec.requests import check_request_id
+from actor.serving.episodes.caller_shares import CallerShares
 from actor.serving.episodes.episodes import Episode, Episodes
 from actor.serving.experience.run_follower import RunFollower
 from actor.serving.experience.served_queue import ServedQueue, count_not_learned
@@ -49,6 +54,7 @@ from penstock.config.workload import Services
 __all__ = [
     "Answered",
     "BackgroundTasks",
+    "CallerShares",
     "CanaryMonitor",
     "Choice",
     "Episode",
@@ -65,7 +71,10 @@ __all__ = [
     "Source",
     "Traffic",
     "Weights",
+    "check_amount",
+    "check_count",
     "check_range",
+    "check_request_id",
     "check_window",
     "checkpoint_tensors",
     "count_not_learned",

@@ -19,13 +19,12 @@ def of_step_before(episode: Episode, request: Any) -> float | None:
         return None
     if episode.segment_builder.length == 0:
         raise invalid(f"reward={request.reward}: there was no step before")
-    return _finite(request.reward)
+    return check_amount(request.reward)
 
 
 def of_steps(episode: Episode | None, request: Any) -> list[tuple[int, float]]:
     """Steps and amounts of a RewardRequest; raises Refused. episode: None where it is forgotten."""
-    if not 1 <= len(request.rewards) <= MAX_REWARDS:
-        raise invalid(f"rewards: {len(request.rewards)} in one call, send 1 to {MAX_REWARDS}")
+    check_count(len(request.rewards))
     length = None if episode is None else episode.segment_builder.length
     amounts = []
     for reward in request.rewards:
@@ -36,11 +35,18 @@ def of_steps(episode: Episode | None, request: Any) -> list[tuple[int, float]]:
             raise invalid(f"rewards.step={step}: the episode has {length} steps")
         if step > MAX_NUMBER:
             raise invalid(f"rewards.step={step}: no episode has more than {MAX_NUMBER} steps")
-        amounts.append((step, _finite(reward.amount)))
+        amounts.append((step, check_amount(reward.amount)))
     return amounts
 
 
-def _finite(amount: float) -> float:
+def check_count(count: int) -> None:
+    """Raise Refused (INVALID) unless so many rewards may come in one call."""
+    if not 1 <= count <= MAX_REWARDS:
+        raise invalid(f"rewards: {count} in one call, send 1 to {MAX_REWARDS}")
+
+
+def check_amount(amount: float) -> float:
+    """Return the amount; raises Refused (INVALID) where it is not finite as a 32-bit number."""
     if not abs(amount) <= _LARGEST:
         raise invalid(f"reward={amount}: must be finite as a 32-bit number")
     return amount

@@ -40,8 +40,7 @@ class RequestReader:
         """Raise Refused unless the policy is served and the id may be remembered."""
         if policy not in ("", self._section.policy):
             raise invalid(f"policy={policy[:80]!r}: here {self._section.policy!r} is served")
-        if len(request_id) > MAX_REQUEST_ID:
-            raise invalid(f"request_id of {len(request_id)} characters: at most {MAX_REQUEST_ID}")
+        check_request_id(request_id)
 
     def read_plain(self, data: bytes) -> Question | None:
         """The question of a plain request's bytes; None for bytes that must be read as a message."""
@@ -95,3 +94,9 @@ class RequestReader:
         if request.state:
             return self._state.read("state", request.state, request.batch)
         return {name: zeros(leaf, (request.batch or 1,)) for name, leaf in self._state_leaves}
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise Refused (INVALID) unless the id may be remembered."""
+    if len(request_id) > MAX_REQUEST_ID:
+        raise invalid(f"request_id of {len(request_id)} characters: at most {MAX_REQUEST_ID}")

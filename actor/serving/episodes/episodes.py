@@ -3,16 +3,17 @@
     start ─► act ─► act ─► … ─► end ─► remembered for late rewards and repeated calls ─► forgotten
                └── not heard of for the timeout ─► given up ──┘
 
-Memory is bounded: so many episodes are open, so many remembered. What an id proves after that stands in
-`episode_ids`.
+Memory is bounded: so many episodes are open, so many remembered, and no caller has so many of either that
+others have none (`caller_shares`). What an id proves after that stands in `episode_ids`.
 """
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from actor.serving.episodes.caller_shares import CallerShares
 from actor.serving.episodes.episode_ids import EpisodeIds, unknown
 from actor.serving.episodes.segments import Segment, SegmentBuilder
 from actor.serving.inference.forward_pass import Loaded
@@ -109,7 +110,9 @@ class Episodes:
         self._ids = EpisodeIds()
         self.server = self._ids.server
         self._open: OrderedDict[str, Episode] = OrderedDict()
+        self._shares = CallerShares(section.max_episodes)
         self._over: OrderedDict[str, Episode] = OrderedDict()
+        self._over_of = Counter[Identity | None]()
         self._started: dict[_Start, Episode] = {}
         self._lanes: list[int] = []
         self._count = 0
@@ -128,12 +131,12 @@ class Episodes:
 
     def start(self, client_key: str, request_id: str, arm: Arm, *, learned: bool, now_s: float) -> Episode:
         """Begin a new one; raises Refused (OVERLOADED) when as many as may be are open."""
-        if len(self._open) >= self._section.max_episodes:
-            text = f"{len(self._open)} episodes are open (serving.max_episodes); end some"
+        owner = CALLER.get()
+        if not self._shares.fits(owner, 1):
+            text = f"episodes: {self._shares.why_not(owner, 'serving.max_episodes')}; end some"
             raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=_RETRY_MS))
         self._count += 1
         lane = self._lanes.pop() if self._lanes else len(self._open)
-        owner = CALLER.get()
         episode = Episode(
             id=self._ids.give(self._count, owner),
             number=self._count,
@@ -148,6 +151,7 @@ class Episodes:
             heard_s=now_s,
         )
         self._open[episode.id] = episode
+        self._shares.add(owner, 1)
         if request_id:
             episode.started_as = (episode.owner, client_key, request_id)
             self._started[episode.started_as] = episode
@@ -179,13 +183,26 @@ class Episodes:
         """It is over: remembered for a while."""
         if self._open.pop(episode.id, None) is None:
             return
+        self._shares.add(episode.owner, -1)
         self._lanes.append(episode.lane)
         episode.loaded, episode.state = None, {}
         self._over[episode.id] = episode
+        self._over_of[episode.owner] += 1
         while len(self._over) > REMEMBERED_EPISODES:
-            _, forgotten = self._over.popitem(last=False)
-            if forgotten.started_as is not None:
-                del self._started[forgotten.started_as]
+            self._forget(self._least_needed(episode.owner))
+
+    def _least_needed(self, owner: Identity | None) -> Episode:
+        """Who has more than an even part pushes out its own oldest, others the oldest of all."""
+        has_more = self._over_of[owner] * len(self._over_of) > REMEMBERED_EPISODES
+        return next(one for one in self._over.values() if one.owner == owner or not has_more)
+
+    def _forget(self, episode: Episode) -> None:
+        del self._over[episode.id]
+        self._over_of[episode.owner] -= 1
+        if not self._over_of[episode.owner]:
+            del self._over_of[episode.owner]
+        if episode.started_as is not None:
+            del self._started[episode.started_as]
 
     def let_go_of_old(self) -> None:
         """Keep at most MAX_LOADED versions for episodes.

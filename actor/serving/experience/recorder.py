@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from actor.acting.reward import LearnerReward, PotentialError
+from actor.serving.episodes.caller_shares import CallerShares
 from actor.serving.episodes.episodes import Episode
 from actor.serving.episodes.segments import Row, Segment
 from actor.serving.experience.served_queue import ServedQueue, count_not_learned
@@ -60,7 +61,7 @@ class Learning:
         schema = specification.schema
         self._state = [rule.name for rule in schema.under("state")]
         self._masks = {rule.name: rule.shape for rule in schema.under("mask")}
-        self._buffered = 0
+        self._buffered = CallerShares(section.max_buffered_bytes)
         self._ripening: deque[tuple[float, Episode, Segment]] = deque()
         for reason in REASONS:
             # A series that begins with its first event hides that event.
@@ -83,7 +84,7 @@ class Learning:
             observation = rest | self._masks_of(question)
         sizes = [array.nbytes for row in (observation, action) for array in row.values()]
         size = STEP_BYTES + ARRAY_BYTES * len(sizes) + sum(sizes)
-        if self._buffered + size > self._section.max_buffered_bytes:
+        if not self._buffered.fits(episode.owner, size):
             self.stop(episode, "full", now_s)
             return
         weights = (loaded.version, loaded.update)
@@ -92,7 +93,7 @@ class Learning:
         )
         assert episode.segment_builder.open is not None
         episode.segment_builder.open.bytes += size
-        self._buffered += size
+        self._buffered.add(episode.owner, size)
 
     @property
     def takes_masks(self) -> bool:
@@ -121,7 +122,7 @@ class Learning:
         count_not_learned("abandoned", 1)
         segment = episode.segment_builder.give_up()
         if segment is None:
-            self._buffered -= last.bytes
+            self._buffered.add(episode.owner, -last.bytes)
         self._take(episode, segment, now_s)
 
     def flush(self, episodes: Iterable[Episode], now_s: float) -> None:
@@ -142,7 +143,7 @@ class Learning:
         if segment is None:
             return
         if self._section.reward_window_s == 0.0:
-            self._send(segment)
+            self._send(episode, segment)
             return
         episode.ripening.append(segment)
         self._ripening.append((now_s + self._section.reward_window_s, episode, segment))
@@ -176,10 +177,10 @@ class Learning:
     def _send_first(self) -> None:
         _, episode, segment = self._ripening.popleft()
         episode.ripening.remove(segment)
-        self._send(segment)
+        self._send(episode, segment)
 
-    def _send(self, segment: Segment) -> None:
-        self._buffered -= segment.bytes
+    def _send(self, episode: Episode, segment: Segment) -> None:
+        self._buffered.add(episode.owner, -segment.bytes)
         if self._is_beyond(segment):
             count_not_learned("too_large", segment.steps)
             return

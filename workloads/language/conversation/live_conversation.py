@@ -145,6 +145,11 @@ class LiveConversation:
         """Columns that are over and were not taken."""
         return len(self._done)
 
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of prompts and columns that are held, more than once where they are in several."""
+        return len(self._ids) + len(self._prompt) + sum(len(column.ids) for _, column in self._done)
+
     def take(self, most: int | None = None) -> list[Column]:
         """Columns that are over and were not taken before, the oldest first; most: of them; None: all."""
         count = len(self._done) if most is None else most
@@ -190,6 +195,7 @@ class LiveConversation:
             self._done.append((self._first_turn, column))
         self._first_turn += len(self._turns)
         self._turns, self._ids, self._said = [], (), ()
+        self._prompt, self._asked, self._tools = (), (), ()
         self._rewarded.clear()
 
 

@@ -6,7 +6,9 @@ asks               what is asked, and what is answered
 adapter_versions   the versions that can answer: adapters of one base model
 text_answerer      an answer of the chosen version, or of the model without its adapter
 answer_text        the text of an answer while its tokens come: stops, and calls of tools
+held_memory        what conversations take in memory
 talk               one conversation: its siblings, its turns and what it remembers
+turn_rewards       which turns rewards are for, and what they may be
 conversations      all conversations of a server
 column_experience  columns that are over, on their way to the learner
 """

@@ -5,14 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from penstock.registry.records import MAX_CLIENT_KEY_LENGTH
 from penstock.registry.routing import Arm
 from penstock.wire.refusal import invalid
 from workloads.language.prompt import Message
+from workloads.plugin.serving import check_request_id
 
 MAX_COUNT: Final = 16
 MAX_STOPS: Final = 16
 MAX_TEXT: Final = 256
 """Most characters of a stop text, and of what an answer begins with."""
+MAX_BIASED: Final = 1024
+"""Most token ids whose logits a request changes."""
 _MOST_BIAS: Final = 100.0
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -44,6 +48,8 @@ class Ask:
 
     def check(self, vocabulary: int) -> None:
         """Raise Refused (INVALID) that names the field, for what cannot be answered."""
+        check_request_id(self.request_id)
+        check_client_key(self.client_key)
         _check_history(self.messages)
         _within("temperature", self.temperature, 0.0, 100.0)
         _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
@@ -58,6 +64,8 @@ class Ask:
             raise invalid(
                 f"begins_with: has {len(self.begins_with)} characters, at most {MAX_TEXT} are taken"
             )
+        if len(self.logit_bias) > MAX_BIASED:
+            raise invalid(f"logit_bias: has {len(self.logit_bias)} tokens, at most {MAX_BIASED} are taken")
         for token, amount in self.logit_bias.items():
             if not 0 <= token < vocabulary:
                 raise invalid(f"logit_bias={token}: the vocabulary has the token ids 0 to {vocabulary - 1}")
@@ -105,6 +113,12 @@ class TextReply:
     conversation_id: str = ""
     turn: int = 0
     unlearned: str = ""
+
+
+def check_client_key(client_key: str) -> None:
+    """Raise Refused (INVALID) for one that is too long to be remembered."""
+    if len(client_key) > MAX_CLIENT_KEY_LENGTH:
+        raise invalid(f"client_key of {len(client_key)} characters: at most {MAX_CLIENT_KEY_LENGTH}")
 
 
 def _check_history(messages: Sequence[Message]) -> None:

@@ -19,17 +19,30 @@ from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refusal, Refused, invalid
 from workloads.language.conversation.chat_encoder import ChatEncoder
 from workloads.language.conversation.live_conversation import LiveConversation, Sampled
+from workloads.language.serving import turn_rewards
 from workloads.language.serving.adapter_versions import AdapterVersions
-from workloads.language.serving.asks import Ask, TextReply
+from workloads.language.serving.asks import Ask, TextReply, check_client_key
 from workloads.language.serving.column_experience import ColumnExperience
+from workloads.language.serving.held_memory import of_ask
 from workloads.language.serving.talk import Sibling, Talk
 from workloads.language.serving.text_answerer import Drawn, Prompt, Show, TextAnswerer
-from workloads.plugin.serving import CanaryMonitor, Choice, Episode, Episodes, count_not_learned
+from workloads.language.serving.turn_rewards import MAX_TURNS, Rewards
+from workloads.plugin.serving import (
+    CallerShares,
+    CanaryMonitor,
+    Choice,
+    Episode,
+    Episodes,
+    check_amount,
+    check_request_id,
+    count_not_learned,
+)
 
 Feedback = Callable[[str, Sequence[tuple[str, int, float]]], Awaitable[None]]
 """Keeps rewards (conversation id, turn, amount) of a caller that came too late."""
 
-MAX_TURNS: Final = 1024
+MAX_SIBLINGS: Final = 64
+"""Of one turn."""
 BYTES_PER_TOKEN: Final = 64
 """More bytes of messages than this for each token that fits are not read at all."""
 
@@ -73,7 +86,9 @@ class Conversations:
         self._canary_monitor, self._now = canary_monitor, now
         self._talks: dict[str, Talk] = {}
         self._ripening: deque[tuple[float, Talk]] = deque()
-        self._text_bytes = 0
+        self._held = CallerShares(section.max_buffered_bytes)
+        """Bytes of conversations that are open, or wait for late rewards."""
+        self._keeping = asyncio.Lock()
 
     @property
     def learns(self) -> bool:
@@ -129,6 +144,13 @@ class Conversations:
             ids = talk.prompt_for(ask, most, update)
         except ValueError as error:
             raise invalid(str(error)) from error
+        finally:
+            self._count(talk)
+        if talk.siblings + ask.count > MAX_SIBLINGS:
+            raise invalid(
+                f"regenerate: {talk.siblings} answers to these messages are remembered, and no more than "
+                f"{MAX_SIBLINGS}; go on with one of them"
+            )
         self._ripen(talk)
         prompt = Prompt(ids=ids, most=most, call_id=f"call-{talk.episode.number}-{talk.next_turn}")
         drawn = await self._answerer.answer(choice, prompt, ask, until_s, show)
@@ -138,7 +160,7 @@ class Conversations:
         named = {"conversation_id": talk.episode.id, "turn": talk.next_turn, "unlearned": unlearned}
         reply = _reply(drawn, choice.arm, prompt, named)
         talk.answered(ask, reply, [_sibling(drawn, index, unlearned) for index in range(len(drawn.answers))])
-        self._remember(talk, ask)
+        self._count(talk)
         return reply
 
     def _unlearned(self, talk: Talk, ask: Ask, drawn: Drawn) -> str:
@@ -167,14 +189,16 @@ class Conversations:
         size, most = _bytes_of(ask), BYTES_PER_TOKEN * self.limits.most_tokens
         if size > most:
             raise invalid(f"messages: have {size} bytes, at most {most} are read; send fewer or shorter ones")
-        if self._text_bytes + size > self._section.max_buffered_bytes:
-            text = "the open conversations fill serving.max_buffered_bytes; end some, or ask again later"
+        owner = CALLER.get()
+        if not self._held.fits(owner, of_ask(ask)):
+            why = self._held.why_not(owner, "serving.max_buffered_bytes")
+            text = f"bytes of conversations: {why}; end some, or ask again later"
             raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=1000))
 
-    def _remember(self, talk: Talk, ask: Ask) -> None:
-        size = _bytes_of(ask)
-        self._text_bytes += size - talk.text_bytes
-        talk.text_bytes = size
+    def _count(self, talk: Talk) -> None:
+        size = talk.held_bytes if talk.episode.id in self._talks else 0
+        self._held.add(talk.episode.owner, size - talk.counted_bytes)
+        talk.counted_bytes = size
 
     # ------------------------------------------------------------ start
 
@@ -188,6 +212,8 @@ class Conversations:
         must_exist: bool = False,
     ) -> Episode:
         """A new conversation, or the one that this request has started before; raises Refused."""
+        check_client_key(client_key)
+        check_request_id(request_id)
         episode = self.episodes.started_by(client_key, request_id)
         if episode is not None:
             return episode
@@ -214,28 +240,26 @@ class Conversations:
 
     # ------------------------------------------------------------ reward
 
-    async def reward(
-        self, conversation_id: str, request_id: str, rewards: Sequence[tuple[int | None, float]]
-    ) -> int:
-        """Add rewards (turn, amount), once; how many were late. Raises Refused when none was taken."""
+    async def reward(self, conversation_id: str, request_id: str, rewards: Rewards) -> int:
+        """Add rewards, once; how many were late. Raises Refused when none was taken."""
+        check_request_id(request_id)
         episode = self.episodes.find_any(conversation_id)
         if episode is not None and request_id in episode.rewarded:
             return episode.rewarded[request_id]
-        for _, amount in rewards:
-            if not math.isfinite(amount):
-                raise invalid(f"amount={amount}: give a finite number")
-        if not rewards:
-            raise invalid("rewards: give at least one")
+        turn_rewards.check(rewards)
         talk = self._talks.get(conversation_id)
-        if talk is None:
-            late = [(turn or 0, amount) for turn, amount in rewards]
-            await self._keep(conversation_id, late)
-            if episode is not None:
-                episode.remember_reward(request_id, len(late))
-            return len(late)
-        return await self._reward(talk, request_id, rewards)
+        if talk is not None:
+            return await self._reward(talk, request_id, rewards)
+        late = turn_rewards.of_turns(rewards, None if episode is None else episode.segment_builder.length)
+        async with self._keeping:
+            # The same request may have come again while the first was being kept.
+            if episode is None or request_id not in episode.rewarded:
+                await self._keep(conversation_id, late)
+                if episode is not None:
+                    episode.remember_reward(request_id, len(late))
+        return len(late)
 
-    async def _reward(self, talk: Talk, request_id: str, rewards: Sequence[tuple[int | None, float]]) -> int:
+    async def _reward(self, talk: Talk, request_id: str, rewards: Rewards) -> int:
         async with talk.busy:
             if request_id in talk.episode.rewarded:
                 return talk.episode.rewarded[request_id]
@@ -278,6 +302,7 @@ class Conversations:
         reward: float | None,
     ) -> tuple[float, int]:
         """It is over: the sum of its rewards, and its turns; the same when said again. Raises Refused."""
+        check_request_id(request_id)
         known = self.episodes.find_any(conversation_id)
         if known is not None and known.is_over and known.ending_request == request_id != "":
             return known.total_return, known.segment_builder.length
@@ -285,8 +310,7 @@ class Conversations:
         if talk.busy.locked():
             raise invalid("conversation_id: an answer of it is under way; wait for its reply")
         if reward is not None:
-            if not math.isfinite(reward):
-                raise invalid(f"reward={reward}: give a finite number")
+            check_amount(reward)
             try:
                 talk.reward(talk.place_of(None), reward)
             except ValueError as error:
@@ -308,9 +332,8 @@ class Conversations:
         self.episodes.close(episode)
         metrics.EPISODES_OPEN.set(len(self.episodes))
         self._ripen(talk)
-        self._text_bytes -= talk.text_bytes
-        talk.text_bytes = 0
         self._forget(talk)
+        self._count(talk)
 
     def _forget(self, talk: Talk) -> None:
         if talk.episode.is_over and not talk.live.over:
@@ -362,11 +385,13 @@ class Conversations:
             talk.ripening -= 1
             self._send(talk)
             self._forget(talk)
+            self._count(talk)
 
 
 def _bytes_of(ask: Ask) -> int:
     texts = [text for one in ask.messages for text in (one.role, one.content, one.tool_call_id)]
-    texts += [text for one in ask.messages for call in one.tool_calls for text in (call.name, call.arguments)]
+    calls = [call for one in ask.messages for call in one.tool_calls]
+    texts += [text for call in calls for text in (call.id, call.name, call.arguments)]
     return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + len(str(ask.tools))
 
 

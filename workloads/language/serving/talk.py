@@ -14,6 +14,13 @@ from dataclasses import dataclass, field, replace
 from workloads.language.conversation.live_conversation import LiveConversation, Sampled
 from workloads.language.prompt import Message
 from workloads.language.serving.asks import Ask, TextReply
+from workloads.language.serving.held_memory import (
+    ID_BYTES,
+    SAMPLED_BYTES,
+    TURN_BYTES,
+    of_ask,
+    of_message,
+)
 from workloads.plugin.serving import Episode
 
 Unlearned = Callable[[str, int], None]
@@ -40,8 +47,8 @@ class Talk:
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_keeping: bool = False
     """Late rewards are being kept: no column of it is sent meanwhile."""
-    text_bytes: int = 0
-    """Of its messages."""
+    counted_bytes: int = 0
+    """Of `held_bytes`, so many are counted among those of all conversations."""
     ripening: int = 0
     """Columns that are over and wait for late rewards."""
     _turns: list[int | None] = field(default_factory=list)
@@ -50,6 +57,8 @@ class Talk:
     _prompt: tuple[int, ...] = ()
     _siblings: list[Sibling] = field(default_factory=list)
     _last: tuple[Ask, TextReply] | None = None
+    _asked_bytes: int = 0
+    _last_bytes: int = 0
     _has_ended: bool = False
     """Whether the newest turn ended by itself."""
 
@@ -68,6 +77,24 @@ class Talk:
         """Number of the turn that answers what is asked next, or once more."""
         return len(self._turns)
 
+    @property
+    def held_bytes(self) -> int:
+        """What it takes in memory, about."""
+        size = ID_BYTES * (len(self._prompt) + self.live.held_tokens) + TURN_BYTES * self.live.turns
+        for one in self._siblings:
+            size += SAMPLED_BYTES * len(one.sampled.ids) + of_message(one.message)
+        if self._last is not None:
+            answers = self._last[1].answers
+            size += sum(SAMPLED_BYTES * len(one.ids) + of_message(one.message) for one in answers)
+            if self._last[0].messages is not self._asked:
+                size += self._last_bytes
+        return size + self._asked_bytes
+
+    @property
+    def siblings(self) -> int:
+        """Answers to what was asked last."""
+        return len(self._siblings)
+
     def repeated(self, ask: Ask) -> TextReply | None:
         """What was answered to this very request; None where it is another, or wants another answer."""
         if self._last is None or ask.regenerate or self._last[0] != _what(ask):
@@ -83,13 +110,13 @@ class Talk:
             return self._prompt
         self.choose(ask.messages)
         self._prompt = self.live.ask(ask.messages, answer_tokens=most, update=update, tools=ask.tools)
-        self._asked = ask.messages
+        self._asked, self._asked_bytes = ask.messages, of_ask(ask)
         return self._prompt
 
     def answered(self, ask: Ask, reply: TextReply, siblings: Sequence[Sibling]) -> None:
         """These were answered to it."""
         self._siblings.extend(siblings)
-        self._last = _what(ask), reply
+        self._last, self._last_bytes = (_what(ask), reply), of_ask(ask)
 
     def choose(self, messages: tuple[Message, ...] = ()) -> None:
         """Make the sibling a turn that these messages go on with; the first where they do not say."""
@@ -138,12 +165,19 @@ class Talk:
         """It is over; where its last answer was cut short it is truncated in any case."""
         self.choose()
         self.live.end(terminated=terminated and self._has_ended)
+        self._let_go()
 
     def give_up(self) -> None:
         """Nobody will say what came of it: what is behind the last reward is not learned from."""
         self.choose()
         if left_out := self.live.give_up():
             self.on_unlearned("abandoned", left_out)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Nothing is asked or repeated any more; what is over may wait for late rewards still."""
+        self._asked, self._prompt, self._last = (), (), None
+        self._asked_bytes = self._last_bytes = 0
 
 
 def _what(ask: Ask) -> Ask:

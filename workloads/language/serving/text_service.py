@@ -16,8 +16,9 @@ from penstock.v1 import policy_pb2
 from penstock.v1 import text_pb2 as pb
 from penstock.wire.refusal import Reason, Refusal, Refused, invalid
 from workloads.language.prompt import Message, ToolCall
-from workloads.language.serving.asks import Ask, TextAnswer, TextReply
-from workloads.language.serving.conversations import Conversations
+from workloads.language.serving import turn_rewards
+from workloads.language.serving.asks import MAX_BIASED, MAX_STOPS, Ask, TextAnswer, TextReply
+from workloads.language.serving.conversations import BYTES_PER_TOKEN, Conversations
 from workloads.language.serving.text_answerer import no_show
 from workloads.plugin.serving import LoadedVersions, RequestErrors
 
@@ -37,6 +38,11 @@ _ARMS: Final = {
     Arm.PINNED: policy_pb2.ARM_PINNED,
 }
 _ARM_OF: Final[dict[int, Arm]] = {number: arm for arm, number in _ARMS.items()}
+_ENDINGS: Final = (
+    policy_pb2.ENDING_TERMINATED,
+    policy_pb2.ENDING_TRUNCATED,
+    policy_pb2.ENDING_ABANDONED,
+)
 _FINISHES: Final = {
     "stop": pb.FINISH_STOP,
     "length": pb.FINISH_LENGTH,
@@ -84,7 +90,7 @@ class TextService:
         metrics.POLICY_CALLS.labels("generate").inc()
         try:
             self._check(request.policy)
-            reply = await self._conversations.generate(_ask(request), self._until_s(context), no_show)
+            reply = await self._conversations.generate(self._ask(request), self._until_s(context), no_show)
         except Refused as error:
             return pb.GenerateReply(
                 refusal=self._request_errors.refused(request, error), request_id=request.request_id
@@ -111,7 +117,7 @@ class TextService:
         try:
             self._check(request.policy)
             show = lambda index, text: parts.put_nowait((index, text))  # noqa: E731 - one use
-            reply = await self._conversations.generate(_ask(request), self._until_s(context), show)
+            reply = await self._conversations.generate(self._ask(request), self._until_s(context), show)
         except Refused as error:
             refusal = self._request_errors.refused(request, error)
             return pb.GenerateReply(refusal=refusal, request_id=request.request_id)
@@ -142,8 +148,8 @@ class TextService:
     async def reward(self, request: pb.TurnRewardsRequest, _context: Context) -> pb.TurnRewardsReply:
         """See text.proto."""
         metrics.POLICY_CALLS.labels("reward").inc()
-        rewards = [(one.turn if one.HasField("turn") else None, one.amount) for one in request.rewards]
         try:
+            rewards = turn_rewards.read(request)
             late = await self._conversations.reward(request.conversation_id, request.request_id, rewards)
         except Refused as error:
             return pb.TurnRewardsReply(refusal=self._request_errors.refused(request, error))
@@ -153,8 +159,8 @@ class TextService:
         """See text.proto."""
         metrics.POLICY_CALLS.labels("end_conversation").inc()
         try:
-            if request.ending == policy_pb2.ENDING_UNSPECIFIED:
-                raise invalid("ending: say TERMINATED, TRUNCATED or ABANDONED")
+            if request.ending not in _ENDINGS:
+                raise invalid(f"ending={request.ending}: say TERMINATED, TRUNCATED or ABANDONED")
             total, turns = self._conversations.end(
                 request.conversation_id,
                 request.request_id,
@@ -195,6 +201,11 @@ class TextService:
             learns=self._conversations.learns,
         )
 
+    def _ask(self, request: pb.GenerateRequest) -> Ask:
+        # Each message, and each call, takes a token at least.
+        _check_counts(request, self._conversations.limits.most_tokens)
+        return _ask(request)
+
     def _check(self, policy: str) -> None:
         if policy not in ("", self._section.policy):
             text = f"policy={policy[:80]!r}: this server has {self._section.policy!r}"
@@ -203,6 +214,26 @@ class TextService:
     def _until_s(self, context: Context) -> float:
         left_s = context.time_remaining()
         return math.inf if left_s is None else self._loop.time() + left_s
+
+
+def _check_counts(request: pb.GenerateRequest, most: int) -> None:
+    """Raise Refused for more than `most` messages or calls, or too many of the rest.
+
+    Before any of them is made, because an empty one has two bytes on the wire and hundreds in memory.
+    """
+    calls = sum(len(message.tool_calls) for message in request.messages)
+    texts = sum(map(len, request.tools))
+    found = {
+        "messages": (len(request.messages), most),
+        "messages.tool_calls": (calls, most),
+        "tools": (len(request.tools), MAX_TOOLS),
+        "tools (characters)": (texts, BYTES_PER_TOKEN * most),
+        "stop": (len(request.stop), MAX_STOPS),
+        "logit_bias": (len(request.logit_bias), MAX_BIASED),
+    }
+    for name, (count, limit) in found.items():
+        if count > limit:
+            raise invalid(f"{name}: {count} are given, at most {limit} are taken")
 
 
 def _ask(request: pb.GenerateRequest) -> Ask:
@@ -236,8 +267,6 @@ def _message(message: pb.TextMessage) -> Message:
 
 
 def _tools(texts: Any) -> tuple[dict[str, Any], ...]:
-    if len(texts) > MAX_TOOLS:
-        raise invalid(f"tools: {len(texts)} are given, at most {MAX_TOOLS} are taken")
     return tuple(_tool(index, text) for index, text in enumerate(texts))
 
 

@@ -386,7 +386,7 @@ async def test_ten_thousand_abandoned_episodes_leave_a_bounded_memory() -> None:
     assert len(stand.episodes._started) <= REMEMBERED_EPISODES
     assert sorted(stand.episodes._lanes) == list(range(100))
     assert stand.learning is not None
-    assert stand.learning._buffered == 0
+    assert stand.learning._buffered.used == 0
     assert stand.fragments() == []
 
 
@@ -394,11 +394,29 @@ async def test_no_more_than_max_episodes_are_open() -> None:
     """OVERLOADED, with a time; a repeated start is still the same episode, and who ends makes room."""
     stand = await ready(max_episodes=3)
     first, *_ = [stand.start(request_id=name) for name in "abc"]
-    with refused(Reason.OVERLOADED, "3 episodes are open .*end some"):
+    with refused(Reason.OVERLOADED, r"episodes: callers have 3 of 3 \(serving.max_episodes\); end some"):
         stand.start()
     assert stand.start(request_id="a") == first
     stand.end(first, TERMINATED)
     assert stand.start()
+
+
+async def test_a_caller_at_its_bound_leaves_room_for_others() -> None:
+    """Of open episodes, and of those that are remembered."""
+    stand = await ready(max_episodes=2 * REMEMBERED_EPISODES)
+    with called_by("eve"):
+        opened = [stand.start() for _ in range(REMEMBERED_EPISODES)]
+        with refused(Reason.OVERLOADED, "this caller has 4096, .* the others leave free of 8192"):
+            stand.start()
+    with called_by("ada"):
+        first = stand.start(request_id="a")
+        stand.end(first, TERMINATED)
+    with called_by("eve"):
+        for episode in opened:
+            stand.end(episode, TERMINATED)
+    with called_by("ada"):
+        assert stand.start(request_id="a") == first
+    assert len(stand.episodes._over) == REMEMBERED_EPISODES
 
 
 @pytest.mark.parametrize(

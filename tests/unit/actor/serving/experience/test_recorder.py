@@ -24,6 +24,7 @@ from actor.serving.experience.recorder import ARRAY_BYTES, STEP_BYTES
 from learner.feed.fragment_check import check_meaning
 from penstock.config.sections.environment import RewardWrapper
 from penstock.config.settings import load
+from penstock.rpc.identity import CALLER, Identity, Party
 from penstock.runtime import metrics, tracing
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.fragment import Fragment
@@ -200,7 +201,7 @@ async def test_of_an_abandoned_episode_only_the_last_step_is_dropped(steps: int)
     assert steps_seen(stand.fragments()) == whole + rest
     assert not_learned("abandoned") == before + 1
     assert stand.learning is not None
-    assert stand.learning._buffered == 0
+    assert stand.learning._buffered.used == 0
 
 
 async def test_who_is_not_heard_of_is_given_up() -> None:
@@ -280,7 +281,7 @@ async def test_at_the_end_of_the_server_what_ripens_goes_as_it_is() -> None:
     assert stand.learning is not None
     stand.learning.send_all()
     assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 4], [4, 5, 5]]
-    assert stand.learning._buffered == 0
+    assert stand.learning._buffered.used == 0
 
 
 async def test_rewards_that_are_too_large_together_make_no_fragment_that_is_refused() -> None:
@@ -346,7 +347,7 @@ async def test_a_potential_that_gives_no_numbers_takes_steps_from_the_learner_an
     stand.end(episode, TERMINATED)
     assert stand.fragments() == []
     assert not_learned("reward") - before == 3
-    assert stand.learning._buffered == 0
+    assert stand.learning._buffered.used == 0
 
 
 def not_a_number(observation: Mapping[str, Any]) -> Any:
@@ -423,14 +424,14 @@ async def test_the_memory_that_is_counted_is_the_memory_that_is_taken() -> None:
     stand, episode = await begun(unroll=10_000, max_fragment_age_s=1e9)
     await stand.play(episode, 100)
     assert stand.learning is not None
-    counted = stand.learning._buffered
+    counted = stand.learning._buffered.used
     tracemalloc.start()
     try:
         await stand.play(episode, 500, 100)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 0.8 * taken < stand.learning._buffered - counted < 1.5 * taken
+    assert 0.8 * taken < stand.learning._buffered.used - counted < 1.5 * taken
 
 
 async def test_beyond_the_memory_episodes_are_answered_and_not_learned_from() -> None:
@@ -443,10 +444,10 @@ async def test_beyond_the_memory_episodes_are_answered_and_not_learned_from() ->
     await stand.play(second, 3)  # one fits
     assert not_learned("full") == before + 2
     assert stand.learning is not None
-    assert stand.learning._buffered == 4 * each
+    assert stand.learning._buffered.used == 4 * each
     assert stand.fragments() == []  # of the second nobody knows what came of the only step
     stand.end(first, TERMINATED)
-    assert stand.learning._buffered == 0
+    assert stand.learning._buffered.used == 0
     assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 3]]
     ended = stand.end(second, TERMINATED, reward=2.0)
     assert (ended.length, ended.total_return) == (3, 3.0)
@@ -628,3 +629,19 @@ def transitions(fragment: Fragment) -> list[Transition]:
 def test_served_episodes_teach_what_a_rollout_worker_would(played: list[Played], unroll: int) -> None:
     """The same observations, actions, log-probabilities, rewards and ends, however rewards were said."""
     assert asyncio.run(served(played, unroll)) == rolled_out(played, unroll)
+
+
+async def test_a_caller_that_fills_the_memory_leaves_room_for_others() -> None:
+    """It is answered and not learned from; another caller is learned from still."""
+    each = STEP_BYTES + 2 * ARRAY_BYTES + 16 + 8  # observation and action
+    stand, _ = await begun(unroll=100, max_buffered_bytes=10 * each)
+    before = not_learned("full")
+    for name, learned in (("eve", 5), ("ada", 2)):
+        token = CALLER.set(Identity(run="run-a", party=Party.CLIENT, name=name))
+        await stand.play(stand.start(), learned)
+        assert not_learned("full") == before
+        CALLER.reset(token)
+    token = CALLER.set(Identity(run="run-a", party=Party.CLIENT, name="eve"))
+    await stand.play(stand.start(), 1)
+    assert not_learned("full") == before + 1
+    CALLER.reset(token)

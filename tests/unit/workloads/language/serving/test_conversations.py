@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actor.serving.episodes.episodes import REMEMBERED_EPISODES
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.wire.fragment import Fragment, check
@@ -203,7 +204,7 @@ async def test_a_reward_counts_once_and_late_ones_go_to_the_feedback_table(stand
         assert await stand.conversations.reward(conversation, "r-1", [(None, 0.25)]) == 0
     with pytest.raises(Refused, match="turn=1: the conversation has 1 so far"):
         await stand.conversations.reward(conversation, "r-2", [(1, 1.0)])
-    with pytest.raises(Refused, match="give a finite number"):
+    with pytest.raises(Refused, match="reward=nan: must be finite"):
         await stand.conversations.reward(conversation, "r-2", [(0, float("nan"))])
     total, _ = stand.conversations.end(conversation, "e", terminated=True, abandoned=False, reward=None)
     assert total == 0.25
@@ -317,3 +318,60 @@ async def test_the_same_name_is_the_same_conversation(stand: TextStand) -> None:
     """While it is remembered; one without a name is another each time."""
     assert stand.start("mine") == stand.start("mine") == stand.start("mine", must_exist=True)
     assert stand.start() != stand.start()
+
+
+async def test_rewards_of_a_conversation_that_is_over_are_for_turns_that_it_had(dialogue: Any) -> None:
+    """Also where it is forgotten, of which the number of its turns is not known; the newest is the last."""
+    kept: list[Any] = []
+
+    async def keep(caller: str, rewards: Any) -> None:
+        kept.extend(rewards)
+
+    stand = TextStand(dialogue, feedback=keep, reward_window_s=0.0)
+    conversation = stand.start()
+    stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=None)
+    with pytest.raises(Refused, match=r"rewards\.turn: absent, and no newest turn is known"):
+        await stand.conversations.reward(conversation, "r", [(None, 1.0)])
+    with pytest.raises(Refused, match=r"rewards\.turn=0: the conversation has 0 turns"):
+        await stand.conversations.reward(conversation, "r", [(0, 1.0)])
+    for _ in range(REMEMBERED_EPISODES):
+        stand.conversations.end(stand.start(), "", terminated=True, abandoned=False, reward=None)
+    for turn in (1024, 2**53, 2**63, 2**64 - 1):
+        with pytest.raises(Refused, match=rf"rewards\.turn={turn}: no conversation has more than 1024"):
+            await stand.conversations.reward(conversation, "r", [(turn, 1.0)])
+    assert not kept
+    assert await stand.conversations.reward(conversation, "r", [(1023, 1.0)]) == 1
+    assert kept == [(conversation, 1023, 1.0)]
+
+
+async def test_what_conversations_hold_is_counted_and_bounded(dialogue: Any, stand: TextStand) -> None:
+    """Messages, tools and answers, those of columns that wait for late rewards too, until they are sent."""
+    held = stand.conversations._held
+    conversation = stand.start()
+    await stand.say(conversation, user())
+    first = held.used
+    assert first > 1000
+    await stand.say(conversation, user(), regenerate=True)
+    assert held.used > first
+    stand.section = stand.section.model_copy(update={"reward_window_s": 5.0})
+    stand.conversations._section = stand.section
+    stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=1.0)
+    assert 0 < held.used < first
+    stand.now_s = 6.0
+    stand.conversations.sweep()
+    assert held.used == 0
+    full = TextStand(dialogue, max_buffered_bytes=500)
+    with pytest.raises(Refused, match=r"serving\.max_buffered_bytes") as refused:
+        await full.say(full.start(), user())
+    assert refused.value.refusal.reason is Reason.OVERLOADED
+
+
+async def test_a_turn_has_so_many_answers(stand: TextStand) -> None:
+    """Then one of them must be gone on with."""
+    conversation = stand.start()
+    asked: dict[str, Any] = {"count": 16, "max_tokens": 1, "regenerate": True}
+    for _ in range(4):
+        await stand.say(conversation, user(), **asked)
+    with pytest.raises(Refused, match="regenerate: 64 answers to these messages"):
+        await stand.say(conversation, user(), **asked)
+    assert (await stand.say(conversation, user("other"))).turn == 1

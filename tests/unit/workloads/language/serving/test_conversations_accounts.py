@@ -111,7 +111,7 @@ async def stand_over(stand: TextStand) -> None:
     """The end of the server: what is open is given up."""
     stand.conversations.finish()
     assert not stand.conversations._talks
-    assert stand.conversations._text_bytes == 0
+    assert stand.conversations._held.used == 0
 
 
 def _cancel(task: "asyncio.Future[TextReply]") -> None:
