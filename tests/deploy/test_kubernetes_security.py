@@ -168,6 +168,18 @@ def test_a_pod_that_shares_a_volume_is_shown_its_own_files(name: str) -> None:
             assert files.get("redis.password", of_redis) == of_redis, role
 
 
+def test_nobody_but_the_job_is_shown_the_whole_volume_of_certificates(name: str) -> None:
+    """Also before a pod starts: the authority's key lies there."""
+    for workload in workloads(overlay(name)):
+        shared = {one["name"] for one in workload.spec["volumes"] if "persistentVolumeClaim" in one}
+        for label, container in workload.containers():
+            for mount in container.get("volumeMounts", ()):
+                if mount["name"] == "certificates" and "certificates" in shared:
+                    is_makers = workload.name == "certificates"
+                    assert is_makers or mount.get("subPath", "authority.key") != "authority.key", label
+                    assert is_makers or mount["readOnly"] is True, label
+
+
 def test_what_sees_no_new_certificates_is_started_anew(name: str) -> None:
     """Kubernetes mounts a file of a volume (`subPath`) once: the page names these overlays and what to do."""
     pods = workloads(overlay(name))

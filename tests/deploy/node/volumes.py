@@ -41,11 +41,12 @@ class Volumes:
         return self._folder(f"claim-{pod}-{name}")
 
     def source(self, workload: Workload, pod: str, mount: Object) -> Path:
-        """What is mounted: the volume, or with `subPath` a file or folder in it, which must be there."""
+        """What is mounted: the volume, or with `subPath` what is in it; as a kubelet does, a folder where nothing is."""
         folder = self._volume(workload, pod, mount["name"])
         path = folder / str(mount.get("subPath", ""))
         if not path.exists():
-            raise FileNotFoundError(f"{workload.name}: subPath {mount['subPath']} of {mount['name']}")
+            path.mkdir()
+            path.chmod(folder.stat().st_mode)
         return path
 
     def _volume(self, workload: Workload, pod: str, name: str) -> Path:
