@@ -358,6 +358,40 @@ async def test_only_an_evaluation_session_reports_an_evaluation(
     assert await store.report(report(evaluator.session, evaluation=True)) == (1, None)
 
 
+async def test_reports_have_a_number_and_bytes_of_which_the_oldest_go(
+    store: Store, log: LearnerLog, raw: "redis.Redis"
+) -> None:
+    """Whatever actors report while no learner reads."""
+    actor = Actor(store, "actor-0")
+    await actor.open()
+    episode = Episode(slot_id=0, episode_id=1, episode_return=1.5, length=3, terminated=True, version=1)
+    most = scripts.MAX_REPORT_ENTRIES
+    first = Report(session=actor.session, sequence=1, episodes=(episode,))
+    assert await store.report(first) == (1, None)
+    # As many calls would take seconds.
+    pipeline = raw.pipeline()
+    for number in range(2, most + 1):
+        pipeline.xadd(keys.REPORTS, {"a": "actor-0", "b": first.encode()}, id=f"{number}-0")
+    pipeline.hset(keys.STATE, mapping={"reports": most, "report_bytes": most * len(first.encode())})
+    pipeline.hset(keys.SESSION + str(actor.session), "reports", most)
+    pipeline.execute()
+    for sequence in (most + 1, most + 2):
+        report = Report(session=actor.session, sequence=sequence, episodes=(episode,))
+        assert await store.report(report) == (sequence, None)
+    assert raw.xlen(keys.REPORTS) == most
+    assert log.read_reports(0, 1)[0].number == 3
+    many = (replace(episode, episode_id=2**40, length=2**20),) * 4096
+    size = len(Report(session=actor.session, sequence=most + 3, episodes=many).encode())
+    sent = scripts.MAX_REPORT_BYTES // size + 2
+    for sequence in range(most + 3, most + 3 + sent):
+        report = Report(session=actor.session, sequence=sequence, episodes=many)
+        assert await store.report(report) == (sequence, None)
+    entries = raw.xrange(keys.REPORTS)
+    assert len(entries) == scripts.MAX_REPORT_BYTES // size
+    assert sum(len(fields[b"b"]) for _, fields in entries) <= scripts.MAX_REPORT_BYTES
+    assert [entry.number for entry in log.read_reports(0, 10_000)][-1] == most + 2 + sent
+
+
 async def test_watch_tells_the_newest_weights_and_scalars(store: Store, log: LearnerLog) -> None:
     """Version, update, hash, size, scalars, state and revision."""
     actor = Actor(store, "actor-0")

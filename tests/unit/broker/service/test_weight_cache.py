@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from broker.service.weight_cache import CorruptWeights, WeightCache
+from broker.service.weight_cache import MAX_CACHED_BYTES, CorruptWeights, WeightCache
 from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication
 
@@ -20,7 +20,8 @@ class Shelf:
     def put(self, version: int, blob: bytes) -> Publication:
         """Cut a blob as Redis holds it."""
         for index in range(-(-len(blob) // WEIGHT_CHUNK_BYTES)):
-            self.chunks[version, index] = blob[index * WEIGHT_CHUNK_BYTES :][:WEIGHT_CHUNK_BYTES]
+            begin = index * WEIGHT_CHUNK_BYTES
+            self.chunks[version, index] = blob[begin : begin + WEIGHT_CHUNK_BYTES]
         sha256 = hashlib.sha256(blob).hexdigest()
         return Publication(version=version, update=version, sha256=sha256, size=len(blob))
 
@@ -61,6 +62,25 @@ async def test_an_older_version_is_read_through_and_does_not_replace_the_newest(
     assert await cache.chunk(older, 0) == b"old"
     assert await cache.chunk(newest, 0) == b"new"
     assert shelf.reads == [(2, 0), (1, 0)]
+
+
+async def test_versions_beyond_the_bound_make_room_and_a_larger_one_is_not_kept() -> None:
+    """The one that was asked for longest ago goes; a chunk of what is never held is read each time."""
+    shelf, blob = Shelf(), bytes(MAX_CACHED_BYTES // 2)
+    first, second = shelf.put(1, blob), shelf.put(2, blob)
+    cache = WeightCache(shelf.read)
+    for publication in (first, second, first):
+        await cache.chunk(publication, 0)
+    assert cache._size() == MAX_CACHED_BYTES
+    third = shelf.put(3, b"one more")
+    await cache.chunk(third, 0)
+    assert cache.publication(1) == first
+    assert cache.publication(2) is None
+    large = Publication(version=4, update=4, sha256="0" * 64, size=MAX_CACHED_BYTES + 1)
+    for _ in range(2):
+        await cache.chunk(large, 0)
+    assert shelf.reads[-2:] == [(4, 0), (4, 0)]
+    assert cache.publication(4) is None
 
 
 async def test_a_version_that_is_gone_is_none() -> None:
