@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis
@@ -386,7 +387,7 @@ async def test_reports_have_a_number_and_bytes_of_which_the_oldest_go(
     for sequence in range(most + 3, most + 3 + sent):
         report = Report(session=actor.session, sequence=sequence, episodes=many)
         assert await store.report(report) == (sequence, None)
-    entries = raw.xrange(keys.REPORTS)
+    entries: list[Any] = raw.xrange(keys.REPORTS)  # type: ignore[assignment]
     assert len(entries) == scripts.MAX_REPORT_BYTES // size
     assert sum(len(fields[b"b"]) for _, fields in entries) <= scripts.MAX_REPORT_BYTES
     assert [entry.number for entry in log.read_reports(0, 10_000)][-1] == most + 2 + sent

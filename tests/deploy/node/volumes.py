@@ -41,7 +41,7 @@ class Volumes:
         return self._folder(f"claim-{pod}-{name}")
 
     def source(self, workload: Workload, pod: str, mount: Object) -> Path:
-        """What is mounted: the volume, or with `subPath` what is in it; as a kubelet does, a folder where nothing is."""
+        """What is mounted: the volume, or with `subPath` what is in it, else a new folder."""
         folder = self._volume(workload, pod, mount["name"])
         path = folder / str(mount.get("subPath", ""))
         if not path.exists():

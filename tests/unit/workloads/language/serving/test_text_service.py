@@ -28,7 +28,7 @@ def test_tools_that_do_not_parse_are_refused_by_their_place(stub: TextServiceStu
     messages = [pb.TextMessage(role="user", content="sum")]
     wrong = {
         (TOOL, '{"type": '): "tools[1]: is no JSON",
-        ("[" * 100_000,): "tools[0]: is no JSON",
+        ("[" * 4_000,): "tools[0]: is no JSON",
         ('"add"',): 'tools[0]: write {"type": "function"',
         ('{"type": "function", "function": {"name": 3}}',): 'tools[0]: write {"type": "function"',
         (TOOL,) * 129: "tools: 129 are given, at most 128 are taken",
@@ -76,7 +76,7 @@ def test_no_call_remembers_what_is_long_or_many(stub: TextServiceStub) -> None:
         "client_key of 257": {"client_key": "k" * 257, "arm": policy_pb2.ARM_LATEST},
         "messages: 65 are given": {"messages": [message] * 65},
         "messages.tool_calls: 65 are given": {"messages": [calling, message]},
-        "messages: have 1000003 bytes": {
+        "messages: have 1000018 bytes": {
             "messages": [pb.TextMessage(role="assistant", tool_calls=[pb.ToolCall(id=LONG)]), message]
         },
         "tools (characters): 1000000": {"tools": [LONG]},
