@@ -23,6 +23,7 @@ SERVE: Final = ("serve", "--run", "run")
 GATEWAY: Final = ("gateway", "--listen", "127.0.0.1:0")
 PROMPTS: Final = ("gateway", "prompts", "--listen", "127.0.0.1:0")
 TEXT: Final = ("gateway", "text", "--server", "unix:absent", "--listen", "127.0.0.1:0")
+TRAIN: Final = ("train", "CartPole-v1", "--total-steps", "64")
 REWARD: Final = ("reward", "train", "rows.jsonl", "--model", "folder")
 
 REFUSED: Final = {
@@ -67,6 +68,13 @@ REFUSED: Final = {
     "prompts beyond loopback": ((*PROMPTS, "--listen", "0.0.0.0:1", "--insecure"), "say --project NAME"),
     "rewards into a file": ((*REWARD, "--out", "file"), "file"),
     "rewards from no model": ((*REWARD, "--out", "o"), "folder"),
+    "a run in a file": ((*TRAIN, "--run-dir", "file"), "--run-dir file: File exists; a file stands"),
+    "a run below a file": ((*TRAIN, "--run-dir", "file/x"), "--run-dir file/x: Not a directory"),
+    "a run whose logs are a file": ((*TRAIN, "--run-dir", "logged"), "logged/logs: File exists"),
+    "a run whose lock is a folder": ((*TRAIN, "--run-dir", "locked"), "locked/launcher.lock: Is a directory"),
+    "rewards on no schedule": (
+        (*REWARD, "--out", "o", "--set", "schedule=banana"), "schedule='banana': Input should be 'linear'",
+    ),
     "rewards by a word": ((*REWARD, "--out", "o", "--set", "batch=banana"), "batch='banana'"),
     "scores of a file": (("reward", "serve", "file"), "file"),
 }  # fmt: skip
@@ -78,6 +86,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
     (folder / "file").write_bytes(b"somebody's")
     (folder / "folder").mkdir()
+    (folder / "locked" / "launcher.lock").mkdir(parents=True)
+    (folder / "logged").mkdir()
+    (folder / "logged" / "logs").write_bytes(b"somebody's")
+    (folder / "logged" / "launcher.lock").touch()
     (folder / "templates").mkdir()
     (folder / "templates" / "broken.toml").write_text("run = \n")
     (folder / "rows.jsonl").write_text('{"prompt": "a", "response": "b", "score": 1}\n')

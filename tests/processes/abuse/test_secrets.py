@@ -119,6 +119,20 @@ def test_a_whole_run_leaves_no_secret_behind(locked: RedisServer, tmp_path: Path
     leaves_no_secret(locked, tmp_path, "CartPole-v1", settings)
 
 
+def test_the_log_of_an_embedded_redis_is_of_its_user_alone(tmp_path: Path) -> None:
+    """Whatever the umask: 0600 in a 0700 folder."""
+    run = tmp_path / "run"
+    words = ("train", "CartPole-v1", "--run-dir", str(run), "--total-steps", "512", "--set", "actor.count=1")
+    done = subprocess.run(
+        [*PENSTOCK, *words], capture_output=True, text=True, check=False, timeout=240, umask=0
+    )
+    assert done.returncode == 0, done.stderr
+    logs = [path for path in (run / "redis").rglob("*") if path.is_file()]
+    assert any(path.name.startswith("appendonly") for path in logs)
+    assert [(path, oct(path.stat().st_mode)) for path in run.rglob("*") if path.stat().st_mode & 0o077] == []
+    assert run.stat().st_mode & 0o777 == 0o700
+
+
 def test_keys_tokens_and_passwords_are_readable_by_their_owner_alone(short_folder: Path) -> None:
     """0600 in a folder 0700; digests stand where a server only compares."""
     server = GuardedRedis(find_binaries()[0], short_folder, run=RUN)

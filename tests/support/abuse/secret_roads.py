@@ -113,6 +113,14 @@ def stored_in(server: RedisServer, runs: str) -> str:
     return str(kept.decode(errors="replace"))
 
 
+def logged_by(server: RedisServer) -> str:
+    """Its append-only file, in which each command that it was sent stands."""
+    files = [path for path in server.folder.rglob("appendonly*") if path.is_file()]
+    log = b"".join(path.read_bytes() for path in files)
+    assert b"FCALL" in log or b"EVALSHA" in log or b"XADD" in log or b"hset" in log.lower()
+    return log.decode(errors="replace")
+
+
 def lines_of_family(pid: int) -> set[str]:
     """Command lines of a process and its children."""
     found = set()
@@ -152,7 +160,7 @@ def leaves_no_secret(
     assert process.returncode == 0, log.read_text()
     assert any("learner --redis" in line for line in seen)
     assert any("penstock_" in page for page in seen)
-    told = "\n".join([*seen, log.read_text(), stored_in(locked, runs)])
+    told = "\n".join([*seen, log.read_text(), stored_in(locked, runs), logged_by(locked)])
     assert [secret for secret in secrets if secret in told] == []
     files = [path for path in run.rglob("*") if path.is_file()]
     assert [path for path in files if any(one.encode() in path.read_bytes() for one in secrets)] == []

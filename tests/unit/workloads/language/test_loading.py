@@ -98,6 +98,20 @@ def test_an_adapter_that_is_a_pickle_is_refused_by_name(base: Path, tmp_path: Pa
         RewardModel.load(folder)
 
 
+def test_a_model_whose_weights_are_a_pickle_alone_is_refused(base: Path, tmp_path: Path) -> None:
+    """The base of a policy and that of a reward model; with safetensors beside it the pickle is not read."""
+    folder = shutil.copytree(base, tmp_path / "model")
+    torch.save({}, folder / "pytorch_model.bin")  # noqa: TID251 - what must be refused
+    make_network(LanguageSection(model=str(folder)), 0)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match="cannot be read as a causal language model: .*safetensors"):
+        make_network(LanguageSection(model=str(folder)), 0)
+    with pytest.raises(
+        ConfigurationError, match="cannot be read as a model for classification: .*safetensors"
+    ):
+        make_reward_model(folder, tmp_path / "reward")
+
+
 def test_an_adapter_that_names_a_module_is_refused(base: Path, tmp_path: Path) -> None:
     """Peft imports `megatron_core`, whatever it says."""
     folder = tmp_path / "reward"

@@ -167,3 +167,29 @@ def test_a_reward_that_is_not_given_is_null(place: Path, capsys: pytest.CaptureF
     assert 0 == reward_scoring.main(to_score(place, source=function))
     rewards = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
     assert {0.0, None} == set(rewards)
+
+
+def of_some(_prompts: list[Any], responses: list[str]) -> list[float | None]:
+    """A reward until the text comes at which it fails."""
+    if "fails" in responses:
+        raise ValueError("no more")
+    return [1.0 for _ in responses]
+
+
+def test_scores_that_fail_in_the_middle_leave_the_output_as_it_was(place: Path, tmp_path: Path) -> None:
+    """Byte for byte, also where pages before were scored; nothing lies beside it."""
+    rows = [{"prompt": "a", "response": "b"}] * (2 * reward_scoring.PAGE) + [
+        {"prompt": "a", "response": "fails"}
+    ]
+    file, output = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output.write_text("somebody's\n")
+    function = "tests.unit.workloads.rlhf.commands.test_reward_commands:of_some"
+    asked = to_score(place, source=function, file=str(file), output=output)
+    with pytest.raises(ValueError, match="no more"):
+        reward_scoring.main(asked)
+    assert output.read_text() == "somebody's\n"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["rows.jsonl", "scored.jsonl"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
+    assert reward_scoring.main(asked) == 0
+    assert len(output.read_text().splitlines()) == 2 * reward_scoring.PAGE
