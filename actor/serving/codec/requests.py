@@ -40,7 +40,8 @@ class RequestReader:
         """Raise Refused unless the policy is served and the id may be remembered."""
         if policy not in ("", self._section.policy):
             raise invalid(f"policy={policy[:80]!r}: here {self._section.policy!r} is served")
-        check_request_id(request_id)
+        if len(request_id) > MAX_REQUEST_ID:
+            check_request_id(request_id)
 
     def read_plain(self, data: bytes) -> Question | None:
         """The question of a plain request's bytes; None for bytes that must be read as a message."""
