@@ -6,6 +6,8 @@
     categories         the seven categories, and the classifier
     prompt_reward      what a prompt is worth, and a step from one to the next
     embeddings         a text as 1,536 numbers
+    permuted_embeddings  embeddings that say nothing of their text
+    optimum            what the mutations of a prompt can earn, exactly
     prompt_sources     prompts to train on, and others to test on
     subjects           what the built-in prompts are about
     optimise           the best text that a policy leads to, with the way there

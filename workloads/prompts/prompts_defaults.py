@@ -26,6 +26,7 @@ _PPO: Final[dict[str, Any]] = {
     "value_coefficient": 0.5,
     "entropy_coefficient": 0.01,
     "learning_rate": 3e-4,
+    "learning_rate_schedule": "linear",
     "max_gradient_norm": 0.5,
 }
 _REPLAY: Final[dict[str, Any]] = {

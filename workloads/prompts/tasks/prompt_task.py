@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from penstock.config.configuration_error import ConfigurationError
 from workloads.prompts.embeddings import WIDTH, Embedder, HashingEmbedder
 from workloads.prompts.mutations import MUTATION_TYPES, mutate, offered
+from workloads.prompts.permuted_embeddings import PermutedEmbedder
 from workloads.prompts.prompt_reward import PromptReward, QualityReward
 from workloads.prompts.prompt_sources import PromptSource
 
 LENGTH: Final = 5
 """Steps of an episode."""
-_EMBEDDINGS: Final = ("hashing",)
+_EMBEDDINGS: Final = ("hashing", "permuted")
 _REWARDS: Final = ("quality", "blind")
 
 Observation = NDArray[np.float32]
@@ -31,7 +32,7 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
     Args:
         prompts: `builtin`, or `chatterbot` (extra `data`).
         split: `train`, or `test`: prompts about what training never saw.
-        embedding: `hashing`.
+        embedding: `hashing`, or `permuted`: the embeddings of other texts, from which nothing is learned.
         reward: `quality`, or `blind`, which leaves the category out of account.
 
     Raises:
@@ -48,7 +49,7 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
         reward: str = "quality",
     ) -> None:
         self._source = PromptSource(prompts, split)
-        self._embedder, self._reward = _embedder(embedding), _reward(reward)
+        self._embedder, self._reward = make_embedder(embedding, self._source), make_reward(reward)
         self.observation_space = spaces.Box(-1.0, 1.0, (WIDTH,), np.float32)
         self.action_space = spaces.Discrete(len(MUTATION_TYPES))
         self._start = self._prompt = ""
@@ -76,15 +77,18 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
         return self._embedder.embed([self._prompt])[0], info
 
 
-def _embedder(name: str) -> Embedder:
+def make_embedder(name: str, source: PromptSource) -> Embedder:
+    """Return the embedder of a name; source: of the prompts. Raises ConfigurationError for another name."""
     if name not in _EMBEDDINGS:
         raise ConfigurationError(
             f"environment.kwargs.embedding={name!r}: must be one of {', '.join(_EMBEDDINGS)}"
         )
-    return HashingEmbedder()
+    hashing = HashingEmbedder()
+    return PermutedEmbedder(hashing, source) if name == "permuted" else hashing
 
 
-def _reward(name: str) -> PromptReward:
+def make_reward(name: str) -> PromptReward:
+    """Return the reward of a name; raises ConfigurationError for another one."""
     if name not in _REWARDS:
         raise ConfigurationError(f"environment.kwargs.reward={name!r}: must be one of {', '.join(_REWARDS)}")
     return QualityReward(is_blind=name == "blind")
