@@ -5,7 +5,9 @@
     features           which mutations a prompt has no need of, and its length
     categories         the seven categories, and the classifier
     prompt_reward      what a prompt is worth, and a step from one to the next
+    source_reward      rewards from a function, an endpoint or the reward service
     embeddings         a text as 1,536 numbers
+    http_embeddings    those of a server that speaks as OpenAI's does
     permuted_embeddings  embeddings that say nothing of their text
     optimum            what the mutations of a prompt can earn, exactly
     prompt_sources     prompts to train on, and others to test on
@@ -33,4 +35,5 @@ WORKLOAD = Workload(
     generator="workloads.plugin.acting:make_step_generator",
     runner="workloads.plugin.acting:make_step_runner",
     site="workloads.prompts.http.prompts_site:site",
+    places=("reward_source", "embedding_url", "embedding_key_file"),
 )

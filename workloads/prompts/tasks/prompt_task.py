@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from workloads.prompts.embeddings import WIDTH, Embedder, HashingEmbedder
+from workloads.prompts.http_embeddings import HttpEmbedder
 from workloads.prompts.mutations import MUTATION_TYPES, mutate, offered
 from workloads.prompts.permuted_embeddings import PermutedEmbedder
 from workloads.prompts.prompt_reward import PromptReward, QualityReward
 from workloads.prompts.prompt_sources import PromptSource
+from workloads.prompts.source_reward import SourceReward, source_reward
 
 LENGTH: Final = 5
 """Steps of an episode."""
-_EMBEDDINGS: Final = ("hashing", "permuted")
+_EMBEDDINGS: Final = ("hashing", "permuted", "http")
 _REWARDS: Final = ("quality", "blind")
 
 Observation = NDArray[np.float32]
@@ -32,8 +34,12 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
     Args:
         prompts: `builtin`, or `chatterbot` (extra `data`).
         split: `train`, or `test`: prompts about what training never saw.
-        embedding: `hashing`, or `permuted`: the embeddings of other texts, from which nothing is learned.
+        embedding: `hashing`, or `permuted`: the embeddings of other texts, from which nothing is learned;
+            or `http`: those of a server.
         reward: `quality`, or `blind`, which leaves the category out of account.
+        reward_source: instead of these, a source of scores: `module:function`, `http(s)://…`,
+            `grpc://HOST:PORT`, `unix:/path`.
+        embedding_url, embedding_model, embedding_key_file: of the server, its model and the key, for `http`.
 
     Raises:
         ConfigurationError: an argument that does not fit; it names the argument.
@@ -47,9 +53,18 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
         split: str = "train",
         embedding: str = "hashing",
         reward: str = "quality",
+        reward_source: str = "",
+        embedding_url: str = "",
+        embedding_model: str = "",
+        embedding_key_file: str = "",
     ) -> None:
         self._source = PromptSource(prompts, split)
-        self._embedder, self._reward = make_embedder(embedding, self._source), make_reward(reward)
+        self._embedder: Embedder
+        if embedding == "http":
+            self._embedder = HttpEmbedder(embedding_url, model=embedding_model, key_file=embedding_key_file)
+        else:
+            self._embedder = make_embedder(embedding, self._source)
+        self._reward = source_reward(reward_source) if reward_source else make_reward(reward)
         self.observation_space = spaces.Box(-1.0, 1.0, (WIDTH,), np.float32)
         self.action_space = spaces.Discrete(len(MUTATION_TYPES))
         self._start = self._prompt = ""
@@ -71,6 +86,11 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
         self._step += 1
         observation, info = self._observe()
         return observation, reward, self._step == LENGTH, False, info
+
+    def close(self) -> None:
+        """Let go of a source of rewards."""
+        if isinstance(self._reward, SourceReward):
+            self._reward.close()
 
     def _observe(self) -> tuple[Observation, dict[str, Any]]:
         info = {"prompt": self._prompt, "action_mask": np.array(offered(self._prompt), np.int8)}

@@ -1,0 +1,167 @@
+"""The proof that prompts are learned: policies beside the exact optimum, on prompts that training never saw.
+
+    python -m benchmarks.prompts --seeds 1,2,3,4,5       trains, judges, writes the table of docs/prompts.md
+    python -m benchmarks.prompts --judge runs/prompts    judges a run that has ended, and records nothing
+
+What a policy earns is put between what random mutations earn (0) and the optimum (1), summed over 400
+prompts of the tests. Needs the extra `data`.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.prompt_baselines import STEPS, Case, LinUCB, best_by_category, best_fixed, greedy
+from benchmarks.prompt_pictures import draw, write_table
+from benchmarks.proof_records import DOCS, RESULTS, commit, machine
+from benchmarks.proof_run import PENSTOCK
+from penstock.policy.weights import load_into
+from workloads.plugin.acting import policy_maker
+from workloads.plugin.serving import read_final
+from workloads.prompts.embeddings import Embedder, HashingEmbedder
+from workloads.prompts.optimum import text_graph
+from workloads.prompts.prompt_reward import QualityReward
+from workloads.prompts.prompt_sources import PromptSource
+from workloads.prompts.tasks.prompt_task import make_embedder
+
+PROMPTS: Final = 400
+_SEED: Final = 20_000
+_TOTAL_STEPS: Final = 98_304
+_FILE: Final = RESULTS / "prompts.jsonl"
+VARIANTS: Final[dict[str, tuple[str, ...]]] = {
+    "hashing": (),
+    "permuted": ("--set", "environment.kwargs.embedding=permuted"),
+    "blind": ("--set", "environment.kwargs.reward=blind"),
+}
+"""By name: what differs from the recipe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What somebody earned.
+
+    score: between random mutations (0) and the optimum (1). error: its standard error over the prompts.
+    """
+
+    name: str
+    seed: int
+    score: float
+    error: float
+
+
+@cache
+def cases(split: str) -> tuple[Case, ...]:
+    """Return prompts of a split, with the texts that they become under the reward of the workload."""
+    random, source, reward = np.random.default_rng(_SEED), PromptSource("chatterbot", split), QualityReward()
+    drawn = (source.draw(random) for _ in range(PROMPTS))
+    return tuple(Case(category, text_graph(prompt, reward)) for prompt, category in drawn)
+
+
+def judged(name: str, seed: int, earned: Sequence[float]) -> Judged:
+    """Return the score of returns of the prompts of the tests, in order."""
+    least = np.array([case.graph.expected(STEPS) for case in cases("test")])
+    most = np.array([case.graph.optimum(STEPS) for case in cases("test")])
+    gained, room = np.array(earned) - least, most - least
+    score = gained.mean() / room.mean()
+    # Of a ratio of means, by the first order of its expansion.
+    error = (gained - score * room).std(ddof=1) / room.mean() / np.sqrt(len(gained))
+    return Judged(name=name, seed=seed, score=float(score), error=float(error))
+
+
+def baselines() -> list[Judged]:
+    """Return the scores of those that stand beside a learned policy."""
+    fixed, table = best_fixed(cases("train")), best_by_category(cases("train"))
+    bandit = LinUCB(HashingEmbedder(), seed=1)
+    bandit.train(cases("train"), episodes=4_000)
+    earned = {
+        "fixed": [case.graph.followed(fixed) for case in cases("test")],
+        "table": [case.graph.followed(table[case.category]) for case in cases("test")],
+        "greedy": [greedy(case) for case in cases("test")],
+        "LinUCB": [bandit.earned(case) for case in cases("test")],
+    }
+    return [judged(name, 0, returns) for name, returns in earned.items()]
+
+
+def judge(run: Path, name: str, seed: int) -> Judged:
+    """Return the score of the final policy of a run, at its most likely actions."""
+    final = read_final(run)
+    policy = policy_maker(final.specification, None)()
+    load_into(policy, final.blob)
+    kwargs = json.loads(final.specification.environment_json).get("kwargs", {})
+    embedder = make_embedder(kwargs.get("embedding", "hashing"), PromptSource("chatterbot", "test"))
+    earned = [
+        case.graph.expected(STEPS, np.eye(5)[_chosen(policy, embedder, case.graph.texts)])
+        for case in cases("test")
+    ]
+    return judged(name, seed, earned)
+
+
+def _chosen(policy: Any, embedder: Embedder, texts: Sequence[str]) -> NDArray[np.int64]:
+    step = policy.step({"observation": embedder.embed(texts)})
+    chosen: NDArray[np.int64] = policy.distribution(step.parameters)["action/probability"].argmax(1)
+    return chosen
+
+
+def train(variant: str, seed: int, folder: Path) -> None:
+    """Train the recipe on the prompts of the corpus; raises CalledProcessError where it fails."""
+    options = ("--seed", str(seed), "--total-steps", str(_TOTAL_STEPS), "--run-dir", str(folder), "--json")
+    source = ("--set", "environment.kwargs.prompts=chatterbot")
+    command = [*PENSTOCK, "train", "recipes/prompts.toml", *options, *source, *VARIANTS[variant]]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def record(results: Sequence[Judged]) -> None:
+    """Append a line for each result."""
+    with _FILE.open("a") as file:
+        for one in results:
+            file.write(json.dumps(asdict(one) | {"commit": commit(), "machine": machine()}) + "\n")
+
+
+def recorded() -> list[Judged]:
+    """Return the newest result of every name and seed."""
+    lines = [json.loads(line) for line in _FILE.read_text().splitlines()] if _FILE.exists() else []
+    newest = {(line["name"], line["seed"]): line for line in lines}
+    fields = ("name", "seed", "score", "error")
+    return [Judged(**{field: line[field] for field in fields}) for line in newest.values()]
+
+
+def main() -> None:
+    """Judge one run, or train, record and report."""
+    options = _parse()
+    if options.judge:
+        print(json.dumps(asdict(judge(options.judge, options.judge.name, 0))))
+        return
+    for seed in map(int, filter(None, options.seeds.split(","))):
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            run = Path(folder) / "run"
+            train(options.variant, seed, run)
+            record([judge(run, options.variant, seed)])
+    if options.folders:
+        record([judge(run, options.variant, number) for number, run in enumerate(options.folders, 1)])
+    if options.baselines:
+        record(baselines())
+    write_table(recorded(), DOCS / "prompts.md")
+    draw(recorded(), DOCS / "images" / "prompts.png")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train prompts, and judge them by the exact optimum.")
+    parser.add_argument("--seeds", default="", help="train from these seeds, such as 1,2,3")
+    parser.add_argument("--variant", default="hashing", choices=VARIANTS)
+    parser.add_argument("--folders", type=Path, nargs="*", help="runs of seeds 1, 2, … that have ended")
+    parser.add_argument("--baselines", action="store_true", help="judge the baselines too")
+    parser.add_argument("--judge", type=Path, help="the folder of a run: print its score and end")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
