@@ -33,6 +33,7 @@ from workloads.prompts.prompt_reward import QualityReward
 from workloads.prompts.prompt_sources import PromptSource
 from workloads.prompts.tasks.prompt_task import make_embedder
 
+CORPUS: Final = "chatterbot"
 PROMPTS: Final = 400
 _SEED: Final = 20_000
 _TOTAL_STEPS: Final = 98_304
@@ -59,17 +60,17 @@ class Judged:
 
 
 @cache
-def cases(split: str) -> tuple[Case, ...]:
+def cases(split: str, source: str = CORPUS) -> tuple[Case, ...]:
     """Return prompts of a split, with the texts that they become under the reward of the workload."""
-    random, source, reward = np.random.default_rng(_SEED), PromptSource("chatterbot", split), QualityReward()
-    drawn = (source.draw(random) for _ in range(PROMPTS))
+    random, prompts, reward = np.random.default_rng(_SEED), PromptSource(source, split), QualityReward()
+    drawn = (prompts.draw(random) for _ in range(PROMPTS))
     return tuple(Case(category, text_graph(prompt, reward)) for prompt, category in drawn)
 
 
-def judged(name: str, seed: int, earned: Sequence[float]) -> Judged:
+def judged(name: str, seed: int, earned: Sequence[float], source: str = CORPUS) -> Judged:
     """Return the score of returns of the prompts of the tests, in order."""
-    least = np.array([case.graph.expected(STEPS) for case in cases("test")])
-    most = np.array([case.graph.optimum(STEPS) for case in cases("test")])
+    least = np.array([case.graph.expected(STEPS) for case in cases("test", source)])
+    most = np.array([case.graph.optimum(STEPS) for case in cases("test", source)])
     gained, room = np.array(earned) - least, most - least
     score = gained.mean() / room.mean()
     # Of a ratio of means, by the first order of its expansion.
@@ -79,30 +80,35 @@ def judged(name: str, seed: int, earned: Sequence[float]) -> Judged:
 
 def baselines() -> list[Judged]:
     """Return the scores of those that stand beside a learned policy."""
-    fixed, table = best_fixed(cases("train")), best_by_category(cases("train"))
+    table = best_by_category(cases("train"))
     bandit = LinUCB(HashingEmbedder(), seed=1)
     bandit.train(cases("train"), episodes=4_000)
     earned = {
-        "fixed": [case.graph.followed(fixed) for case in cases("test")],
         "table": [case.graph.followed(table[case.category]) for case in cases("test")],
         "greedy": [greedy(case) for case in cases("test")],
         "LinUCB": [bandit.earned(case) for case in cases("test")],
     }
-    return [judged(name, 0, returns) for name, returns in earned.items()]
+    return [fixed(), *(judged(name, 0, returns) for name, returns in earned.items())]
 
 
-def judge(run: Path, name: str, seed: int) -> Judged:
+def fixed(source: str = CORPUS) -> Judged:
+    """Return the score of the sequence that earns most on the prompts of training."""
+    best = best_fixed(cases("train", source))
+    return judged("fixed", 0, [case.graph.followed(best) for case in cases("test", source)], source)
+
+
+def judge(run: Path, name: str, seed: int, source: str = CORPUS) -> Judged:
     """Return the score of the final policy of a run, at its most likely actions."""
     final = read_final(run)
     policy = policy_maker(final.specification, None)()
     load_into(policy, final.blob)
     kwargs = json.loads(final.specification.environment_json).get("kwargs", {})
-    embedder = make_embedder(kwargs.get("embedding", "hashing"), PromptSource("chatterbot", "test"))
+    embedder = make_embedder(kwargs.get("embedding", "hashing"), PromptSource(source, "test"))
     earned = [
         case.graph.expected(STEPS, np.eye(5)[_chosen(policy, embedder, case.graph.texts)])
-        for case in cases("test")
+        for case in cases("test", source)
     ]
-    return judged(name, seed, earned)
+    return judged(name, seed, earned, source)
 
 
 def _chosen(policy: Any, embedder: Embedder, texts: Sequence[str]) -> NDArray[np.int64]:
@@ -114,7 +120,7 @@ def _chosen(policy: Any, embedder: Embedder, texts: Sequence[str]) -> NDArray[np
 def train(variant: str, seed: int, folder: Path) -> None:
     """Train the recipe on the prompts of the corpus; raises CalledProcessError where it fails."""
     options = ("--seed", str(seed), "--total-steps", str(_TOTAL_STEPS), "--run-dir", str(folder), "--json")
-    source = ("--set", "environment.kwargs.prompts=chatterbot")
+    source = ("--set", f"environment.kwargs.prompts={CORPUS}")
     command = [*PENSTOCK, "train", "recipes/prompts.toml", *options, *source, *VARIANTS[variant]]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 

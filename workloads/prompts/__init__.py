@@ -14,6 +14,7 @@
     subjects           what the built-in prompts are about
     optimise           the best text that a policy leads to, with the way there
     http               the API over HTTP
+    commands           `penstock prompts`: embeddings of a model, from a process of its own
     tasks              `Prompts-v0`
     prompts_defaults   settings of a run
 
@@ -35,5 +36,6 @@ WORKLOAD = Workload(
     generator="workloads.plugin.acting:make_step_generator",
     runner="workloads.plugin.acting:make_step_runner",
     site="workloads.prompts.http.prompts_site:site",
+    commands={"prompts": "workloads.prompts.commands.prompt_commands:prompt_commands"},
     places=("reward_source", "embedding_url", "embedding_key_file"),
 )

@@ -1,0 +1,29 @@
+"""Mutations of prompts are learned from embeddings alone, on prompts that training never saw.
+
+Scores lie between random mutations (0) and the exact optimum (1): `benchmarks.prompts`.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from benchmarks.prompts import fixed, judge
+from tests.support.run.training import Training
+
+SMALL: Final = (
+    "policy.hidden_sizes=[64, 64]", "policy.hidden_norm=none", "policy.dropout=0", "policy.activation=tanh",
+    "policy.initialisation=orthogonal", "algorithm.learning_rate=2e-3", "algorithm.minibatches=16",
+)  # fmt: skip
+"""A network that is trained in seconds."""
+PATIENCE_S: Final = 280.0
+
+
+def test_a_small_network_comes_above_the_best_fixed_sequence(tmp_path: Path) -> None:
+    """By two standard errors, and at least three quarters of the way; the built-in prompts."""
+    options = [word for setting in SMALL for word in ("--set", setting)]
+    run = tmp_path / "run"
+    training = Training(run, "recipes/prompts.toml", "--seed", "1", "--total-steps", "24576", *options)
+    code, _, errors = training.end(PATIENCE_S)
+    assert code == 0, errors
+    found, beside = judge(run, "small", 1, "builtin"), fixed("builtin")
+    assert found.score >= 0.75
+    assert found.score - beside.score > 2 * (found.error + beside.error)

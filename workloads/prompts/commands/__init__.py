@@ -1,0 +1,1 @@
+"""`penstock prompts`: embeddings of a model, served from a process of its own."""
