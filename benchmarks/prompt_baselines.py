@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from workloads.prompts.embeddings import WIDTH, Embedder
 from workloads.prompts.mutations import MUTATION_TYPES
-from workloads.prompts.optimum import TextGraph
+from workloads.prompts.text_graph import TextGraph
 
 STEPS: Final = 5
 _ACTIONS: Final = len(MUTATION_TYPES)

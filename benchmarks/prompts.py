@@ -28,10 +28,10 @@ from penstock.policy.weights import load_into
 from workloads.plugin.acting import policy_maker
 from workloads.plugin.serving import read_final
 from workloads.prompts.embeddings import Embedder, HashingEmbedder
-from workloads.prompts.optimum import text_graph
 from workloads.prompts.prompt_reward import QualityReward
 from workloads.prompts.prompt_sources import PromptSource
 from workloads.prompts.tasks.prompt_task import make_embedder
+from workloads.prompts.text_graph import text_graph
 
 CORPUS: Final = "chatterbot"
 PROMPTS: Final = 400

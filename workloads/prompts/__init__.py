@@ -9,7 +9,7 @@
     embeddings         a text as 1,536 numbers
     http_embeddings    those of a server that speaks as OpenAI's does
     permuted_embeddings  embeddings that say nothing of their text
-    optimum            what the mutations of a prompt can earn, exactly
+    text_graph         what the mutations of a prompt can earn, exactly
     prompt_sources     prompts to train on, and others to test on
     subjects           what the built-in prompts are about
     optimise           the best text that a policy leads to, with the way there

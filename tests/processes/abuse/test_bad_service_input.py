@@ -77,6 +77,10 @@ REFUSED: Final = {
     ),
     "rewards by a word": ((*REWARD, "--out", "o", "--set", "batch=banana"), "batch='banana'"),
     "scores of a file": (("reward", "serve", "file"), "file"),
+    "embeddings for a network": (
+        ("prompts", "embeddings", "--listen", "0.0.0.0:8766"),
+        "0.0.0.0:8766: embeddings are served on this machine only",
+    ),
 }  # fmt: skip
 
 

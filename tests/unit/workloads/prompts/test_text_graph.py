@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from workloads.prompts.mutations import mutate
-from workloads.prompts.optimum import text_graph
 from workloads.prompts.prompt_reward import QualityReward
 from workloads.prompts.prompt_sources import PromptSource
+from workloads.prompts.text_graph import text_graph
 
 REWARD = QualityReward()
 
