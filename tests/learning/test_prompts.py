@@ -6,7 +6,9 @@ Scores lie between random mutations (0) and the exact optimum (1): `benchmarks.p
 from pathlib import Path
 from typing import Final
 
-from benchmarks.prompts import fixed, judge
+import pytest
+
+from benchmarks.prompts import fixed, judge, train
 from tests.support.run.training import Training
 
 SMALL: Final = (
@@ -26,4 +28,16 @@ def test_a_small_network_comes_above_the_best_fixed_sequence(tmp_path: Path) -> 
     assert code == 0, errors
     found, beside = judge(run, "small", 1, "builtin"), fixed("builtin")
     assert found.score >= 0.75
+    assert found.score - beside.score > 2 * (found.error + beside.error)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+def test_the_recipe_comes_within_a_fifth_of_the_optimum(tmp_path: Path, seed: int) -> None:
+    """With the very network, on prompts of a corpus; and above the best fixed sequence."""
+    pytest.importorskip("chatterbot_corpus", reason="needs the extra data")
+    train("hashing", seed, tmp_path / "run")
+    found, beside = judge(tmp_path / "run", "hashing", seed), fixed()
+    assert found.score >= 0.8
     assert found.score - beside.score > 2 * (found.error + beside.error)

@@ -30,8 +30,12 @@ class MiniLM:
 
         torch.set_num_threads(threads)
         self._torch = torch
-        self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        self._model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        self._model = AutoModel.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        ).eval()
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Return 384 numbers of each text, of unit length: the mean over its tokens."""
