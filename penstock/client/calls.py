@@ -112,13 +112,18 @@ def abandon(episode_id: str) -> Call[EpisodeResult]:
     return Call("EndEpisode", request, _result)
 
 
-def reward(episode_id: str, rewards: Iterable[tuple[int | None, float]]) -> Call[int]:
+def reward(episode_id: str, rewards: Iterable[tuple[int | None, float]], request_id: str = "") -> Call[int]:
     """Return the call Reward, whose result is the number of rewards that arrived too late.
 
-    rewards: (index of the step, amount); index None: the newest step.
+    rewards: (index of the step, amount); index None: the newest step. request_id: the caller's own; empty: a
+    new one.
     """
     steps = [pb.StepReward(step=step, amount=amount) for step, amount in rewards]
-    request = pb.RewardRequest(episode_id=episode_id, request_id=_request_id(), rewards=steps)
+    request = pb.RewardRequest(
+        episode_id=checked_text("episode_id", episode_id),
+        request_id=checked_text("request_id", request_id) or _request_id(),
+        rewards=steps,
+    )
     return Call("Reward", request, lambda reply: int(reply.late))
 
 
@@ -253,6 +258,7 @@ def _description(reply: pb.DescribeReply) -> Description:
         episode_timeout_ms=reply.episode_timeout_ms,
         server=reply.server,
         learns=reply.learns,
+        chooses_by_value=reply.chooses_by_value,
     )
 
 

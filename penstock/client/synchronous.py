@@ -61,6 +61,14 @@ class PolicyClient:
             self._connection, self._connection.do(calls.start(self._connection.policy, client_key, learned))
         )
 
+    def reward(self, episode_id: str, rewards: Iterable[tuple[int | None, float]], *, request_id: str) -> int:
+        """Add to the rewards of an episode that another process may have begun, as (step, amount).
+
+        request_id: the caller's own; under the same one nothing is added twice, even by another process.
+        Returns how many rewards were too late to be learned from.
+        """
+        return self._connection.do(calls.reward(episode_id, rewards, request_id))
+
     def close(self) -> None:
         """Close the connection; the server gives open episodes up after a while."""
         self._connection.close()

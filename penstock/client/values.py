@@ -163,3 +163,5 @@ class Description:
     episode_timeout_ms: int
     server: str
     learns: bool
+    chooses_by_value: bool = False
+    """Probabilities say how the policy explores, not how sure it is."""

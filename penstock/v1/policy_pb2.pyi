@@ -659,6 +659,7 @@ class DescribeReply(_message.Message):
     EPISODE_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     LEARNS_FIELD_NUMBER: _builtins.int
+    CHOOSES_BY_VALUE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The run that the policy belongs to."""
     policy: _builtins.str
@@ -677,6 +678,8 @@ class DescribeReply(_message.Message):
     """This server's name, the first part of its episode ids."""
     learns: _builtins.bool
     """Whether what happens here is learned from."""
+    chooses_by_value: _builtins.bool
+    """Whether actions are chosen by their values: probabilities then say how it explores, not how sure it is."""
     @_builtins.property
     def refusal(self) -> _refusal_pb2.Refusal:
         """Set when no such policy is served here."""
@@ -709,10 +712,11 @@ class DescribeReply(_message.Message):
         episode_timeout_ms: _builtins.int = ...,
         server: _builtins.str = ...,
         learns: _builtins.bool = ...,
+        chooses_by_value: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "observation_space", b"observation_space", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "episode_timeout_ms", b"episode_timeout_ms", "learns", b"learns", "max_batch", b"max_batch", "max_episodes", b"max_episodes", "max_message_bytes", b"max_message_bytes", "observation_space", b"observation_space", "policy", b"policy", "refusal", b"refusal", "reward_window_ms", b"reward_window_ms", "run", b"run", "server", b"server", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_space", b"action_space", "chooses_by_value", b"chooses_by_value", "episode_timeout_ms", b"episode_timeout_ms", "learns", b"learns", "max_batch", b"max_batch", "max_episodes", b"max_episodes", "max_message_bytes", b"max_message_bytes", "observation_space", b"observation_space", "policy", b"policy", "refusal", b"refusal", "reward_window_ms", b"reward_window_ms", "run", b"run", "server", b"server", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@
     executors       what carries goals out: the simulated host, or commands of this machine
     injector        which proposals of a policy are carried out, and how likely that is
     tasks           `Goals-v0`, `Traces-v0`
-    commands        `penstock traces`
+    commands        `penstock traces`, `penstock inject`
     goals_defaults  settings of a run
 
 Importing this package imports nothing heavy.
@@ -27,5 +27,8 @@ WORKLOAD = Workload(
     generator="workloads.plugin.acting:make_step_generator",
     runner="workloads.plugin.acting:make_step_runner",
     places=("goals", "trace_file"),
-    commands={"traces": "workloads.goals.commands.trace_commands:trace_commands"},
+    commands={
+        "inject": "workloads.goals.commands.inject_command:inject",
+        "traces": "workloads.goals.commands.trace_commands:trace_commands",
+    },
 )

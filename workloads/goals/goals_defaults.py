@@ -15,7 +15,7 @@ _ALGORITHMS: Final[dict[str, dict[str, Any]]] = {
     },
     "dqn": {
         "learning_rate": 1e-3, "batch_size": 64, "replay_ratio": 0.25, "discount": 0.9, "target_period": 200,
-        "epsilon_fraction": 0.2, "epsilon_final": 0.02,
+        "epsilon_fraction": 0.2, "epsilon_final": 0.02, "learning_rate_schedule": "linear",
     },
 }  # fmt: skip
 _REPLAY: Final[dict[str, Any]] = {

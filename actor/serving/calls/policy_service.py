@@ -145,7 +145,7 @@ class PolicyService:
         except Refused as error:
             return pb.DescribeReply(refusal=self._handler.request_errors.refused(request, error))
         run, observation, action = self._described
-        section = self._section
+        section, served = self._section, self._handler.loaded_versions.served()
         return pb.DescribeReply(
             run=run,
             policy=section.policy,
@@ -158,7 +158,7 @@ class PolicyService:
                     sha256=loaded.sha256,
                     arms=[ARMS[arm] for arm in arms],
                 )
-                for version, (loaded, arms) in self._handler.loaded_versions.served().items()
+                for version, (loaded, arms) in served.items()
             ],
             max_batch=section.max_request_rows,
             max_message_bytes=MAX_MESSAGE_BYTES,
@@ -167,4 +167,5 @@ class PolicyService:
             episode_timeout_ms=round(section.episode_timeout_s * 1000),
             server=self._episodes.server,
             learns=self._learns,
+            chooses_by_value=any(loaded.policy.chooses_by_value for loaded, _ in served.values()),
         )

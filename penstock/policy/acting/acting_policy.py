@@ -84,6 +84,11 @@ class ActingPolicy(ABC):
         """Start the generator that actions are drawn from (it is not part of the weights)."""
         self._random = np.random.default_rng(seed)
 
+    @property
+    def chooses_by_value(self) -> bool:
+        """Return whether actions are chosen by their values: probabilities say how it explores, no more."""
+        return any(head.chooses_by_value for head in self._drawings)
+
     def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
         """Set how actions are explored by the scalars that came with the weights (`Algorithm.scalars`).
 

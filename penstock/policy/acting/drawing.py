@@ -32,7 +32,10 @@ class Drawing:
 
     path: name of the action tensor.
     size: number of outputs of the network that it needs.
+    chooses_by_value: the outputs are values of actions, and what is random in a draw is exploration alone.
     """
+
+    chooses_by_value: bool = False
 
     def __init__(self, path: str, size: int, dtype: str) -> None:
         self.path = path

@@ -23,6 +23,8 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
     serve the probe, which tells weights apart by all values, whatever ε is.
     """
 
+    chooses_by_value = True
+
     def __init__(self, path: str, space: Discrete) -> None:
         super().__init__(path, space)
         self._epsilon, self._spread, self._place = 0.0, 0.0, ExplorationSlots()

@@ -1,0 +1,197 @@
+"""`penstock inject` as a process against a real policy server: killed, vetoed, silent, refused."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
+from tests.support.run.broker_process import eventually
+from tests.support.run.serving_run import serving
+from tests.support.serving.goals_run import done, goals_file, goals_run, injector_words, lines
+from workloads.goals.injector.injection_journal import FEEDBACK, INJECTIONS, veto
+
+KILLED: Final = -9
+ALWAYS: Final = ("--auto", "--threshold", "0.01", "--seed", "1")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A policy server's address."""
+    folder = tmp_path_factory.mktemp("served")
+    goals_run(folder / "run")
+    with serving(folder / "server", folder / "run") as found:
+        yield found.address
+
+
+def inject(server: str, folder: Path, *words: str, fail: str = "") -> "subprocess.CompletedProcess[str]":
+    """Run an injector to its end."""
+    environment = {**os.environ, FAILPOINTS_VARIABLE: fail}
+    return subprocess.run(
+        injector_words(server, folder, *words), capture_output=True, text=True, check=False, env=environment,
+        timeout=120,
+    )  # fmt: skip
+
+
+@contextmanager
+def injecting(server: str, folder: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
+    """An injector that goes on meanwhile."""
+    with subprocess.Popen(
+        injector_words(server, folder, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("point", "ran_unseen"),
+    [("asked", 0), ("told", 0), ("injected", 0), ("done", 1), ("feedback", 0), ("rewarded", 0)],
+)
+def test_a_killed_injector_goes_on_without_doing_a_goal_twice(
+    server: str, tmp_path: Path, point: str, ran_unseen: int
+) -> None:
+    """Wherever it was killed: each goal ran once at most, and each injected one is booked once."""
+    goals_file(tmp_path)
+    killed = inject(server, tmp_path, *ALWAYS, "--steps", "6", fail=f"inject.{point}=kill@3")
+    assert killed.returncode == KILLED, killed.stderr
+    before = done(tmp_path)
+    again = inject(server, tmp_path, *ALWAYS, "--steps", "3")
+    assert again.returncode == 0, again.stderr
+    newest = {line["goal_id"]: line for line in lines(tmp_path, INJECTIONS)}
+    feedback = lines(tmp_path, FEEDBACK)
+    injected = {name for name, line in newest.items() if line["injected"]}
+    assert Counter(line["goal_id"] for line in feedback) == Counter(injected)
+    assert all(newest[name]["processed"] for name in injected)
+    known = [line for line in feedback if line["success"] is not None]
+    unknown = len(feedback) - len(known)
+    assert unknown == (1 if point in ("injected", "done") else 0)
+    assert done(tmp_path) == len(known) + ran_unseen
+    assert done(tmp_path) > before
+    assert all(line["success"] and line["reward"] == pytest.approx(1.19) for line in known)
+
+
+def test_it_proposes_alone_until_it_is_told_to_act(server: str, tmp_path: Path) -> None:
+    """Off by default; `--explain` says so, and nothing has run."""
+    goals_file(tmp_path)
+    assert inject(server, tmp_path, "--steps", "5").returncode == 0
+    told = inject(server, tmp_path, "--explain")
+    assert told.returncode == 0, told.stderr
+    assert "held back: auto is off; start with --auto" in told.stdout
+    assert done(tmp_path) == 0
+    account = json.loads(inject(server, tmp_path, "--explain", "--json").stdout)
+    assert account["proposed"] == sum(account["held"].values()) > 0
+
+
+def test_a_vetoed_goal_is_not_done_and_the_next_is(server: str, tmp_path: Path) -> None:
+    """The veto comes while the goal waits."""
+    goals_file(tmp_path)
+    with injecting(server, tmp_path, *ALWAYS, "--veto-s", "4") as injector:
+        eventually(lambda: lines(tmp_path, INJECTIONS), "a proposal", within_s=60)
+        first = lines(tmp_path, INJECTIONS)[0]["goal_id"]
+        veto(tmp_path / "injector", first)
+        eventually(lambda: lines(tmp_path, FEEDBACK), "an outcome", within_s=60)
+        injector.terminate()
+        injector.wait(30)
+    newest = {line["goal_id"]: line for line in lines(tmp_path, INJECTIONS)}
+    assert not newest[first]["injected"]
+    assert newest[first]["metadata"]["held"] == "veto"
+    feedback = lines(tmp_path, FEEDBACK)
+    assert first not in {line["goal_id"] for line in feedback}
+    assert done(tmp_path) == len(feedback)
+
+
+def test_it_loads_no_torch(server: str, tmp_path: Path) -> None:
+    """Where importing it is an error, it injects as ever."""
+    goals_file(tmp_path)
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "torch.py").write_text("raise ImportError('not here')\n")
+    hidden = {**os.environ, "PYTHONPATH": str(tmp_path / "hidden")}
+    control = [sys.executable, "-c", "import torch"]
+    assert subprocess.run(control, env=hidden, capture_output=True, check=False).returncode == 1
+    command = injector_words(server, tmp_path, *ALWAYS, "--steps", "3")
+    told = subprocess.run(command, env=hidden, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert done(tmp_path) > 0
+
+
+def test_below_the_threshold_only_safe_goals_are_tried(server: str, tmp_path: Path) -> None:
+    """The policy is at most nine tenths sure: at 0.95 nothing is done but what --explore tries."""
+    goals_file(tmp_path)
+    words = ("--auto", "--threshold", "0.95", "--seed", "1", "--steps", "6")
+    assert inject(server, tmp_path, *words, "--explore", "0").returncode == 0
+    assert done(tmp_path) == 0
+    assert "held back: threshold; lower --threshold" in inject(server, tmp_path, "--explain").stdout
+    assert inject(server, tmp_path, *words, "--explore", "1").returncode == 0
+    assert done(tmp_path) > 0
+
+
+def test_a_daily_limit_outlives_a_restart(server: str, tmp_path: Path) -> None:
+    """Two goals of a day, however often it is started."""
+    goals_file(tmp_path)
+    for _ in range(2):
+        told = inject(server, tmp_path, *ALWAYS, "--daily-limit", "2", "--steps", "5")
+        assert told.returncode == 0, told.stderr
+        assert done(tmp_path) == 2
+
+
+def test_goals_that_fail_more_often_than_before_stop_it(server: str, tmp_path: Path) -> None:
+    """Their place is gone: exit 1, and it does not start again until it is told to."""
+    goals_file(tmp_path)
+    assert inject(server, tmp_path, *ALWAYS, "--steps", "70").returncode == 0
+    text = (tmp_path / "goals.toml").read_text()
+    (tmp_path / "goals.toml").write_text(text.replace('"done.XXXXXXXX"', '"absent/done.XXXXXXXX"'))
+    stopped = inject(server, tmp_path, *ALWAYS, "--steps", "70")
+    assert stopped.returncode == 1, stopped.stderr
+    assert "injecting has stopped: of the last 30 injected goals" in stopped.stderr
+    again = inject(server, tmp_path, *ALWAYS, "--steps", "1")
+    assert again.returncode == 1
+    assert "then start with --resume" in again.stderr
+    assert "it has stopped itself" in inject(server, tmp_path, "--explain").stdout
+    assert inject(server, tmp_path, *ALWAYS, "--steps", "1", "--resume").returncode == 0
+    assert inject(server, tmp_path, *ALWAYS, "--steps", "1").returncode == 0
+
+
+def test_a_policy_of_values_is_refused(tmp_path: Path) -> None:
+    """Its probabilities are those of exploration."""
+    goals_file(tmp_path)
+    goals_run(tmp_path / "run", discrete="epsilon_greedy", shared_trunk=True)
+    with serving(tmp_path / "server", tmp_path / "run") as found:
+        told = inject(found.address, tmp_path, *ALWAYS, "--steps", "3")
+    assert told.returncode == 2, told.stderr
+    assert "chooses by the values of actions (DQN)" in told.stderr
+    assert done(tmp_path) == 0
+
+
+def test_two_injectors_do_not_share_a_folder(server: str, tmp_path: Path) -> None:
+    """The second is refused by name."""
+    goals_file(tmp_path)
+    with injecting(server, tmp_path, "--interval", "60"):
+        eventually((tmp_path / "injector" / INJECTIONS).exists, "the first injector", within_s=60)
+        second = inject(server, tmp_path, "--steps", "1")
+    assert second.returncode == 2
+    assert "another injector works in it" in second.stderr
+
+
+def test_a_policy_of_other_goals_is_refused_and_an_absent_server_is_waited_for(
+    server: str, tmp_path: Path
+) -> None:
+    """By the numbers that differ; without a server nothing is proposed, and the process lives."""
+    goals_file(tmp_path)
+    file = tmp_path / "goals.toml"
+    third = '[[goal]]\nname = "a_third"\ncommand = ["/usr/bin/mktemp"]\n'
+    file.write_text(file.read_text() + third)
+    refused = inject(server, tmp_path, "--steps", "1")
+    assert refused.returncode == 2
+    assert "need 13 numbers and 4 actions (nothing, leave_a_file, leave_another, a_third)" in refused.stderr
+    away = inject(f"unix:{tmp_path}/no.sock", tmp_path, "--steps", "1", "--json")
+    assert away.returncode == 0, away.stderr
+    assert json.loads(away.stdout) == {"intervals": 1, "unanswered": 1}

@@ -1,0 +1,40 @@
+"""A fall of the success rate is seen, and chance is not taken for one."""
+
+import numpy as np
+import pytest
+
+from workloads.goals.injector.drift import NEWEST, drifted
+
+
+def seen(rates: list[tuple[float, int, int]], seed: int = 0) -> tuple[list[bool], list[int]]:
+    """Outcomes of (rate, count, version)."""
+    random = np.random.default_rng(seed)
+    pairs = [(bool(random.random() < rate), version) for rate, count, version in rates for _ in range(count)]
+    return [one for one, _ in pairs], [version for _, version in pairs]
+
+
+def test_a_version_that_fails_more_often_is_seen_before_thirty_goals() -> None:
+    """From 90% to 40%; the message names both counts and the version."""
+    successes, versions = seen([(0.9, 200, 1), (0.4, NEWEST, 2)])
+    assert "version 2" in drifted(successes, versions)
+    assert "of the last 30" in drifted(successes, versions)
+    assert not drifted(successes[:203], versions[:203])
+
+
+def test_versions_that_change_with_every_goal_are_judged_together() -> None:
+    """As those of a run that goes on learning."""
+    successes, versions = seen([(0.9, 200, 1), *((0.3, 1, 2 + i) for i in range(NEWEST))])
+    assert drifted(successes, versions)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_steady_rate_and_a_better_one_are_no_drift(seed: int) -> None:
+    """Looked at after each of 400 goals."""
+    successes, versions = seen([(0.7, 200, 1), (0.7, 100, 2), (0.9, 100, 3)], seed)
+    assert not any(drifted(successes[:count], versions[:count]) for count in range(401))
+
+
+def test_too_few_goals_say_nothing() -> None:
+    """No stop before there is something to compare with."""
+    assert not drifted([], [])
+    assert not drifted([True] * 40 + [False] * 30, [1] * 40 + [2] * 30)

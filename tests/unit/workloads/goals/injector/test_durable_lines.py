@@ -1,0 +1,49 @@
+"""A line is there as a whole or not at all, wherever the process that wrote it was killed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.config.configuration_error import ConfigurationError
+from workloads.goals.injector.durable_lines import DurableLines, read_lines
+
+
+def test_a_line_that_was_cut_anywhere_is_gone_and_the_next_is_whole(tmp_path: Path) -> None:
+    """For every length of the second line that may have reached the disk."""
+    path = tmp_path / "lines.jsonl"
+    first, second = b'{"a":1}\n', b'{"text":"\xc3\xbc"}\n'
+    for cut in range(len(second)):
+        path.write_bytes(first + second[:cut])
+        lines = DurableLines(path)
+        lines.add({"b": 2})
+        lines.close()
+        assert [line for _, line in read_lines(path)] == [{"a": 1}, {"b": 2}]
+
+
+def test_a_beginning_longer_than_what_is_read_at_once_is_cut(tmp_path: Path) -> None:
+    """A line of 200 KB without its end."""
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"a":1}\n{"b":"' + b"x" * 200_000)
+    DurableLines(path).close()
+    assert path.read_bytes() == b'{"a":1}\n'
+
+
+@pytest.mark.parametrize("bad", [b"no json\n", b"[1]\n"])
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, bad: bytes) -> None:
+    """By its number."""
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"a":1}\n' + bad)
+    with pytest.raises(ConfigurationError, match="line 2"):
+        list(read_lines(path))
+
+
+def test_what_json_cannot_say_is_refused(tmp_path: Path) -> None:
+    """Nothing of it is written."""
+    path = tmp_path / "lines.jsonl"
+    lines = DurableLines(path)
+    with pytest.raises(ValueError, match="Out of range"):
+        lines.add({"a": float("nan")})
+    lines.add({"a": 1})
+    lines.close()
+    assert json.loads(path.read_text()) == {"a": 1}

@@ -1,0 +1,132 @@
+"""What `penstock inject` does: its parts from options, and its life as a process."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from penstock.client import PolicyClient
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.credentials import credentials
+from penstock.config.settings import Settings
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
+from penstock.runtime.lifecycle import Lifecycle
+from workloads.goals.executors.command_file import read_commands
+from workloads.goals.executors.commands import Commands
+from workloads.goals.executors.executor import Executor
+from workloads.goals.executors.history import History
+from workloads.goals.executors.simulated import SimulatedHost
+from workloads.goals.injector.asked_policy import AskedPolicy
+from workloads.goals.injector.explanation import as_text, explain
+from workloads.goals.injector.gate import Gate
+from workloads.goals.injector.injection_journal import InjectionJournal, veto
+from workloads.goals.injector.injection_rules import InjectionRules, QuietHours
+from workloads.goals.injector.injector import Drifted, Injector, Parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The options of the command."""
+
+    folder: Path
+    server: str
+    policy: str
+    goals: Path | None
+    simulated: int | None
+    auto: bool
+    threshold: float
+    explore: float
+    interval_s: float
+    quiet: tuple[str, ...]
+    daily_limit: int
+    veto_s: float
+    steps: int
+    client_key: str
+    seed: int | None
+    resume: bool
+
+
+def main(lifecycle: Lifecycle, settings: Settings, request: Request, *, as_json: bool) -> int:
+    """Inject until the process is to end; returns 1 where it has stopped itself.
+
+    Raises ConfigurationError for options, files and policies that do not fit, Fatal after a stop that nobody
+    has allowed to go on.
+    """
+    executor, safe = _executor(request)
+    rules, gate = _rules(request), Gate(threshold=request.threshold, explore=request.explore, safe=safe)
+    with (
+        InjectionJournal.held(request.folder) as journal,
+        _client(settings, request) as client,
+        lifecycle.calling_on_drain(client.close),
+    ):
+        since = journal.start_again(allowed=request.resume)
+        policy = AskedPolicy(client, request.client_key, History(executor.goals).width, executor.goals)
+        parts = Parts(
+            policy=policy, executor=executor, journal=journal, gate=gate, rules=rules,
+            random=np.random.default_rng(request.seed), pause=lifecycle.draining.wait,
+            draining=lifecycle.draining.is_set,
+        )  # fmt: skip
+        injector = Injector(parts, drift_since=since)
+        code = _work(injector, request.steps)
+    _tell(dict(injector.counts), as_json=as_json)
+    return code
+
+
+def say(folder: Path, *, as_json: bool) -> int:
+    """Print what became of the goals of a folder."""
+    told = explain(folder)
+    sys.stdout.write((json.dumps(told) if as_json else as_text(told)) + "\n")
+    return EXIT_OK
+
+
+def write_veto(folder: Path, goal: str) -> int:
+    """Forbid a goal."""
+    veto(folder, goal)
+    return EXIT_OK
+
+
+def _work(injector: Injector, steps: int) -> int:
+    injector.recover()
+    try:
+        injector.run(steps)
+    except Drifted as error:
+        sys.stderr.write(f"injecting has stopped: {error}; look with --explain, then start with --resume\n")
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def _executor(request: Request) -> tuple[Executor, tuple[bool, ...]]:
+    """Return what carries goals out, and which actions are safe to try."""
+    if (request.goals is None) == (request.simulated is None):
+        raise ConfigurationError("--goals FILE or --simulated SEED: name one of them")
+    if request.goals is not None:
+        file = read_commands(request.goals)
+        return Commands(file), (False, *(one.safe for one in file.goal))
+    host = SimulatedHost()
+    host.reset(request.simulated or 0)
+    return host, (False, *(True for _ in host.goals))
+
+
+def _rules(request: Request) -> InjectionRules:
+    try:
+        quiet = tuple(QuietHours.parse(one) for one in request.quiet)
+    except ValueError as error:
+        raise ConfigurationError(f"--quiet: {error}") from error
+    return InjectionRules(
+        auto=request.auto, interval_s=request.interval_s, daily_limit=request.daily_limit, quiet=quiet,
+        veto_s=request.veto_s,
+    )  # fmt: skip
+
+
+def _client(settings: Settings, request: Request) -> PolicyClient:
+    try:
+        return PolicyClient(request.server, credentials=credentials(settings.security), policy=request.policy)
+    except ValueError as error:
+        raise ConfigurationError(f"--server {request.server}: {error}") from error
+
+
+def _tell(counts: dict[str, int], *, as_json: bool) -> None:
+    text = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing was done"
+    sys.stdout.write((json.dumps(counts) if as_json else text) + "\n")
