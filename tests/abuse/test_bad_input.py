@@ -112,7 +112,7 @@ COMMANDS: Final = {
     "checkpoint of a run without a broker": (("control", "checkpoint", "run"), "run: names no broker"),
     "restore of a run without a broker": (("control", "restore", "run", "x"), "run: names no broker"),
     "an absurd flush": (("control", "flush", "127.0.0.1:1", "--min-steps", str(10**30)), "--min-steps"),
-    "injector without goals": (("inject", "--folder", "i"), "--goals FILE or --simulated SEED: name one of them"),
+    "an injector that is not there": (("inject", "--explain", "--folder", "absent"), "absent: is no folder"),
     "traces that are not there": (("traces", "check", "absent"), "absent: cannot be read"),
     "traces of a file": (("traces", "import", "file", "--out", "o"), "file: holds no whole episode"),
     "traces for a policy of a file": (

@@ -24,6 +24,7 @@ GATEWAY: Final = ("gateway", "--listen", "127.0.0.1:0")
 PROMPTS: Final = ("gateway", "prompts", "--listen", "127.0.0.1:0")
 TEXT: Final = ("gateway", "text", "--server", "unix:absent", "--listen", "127.0.0.1:0")
 TRAIN: Final = ("train", "CartPole-v1", "--total-steps", "64")
+INJECT: Final = ("inject", "--simulated", "0")
 REWARD: Final = ("reward", "train", "rows.jsonl", "--model", "folder")
 
 REFUSED: Final = {
@@ -66,6 +67,11 @@ REFUSED: Final = {
     "prompts of no recipe": ((*PROMPTS, "--recipe", "absent"), "--recipe absent: no such file"),
     "prompts below a file": ((*PROMPTS, "--state", "file"), "--state file: File exists; name a folder"),
     "prompts beyond loopback": ((*PROMPTS, "--listen", "0.0.0.0:1", "--insecure"), "say --project NAME"),
+    "an injector without goals": (("inject",), "--goals FILE or --simulated SEED: name one of them"),
+    "an injector of a word": (("inject", "--goals", "absent"), "absent: cannot be read"),
+    "an injector of no hours": ((*INJECT, "--quiet", "22-6"), "--quiet: quiet hours '22-6': write"),
+    "an injector of no server": ((*INJECT, "--server", "banana"), "--server banana: address='banana': write"),
+    "an injector in a file": ((*INJECT, "--folder", "file"), "--folder file: File exists; name a folder"),
     "rewards into a file": ((*REWARD, "--out", "file"), "file"),
     "rewards from no model": ((*REWARD, "--out", "o"), "folder"),
     "a run in a file": ((*TRAIN, "--run-dir", "file"), "--run-dir file: File exists; a file stands"),

@@ -57,8 +57,8 @@ def main(lifecycle: Lifecycle, settings: Settings, request: Request, *, as_json:
     executor, safe = _executor(request)
     rules, gate = _rules(request), Gate(threshold=request.threshold, explore=request.explore, safe=safe)
     with (
-        InjectionJournal.held(request.folder) as journal,
         _client(settings, request) as client,
+        InjectionJournal.held(request.folder) as journal,
         lifecycle.calling_on_drain(client.close),
     ):
         since = journal.start_again(allowed=request.resume)

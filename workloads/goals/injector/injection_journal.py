@@ -65,9 +65,12 @@ class InjectionJournal:
     def held(cls, folder: Path) -> Iterator["InjectionJournal"]:
         """Yield the journal of a folder, which is made, and which no other process holds meanwhile.
 
-        Raises ConfigurationError where another one does.
+        Raises ConfigurationError where another one does, and where no folder can be.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigurationError(f"--folder {folder}: {error.strerror}; name a folder") from error
         with (folder / _LOCK).open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
