@@ -97,8 +97,8 @@ def _episodes(executor: str, folder: Path) -> float:
     goals = folder / "goals.toml"
     goal = '[[goal]]\nname = "true"\ncommand = ["/usr/bin/true"]\n'
     goals.write_text(f'folder = "{folder}"\nallow = ["/usr/bin/true"]\n{goal}')
-    given = {"executor": executor, **({"goals": str(goals)} if executor == "commands" else {})}
-    environment = gym.make("workloads.goals.tasks:Goals-v0", **given)
+    named = str(goals) if executor == "commands" else ""
+    environment = gym.make("workloads.goals.tasks:Goals-v0", executor=executor, goals=named)
     count = EPISODES[executor]
     begun = time.perf_counter()
     for seed in range(count):
