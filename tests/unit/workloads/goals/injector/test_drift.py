@@ -13,12 +13,22 @@ def seen(rates: list[tuple[float, int, int]], seed: int = 0) -> tuple[list[bool]
     return [one for one, _ in pairs], [version for _, version in pairs]
 
 
-def test_a_version_that_fails_more_often_is_seen_before_thirty_goals() -> None:
-    """From 90% to 40%; the message names both counts and the version."""
-    successes, versions = seen([(0.9, 200, 1), (0.4, NEWEST, 2)])
+def test_a_version_that_fails_more_often_is_named_with_both_counts() -> None:
+    """From 90% to 20%."""
+    successes, versions = seen([(0.9, 200, 1), (0.2, NEWEST, 2)])
     assert "version 2" in drifted(successes, versions)
     assert "of the last 30" in drifted(successes, versions)
     assert not drifted(successes[:203], versions[:203])
+
+
+@pytest.mark.parametrize(("before", "after", "share"), [(0.9, 0.3, 0.95), (0.8, 0.2, 0.9)])
+def test_a_deep_fall_is_seen_within_thirty_goals(before: float, after: float, share: float) -> None:
+    """In so many of a hundred cases."""
+    found = 0
+    for seed in range(100):
+        successes, versions = seen([(before, 200, 1), (after, NEWEST, 2)], seed)
+        found += any(drifted(successes[:end], versions[:end]) for end in range(201, 231))
+    assert found >= 100 * share
 
 
 def test_versions_that_change_with_every_goal_are_judged_together() -> None:
