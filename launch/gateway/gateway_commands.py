@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from launch.gateway.callers_options import HostNames, Origins
 from launch.gateway.site_commands import WithSites
 from penstock.config.extras import how_to_install
 from penstock.runtime.command_exit import finish
@@ -65,14 +66,8 @@ def gateway(
     database: DatabaseUrl = "",
     registry: RegistryUrl = "",
     keys: KeysFile = None,
-    hosts: Annotated[
-        list[str] | None,
-        typer.Option("--host", help="Name by which it is reached, beside loopback; may be repeated."),
-    ] = None,
-    origins: Annotated[
-        list[str] | None,
-        typer.Option("--origin", metavar="URL", help="Pages of this origin may call; may be repeated."),
-    ] = None,
+    hosts: HostNames = None,
+    origins: Origins = None,
     templates: Annotated[
         Path | None,
         typer.Option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from launch.gateway.callers_options import HostNames, Origins
 from penstock.config.plugins import installed
 from penstock.config.workload import find
 from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure, assigned
@@ -82,14 +83,8 @@ def _command(name: str) -> "Callable[..., None]":
             str, typer.Option("--database", metavar="URL", help="Its accounts, where they lie elsewhere.")
         ] = "",
         keys: Annotated[Path | None, typer.Option("--keys", help="Its file of signing keys.")] = None,
-        hosts: Annotated[
-            list[str] | None,
-            typer.Option("--host", help="Name by which it is reached, beside loopback; may be repeated."),
-        ] = None,
-        origins: Annotated[
-            list[str] | None,
-            typer.Option("--origin", metavar="URL", help="Pages of this origin may call; may be repeated."),
-        ] = None,
+        hosts: HostNames = None,
+        origins: Origins = None,
         config: ConfigFile = None,
         assignments: Assignments = None,
         endpoints: EndpointFile = None,

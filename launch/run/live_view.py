@@ -48,22 +48,25 @@ class PlainView:
         self._total = total_steps
         self._target = target
         self._last_s = -math.inf
-        self._last: Progress | None = None
+        self._last = ""
 
     def event(self, text: str) -> None:
         """Write the event."""
         self._write(text)
 
     def show(self, progress: Progress) -> None:
-        """Write a line when the last one is old and something changed."""
+        """Write a line when the last one is old and says something else: a run may stand still for days."""
         now = time.monotonic()
-        if progress == self._last or now - self._last_s < PLAIN_INTERVAL_S:
+        if now - self._last_s < PLAIN_INTERVAL_S:
             return
-        self._last_s, self._last = now, progress
         total = f"/{self._total:,}" if self._total else ""
-        self._write(
-            f"steps {progress.env_steps:,}{total}  " + "  ".join(map(" ".join, facts(progress, self._target)))
+        text = f"steps {progress.env_steps:,}{total}  " + "  ".join(
+            map(" ".join, facts(progress, self._target))
         )
+        if text == self._last:
+            return
+        self._last_s, self._last = now, text
+        self._write(text)
 
     def __enter__(self) -> Self:
         return self

@@ -2,8 +2,10 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from launch.run.live_view import LiveView, PlainView, make_view
@@ -40,6 +42,17 @@ def test_plain_lines_say_all_figures_once_in_a_while() -> None:
         "steps 75,000/150,000  rate 61,234/s  return 231.2 of 475  staleness 1.0  buffer 50% 3.0 MiB  "
         "updates 36  publications 37"
     )
+
+
+def test_a_run_that_stands_still_writes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its seconds of training go on, which no line shows; what is new is written again."""
+    monkeypatch.setattr("launch.run.live_view.PLAIN_INTERVAL_S", 0.0)
+    stream = io.StringIO()
+    with PlainView(stream, total_steps=None, target=None) as view:
+        for seconds in (10.0, 12.0, 14.0):
+            view.show(replace(HALF_WAY, training_seconds=seconds))
+        view.show(replace(HALF_WAY, updates=37))
+    assert len(stream.getvalue().splitlines()) == 2
 
 
 def test_a_terminal_gets_a_bar_with_the_figures_below() -> None:
