@@ -88,10 +88,11 @@ dashboards: .venv/installed
 	$(PIP) --editable ".[all,dev]"
 	@touch $@
 
-# Language models are 0.4 GB more, which `make train` does without, as it does without the gateway.
+# Language models, and texts and their embeddings, are 0.6 GB more, which `make train` does without, as it does
+# without the gateway.
 .venv/installed-test: .venv/installed
 	@echo "installing what language models and the gateway need"
-	$(PIP) --editable ".[all,dev,rlhf,gateway,test-people]"
+	$(PIP) --editable ".[all,dev,rlhf,gateway,data,test-people]"
 	@touch $@
 
 .venv/installed-learn: .venv/installed
