@@ -192,9 +192,13 @@ class Episodes:
             self._forget(self._least_needed(episode.owner))
 
     def _least_needed(self, owner: Identity | None) -> Episode:
-        """Who has more than an even part pushes out its own oldest, others the oldest of all."""
-        has_more = self._over_of[owner] * len(self._over_of) > REMEMBERED_EPISODES
-        return next(one for one in self._over.values() if one.owner == owner or not has_more)
+        """Return the oldest of this owner if it has more than an even part, else of those who have."""
+        if self._has_more(owner):
+            return next(one for one in self._over.values() if one.owner == owner)
+        return next(one for one in self._over.values() if self._has_more(one.owner))
+
+    def _has_more(self, owner: Identity | None) -> bool:
+        return self._over_of[owner] * len(self._over_of) > REMEMBERED_EPISODES
 
     def _forget(self, episode: Episode) -> None:
         del self._over[episode.id]

@@ -87,11 +87,15 @@ class ChatEncoder:
                 tokenize=False,
                 add_generation_prompt=opens,
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, RecursionError) as error:
             raise ValueError(f"messages: the model's chat template does not take them: {error}") from error
         return text
 
     def _ids(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"messages, tools: hold what is no Unicode text: {error.reason}") from error
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -100,6 +104,6 @@ def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
     for call in message.get("tool_calls", ()):
         try:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # A model may write what is no JSON; the template gets its text.
     return message

@@ -201,10 +201,15 @@ class _Row:
             growing.error = ArithmeticError(f"version {request.version}: its probabilities are no numbers")
             growing.finish = "failed"
             return
-        shares = self._other_logits(log_probs) if request.has_other_logits else log_probs
-        token = int(shares.argmax()) if request.deterministic else self._drawn(shares)
+        try:
+            shares = self._other_logits(log_probs) if request.has_other_logits else log_probs
+            token = int(shares.argmax()) if request.deterministic else self._drawn(shares)
+            log_prob = float(log_probs[token])
+        except Exception as error:  # noqa: BLE001 - handed to whoever asked; the others of the batch go on
+            growing.error, growing.finish = error, "failed"
+            return
         growing.ids.append(token)
-        growing.log_prob.append(float(log_probs[token]))
+        growing.log_prob.append(log_prob)
         if token == eos_id:
             growing.finish = "eos"
         elif len(growing.ids) == request.most:

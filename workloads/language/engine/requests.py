@@ -2,7 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
+
+LEAST_TEMPERATURE: Final = 1e-3
+"""Below it, a quotient of logits may be no float32."""
+LEAST_TOP_P: Final = 1e-6
 
 Finish = Literal["", "eos", "length", "cancelled", "failed"]
 """Why an answer ended; empty: it has not; failed: its version could not go on."""
@@ -33,10 +37,11 @@ class Request:
         """Raise ValueError for what cannot be answered."""
         if not self.ids or self.most < 1:
             raise ValueError(f"request: {len(self.ids)} ids and most={self.most}; give at least 1 of each")
-        if not 0.0 < self.temperature <= 100.0 or not 0.0 < self.top_p <= 1.0:
+        if not LEAST_TEMPERATURE <= self.temperature <= 100.0 or not LEAST_TOP_P <= self.top_p <= 1.0:
             raise ValueError(
-                f"request: temperature={self.temperature}, top_p={self.top_p}; use a temperature in (0, 100] "
-                "and a top_p in (0, 1], and `deterministic` for the most likely tokens"
+                f"request: temperature={self.temperature}, top_p={self.top_p}; use a temperature of "
+                f"{LEAST_TEMPERATURE:g} to 100 and a top_p of {LEAST_TOP_P:g} to 1, and `deterministic` for "
+                "the most likely tokens"
             )
 
     @property

@@ -20,4 +20,5 @@ def only_likely(log_probs: Tensor, share: float) -> Tensor:
     """Without the least likely tokens that are not needed for this share, [V] → [V] (nucleus sampling)."""
     ordered, order = log_probs.sort(descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
+    before[0] = -1.0  # the likeliest stays, however the sum is rounded
     return log_probs.index_fill(0, order[before >= share], -torch.inf)

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from penstock.registry.records import MAX_CLIENT_KEY_LENGTH
 from penstock.registry.routing import Arm
 from penstock.wire.refusal import invalid
+from workloads.language.engine.requests import LEAST_TEMPERATURE, LEAST_TOP_P
 from workloads.language.prompt import Message
 from workloads.plugin.serving import check_request_id
 
@@ -52,10 +53,12 @@ class Ask:
         check_client_key(self.client_key)
         _check_history(self.messages)
         _within("temperature", self.temperature, 0.0, 100.0)
+        if 0.0 < self.temperature < LEAST_TEMPERATURE:
+            raise invalid(f"temperature={self.temperature:g}: say 0, or {LEAST_TEMPERATURE:g} to 100")
         _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        if not 0.0 < self.top_p <= 1.0:
-            raise invalid(f"top_p={self.top_p:g}: say more than 0, at most 1")
+        if not LEAST_TOP_P <= self.top_p <= 1.0:
+            raise invalid(f"top_p={self.top_p:g}: say {LEAST_TOP_P:g} to 1")
         if not 1 <= self.count <= MAX_COUNT:
             raise invalid(f"count={self.count}: ask for 1 to {MAX_COUNT} answers")
         if len(self.stop) > MAX_STOPS or any(not 0 < len(text) <= MAX_TEXT for text in self.stop):

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from penstock.config.settings import ServingSection
 from penstock.registry.routing import Arm
-from penstock.rpc.identity import CALLER
+from penstock.rpc.identity import CALLER, Identity
 from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refusal, Refused, invalid
 from workloads.language.conversation.chat_encoder import ChatEncoder
@@ -23,7 +23,7 @@ from workloads.language.serving import turn_rewards
 from workloads.language.serving.adapter_versions import AdapterVersions
 from workloads.language.serving.asks import Ask, TextReply, check_client_key
 from workloads.language.serving.column_experience import ColumnExperience
-from workloads.language.serving.held_memory import of_ask
+from workloads.language.serving.held_memory import SAMPLED_BYTES, of_ask
 from workloads.language.serving.talk import Sibling, Talk
 from workloads.language.serving.text_answerer import Drawn, Prompt, Show, TextAnswerer
 from workloads.language.serving.turn_rewards import MAX_TURNS, Rewards
@@ -100,7 +100,16 @@ class Conversations:
     async def generate(self, ask: Ask, until_s: float, show: Show) -> TextReply:
         """Answer; raises Refused. until_s: by the clock of the event loop. show: see `TextAnswerer`."""
         ask.check(self.limits.vocabulary)
-        self._check_size(ask)
+        owner, needed = CALLER.get(), self._needed(ask)
+        self._check_size(ask, owner, needed)
+        # Held from now on: answers that grow beside one another would each find the same room.
+        self._held.add(owner, needed)
+        try:
+            return await self._answer(ask, until_s, show)
+        finally:
+            self._held.add(owner, -needed)
+
+    async def _answer(self, ask: Ask, until_s: float, show: Show) -> TextReply:
         if not ask.conversation_id:
             return await self._without_memory(ask, until_s, show)
         talk = self._open(ask.conversation_id)
@@ -185,12 +194,16 @@ class Conversations:
             text = f"arm={arm.value}: no version is on it; ask for latest, or for a version by its number"
             raise Refused(Refusal(reason=Reason.UNKNOWN_VERSION, detail=text))
 
-    def _check_size(self, ask: Ask) -> None:
+    def _needed(self, ask: Ask) -> int:
+        """Bytes that an answer may come to hold: what was asked, and its tokens in a turn and in a reply."""
+        most = min(ask.max_tokens or self.limits.answer_tokens, self.limits.most_tokens)
+        return of_ask(ask) + 2 * SAMPLED_BYTES * ask.count * most
+
+    def _check_size(self, ask: Ask, owner: Identity | None, needed: int) -> None:
         size, most = _bytes_of(ask), BYTES_PER_TOKEN * self.limits.most_tokens
         if size > most:
             raise invalid(f"messages: have {size} bytes, at most {most} are read; send fewer or shorter ones")
-        owner = CALLER.get()
-        if not self._held.fits(owner, of_ask(ask)):
+        if not self._held.fits(owner, needed):
             why = self._held.why_not(owner, "serving.max_buffered_bytes")
             text = f"bytes of conversations: {why}; end some, or ask again later"
             raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=1000))
@@ -380,12 +393,17 @@ class Conversations:
         self._close(talk, is_whole=False)
 
     def _send_until(self, now_s: float) -> None:
-        while self._ripening and self._ripening[0][0] <= now_s and not self._ripening[0][1].is_keeping:
-            _, talk = self._ripening.popleft()
+        kept = list[tuple[float, Talk]]()
+        while self._ripening and self._ripening[0][0] <= now_s:
+            ripe, talk = self._ripening.popleft()
+            if talk.is_keeping:  # others do not wait for one whose late rewards are being kept
+                kept.append((ripe, talk))
+                continue
             talk.ripening -= 1
             self._send(talk)
             self._forget(talk)
             self._count(talk)
+        self._ripening.extendleft(reversed(kept))
 
 
 def _bytes_of(ask: Ask) -> int:

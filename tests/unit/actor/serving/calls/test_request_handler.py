@@ -419,6 +419,21 @@ async def test_a_caller_at_its_bound_leaves_room_for_others() -> None:
     assert len(stand.episodes._over) == REMEMBERED_EPISODES
 
 
+async def test_who_remembers_little_is_forgotten_for_no_one() -> None:
+    """Whoever has more than an even part gives room to the others, whose episodes are older or newer."""
+    stand = await ready(max_episodes=2 * REMEMBERED_EPISODES)
+    with called_by("ada"):
+        first = stand.start(request_id="a")
+        stand.end(first, TERMINATED)
+    for name, count in (("eve", REMEMBERED_EPISODES - 500), ("bob", 499), ("cyd", 5)):
+        with called_by(name):
+            for _ in range(count):
+                stand.end(stand.start(), TERMINATED)
+    with called_by("ada"):
+        assert stand.start(request_id="a") == first
+    assert len(stand.episodes._over) == REMEMBERED_EPISODES
+
+
 @pytest.mark.parametrize(
     "fields", [{"client_key": "x" * 257}, {"request_id": "x" * 129}, {"policy": "other"}]
 )

@@ -66,3 +66,27 @@ def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
     """With the remedy."""
     with pytest.raises(ValueError, match=r"set tokenizer\.chat_template"):
         ChatEncoder(build_tokenizer(["a"]))
+
+
+def test_what_cannot_be_rendered_is_refused_as_what_it_is() -> None:
+    """Nested too deep, and halves of characters, as JSON may hold them."""
+    nested: object = {}
+    for _ in range(5_000):
+        nested = {"in": nested}
+    deep = {"type": "function", "function": {"name": "add", "parameters": nested}}
+    halved = {"type": "function", "function": {"name": "\ud800"}}
+    with pytest.raises(ValueError, match="the model's chat template does not take them"):
+        encoder().begin([Message("user", "a")], [deep])
+    with pytest.raises(ValueError, match="hold what is no Unicode text"):
+        encoder().begin([Message("user", "a")], [halved])
+
+
+def test_arguments_nested_too_deep_stay_text() -> None:
+    """The template gets them as the model wrote them."""
+    call = ToolCall("call-0", "add", "[" * 100_000)
+    messages = [
+        Message("user", "a"),
+        Message("assistant", "", (call,)),
+        Message("tool", "b", tool_call_id="call-0"),
+    ]
+    assert encoder().begin(messages)

@@ -11,6 +11,7 @@ from penstock.policy import weights
 from workloads.language.engine.continuous_engine import ContinuousEngine
 from workloads.language.engine.loaded_adapters import LoadedAdapters
 from workloads.language.engine.requests import Growing, Request
+from workloads.language.generation.drawing import only_likely
 from workloads.language.language_model import make_probe
 from workloads.language.policy.language_policy import LanguagePolicy
 from workloads.language.policy.policy_section import LanguageSection
@@ -89,6 +90,22 @@ def test_who_joins_a_running_batch_is_answered_as_alone(endless: ContinuousEngin
 
 def _asked(engine: ContinuousEngine, number: int, version: int, most: int) -> Growing:
     return engine.submit(Request(ids=PROMPTS[number], most=most, version=version, seed=number))
+
+
+def test_an_answer_that_cannot_be_drawn_fails_alone(endless: ContinuousEngine) -> None:
+    """A bias that is no number leaves nothing to draw from; the others of its batch go on."""
+    alone = finished(endless, ask(endless, 0, 1))
+    broken, whole = ask(endless, 1, 1, bias={3: float("nan")}), ask(endless, 0, 1)
+    finished(endless, broken, whole)
+    assert (broken.finish, broken.ids) == ("failed", [])
+    assert [(whole.ids, whole.finish)] == alone
+
+
+def test_the_likeliest_token_is_left_by_the_smallest_share() -> None:
+    """Also where the share is lost in rounding."""
+    log_probs = torch.tensor([0.2, 0.5, 0.3]).log()
+    assert only_likely(log_probs, 5e-324).argmax() == 1
+    assert torch.isfinite(only_likely(log_probs, 5e-324)).sum() == 1
 
 
 def test_a_step_is_one_pass_for_all_rows_of_a_version(endless: ContinuousEngine) -> None:
@@ -272,8 +289,9 @@ def test_logits_that_are_changed_change_the_draw_and_not_the_log_probability(
     [
         ({"ids": ()}, "give at least 1 of each"),
         ({"most": 0}, "give at least 1 of each"),
-        ({"temperature": 0.0}, "use a temperature in"),
-        ({"top_p": 1.5}, "a top_p in"),
+        ({"temperature": 0.0}, "use a temperature of"),
+        ({"temperature": 1e-300}, "use a temperature of"),
+        ({"top_p": 1.5}, "a top_p of"),
     ],
 )
 def test_a_request_that_cannot_be_answered_is_refused(wrong: dict[str, Any], message: str) -> None:

@@ -1,10 +1,12 @@
 """Conversations of clients: exact ids, what is learned from and what is not, repeats, rewards, the end."""
 
+import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
 
+from actor.serving.episodes.caller_shares import CallerShares
 from actor.serving.episodes.episodes import REMEMBERED_EPISODES
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
@@ -281,7 +283,9 @@ async def test_versions_that_answer_nobody_are_let_go_of(stand: TextStand) -> No
         ({"messages": ()}, "messages: give at least one"),
         ({"temperature": -1.0}, "temperature=-1: say 0 to 100"),
         ({"temperature": float("nan")}, "temperature=nan"),
-        ({"top_p": 0.0}, "top_p=0: say more than 0"),
+        ({"temperature": 5e-324}, "temperature=4.94066e-324: say 0, or 0.001 to 100"),
+        ({"top_p": 0.0}, "top_p=0: say 1e-06 to 1"),
+        ({"top_p": 5e-324}, "top_p=4.94066e-324: say 1e-06 to 1"),
         ({"count": 17}, "count=17: ask for 1 to 16"),
         ({"stop": ("",)}, "stop: give at most 16 texts"),
         ({"logit_bias": {999: 1.0}}, "logit_bias=999: the vocabulary has the token ids 0 to"),
@@ -364,6 +368,38 @@ async def test_what_conversations_hold_is_counted_and_bounded(dialogue: Any, sta
     with pytest.raises(Refused, match=r"serving\.max_buffered_bytes") as refused:
         await full.say(full.start(), user())
     assert refused.value.refusal.reason is Reason.OVERLOADED
+
+
+async def test_answers_that_grow_beside_one_another_do_not_share_the_same_room(
+    dialogue: Any, stand: TextStand
+) -> None:
+    """What one may come to hold is held for it from its beginning, and given back at its end."""
+    held = CallerShares(40_000)
+    stand.conversations._held = held
+    asks = (stand.say(stand.start(), user(), count=8, max_tokens=8) for _ in range(6))
+    answered = await asyncio.gather(*asks, return_exceptions=True)
+    refused = [one for one in answered if isinstance(one, Refused)]
+    assert {one.refusal.reason for one in refused} == {Reason.OVERLOADED}
+    assert len(refused) == 5
+    assert held.used == sum(talk.counted_bytes for talk in stand.conversations._talks.values())
+
+
+async def test_who_keeps_late_rewards_coming_holds_no_other_up(stand: TextStand) -> None:
+    """Columns behind it in the window are sent while its rewards are being stored."""
+    stand.section = stand.conversations._section = stand.section.model_copy(update={"reward_window_s": 5.0})
+    first, second = stand.start(), stand.start()
+    for conversation in (first, second):
+        await stand.say(conversation, user())
+        stand.conversations.end(conversation, "e", terminated=True, abandoned=False, reward=1.0)
+    keeping = stand.conversations._talks[first]
+    keeping.is_keeping = True
+    stand.now_s = 6.0
+    stand.conversations.sweep()
+    assert list(stand.conversations._talks) == [first]
+    keeping.is_keeping = False
+    stand.conversations.sweep()
+    assert not stand.conversations._talks
+    assert len(stand.fragments()) == 2
 
 
 async def test_a_turn_has_so_many_answers(stand: TextStand) -> None:
