@@ -36,7 +36,7 @@ from tests.support.storage.postgresql_server import find_programs
 __all__ = ["shared_database"]
 
 JOBS: Final = "/api/projects/alpha/jobs"
-LONG: Final = 1000
+LONG: Final = 100_000
 
 
 class Client:

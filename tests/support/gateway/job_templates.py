@@ -12,7 +12,7 @@ title = "CartPole, a moment"
 [template.numbers.maxSteps]
 settings = {"learner.total_steps" = 512}
 least = 1
-most = 1000
+most = 100_000
 default = 2
 whole = true
 
@@ -35,6 +35,7 @@ batch_steps = 512
 
 [learner]
 keep_every_updates = 5
+stop_at_target = false # what is long is not over because it was learned
 
 [evaluation]
 episodes = 2
