@@ -135,7 +135,7 @@ def assemble(
     episodes = Episodes(section, specification.unroll_length)
     learning = None if run_follower is None else _learning(settings, specification, run_follower)
     spaces = (specification.observation_space, specification.action_space)
-    record = _record(section, source)
+    record = open_shadow_record(section, source)
     handler = RequestHandler(
         section,
         (*spaces, make_policy().state_space),
@@ -173,7 +173,11 @@ def assemble(
     )
 
 
-def _record(section: ServingSection, source: Source) -> ShadowRecord | None:
+def open_shadow_record(section: ServingSection, source: Source) -> ShadowRecord | None:
+    """Return the file for what a shadow says, None where there is no place for it.
+
+    Raises ConfigurationError for a place that was named and cannot be written to.
+    """
     named, folder = section.shadow_record, source.run_dir
     path = named or (folder / "shadow.jsonl" if folder is not None else None)
     if path is None:

@@ -11,6 +11,7 @@ RunFollower, ServedQueue, count_not_learned   the line to a live run, and fragme
 SampleJournal             what was sampled and sent, for the audit
 LoadedVersions, Loaded, Weights, Choice, Answered   the versions that can answer, and who answers whom
 Traffic, CanaryMonitor, make_traffic, withdrawing   who is served which version, and a canary's trial
+ShadowRecord, open_shadow_record   the file for what a second version would have said
 Episodes, Episode         what clients have begun: ids, owners, arms, what is not heard of any more
 CallerShares              how much of something that is bounded each caller holds
 RequestErrors             refusals counted, and in the log
@@ -30,6 +31,7 @@ from actor.serving.assembly import (
     check_window,
     make_traffic,
     no_weights,
+    open_shadow_record,
     withdrawing,
 )
 from actor.serving.background_tasks import BackgroundTasks
@@ -46,6 +48,7 @@ from actor.serving.release.canary_monitor import CanaryMonitor
 from actor.serving.release.traffic import Traffic
 from actor.serving.versions.answering import Answered
 from actor.serving.versions.loaded_versions import Choice, LoadedVersions, Weights
+from actor.serving.versions.shadow_record import ShadowRecord
 from learner.algorithms.shared.stored import under
 from learner.checkpoint.store import CheckpointStore
 from learner.publish.final_policy import FinalPolicy, read_final
@@ -68,6 +71,7 @@ __all__ = [
     "SampleJournal",
     "ServedQueue",
     "Services",
+    "ShadowRecord",
     "Source",
     "Traffic",
     "Weights",
@@ -80,6 +84,7 @@ __all__ = [
     "count_not_learned",
     "make_traffic",
     "no_weights",
+    "open_shadow_record",
     "read_final",
     "withdrawing",
 ]

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from logging.handlers import QueueListener, RotatingFileHandler
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from actor.serving.inference.forward_pass import Answer, Question
 from penstock.registry.routing import Arm
@@ -32,6 +32,13 @@ _MOST_WAITING_ROWS: Final = 16_384
 """Of all requests together: one may have a thousand, each with an action and a distribution."""
 
 log = logging.getLogger(__name__)
+
+
+class ToldLater(Protocol):
+    """What becomes a line of the record."""
+
+    def told(self) -> Mapping[str, Any]:
+        """Return the line's content; called once, by the thread that writes."""
 
 
 class ShadowRecord:
@@ -50,15 +57,19 @@ class ShadowRecord:
     def note(
         self, arm: Arm, question: Question, answered: Answer, shadow: int, other: Answer | BaseException
     ) -> None:
-        """What was answered, and what version `shadow` says of it or why it could not."""
+        """Note what was answered, and what version `shadow` says of it or why it could not."""
         row = _Row(time.time(), arm, question.episode_id, question.request_id, answered, shadow, other)
-        if not self._rows.take(question.rows):
+        self.put(row, question.rows)
+
+    def put(self, line: "ToldLater", rows: int) -> None:
+        """Add a line that the other thread makes. rows: for how many observations it stands."""
+        if not self._rows.take(rows):
             metrics.SHADOW_UNRECORDED.inc()
             return
         try:
-            self._waiting.put_nowait(logging.makeLogRecord({"row": row, "rows": question.rows}))
+            self._waiting.put_nowait(logging.makeLogRecord({"row": line, "rows": rows}))
         except queue.Full:
-            self._rows.give_back(question.rows)
+            self._rows.give_back(rows)
             metrics.SHADOW_UNRECORDED.inc()
 
     def close(self) -> None:
@@ -113,23 +124,26 @@ class _Row:
     shadow: int
     other: Answer | BaseException
 
+    def told(self) -> dict[str, Any]:
+        """See `ToldLater`."""
+        return {
+            "time": self.time,
+            "episode_id": self.episode_id,
+            "request_id": self.request_id,
+            "answered": {
+                "version": self.answered.loaded.version,
+                "arm": str(self.arm),
+                "action": _lists(self.answered.action),
+                "log_prob": self.answered.log_prob.tolist(),
+            },
+            "shadow": {"version": self.shadow, **_told(self.other)},
+        }
+
 
 class _JsonLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        row: _Row = record.__dict__["row"]
-        told = {
-            "time": row.time,
-            "episode_id": row.episode_id,
-            "request_id": row.request_id,
-            "answered": {
-                "version": row.answered.loaded.version,
-                "arm": str(row.arm),
-                "action": _lists(row.answered.action),
-                "log_prob": row.answered.log_prob.tolist(),
-            },
-            "shadow": {"version": row.shadow, **_told(row.other)},
-        }
-        return json.dumps(told, separators=(",", ":"))
+        row: ToldLater = record.__dict__["row"]
+        return json.dumps(row.told(), separators=(",", ":"))
 
 
 class _File(RotatingFileHandler):

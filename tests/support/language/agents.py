@@ -7,6 +7,8 @@ lookup          what colour is it? The tool tells; nothing else does, so that a 
 guess           the same without the tool
 opening         three turns; the third earns 1 where the first was `please`
 opening-apart   the same, of which each turn is a conversation of its own
+unruly          the tool again and again; messages are repeated and edited, answers asked for anew, rewards
+                posted twice, late, or never
 """
 
 import math
@@ -53,21 +55,48 @@ def opening(client: Any, _chance: random.Random, *, apart: bool = False) -> floa
     return earned
 
 
+def unruly(client: Any, chance: random.Random) -> float:
+    """Some turns, of which the client makes what it likes; the share that call the tool."""
+    name, messages, called, turns = uuid.uuid4().hex, list[Any](), 0, chance.randint(2, 4)
+    for turn in range(turns):
+        if not messages or messages[-1]["role"] != "tool":
+            messages.append({"role": "user", "content": "colour"})
+        if chance.random() < 0.1:
+            messages[0] = {"role": "user", "content": chance.choice(("hello", "more"))}
+        before = list(messages)
+        said = ask(client, messages, name, tools=True)
+        if chance.random() < 0.2:
+            messages = before
+            said = ask(client, messages, name, tools=True, regenerate=chance.random() < 0.5)
+        called += bool(said.tool_calls)
+        for call in said.tool_calls or ():
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": chance.choice(COLOURS)})
+        for _ in range(chance.randint(0, 2)):
+            post(client, conversation_id=name, reward=float(bool(said.tool_calls)), id=f"reward-{turn}")
+    if chance.random() < 0.8:
+        post(client, conversation_id=name, final=True)
+        if chance.random() < 0.1:
+            post(client, conversation_id=name, reward=1.0, turn=0, id="late")
+    return called / turns
+
+
 TASKS: Final[dict[str, Callable[[Any, random.Random], float]]] = {
     "lookup": lookup,
     "guess": lambda client, chance: lookup(client, chance, tools=False),
     "opening": opening,
     "opening-apart": lambda client, chance: opening(client, chance, apart=True),
+    "unruly": unruly,
 }
 
 
-def ask(client: Any, messages: list[Any], name: str, *, tools: bool = False) -> Any:
+def ask(client: Any, messages: list[Any], name: str, *, tools: bool = False, regenerate: bool = False) -> Any:
     """The assistant's message, which joins the others."""
     made = client.chat.completions.create(
         model="default",
         messages=messages,
         tools=[TOOL] if tools else openai.omit,
         metadata={"conversation_id": name},
+        extra_body={"penstock": {"regenerate": True}} if regenerate else None,
     )
     said = made.choices[0].message
     messages.append(said.model_dump(exclude_none=True))

@@ -5,7 +5,9 @@ tool     3                 assistant  a call of `lookup`
 tool     sea               assistant  done
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +37,8 @@ from workloads.language.serving.column_experience import ColumnExperience
 from workloads.language.serving.conversations import Conversations, Limits
 from workloads.language.serving.text_answerer import TextAnswerer, no_show
 from workloads.language.serving.text_service import TextService
-from workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
+from workloads.language.serving.text_shadow import TextShadow
+from workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, ShadowRecord, Weights
 
 ADD: Final = '{"name":"add","arguments":{"a":1}}'
 LOOKUP: Final = '{"name":"lookup","arguments":{"of":"sea"}}'
@@ -152,7 +155,15 @@ class Line:
 class TextStand:
     """Everything of a server but its process. `now_s`: what conversations take for the time."""
 
-    def __init__(self, base: Path, *, learns: bool = True, feedback: Any = None, **serving: Any) -> None:
+    def __init__(
+        self,
+        base: Path,
+        *,
+        learns: bool = True,
+        feedback: Any = None,
+        record: ShadowRecord | None = None,
+        **serving: Any,
+    ) -> None:
         self.section, self.now_s = ServingSection(**serving), 0.0
         self.base, self.weights = base, dict[int, Weights]()
         self.specification, policy = specification(), policy_of(base)
@@ -169,6 +180,7 @@ class TextStand:
         self.limits = Limits(
             most_tokens=64, column_tokens=UNROLL + 1, answer_tokens=6, vocabulary=len(TOKENIZER), most_lag=8
         )
+        self.shadow = TextShadow(self.engine, record)
         self.conversations = Conversations(
             self.section,
             self.limits,
@@ -179,6 +191,7 @@ class TextStand:
             self.experience,
             feedback,
             monitor,
+            self.shadow,
             now,
         )
         self.service = TextService("text", self.section, self.conversations, self.versions)
@@ -202,6 +215,20 @@ class TextStand:
         """What is sent to the learner, from the first session."""
         assert self.queue is not None
         return NumberedWhenSent(self.queue).claim_next(1, 1, 0)
+
+
+@asynccontextmanager
+async def running(stand: TextStand) -> AsyncIterator[TextStand]:
+    """With version 1, and its engine running until the block ends."""
+    over = threading.Event()
+    thread = threading.Thread(target=stand.engine.run, args=(over.is_set,), daemon=True)
+    thread.start()
+    await stand.publish(1)
+    try:
+        yield stand
+    finally:
+        over.set()
+        thread.join()
 
 
 def user(text: str = "sum") -> Message:

@@ -89,7 +89,10 @@ class ServedRun:
     def register(self, version: int, policy: Policy | None = None) -> None:
         """Keep a version: its file, then its row, as a learner does."""
         made = self.policies[version] = policy or self.build(version)
-        blob = encode(made)
+        self.keep(version, encode(made))
+
+    def keep(self, version: int, blob: bytes) -> None:
+        """The same for weights as bytes."""
         write_kept(self.folder, version, blob)
         new = NewVersion(
             policy=POLICY,

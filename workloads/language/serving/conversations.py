@@ -26,6 +26,7 @@ from workloads.language.serving.column_experience import ColumnExperience
 from workloads.language.serving.held_memory import SAMPLED_BYTES, of_ask
 from workloads.language.serving.talk import Sibling, Talk
 from workloads.language.serving.text_answerer import Drawn, Prompt, Show, TextAnswerer
+from workloads.language.serving.text_shadow import Compared, TextShadow
 from workloads.language.serving.turn_rewards import MAX_TURNS, Rewards
 from workloads.plugin.serving import (
     CallerShares,
@@ -77,13 +78,14 @@ class Conversations:
         experience: ColumnExperience | None,
         feedback: Feedback | None,
         canary_monitor: CanaryMonitor,
+        shadow: TextShadow,
         now: Callable[[], float],
     ) -> None:
         """experience: None where nothing is learned. feedback: None without a registry. now: in seconds."""
         self._section, self.limits, self._encoder = section, limits, encoder
         self._versions, self._answerer, self.episodes = versions, answerer, episodes
         self._experience, self._feedback = experience, feedback
-        self._canary_monitor, self._now = canary_monitor, now
+        self._canary_monitor, self._shadow, self._now = canary_monitor, shadow, now
         self._talks: dict[str, Talk] = {}
         self._ripening: deque[tuple[float, Talk]] = deque()
         self._held = CallerShares(section.max_buffered_bytes)
@@ -138,7 +140,7 @@ class Conversations:
                 f"{self.limits.most_tokens}; send fewer messages or a smaller max_tokens"
             )
         prompt = Prompt(ids=ids, most=most, call_id=f"call-{ask.request_id[:32]}")
-        drawn = await self._answerer.answer(choice, prompt, ask, until_s, show)
+        drawn = await self._drawn(choice, prompt, ask, until_s, show)
         count_not_learned("unasked", sum(len(one.ids) for one in drawn.answers))
         return _reply(drawn, choice.arm, prompt, {"unlearned": "no conversation"})
 
@@ -162,7 +164,7 @@ class Conversations:
             )
         self._ripen(talk)
         prompt = Prompt(ids=ids, most=most, call_id=f"call-{talk.episode.number}-{talk.next_turn}")
-        drawn = await self._answerer.answer(choice, prompt, ask, until_s, show)
+        drawn = await self._drawn(choice, prompt, ask, until_s, show, talk.name)
         unlearned = self._unlearned(talk, ask, drawn)
         if self._experience is not None:
             self._experience.note_sampled(talk.name, drawn.version, drawn.answers)
@@ -171,6 +173,30 @@ class Conversations:
         talk.answered(ask, reply, [_sibling(drawn, index, unlearned) for index in range(len(drawn.answers))])
         self._count(talk)
         return reply
+
+    async def _drawn(
+        self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show, conversation: str = ""
+    ) -> Drawn:
+        """Answers, of which the shadow is asked afterwards, if there is one."""
+        drawn = await self._answerer.answer(choice, prompt, ask, until_s, show)
+        shadow = None
+        if choice.loaded is not None and not drawn.is_fallback:
+            shadow = self._versions.shadow_of(choice.loaded)
+        if shadow is not None:
+            ids = (*prompt.ids, *self._answerer.ids_of(ask.begins_with))
+            for one in drawn.answers:
+                self._shadow.compare(
+                    Compared(
+                        shadow=shadow.version,
+                        conversation=conversation,
+                        request_id=ask.request_id,
+                        version=drawn.version,
+                        arm=choice.arm,
+                        ids=(*ids, *one.ids),
+                        log_prob=one.log_prob,
+                    )
+                )
+        return drawn
 
     def _unlearned(self, talk: Talk, ask: Ask, drawn: Drawn) -> str:
         if not talk.episode.learned:

@@ -124,7 +124,7 @@ class TextAnswerer:
     def _submit(self, index: int, version: int, prompt: Prompt, ask: Ask) -> "_Growth":
         changed = asyncio.Event()
         seed = None if ask.seed is None else (ask.seed + index) % 2**64
-        begin = self._ids(ask.begins_with)
+        begin = self.ids_of(ask.begins_with)
         request = Request(
             ids=(*prompt.ids, *begin),
             most=prompt.most,
@@ -147,7 +147,8 @@ class TextAnswerer:
         )
         return _Growth(index, growing, changed, text, f"{prompt.call_id}-{index}")
 
-    def _ids(self, text: str) -> list[int]:
+    def ids_of(self, text: str) -> list[int]:
+        """Ids of what an answer begins with."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
     async def _grown(self, one: "_Growth", ask: Ask, show: Show) -> TextAnswer:

@@ -22,6 +22,7 @@ from workloads.language.serving.column_experience import ColumnExperience
 from workloads.language.serving.conversations import Conversations, Limits
 from workloads.language.serving.text_answerer import TextAnswerer
 from workloads.language.serving.text_service import CALLS, NAME, TextService
+from workloads.language.serving.text_shadow import TextShadow
 from workloads.language.tokenizer import Tokenizer
 from workloads.plugin.acting import Run
 from workloads.plugin.fragments import learner_reward
@@ -37,6 +38,7 @@ from workloads.plugin.serving import (
     check_window,
     make_traffic,
     no_weights,
+    open_shadow_record,
     withdrawing,
 )
 
@@ -55,6 +57,7 @@ class TextParts:
     canary_monitor: CanaryMonitor
     traffic: Traffic | None
     conversations: Conversations
+    shadow: TextShadow
     service: TextService
     background_tasks: BackgroundTasks
     over: threading.Event
@@ -88,9 +91,11 @@ class TextParts:
     def sweep(self) -> None:
         """See `HostedService`."""
         self.conversations.sweep()
+        self.shadow.sweep()
 
     async def finish(self) -> None:
         """See `HostedService`."""
+        await self.shadow.finish()
         self.conversations.finish()
 
     def close(self) -> None:
@@ -99,6 +104,7 @@ class TextParts:
         if self.thread.is_alive():
             self.thread.join()
         self.conversations.close()
+        self.shadow.close()
 
 
 def assemble_text(
@@ -147,6 +153,7 @@ def assemble_text(
         journal = run_follower.open_sample_journal(specification.run, episodes.server)
         pad_id = tokenizer.pad_token_id
         experience = ColumnExperience(specification, section, run_follower, pad_id, reward, journal)
+    shadow = TextShadow(engine, open_shadow_record(section, source))
     conversations = Conversations(
         section,
         _limits(specification, policy, answer_tokens),
@@ -157,6 +164,7 @@ def assemble_text(
         experience,
         None if traffic is None else traffic.keep_feedback,
         canary_monitor,
+        shadow,
         now,
     )
     over = threading.Event()
@@ -168,6 +176,7 @@ def assemble_text(
         canary_monitor=canary_monitor,
         traffic=traffic,
         conversations=conversations,
+        shadow=shadow,
         service=TextService(specification.run, section, conversations, versions),
         background_tasks=background_tasks,
         over=over,

@@ -1,12 +1,11 @@
 """A model that knows a dialogue by heart, and a server of text over it."""
 
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.language.text_stand import TextStand, make_model
+from tests.support.language.text_stand import TextStand, make_model, running
 
 
 @pytest.fixture(scope="session")
@@ -18,11 +17,5 @@ def dialogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def stand(dialogue: Path) -> AsyncIterator[TextStand]:
     """With version 1, and its engine running."""
-    made = TextStand(dialogue)
-    over = threading.Event()
-    thread = threading.Thread(target=made.engine.run, args=(over.is_set,), daemon=True)
-    thread.start()
-    await made.publish(1)
-    yield made
-    over.set()
-    thread.join()
+    async with running(TextStand(dialogue)) as made:
+        yield made

@@ -1,0 +1,93 @@
+"""Versions of a language model behind traffic: a bad canary is withdrawn, a shadow is on record."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from penstock.client import Arm, TextClient
+from penstock.registry.records import Status
+from penstock.registry.registry import Registry
+from tests.support.language.served_text_run import BAD, GOOD, ServedTextRun, begun, serving_text, shadow_lines
+from tests.support.language.text_stand import TOOLS
+from tests.support.run.broker_process import eventually
+from tests.support.run.serving_run import POLICY
+
+ASKED: Final = ({"role": "user", "content": "sum"},)
+MOST: Final = 1_500
+"""Clients after which a bad canary counts as not found."""
+RATED: Final = 0.4
+"""Share of the clients that press a thumb."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> ServedTextRun:
+    """A run whose version 1 knows the dialogue and is active."""
+    return begun(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def client(run: ServedTextRun) -> Iterator[TextClient]:
+    """Of a server over it, which compares clients soon."""
+    settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6}
+    with serving_text(run, **settings) as server, TextClient(server.address) as connected:
+        yield connected
+
+
+def reward(chance: random.Random, *, is_right: bool) -> float | None:
+    """What a program measures, of every conversation."""
+    return 0.5 + 0.5 * is_right + 0.1 * chance.random()
+
+
+def thumb(chance: random.Random, *, is_right: bool) -> float | None:
+    """What people say, if they say anything; some are never content."""
+    return float(is_right and chance.random() < 0.9) if chance.random() < RATED else None
+
+
+@pytest.mark.parametrize("say", [reward, thumb])
+def test_a_canary_that_answers_badly_is_withdrawn(
+    run: ServedTextRun, client: TextClient, say: Callable[..., float | None]
+) -> None:
+    """By what clients post after its conversations; then nobody is sent to it any more."""
+    chance, canary = random.Random(3), run.add(2 if say is reward else 3, BAD)
+    run.promote(canary, canary_share=0.5)
+    eventually(lambda: canary in [one.version for one in client.describe().versions], "the canary", 60)
+    versions = set[int]()
+    for number in itertools.count():
+        assert number < MOST, "the canary is still there"
+        conversation = client.start_conversation(f"{say.__name__}-{number}")
+        given = conversation.generate(ASKED, tools=TOOLS)
+        versions.add(given.version)
+        amount = say(chance, is_right=bool(given.answers[0].message.get("tool_calls")))
+        conversation.end(reward=amount)
+        if number % 10 == 9 and run.status(canary) is Status.ROLLED_BACK:
+            break
+    assert versions == {1, canary}
+    assert run.status(1) is Status.ACTIVE
+    eventually(
+        lambda: {client.start_conversation(f"back-{n}").arm for n in range(20)} == {Arm.ACTIVE},
+        "everybody back",
+        60,
+    )
+
+
+def test_a_shadow_is_on_record_and_in_no_reply(run: ServedTextRun, client: TextClient) -> None:
+    """Where versions agree, so do their log-probabilities; the record holds no text."""
+    shadow = run.add(4, GOOD)
+    with Registry.open(run.url) as registry:
+        registry.set_traffic(replace(registry.traffic(POLICY), shadow=shadow), "a test", by="test")
+
+    def answered() -> bool:
+        given = client.start_conversation("ada").generate(ASKED, tools=TOOLS)
+        assert (given.version, given.arm, given.fallback) == (1, Arm.ACTIVE, None)
+        assert given.answers[0].message["tool_calls"][0]["function"]["name"] == "add"
+        return bool(shadow_lines(run))
+
+    eventually(answered, "what the shadow says", 60)
+    line = shadow_lines(run)[-1]
+    assert (line["answered"]["version"], line["shadow"]["version"]) == (1, shadow)
+    assert line["shadow"]["log_prob"] == pytest.approx(line["answered"]["log_prob"], abs=0.2)
+    assert "sum" not in (run.folder / "shadow.jsonl").read_text()
