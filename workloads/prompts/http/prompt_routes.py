@@ -4,12 +4,11 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 import numpy as np
-from fastapi import APIRouter, Depends, Request, Response
-from fastapi.routing import APIRoute
+from fastapi import APIRouter, Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from gateway.surface import ApiError, caller_of
@@ -18,6 +17,7 @@ from workloads.prompts.categories import classify
 from workloads.prompts.embeddings import HashingEmbedder
 from workloads.prompts.http import api_bodies as bodies
 from workloads.prompts.http.given_answers import state_key
+from workloads.prompts.http.json_routes import DirectRoute, JsonRoute
 from workloads.prompts.http.prompts_api import PromptsApi, answered
 from workloads.prompts.mutations import MUTATION_TYPES, mutate, offered
 from workloads.prompts.optimise import optimise
@@ -25,6 +25,7 @@ from workloads.prompts.prompt_reward import QualityReward
 from workloads.prompts.prompt_text import PromptError, read_prompt
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _LONG: Final = 2000
 """Characters above which a text is worked on beside the event loop."""
@@ -32,32 +33,26 @@ _EMBEDDER: Final = HashingEmbedder()
 _REWARD: Final = QualityReward()
 
 
-class JsonRoute(APIRoute):
-    """A route that takes JSON alone, so that no form of another page reaches it."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler behind the check."""
-        handle = super().get_route_handler()
-
-        async def checked(request: Request) -> Response:
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if request.method == "POST" and kind != "application/json":
-                raise ApiError(415, "content-type: send application/json")
-            return await handle(request)
-
-        return checked
-
-
 router = APIRouter(route_class=JsonRoute, tags=["prompts"])
 
 
-def api_of(request: Request) -> PromptsApi:
+async def api_of(request: Request) -> PromptsApi:
     """Return what the routes work with."""
     found: PromptsApi = request.app.state.api
     return found
 
 
 Api = Annotated[PromptsApi, Depends(api_of)]
+
+
+def _at_each_step(path: str) -> Callable[[F], F]:
+    """Return a decorator that adds a route which programs call at every step."""
+
+    def add(function: F) -> F:
+        router.add_api_route(path, function, methods=["POST"], route_class_override=DirectRoute)
+        return function
+
+    return add
 
 
 @router.get("/health")
@@ -94,7 +89,7 @@ async def stats(api: Api) -> bodies.StatsAnswer | bodies.NoStatsAnswer:
     )
 
 
-@router.post("/select_action")
+@_at_each_step("/select_action")
 async def select_action(request: Request, api: Api, body: bodies.SelectRequest) -> bodies.SelectAnswer:
     """Choose a mutation for a prompt."""
     state = body.embedding
@@ -118,7 +113,7 @@ async def select_action(request: Request, api: Api, body: bodies.SelectRequest) 
     )
 
 
-@router.post("/store_experience")
+@_at_each_step("/store_experience")
 async def store_experience(request: Request, api: Api, body: bodies.StoreRequest) -> bodies.StoreAnswer:
     """Take in a transition, to be learned from."""
     verified, duplicate = await api.store(caller_of(request), body, body.state, body.next_state)
@@ -150,7 +145,7 @@ async def update(api: Api) -> bodies.UpdateAnswer | bodies.TooFewAnswer:
     )
 
 
-@router.post("/get_distribution")
+@_at_each_step("/get_distribution")
 async def get_distribution(api: Api, body: bodies.DistributionRequest) -> bodies.DistributionAnswer:
     """Return how likely each mutation is for a prompt."""
     answer = await api.act(body.embedding, deterministic=True, distribution=True)
@@ -176,14 +171,14 @@ async def load(api: Api, body: bodies.LoadRequest) -> bodies.LoadAnswer:
     return bodies.LoadAnswer(loaded=True, version=version)
 
 
-@router.post("/embed")
+@_at_each_step("/embed")
 async def embed(body: bodies.EmbedRequest) -> bodies.EmbedAnswer:
     """Return a prompt as numbers."""
     prompt = _prompt(body.prompt)
     return await _beside(prompt, lambda: _embedded(prompt, body.encoding))
 
 
-@router.post("/mutate")
+@_at_each_step("/mutate")
 async def mutated(body: bodies.MutateRequest) -> bodies.MutateAnswer:
     """Return what a mutation makes of a prompt."""
     prompt = _prompt(body.prompt)
