@@ -170,6 +170,17 @@ async def repeat(calls: Sequence[Call], seconds: float) -> list[float]:
     return latencies
 
 
+def summary(latencies: Sequence[float], seconds: float, share: float = 1) -> dict[str, float]:
+    """Return calls, rate per second, p50_ms and p99_ms; share: of the calls that was timed."""
+    ordered = np.sort(latencies)
+    return {
+        "calls": round(len(latencies) / share * (seconds + _WARM_S * (share == 1)) / seconds),
+        "rate": len(latencies) / seconds / share,
+        "p50_ms": float(np.quantile(ordered, 0.5)) * 1e3,
+        "p99_ms": float(np.quantile(ordered, 0.99)) * 1e3,
+    }
+
+
 def ask(runner: asyncio.Runner, arguments: Sequence[str]) -> dict[str, float]:
     """Measure once: calls, rate per second, p50_ms, p99_ms."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving_load")
@@ -181,14 +192,7 @@ def ask(runner: asyncio.Runner, arguments: Sequence[str]) -> dict[str, float]:
     said = parser.parse_args(arguments)
     latencies = runner.run(measure(said.what, said.address, said.in_flight, said.streams, said.seconds))
     window = said.seconds + _WARM_S if said.what.endswith("-stream") else said.seconds
-    share = 7 / 8 if said.what.endswith("-stream") else 1
-    ordered = np.sort(latencies)
-    return {
-        "calls": round(len(latencies) / share * (window + _WARM_S * (share == 1)) / window),
-        "rate": len(latencies) / window / share,
-        "p50_ms": float(np.quantile(ordered, 0.5)) * 1e3,
-        "p99_ms": float(np.quantile(ordered, 0.99)) * 1e3,
-    }
+    return summary(latencies, window, 7 / 8 if said.what.endswith("-stream") else 1)
 
 
 def main() -> None:
