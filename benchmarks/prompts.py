@@ -30,7 +30,7 @@ from workloads.plugin.serving import read_final
 from workloads.prompts.embeddings import Embedder, HashingEmbedder
 from workloads.prompts.prompt_reward import QualityReward
 from workloads.prompts.prompt_sources import PromptSource
-from workloads.prompts.tasks.prompt_task import make_embedder
+from workloads.prompts.task_parts import make_embedder
 from workloads.prompts.text_graph import text_graph
 
 CORPUS: Final = "chatterbot"

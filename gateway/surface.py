@@ -12,6 +12,8 @@ call each of its routes, and the kinds of jobs behind them.
 It may also name in `site` a function that returns a `Site`: an application of its own over one run.
 
     Upstream, RunAddresses    where that run is
+    RunSettings               what it was begun with
+    file_answer, console_file a file of a page, or of the console, for a page that looks like it
     caller_of                 who calls it
     add_error_handlers        makes errors answers, as those of the gateway
     ERROR_SCHEMA, error_answer    how they are described
@@ -35,10 +37,11 @@ from gateway.jobs import job_queue, policy_versions
 from gateway.jobs.job_kinds import JobKind, finite
 from gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
 from gateway.routes import job_routes
+from gateway.routes.console_routes import console_file, file_answer
 from gateway.routes.feedback_routes import AgentId, Key
 from gateway.routes.job_routes import Estimate
 from gateway.routes.request_text import Body, Line
-from gateway.sites.site import RunAddresses, Site, Upstream, caller_of
+from gateway.sites.site import RunAddresses, RunSettings, Site, Upstream, caller_of
 from gateway.store.tables import JobState, PolicyVersionRow
 from penstock.registry.ratings import KeptRating
 from penstock.registry.registry import Registry
@@ -60,15 +63,18 @@ __all__ = [
     "Membership",
     "Outcome",
     "RunAddresses",
+    "RunSettings",
     "Service",
     "Site",
     "TrainedVersion",
     "Upstream",
     "add_error_handlers",
     "caller_of",
+    "console_file",
     "ended",
     "error_answer",
     "estimate",
+    "file_answer",
     "finite",
     "member_of",
     "queue",

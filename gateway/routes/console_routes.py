@@ -1,5 +1,6 @@
 """The console: a page for people, of a few files that call the API like any other program."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,17 @@ def page() -> Page:
 )
 def file_of_page(file: str) -> Response:
     """Return a file of the page."""
-    found = _FILES.get(file)
+    return console_file(file)
+
+
+def console_file(name: str) -> Response:
+    """Return a file of the console by its name; raises ApiError 404 where there is none."""
+    return file_answer(_FILES, name)
+
+
+def file_answer(files: Mapping[str, Path], name: str) -> Response:
+    """Return one of the files of a page by its name; raises ApiError 404 where there is none."""
+    found = files.get(name)
     if found is None:
         raise ApiError(404, "no such file of the page")
     return Response(found.read_bytes(), media_type=_TYPES[found.suffix])

@@ -1,8 +1,9 @@
 """What a workload says of an API of its own, and what it is told of the run behind it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request
 
@@ -18,15 +19,25 @@ class RunAddresses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Says what a run was begun with. task: `environment.kwargs`. registry: its URL, "" where not known."""
+
+    task: Mapping[str, Any]
+    registry: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
     """Tells an application which run it answers for.
 
     addresses: returns where the processes of the run are now; it may be asked at any time, from any thread.
-    credentials: for calls to them.
+    credentials: for calls to them. settings: returns what the run was begun with, None while it is not known;
+    it raises ConfigurationError for those of a folder that this user did not make.
     """
 
     addresses: Callable[[], RunAddresses]
     credentials: Credentials
+    settings: Callable[[], RunSettings | None] = lambda: RunSettings(task={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

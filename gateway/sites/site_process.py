@@ -19,7 +19,7 @@ from gateway.accounts.accounts import Accounts
 from gateway.frame.call_limits import CallLimits
 from gateway.frame.envelope import Doors, Envelope
 from gateway.http_server import HttpServer, check_listen
-from gateway.sites.site import RunAddresses, Site, Upstream
+from gateway.sites.site import RunAddresses, RunSettings, Site, Upstream
 from gateway.sites.token_door import TokenDoor
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
@@ -43,6 +43,12 @@ class RunBehind(Protocol):
 
     def addresses(self) -> RunAddresses:
         """Return where its processes are now."""
+
+    def settings(self) -> RunSettings | None:
+        """Return what it was begun with, None while that is not known.
+
+        Raises ConfigurationError for a folder that this user did not make.
+        """
 
     def failure(self) -> str:
         """Return why it is over although nobody asked it to end; "" while it goes on."""
@@ -93,7 +99,8 @@ def main(
     with ExitStack() as stack:
         accounts = stack.enter_context(reach.accounts()) if reach.project and reach.accounts else None
         run = stack.enter_context(behind)
-        app = guarded_app(site, Upstream(addresses=run.addresses, credentials=own), reach, accounts)
+        upstream = Upstream(addresses=run.addresses, credentials=own, settings=run.settings)
+        app = guarded_app(site, upstream, reach, accounts)
         http = HttpServer(
             app,
             reach.listen,

@@ -18,14 +18,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-from gateway.sites.site import RunAddresses, Site
+from gateway.sites.site import RunAddresses, RunSettings, Site
 from launch.gateway.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
 from launch.gateway.local_runner import LOCK_FILE, RUN_FOLDER
 from launch.inspection.observation import is_going_on
 from launch.inspection.processes import read_endpoints
 from launch.run.child_process import last_line, penstock, without_configuration
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.credentials import registry_with_password
 from penstock.config.run_folder import CONFIG_FILE, make_private
+from penstock.config.run_seal import check_own
+from penstock.config.settings import Settings, load, parse_run_config
+from penstock.registry.weight_files import registry_url
 from penstock.runtime.exit import Fatal
 
 END_S: Final = 60.0
@@ -47,11 +51,28 @@ def addresses_in(folder: Path) -> RunAddresses:
     return RunAddresses(server=by_role.get("server", ""), broker=by_role.get("broker", ""))
 
 
-class NamedServer:
-    """A policy server, and perhaps a broker, by their addresses."""
+def settings_in(folder: Path) -> RunSettings | None:
+    """Return what a run's folder says that it was begun with; None before it says so.
 
-    def __init__(self, server: str, broker: str) -> None:
+    Raises ConfigurationError for a folder that names modules or places and that this user did not make.
+    """
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        return None
+    settings = load([parse_run_config(file)])
+    check_own(folder, settings, (), "serve it where, and as whom, it was made")
+    return RunSettings(
+        task=settings.environment.kwargs,
+        registry=registry_url(folder, registry_with_password(settings.registry)),
+    )
+
+
+class NamedServer:
+    """A policy server, and perhaps a broker, by their addresses; own: settings that were said here."""
+
+    def __init__(self, server: str, broker: str, own: Settings) -> None:
         self._addresses = RunAddresses(server=server, broker=broker)
+        self._own = own
 
     def __enter__(self) -> Self:
         return self
@@ -64,6 +85,12 @@ class NamedServer:
     def addresses(self) -> RunAddresses:
         """Return what was named."""
         return self._addresses
+
+    def settings(self) -> RunSettings:
+        """Return what was said here of the task and of the registry."""
+        return RunSettings(
+            task=self._own.environment.kwargs, registry=registry_with_password(self._own.registry)
+        )
 
     def failure(self) -> str:
         """Return "": who comes and goes there is not known."""
@@ -100,6 +127,10 @@ class NamedRun:
     def addresses(self) -> RunAddresses:
         """Return where its processes are now."""
         return addresses_in(self._folder)
+
+    def settings(self) -> RunSettings | None:
+        """Return what it was begun with."""
+        return settings_in(self._folder)
 
     def failure(self) -> str:
         """Return why it is over; "" while it goes on."""
@@ -151,6 +182,10 @@ class OwnRun:
     def addresses(self) -> RunAddresses:
         """Return where its processes are now; "" for those that have not come up."""
         return addresses_in(self._run) if self._goes_on() else RunAddresses()
+
+    def settings(self) -> RunSettings | None:
+        """Return what it was begun with; None until its folder says so."""
+        return settings_in(self._run)
 
     def failure(self) -> str:
         """Return why it is over; "" while it goes on."""

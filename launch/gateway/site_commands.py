@@ -101,7 +101,7 @@ def _command(name: str) -> "Callable[..., None]":
             if run is not None:
                 behind = NamedRun(run)
             elif server:
-                behind = NamedServer(_checked("--server", server), _checked("--broker", broker))
+                behind = NamedServer(_checked("--server", server), _checked("--broker", broker), settings)
             else:
                 behind = OwnRun.of_site(site, state or Path(f"{name}-state"), recipe, train or ())
             reach = Reach(

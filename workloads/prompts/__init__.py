@@ -6,6 +6,8 @@
     categories         the seven categories, and the classifier
     prompt_reward      what a prompt is worth, and a step from one to the next
     source_reward      rewards from a function, an endpoint or the reward service
+    checked_reward     those that a person checks now and then
+    task_parts         what a task embeds and rewards with, as its settings say
     embeddings         a text as 1,536 numbers
     http_embeddings    those of a server that speaks as OpenAI's does
     permuted_embeddings  embeddings that say nothing of their text

@@ -5,6 +5,7 @@ began with and the text as it is now. A step earns the difference of two scores,
 """
 
 from collections import OrderedDict
+from threading import Lock
 from typing import Final
 
 from penstock.config.configuration_error import ConfigurationError
@@ -20,12 +21,13 @@ _REMEMBERED: Final = 1024
 
 
 class SourceReward:
-    """A `PromptReward` of scores that a source gives; of one thread."""
+    """A `PromptReward` of scores that a source gives; used by any number of threads, which take turns."""
 
     def __init__(self, source: RewardSource, *, token_price: float = TOKEN_PRICE) -> None:
         """token_price: reward that a token takes away."""
         self._source, self._token_price = source, token_price
         self._scores: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._turn = Lock()
 
     def of(self, start: str, before: str, after: str) -> float:
         """Return the reward of a step; 0 where the text stays, without asking.
@@ -34,7 +36,8 @@ class SourceReward:
         """
         if before == after:
             return 0.0
-        scored = self._score(start, before, after)
+        with self._turn:
+            scored = self._score(start, before, after)
         return scored[1] - scored[0] - self._token_price * (token_count(after) - token_count(before))
 
     def _score(self, start: str, *texts: str) -> list[float]:

@@ -18,7 +18,8 @@ export interface Backend {
   save(name: string | undefined): Promise<string>;
   load(name: string): Promise<boolean>;
   embed(prompt: string): Promise<Embedding>;
-  mutate(prompt: string, action: number, start: string): Promise<MutatedPrompt>;
+  /** rewarded: whether the answer says what the step is worth. */
+  mutate(prompt: string, action: number, start: string, rewarded: boolean): Promise<MutatedPrompt>;
 }
 
 const NOT_FOUND = 404;
@@ -118,8 +119,8 @@ export class HttpBackend implements Backend {
     return (await this.client.call('POST /embed', { body: { prompt, encoding: 'base64' } })).embedding;
   }
 
-  async mutate(prompt: string, action: number, start: string): Promise<MutatedPrompt> {
-    const body = { prompt, action, start, encoding: 'base64' as const };
+  async mutate(prompt: string, action: number, start: string, rewarded: boolean): Promise<MutatedPrompt> {
+    const body = { prompt, action, start, rewarded, encoding: 'base64' as const };
     const made = await this.client.call('POST /mutate', { body });
     return {
       prompt: made.prompt,

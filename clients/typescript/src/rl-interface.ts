@@ -123,7 +123,7 @@ export class RLInterface {
   /** Returns what a mutation makes of a prompt. start: the prompt before all mutations. */
   async mutate(prompt: string, action: number, start = prompt): Promise<MutatedPrompt> {
     await this.ready();
-    return this.backend.mutate(prompt, action, start);
+    return this.backend.mutate(prompt, action, start, true);
   }
 
   /** Stores a transition, to be learned from; returns how many wait for an update. */
@@ -176,8 +176,10 @@ export class RLInterface {
     const actions: RLAction[] = [];
     for (let step = 1; step <= maxSteps; step += 1) {
       const action = await this.selectAction(state);
-      const made = await this.backend.mutate(prompt, action.actionIndex, start);
-      const reward = (await this.rewardModel?.(prompt, made.prompt, action)) ?? made.reward;
+      const model = this.rewardModel;
+      const made = await this.backend.mutate(prompt, action.actionIndex, start, model === undefined);
+      const reward = model === undefined ? made.reward : await model(prompt, made.prompt, action);
+      if (reward === null) throw new Error('people rate the prompts of this server: set a reward model (setRewardModel)');
       await this.storeExperience({
         state,
         action: action.actionIndex,

@@ -88,7 +88,8 @@ export interface ActionDistribution {
 export interface MutatedPrompt {
   prompt: string;
   mutationType: string;
-  reward: number;
+  /** What the step is worth; null where people rate prompts, or a reward model does. */
+  reward: number | null;
   category: string;
   embedding: Embedding;
 }

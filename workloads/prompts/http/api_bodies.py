@@ -68,6 +68,8 @@ def _listed(value: Any) -> NDArray[np.floating[Any]]:
 
 Embedding = Annotated[Any, PlainValidator(_array), WithJsonSchema(_EMBEDDING_SCHEMA)]
 """float32 [1536], of numbers or of base64."""
+RewardedBy = Literal["quality", "source", "ratings"]
+"""What gives the rewards of a run: the workload's own, another source, or people."""
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
 ActionNumber = Annotated[int, Field(ge=0, lt=ACTIONS, strict=True)]
 CheckpointName = Annotated[
@@ -243,32 +245,41 @@ class EmbedAnswer(BaseModel):
 class MutateRequest(_Body):
     """Asks what a mutation makes of a prompt. start: the prompt that was there before all mutations.
 
-    encoding: that of the embedding of what is made; `none`: without it.
+    encoding: that of the embedding of what is made; `none`: without it. rewarded: whether to say what the
+    step is worth; somebody who only looks need not ask the source of rewards.
     """
 
     prompt: Prompt
     action: ActionNumber
     start: Prompt | None = None
     encoding: Literal["none", "numbers", "base64"] = "none"
+    rewarded: Annotated[bool, Field(strict=True)] = True
 
 
 class MutateAnswer(BaseModel):
-    """A mutated prompt. reward: what the step is worth. changed: whether the text is another one."""
+    """A mutated prompt. changed: whether the text is another one.
+
+    reward: what the step is worth; null where people rate, or nobody asked.
+    """
 
     prompt: str
     action: int
     mutation_type: str
-    reward: float
+    reward: float | None
     category: str
     changed: bool
     embedding: list[float] | str | None
 
 
 class OptimizeRequest(_Body):
-    """Asks for the best prompt within so many mutations."""
+    """Asks for the best prompt within so many mutations.
+
+    explore: mutations are drawn instead, all of them are on the path, and a rating of it can be learned from.
+    """
 
     prompt: Prompt
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS, strict=True)] = 5
+    explore: Annotated[bool, Field(strict=True)] = False
 
 
 class PathStep(BaseModel):
@@ -277,15 +288,71 @@ class PathStep(BaseModel):
     action: int
     mutation_type: str
     prompt: str
-    reward: float
+    reward: float | None
     probabilities: list[float]
 
 
 class OptimizeAnswer(BaseModel):
-    """The best prompt that was seen, and the path to it. reward: the sum of the path's."""
+    """The best prompt that was seen, and the path to it. id: under which it can be rated.
 
+    reward: the sum of the path's; null where people rate.
+    """
+
+    id: str
     prompt: str
     category: str
-    reward: float
+    reward: float | None
     path: list[PathStep]
     version: int
+
+
+class RateRequest(_Body):
+    """Says what a prompt is worth that `/optimize` has answered with. score: from 0, bad, to 1, good."""
+
+    id: Annotated[str, Field(min_length=1, max_length=64)]
+    score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
+
+
+class RateAnswer(BaseModel):
+    """A rating that is kept. learned: steps that were stored with it, to be learned from."""
+
+    stored: Literal[True]
+    learned: int
+
+
+class WaitingCheck(BaseModel):
+    """A step that a person is asked about. reward: what the source of rewards said of it."""
+
+    id: str
+    start: str
+    before: str
+    after: str
+    reward: float
+
+
+class ChecksAnswer(BaseModel):
+    """What waits for a person, oldest first, and how far people agree with the source of rewards.
+
+    every: scores of which one is checked; 0: none is.
+    """
+
+    rewarded_by: RewardedBy
+    every: int
+    checked: int
+    agreed: int
+    waiting: list[WaitingCheck]
+
+
+class CheckRequest(_Body):
+    """Says which of the two texts of a check is the better prompt."""
+
+    id: Annotated[str, Field(min_length=1, max_length=64)]
+    better: Literal["before", "after"]
+
+
+class CheckAnswer(BaseModel):
+    """A check that is kept. checked, agreed: so many checks there were, and so many that agreed."""
+
+    stored: Literal[True]
+    checked: int
+    agreed: int

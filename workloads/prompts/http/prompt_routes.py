@@ -1,37 +1,25 @@
-"""The routes: actions for prompts, transitions, updates, checkpoints, and what mutations make of a text."""
+"""The routes: actions for prompts, transitions, updates, checkpoints, mutations of a text, ratings."""
 
-import asyncio
-import base64
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request
-from starlette.concurrency import run_in_threadpool
 
 from gateway.surface import ApiError, caller_of
-from penstock.client import Action, CommandRefusal
-from workloads.prompts.categories import classify
-from workloads.prompts.embeddings import HashingEmbedder
+from penstock.client import CommandRefusal
+from workloads.prompts.checked_reward import NoSuchCheck
 from workloads.prompts.http import api_bodies as bodies
 from workloads.prompts.http.given_answers import state_key
 from workloads.prompts.http.json_routes import DirectRoute, JsonRoute
+from workloads.prompts.http.prompt_paths import best_path, drawn_path
+from workloads.prompts.http.prompt_work import checked_prompt, numbers
 from workloads.prompts.http.prompts_api import PromptsApi, answered
-from workloads.prompts.mutations import MUTATION_TYPES, mutate, offered
-from workloads.prompts.optimise import optimise
-from workloads.prompts.prompt_reward import QualityReward
-from workloads.prompts.prompt_text import PromptError, read_prompt
+from workloads.prompts.mutations import MUTATION_TYPES
 
-T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-_LONG: Final = 2000
-"""Characters above which a text is worked on beside the event loop."""
-_EMBEDDER: Final = HashingEmbedder()
-_REWARD: Final = QualityReward()
-
 
 router = APIRouter(route_class=JsonRoute, tags=["prompts"])
 
@@ -150,7 +138,7 @@ async def get_distribution(api: Api, body: bodies.DistributionRequest) -> bodies
     """Return how likely each mutation is for a prompt."""
     answer = await api.act(body.embedding, deterministic=True, distribution=True)
     return bodies.DistributionAnswer(
-        probabilities=_numbers(answer.distribution["probability"]),
+        probabilities=numbers(answer.distribution["probability"]),
         mutation_types=list(MUTATION_TYPES),
         version=answer.version,
     )
@@ -172,90 +160,69 @@ async def load(api: Api, body: bodies.LoadRequest) -> bodies.LoadAnswer:
 
 
 @_at_each_step("/embed")
-async def embed(body: bodies.EmbedRequest) -> bodies.EmbedAnswer:
+async def embed(api: Api, body: bodies.EmbedRequest) -> bodies.EmbedAnswer:
     """Return a prompt as numbers."""
-    prompt = _prompt(body.prompt)
-    return await _beside(prompt, lambda: _embedded(prompt, body.encoding))
+    prompt, work = checked_prompt(body.prompt), await api.work()
+    return await work.do(prompt, lambda: work.embedded(prompt, body.encoding))
 
 
 @_at_each_step("/mutate")
-async def mutated(body: bodies.MutateRequest) -> bodies.MutateAnswer:
+async def mutated(api: Api, body: bodies.MutateRequest) -> bodies.MutateAnswer:
     """Return what a mutation makes of a prompt."""
-    prompt = _prompt(body.prompt)
-    start = prompt if body.start is None else _prompt(body.start, "start")
-    return await _beside(prompt + start, lambda: _mutated(start, prompt, body))
+    prompt, work = checked_prompt(body.prompt), await api.work()
+    start = prompt if body.start is None else checked_prompt(body.start, "start")
+    return await work.do(prompt + start, lambda: work.mutated(start, prompt, body))
 
 
 @router.post("/optimize")
-async def optimize(api: Api, body: bodies.OptimizeRequest) -> bodies.OptimizeAnswer:
+async def optimize(request: Request, api: Api, body: bodies.OptimizeRequest) -> bodies.OptimizeAnswer:
     """Return the best prompt within so many mutations, and the path to it."""
-    start, loop = _prompt(body.prompt), asyncio.get_running_loop()
-    asked = list[Action]()
+    start, work = checked_prompt(body.prompt), await api.work()
+    if body.explore:
+        return await drawn_path(api, work, caller_of(request), start, body.steps)
+    return await best_path(api, work, caller_of(request), start, body.steps)
 
-    def choose(embedding: Sequence[float], mask: Sequence[bool]) -> int:
-        state = np.asarray(embedding, np.float32)
-        call = api.act(state, deterministic=True, distribution=True, mask=np.asarray(mask, np.bool_))
-        asked.append(asyncio.run_coroutine_threadsafe(call, loop).result())
-        return int(asked[-1].action)
 
-    found = await run_in_threadpool(
-        optimise, start, steps=body.steps, choose=choose, embedder=_EMBEDDER, reward=_REWARD
-    )
-    return bodies.OptimizeAnswer(
-        prompt=found.prompt,
-        category=classify(start),
-        reward=found.reward,
-        path=[
-            bodies.PathStep(
-                action=one.action,
-                mutation_type=one.mutation_type,
-                prompt=one.prompt,
-                reward=one.reward,
-                probabilities=_numbers(answer.distribution["probability"]),
+@router.post("/rate")
+async def rate(request: Request, api: Api, body: bodies.RateRequest) -> bodies.RateAnswer:
+    """Keep what somebody thinks of a prompt that `/optimize` has answered with, once."""
+    work = await api.work()
+    learned = await api.rate(caller_of(request), body.id, body.score, learns=work.rewarded_by == "ratings")
+    return bodies.RateAnswer(stored=True, learned=learned)
+
+
+@router.get("/checks")
+async def checks(api: Api) -> bodies.ChecksAnswer:
+    """Return which rewards of a program wait for a person."""
+    work = await api.work()
+    reward = work.checked
+    if reward is None:
+        return bodies.ChecksAnswer(rewarded_by=work.rewarded_by, every=0, checked=0, agreed=0, waiting=[])
+    said = reward.checked()
+    return bodies.ChecksAnswer(
+        rewarded_by=work.rewarded_by,
+        every=reward.every,
+        checked=said.count,
+        agreed=said.agreed,
+        waiting=[
+            bodies.WaitingCheck(
+                id=one.id, start=one.start, before=one.before, after=one.after, reward=one.reward
             )
-            for one, answer in zip(found.path, asked, strict=False)
+            for one in reward.waiting()
         ],
-        version=asked[-1].version,
     )
 
 
-def _numbers(array: Any) -> list[float]:
-    return [float(number) for number in np.asarray(array).reshape(-1)]
-
-
-def _prompt(text: str, field: str = "prompt") -> str:
+@router.post("/checks")
+async def check(request: Request, api: Api, body: bodies.CheckRequest) -> bodies.CheckAnswer:
+    """Keep which of two texts a person prefers, once."""
+    reward = (await api.work()).checked
+    if reward is None:
+        raise ApiError(409, "nobody checks the rewards of this run: set environment.kwargs.human_check_every")
     try:
-        return read_prompt(text, field)
-    except PromptError as error:
-        raise ApiError(422, str(error), field=field) from error
-
-
-def _embedded(prompt: str, encoding: str) -> bodies.EmbedAnswer:
-    return bodies.EmbedAnswer(
-        embedding=_encoded(prompt, encoding), category=classify(prompt), offered=list(offered(prompt))
-    )
-
-
-def _encoded(prompt: str, encoding: str) -> list[float] | str:
-    row = _EMBEDDER.embed([prompt])[0]
-    if encoding == "base64":
-        return base64.b64encode(row.astype("<f4").tobytes()).decode()
-    return _numbers(row)
-
-
-def _mutated(start: str, prompt: str, body: bodies.MutateRequest) -> bodies.MutateAnswer:
-    text = mutate(prompt, body.action)
-    return bodies.MutateAnswer(
-        prompt=text,
-        action=body.action,
-        mutation_type=MUTATION_TYPES[body.action],
-        reward=_REWARD.of(start, prompt, text),
-        category=classify(start),
-        changed=text != prompt,
-        embedding=None if body.encoding == "none" else _encoded(text, body.encoding),
-    )
-
-
-async def _beside(text: str, work: Callable[[], T]) -> T:
-    """Return the result of work on a text, done beside the event loop where the text is long."""
-    return await run_in_threadpool(work) if len(text) > _LONG else work()
+        await api.keep_check(caller_of(request), reward.find(body.id), body.better)
+        reward.answer(body.id, body.better)
+    except NoSuchCheck as error:
+        raise ApiError(404, str(error), field="id") from error
+    said = reward.checked()
+    return bodies.CheckAnswer(stored=True, checked=said.count, agreed=said.agreed)

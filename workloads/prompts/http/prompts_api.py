@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from gateway.surface import ApiError, RunAddresses, Upstream
@@ -26,11 +26,16 @@ from penstock.client import (
     PolicyError,
     Unreachable,
 )
+from penstock.config.configuration_error import ConfigurationError
 from penstock.wire.tensor import Array
+from workloads.prompts.checked_reward import Better, Check
 from workloads.prompts.http.api_bodies import StoreRequest
 from workloads.prompts.http.chains import Chains, Step
 from workloads.prompts.http.given_answers import GivenAnswer, GivenAnswers, state_key
+from workloads.prompts.http.prompt_work import PromptWork
+from workloads.prompts.http.rated_paths import ShownPaths, keep_check, keep_rating
 from workloads.prompts.http.run_learning import RunLearning
+from workloads.prompts.task_parts import parts_of
 
 T = TypeVar("T")
 
@@ -62,6 +67,9 @@ class PromptsApi:
     _addresses: RunAddresses = field(default_factory=RunAddresses)
     _client: AsyncPolicyClient | None = None
     _control: AsyncControlClient | None = None
+    shown: ShownPaths = field(default_factory=ShownPaths)
+    _work: PromptWork | None = None
+    _registry: str = ""
     _looked_s: float = -math.inf
     _version: int = 0
 
@@ -84,7 +92,7 @@ class PromptsApi:
             raise _not_yet("its broker is not known (with --server, name it by --broker)")
         return self._control
 
-    async def work(self) -> None:
+    async def keep_house(self) -> None:
         """End chains that nothing follows, and look at the run, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
@@ -100,6 +108,8 @@ class PromptsApi:
         """End all chains, and close the connections."""
         await self.chains.end_all()
         await self._close()
+        if self._work is not None:
+            self._work.parts.close()
 
     async def _connect(self) -> None:
         """Follow where the processes of the run are; asked at most once a second while all are known."""
@@ -187,12 +197,7 @@ class PromptsApi:
         given = self._matched(caller, body, state)
         if given is not None and given.is_used:
             return True, True
-        if self.learning.waiting_steps >= self.most_waiting:
-            raise ApiError(
-                429,
-                f"{self.learning.waiting_steps} steps wait for an update: POST /update, or wait for one",
-                retry_s=1,
-            )
+        self._check_room()
         step = Step(
             state=state,
             action=body.action,
@@ -214,6 +219,68 @@ class PromptsApi:
             raise
         self.learning.waiting_steps += 1
         return given is not None, False
+
+    # ------------------------------------------------------------ texts and people
+
+    async def work(self) -> PromptWork:
+        """Return what texts are worked on with, as the run's settings say; raises ApiError."""
+        if self._work is None:
+            try:
+                found = await asyncio.to_thread(self.upstream.settings)
+                if found is None:
+                    raise _not_yet("its settings have not been written")
+                self._work = PromptWork(await asyncio.to_thread(parts_of, found.task))
+                self._registry = found.registry
+            except ConfigurationError as error:
+                raise ApiError(409, str(error)) from error
+        return self._work
+
+    async def rate(self, caller: str, id_: str, score: float, *, learns: bool) -> int:
+        """Keep a rating of a path, and return how many steps were stored with it; raises ApiError.
+
+        learns: whether ratings, from 0 to 1, are the reward: the last step earns it, from -1 to 1.
+        """
+        path = self.shown.find(caller, id_)
+        if path is None:
+            raise ApiError(
+                404, "id: this path is not remembered, or was rated: ask for another one", field="id"
+            )
+        steps = path.steps if learns else ()
+        if steps:
+            self._check_room()
+        self.shown.forget(id_)
+        try:
+            await asyncio.to_thread(keep_rating, self._known_registry(), path, score)
+        except BaseException:
+            self.shown.restore(path)
+            raise
+        client = await self.client()
+        for step in steps:
+            reward = 2 * score - 1 if step.done else 0.0
+            await answered(self.chains.store(client, caller, replace(step, reward=reward)))
+            self.learning.waiting_steps += 1
+        return len(steps)
+
+    async def keep_check(self, caller: str, check: Check, better: Better) -> None:
+        """Keep which text of a check is the better one; raises ApiError."""
+        await asyncio.to_thread(keep_check, self._known_registry(), check, better, caller)
+
+    def _known_registry(self) -> str:
+        if not self._registry:
+            raise ApiError(
+                409,
+                "the run's registry, which keeps what people say, is not known: serve the run by --run, or "
+                "name its registry.url with --set",
+            )
+        return self._registry
+
+    def _check_room(self) -> None:
+        if self.learning.waiting_steps >= self.most_waiting:
+            raise ApiError(
+                429,
+                f"{self.learning.waiting_steps} steps wait for an update: POST /update, or wait for one",
+                retry_s=1,
+            )
 
     def _matched(self, caller: str, body: StoreRequest, state: Array) -> GivenAnswer | None:
         key = state_key(state)

@@ -39,7 +39,7 @@ def make_app(upstream: Upstream, make_api: Callable[[Upstream], PromptsApi] = Pr
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         api = app.state.api = make_api(upstream)
-        working = asyncio.create_task(api.work(), name="prompts")
+        working = asyncio.create_task(api.keep_house(), name="prompts")
         yield
         working.cancel()
         await asyncio.wait([working])

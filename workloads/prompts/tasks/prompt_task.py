@@ -8,18 +8,12 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.prompts.embeddings import WIDTH, Embedder, HashingEmbedder
-from workloads.prompts.http_embeddings import HttpEmbedder
+from workloads.prompts.embeddings import WIDTH
 from workloads.prompts.mutations import MUTATION_TYPES, mutate, offered
-from workloads.prompts.permuted_embeddings import PermutedEmbedder
-from workloads.prompts.prompt_reward import PromptReward, QualityReward
-from workloads.prompts.prompt_sources import PromptSource
-from workloads.prompts.source_reward import SourceReward, source_reward
+from workloads.prompts.task_parts import parts_of
 
 LENGTH: Final = 5
 """Steps of an episode."""
-_EMBEDDINGS: Final = ("hashing", "permuted", "http")
-_REWARDS: Final = ("quality", "blind")
 
 Observation = NDArray[np.float32]
 
@@ -36,9 +30,11 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
         split: `train`, or `test`: prompts about what training never saw.
         embedding: `hashing`, or `permuted`: the embeddings of other texts, from which nothing is learned;
             or `http`: those of a server.
-        reward: `quality`, or `blind`, which leaves the category out of account.
+        reward: `quality`, or `blind`, which leaves the category out of account; or `ratings`, which people
+            give over HTTP: such a task has no actors.
         reward_source: instead of these, a source of scores: `module:function`, `http(s)://…`,
             `grpc://HOST:PORT`, `unix:/path`.
+        human_check_every: scores of that source of which a person checks one, over HTTP; 0: nobody does.
         embedding_url, embedding_model, embedding_key_file: of the server, its model and the key, for `http`.
 
     Raises:
@@ -57,14 +53,21 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
         embedding_url: str = "",
         embedding_model: str = "",
         embedding_key_file: str = "",
+        human_check_every: int = 0,
     ) -> None:
-        self._source = PromptSource(prompts, split)
-        self._embedder: Embedder
-        if embedding == "http":
-            self._embedder = HttpEmbedder(embedding_url, model=embedding_model, key_file=embedding_key_file)
-        else:
-            self._embedder = make_embedder(embedding, self._source)
-        self._reward = source_reward(reward_source) if reward_source else make_reward(reward)
+        self._parts = parts_of(
+            {
+                "prompts": prompts,
+                "split": split,
+                "embedding": embedding,
+                "reward": reward,
+                "reward_source": reward_source,
+                "human_check_every": human_check_every,
+                "embedding_url": embedding_url,
+                "embedding_model": embedding_model,
+                "embedding_key_file": embedding_key_file,
+            }
+        )
         self.observation_space = spaces.Box(-1.0, 1.0, (WIDTH,), np.float32)
         self.action_space = spaces.Discrete(len(MUTATION_TYPES))
         self._start = self._prompt = ""
@@ -75,40 +78,28 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin with another prompt."""
         super().reset(seed=seed)
-        self._start, _ = self._source.draw(self.np_random)
+        if self._parts.needs_people:
+            raise ConfigurationError(
+                "environment.kwargs: an actor has nobody to rate its prompts or to check its rewards; people "
+                "do so over HTTP (`penstock gateway prompts`), without actors"
+            )
+        self._start, _ = self._parts.source.draw(self.np_random)
         self._prompt, self._step = self._start, 0
         return self._observe()
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """action: number of a mutation. The fifth step terminates the episode."""
         before, self._prompt = self._prompt, mutate(self._prompt, int(action))
-        reward = self._reward.of(self._start, before, self._prompt)
+        assert self._parts.reward is not None
+        reward = self._parts.reward.of(self._start, before, self._prompt)
         self._step += 1
         observation, info = self._observe()
         return observation, reward, self._step == LENGTH, False, info
 
     def close(self) -> None:
         """Let go of a source of rewards."""
-        if isinstance(self._reward, SourceReward):
-            self._reward.close()
+        self._parts.close()
 
     def _observe(self) -> tuple[Observation, dict[str, Any]]:
         info = {"prompt": self._prompt, "action_mask": np.array(offered(self._prompt), np.int8)}
-        return self._embedder.embed([self._prompt])[0], info
-
-
-def make_embedder(name: str, source: PromptSource) -> Embedder:
-    """Return the embedder of a name; source: of the prompts. Raises ConfigurationError for another name."""
-    if name not in _EMBEDDINGS:
-        raise ConfigurationError(
-            f"environment.kwargs.embedding={name!r}: must be one of {', '.join(_EMBEDDINGS)}"
-        )
-    hashing = HashingEmbedder()
-    return PermutedEmbedder(hashing, source) if name == "permuted" else hashing
-
-
-def make_reward(name: str) -> PromptReward:
-    """Return the reward of a name; raises ConfigurationError for another one."""
-    if name not in _REWARDS:
-        raise ConfigurationError(f"environment.kwargs.reward={name!r}: must be one of {', '.join(_REWARDS)}")
-    return QualityReward(is_blind=name == "blind")
+        return self._parts.embedder.embed([self._prompt])[0], info

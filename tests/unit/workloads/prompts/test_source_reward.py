@@ -52,5 +52,5 @@ def test_what_names_no_source_is_refused(place: str) -> None:
 def test_the_environment_takes_it() -> None:
     """In the place of the quality."""
     task = PromptTask(reward_source=f"{__name__}:nothing")
-    assert isinstance(task._reward, SourceReward)
+    assert isinstance(task._parts.reward, SourceReward)
     task.close()

@@ -5,6 +5,72 @@ export type ClientOptions = {
 };
 
 /**
+ * CheckAnswer
+ *
+ * A check that is kept. checked, agreed: so many checks there were, and so many that agreed.
+ */
+export type CheckAnswer = {
+    /**
+     * Agreed
+     */
+    agreed: number;
+    /**
+     * Checked
+     */
+    checked: number;
+    /**
+     * Stored
+     */
+    stored: true;
+};
+
+/**
+ * CheckRequest
+ *
+ * Says which of the two texts of a check is the better prompt.
+ */
+export type CheckRequest = {
+    /**
+     * Better
+     */
+    better: 'before' | 'after';
+    /**
+     * Id
+     */
+    id: string;
+};
+
+/**
+ * ChecksAnswer
+ *
+ * What waits for a person, oldest first, and how far people agree with the source of rewards.
+ *
+ * every: scores of which one is checked; 0: none is.
+ */
+export type ChecksAnswer = {
+    /**
+     * Agreed
+     */
+    agreed: number;
+    /**
+     * Checked
+     */
+    checked: number;
+    /**
+     * Every
+     */
+    every: number;
+    /**
+     * Rewarded By
+     */
+    rewarded_by: 'quality' | 'source' | 'ratings';
+    /**
+     * Waiting
+     */
+    waiting: Array<WaitingCheck>;
+};
+
+/**
  * DistributionAnswer
  *
  * How likely each mutation is, by its number.
@@ -134,7 +200,9 @@ export type LoadRequest = {
 /**
  * MutateAnswer
  *
- * A mutated prompt. reward: what the step is worth. changed: whether the text is another one.
+ * A mutated prompt. changed: whether the text is another one.
+ *
+ * reward: what the step is worth; null where people rate, or nobody asked.
  */
 export type MutateAnswer = {
     /**
@@ -164,7 +232,7 @@ export type MutateAnswer = {
     /**
      * Reward
      */
-    reward: number;
+    reward: number | null;
 };
 
 /**
@@ -172,7 +240,8 @@ export type MutateAnswer = {
  *
  * Asks what a mutation makes of a prompt. start: the prompt that was there before all mutations.
  *
- * encoding: that of the embedding of what is made; `none`: without it.
+ * encoding: that of the embedding of what is made; `none`: without it. rewarded: whether to say what the
+ * step is worth; somebody who only looks need not ask the source of rewards.
  */
 export type MutateRequest = {
     /**
@@ -187,6 +256,10 @@ export type MutateRequest = {
      * Prompt
      */
     prompt: string;
+    /**
+     * Rewarded
+     */
+    rewarded?: boolean;
     /**
      * Start
      */
@@ -208,13 +281,19 @@ export type NoStatsAnswer = {
 /**
  * OptimizeAnswer
  *
- * The best prompt that was seen, and the path to it. reward: the sum of the path's.
+ * The best prompt that was seen, and the path to it. id: under which it can be rated.
+ *
+ * reward: the sum of the path's; null where people rate.
  */
 export type OptimizeAnswer = {
     /**
      * Category
      */
     category: string;
+    /**
+     * Id
+     */
+    id: string;
     /**
      * Path
      */
@@ -226,7 +305,7 @@ export type OptimizeAnswer = {
     /**
      * Reward
      */
-    reward: number;
+    reward: number | null;
     /**
      * Version
      */
@@ -237,8 +316,14 @@ export type OptimizeAnswer = {
  * OptimizeRequest
  *
  * Asks for the best prompt within so many mutations.
+ *
+ * explore: mutations are drawn instead, all of them are on the path, and a rating of it can be learned from.
  */
 export type OptimizeRequest = {
+    /**
+     * Explore
+     */
+    explore?: boolean;
     /**
      * Prompt
      */
@@ -274,7 +359,39 @@ export type PathStep = {
     /**
      * Reward
      */
-    reward: number;
+    reward: number | null;
+};
+
+/**
+ * RateAnswer
+ *
+ * A rating that is kept. learned: steps that were stored with it, to be learned from.
+ */
+export type RateAnswer = {
+    /**
+     * Learned
+     */
+    learned: number;
+    /**
+     * Stored
+     */
+    stored: true;
+};
+
+/**
+ * RateRequest
+ *
+ * Says what a prompt is worth that `/optimize` has answered with. score: from 0, bad, to 1, good.
+ */
+export type RateRequest = {
+    /**
+     * Id
+     */
+    id: string;
+    /**
+     * Score
+     */
+    score: number;
 };
 
 /**
@@ -549,6 +666,188 @@ export type UpdateAnswer = {
      */
     version: number;
 };
+
+/**
+ * WaitingCheck
+ *
+ * A step that a person is asked about. reward: what the source of rewards said of it.
+ */
+export type WaitingCheck = {
+    /**
+     * After
+     */
+    after: string;
+    /**
+     * Before
+     */
+    before: string;
+    /**
+     * Id
+     */
+    id: string;
+    /**
+     * Reward
+     */
+    reward: number;
+    /**
+     * Start
+     */
+    start: string;
+};
+
+export type ChecksChecksGetData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/checks';
+};
+
+export type ChecksChecksGetErrors = {
+    /**
+     * The body cannot be read.
+     */
+    400: Error;
+    /**
+     * No token of the project, where the API is reached from other machines.
+     */
+    401: Error;
+    /**
+     * A page of another origin, or a token whose role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such checkpoint.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The run refuses it; `detail` says why.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The body is said to be no JSON.
+     */
+    415: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests, or too many steps wait for an update; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * The run does not understand the gateway.
+     */
+    502: Error;
+    /**
+     * The run is not ready; `Retry-After` says when to try again.
+     */
+    503: Error;
+    /**
+     * The run did not answer in time; what was asked for still goes on.
+     */
+    504: Error;
+};
+
+export type ChecksChecksGetError = ChecksChecksGetErrors[keyof ChecksChecksGetErrors];
+
+export type ChecksChecksGetResponses = {
+    /**
+     * Successful Response
+     */
+    200: ChecksAnswer;
+};
+
+export type ChecksChecksGetResponse = ChecksChecksGetResponses[keyof ChecksChecksGetResponses];
+
+export type CheckChecksPostData = {
+    body: CheckRequest;
+    path?: never;
+    query?: never;
+    url: '/checks';
+};
+
+export type CheckChecksPostErrors = {
+    /**
+     * The body cannot be read.
+     */
+    400: Error;
+    /**
+     * No token of the project, where the API is reached from other machines.
+     */
+    401: Error;
+    /**
+     * A page of another origin, or a token whose role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such checkpoint.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The run refuses it; `detail` says why.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The body is said to be no JSON.
+     */
+    415: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests, or too many steps wait for an update; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * The run does not understand the gateway.
+     */
+    502: Error;
+    /**
+     * The run is not ready; `Retry-After` says when to try again.
+     */
+    503: Error;
+    /**
+     * The run did not answer in time; what was asked for still goes on.
+     */
+    504: Error;
+};
+
+export type CheckChecksPostError = CheckChecksPostErrors[keyof CheckChecksPostErrors];
+
+export type CheckChecksPostResponses = {
+    /**
+     * Successful Response
+     */
+    200: CheckAnswer;
+};
+
+export type CheckChecksPostResponse = CheckChecksPostResponses[keyof CheckChecksPostResponses];
 
 export type EmbedEmbedPostData = {
     body: EmbedRequest;
@@ -1011,6 +1310,83 @@ export type OptimizeOptimizePostResponses = {
 };
 
 export type OptimizeOptimizePostResponse = OptimizeOptimizePostResponses[keyof OptimizeOptimizePostResponses];
+
+export type RateRatePostData = {
+    body: RateRequest;
+    path?: never;
+    query?: never;
+    url: '/rate';
+};
+
+export type RateRatePostErrors = {
+    /**
+     * The body cannot be read.
+     */
+    400: Error;
+    /**
+     * No token of the project, where the API is reached from other machines.
+     */
+    401: Error;
+    /**
+     * A page of another origin, or a token whose role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such checkpoint.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The run refuses it; `detail` says why.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The body is said to be no JSON.
+     */
+    415: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests, or too many steps wait for an update; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * The run does not understand the gateway.
+     */
+    502: Error;
+    /**
+     * The run is not ready; `Retry-After` says when to try again.
+     */
+    503: Error;
+    /**
+     * The run did not answer in time; what was asked for still goes on.
+     */
+    504: Error;
+};
+
+export type RateRatePostError = RateRatePostErrors[keyof RateRatePostErrors];
+
+export type RateRatePostResponses = {
+    /**
+     * Successful Response
+     */
+    200: RateAnswer;
+};
+
+export type RateRatePostResponse = RateRatePostResponses[keyof RateRatePostResponses];
 
 export type SaveSavePostData = {
     body: SaveRequest;

@@ -7,6 +7,7 @@ from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
 from workloads.prompts.prompt_sources import PromptSource
+from workloads.prompts.task_parts import parts_of
 from workloads.prompts.tasks.prompt_task import LENGTH, PromptTask
 
 
@@ -47,4 +48,4 @@ def test_seeds_repeat_prompts_and_tests_are_of_other_subjects() -> None:
 def test_arguments_are_refused_by_name(argument: str) -> None:
     """With the choices there are."""
     with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{argument}='other'.*one of"):
-        PromptTask(**{argument: "other"})
+        parts_of({argument: "other"})
