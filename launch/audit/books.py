@@ -17,7 +17,7 @@ from typing import Final
 from broker.log.audit_log import HeldEntry, HeldLog
 from launch.audit import ranges
 from launch.audit.findings import Kind, Problem, problems_of
-from launch.audit.journals import Course, Journals, Twins, check_versions
+from launch.audit.journals import Journals, SessionHistory, Twins, check_versions
 from launch.audit.lineage import Lineage
 from launch.audit.ranges import Ranges
 from learner.ledger import DIGEST_BYTES, Drop, LineageEntry
@@ -216,7 +216,7 @@ def _excuses(lineage: Lineage, log: HeldLog | None) -> dict[int, Ranges]:
 
 
 def _check_experience(entries: Iterable[HeldEntry], updates: dict[int, int]) -> Iterator[Problem]:
-    courses: dict[int, Course] = {}
+    histories: dict[int, SessionHistory] = {}
     twins = Twins()
     seen: set[tuple[int, int]] = set()
     for entry in entries:
@@ -224,8 +224,8 @@ def _check_experience(entries: Iterable[HeldEntry], updates: dict[int, int]) -> 
         if not entry.session or name in seen:
             continue
         seen.add(name)
-        course = courses.setdefault(entry.session, Course(entry.session))
-        yield from course.follow(entry.sequence, entry.slots, entry.weights)
+        history = histories.setdefault(entry.session, SessionHistory(entry.session))
+        yield from history.follow(entry.sequence, entry.slots, entry.weights)
         yield from twins.look(entry.actor, *name, entry.created_us, entry.sha256)
         yield from check_versions(updates, entry.weights)
 

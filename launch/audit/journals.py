@@ -49,7 +49,7 @@ def read_journals(folders: Sequence[Path], run: str) -> Journals:
 
 
 def _read_file(journals: Journals, path: Path, run: str) -> None:
-    places: dict[int, Course] = {}
+    histories: dict[int, SessionHistory] = {}
     seen = Twins()
     for line in read_journal(path):
         if line is None:
@@ -57,8 +57,8 @@ def _read_file(journals: Journals, path: Path, run: str) -> None:
         elif run in ("", line.run):
             journals.lines += 1
             _note(journals, line)
-            course = places.setdefault(line.session, Course(line.session))
-            journals.problems += course.follow(line.sequence, line.slots, line.weights)
+            history = histories.setdefault(line.session, SessionHistory(line.session))
+            journals.problems += history.follow(line.sequence, line.slots, line.weights)
             journals.problems += seen.look(
                 line.actor, line.session, line.sequence, line.created_us, line.sha256
             )
@@ -87,7 +87,7 @@ def check_versions(updates: dict[int, int], weights: Sequence[tuple[int, int]]) 
             yield Problem(kind=Kind.ORDER, what=what)
 
 
-class Course:
+class SessionHistory:
     """Experience of a session only moves forward: episode and first step of a slot rise with the sequence.
 
     So do the weights that a slot acted with. Slots may differ: each episode that a policy server acts for

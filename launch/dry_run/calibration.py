@@ -63,7 +63,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class _Course:
+class _MeasuredRun:
     began_s: float
     ended_s: float
     accounts: Sequence[Account]
@@ -108,21 +108,21 @@ def calibrate(plan: Plan, lifecycle: Lifecycle, view: View) -> Calibration:
         outcome = run.go()
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
-    course = _Course(began_s, time.time(), run.accounts())
+    measured = _MeasuredRun(began_s, time.time(), run.accounts())
     if outcome.code == EXIT_INTERRUPTED:
         raise Interrupted
     if outcome.code != EXIT_OK:
         kind = ConfigurationError if outcome.code == EXIT_USAGE else Fatal
         raise kind(f"--dry-run: the calibration failed as the run would: {outcome.cause}")
     ending = Ending(
-        wall_seconds=course.ended_s - began_s,
+        wall_seconds=measured.ended_s - began_s,
         interrupted=False,
         cause="",
-        accounts=course.accounts,
+        accounts=measured.accounts,
         redis=run.redis_facts,
     )
     write_summary(plan.run_dir, make_summary(plan, ending, run.learnt))
-    return measure(plan.run_dir, course)
+    return measure(plan.run_dir, measured)
 
 
 def with_artefacts(plan: Plan, calibration: Calibration) -> Calibration:
@@ -138,7 +138,7 @@ def with_artefacts(plan: Plan, calibration: Calibration) -> Calibration:
     return replace(calibration, disk=sizes(plan.run_dir))
 
 
-def measure(run_dir: Path, course: _Course) -> Calibration:
+def measure(run_dir: Path, measured: _MeasuredRun) -> Calibration:
     """Return the measurements of a run that has ended."""
     rows = read_rows(run_dir / "metrics.jsonl")
     last = rows[-1]
@@ -148,12 +148,12 @@ def measure(run_dir: Path, course: _Course) -> Calibration:
     except TooShort:
         pace = None
     roles: dict[str, list[Memory]] = {}
-    for account in course.accounts:
+    for account in measured.accounts:
         roles.setdefault(account.role, []).append(account.memory)
     return Calibration(
-        startup_seconds=first_s - course.began_s,
+        startup_seconds=first_s - measured.began_s,
         training_seconds=last["training_seconds"],
-        ending_seconds=course.ended_s - last["time"],
+        ending_seconds=measured.ended_s - last["time"],
         steps=last["env_steps"],
         pace=pace,
         memory={role: together(parts) for role, parts in roles.items()},

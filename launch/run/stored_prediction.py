@@ -16,7 +16,7 @@ from launch.run.plan import Plan
 from penstock.config.settings import ConfigurationError, Settings
 
 FILE: Final = "dry-run.json"
-SHELF: Final = "dry-runs"
+_FOLDER: Final = "dry-runs"
 _ELSEWHERE: Final = {"run", "security", "metrics", "logs"}
 """Settings that name a run or its place; they do not change what the run takes."""
 _FIGURES: Final = {
@@ -47,7 +47,7 @@ def place_of(plan: Plan, *, named: bool) -> Path:
 
 
 def _shelved(plan: Plan) -> Path:
-    return plan.run_dir.parent / SHELF / f"{fingerprint(plan.settings)[:16]}.json"
+    return plan.run_dir.parent / _FOLDER / f"{fingerprint(plan.settings)[:16]}.json"
 
 
 def write(file: Path, prediction: dict[str, Any]) -> None:

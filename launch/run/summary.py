@@ -127,7 +127,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"{summary['environment']}: {_verdict(summary)}",
         f"  run          {summary['run']} (seed {summary['seed']})",
         f"  ended        {_ending(summary)}",
-        *_course(summary),
+        *_progress_lines(summary),
     ]
     if evaluation:
         lines.append(
@@ -148,7 +148,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     return [*lines, *_dry_run(summary.get("dry_run"))]
 
 
-def _course(summary: dict[str, Any]) -> list[str]:
+def _progress_lines(summary: dict[str, Any]) -> list[str]:
     """Return how long it took and how far it came."""
     wall = f"{_seconds(summary['wall_seconds'])} in all"
     if summary["updates"] is None:

@@ -1,7 +1,9 @@
-"""The learner as a process: entry, assembly, loop.
+"""The learner as a process: entry → opening → assembly → learner_run → loop.
 
-entry            takes the lease, begins or resumes the run
+entry            from the first line of the process to its exit code
+opening          takes the lease, begins or resumes the run, opens the log
 assembly         makes and connects every part
+learner_run      starts the threads, has the loop learn, ends them
 loop             batch, update, publication, checkpoint, in order
 interruptions    what may end a wait of the loop
 closing          what follows the last update

@@ -1,26 +1,20 @@
-"""A learner that has the lease: its parts are made and connected here, its threads started and ended.
+"""The parts of a learner that has the lease, made and connected in the order in which they need one another.
 
-Threads: the loop (this one), feed, publisher, lease, episodes, versions. They share no state but what each
-part guards itself. The first error of any of them ends all; nothing is written after a refused renewal.
+Nothing runs before all of them are there: `LearnerRun` starts and ends their threads.
 """
 
 import threading
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from broker.log.learner_log import LearnerLog
 from learner.checkpoint.checkpointer import Checkpointer
 from learner.checkpoint.named_checkpoints import NamedCheckpoints
-from learner.checkpoint.resume import Beginning
-from learner.checkpoint.store import BEST, CheckpointStore, tensor_bytes
+from learner.checkpoint.store import BEST, tensor_bytes
 from learner.evaluation.evaluation import Evaluation
 from learner.evaluation.reported_episodes import Episodes
 from learner.feed.log_feed import FeedStart, LogFeed
 from learner.feed.payloads import OwnPayloads
 from learner.feed.source import Feed, FeedPosition
 from learner.lease import LeaseKeeper
-from learner.model.model import Model
 from learner.process.account import Account
 from learner.process.bookkeeping import Bookkeeping
 from learner.process.closing import Closing
@@ -28,9 +22,10 @@ from learner.process.commands.command_follower import CommandFollower
 from learner.process.commands.command_record import CommandRecord
 from learner.process.commands.restoration import Restoration
 from learner.process.interruptions import Interruptions
+from learner.process.learner_run import LearnerRun
 from learner.process.loop import Loop
 from learner.process.non_finite import NonFiniteUpdates
-from learner.process.replay_reload import reload
+from learner.process.opening import OpenedRun
 from learner.process.run_checkpoints import RunCheckpoints
 from learner.process.stall import StallWatch
 from learner.progress import Progress, sections
@@ -44,36 +39,26 @@ from learner.recording.writer import RecordingWriter
 from learner.reporting.recorder import Recorder
 from learner.reporting.training_clock import TrainingClock
 from learner.thread_group import ThreadGroup
-from penstock.config.settings import Settings
-from penstock.runtime import metrics
-from penstock.runtime.exit import RunFailed
 from penstock.runtime.health import Health
-from penstock.runtime.retry import Interrupted
 
 _JOIN_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Foundation:
-    """What a learner is built on: the lease is held, the algorithm restored, the log open."""
+def assemble(opened: OpenedRun, *, health: Health, ranks: Ranks, draining: threading.Event) -> LearnerRun:
+    """Return the learner of an opened run, ready to run.
 
-    settings: Settings
-    model: Model
-    learner_log: LearnerLog
-    store: CheckpointStore
-    beginning: Beginning
-    run_dir: Path
-    health: Health
-    draining: threading.Event
-    ranks: Ranks
+    health: turns red when the run makes no progress. ranks: those that compute with this one. draining: set
+    when the process is asked to end.
+    """
+    return _Assembly(opened, health, ranks, draining).learner_run()
 
 
-class Learner:
-    """Its parts, in the order in which they need one another. `run` once."""
+class _Assembly:
+    """The parts while they are connected."""
 
-    def __init__(self, foundation: Foundation) -> None:
-        self._base = foundation
-        beginning = foundation.beginning
+    def __init__(self, opened: OpenedRun, health: Health, ranks: Ranks, draining: threading.Event) -> None:
+        self._base, self._health, self._ranks, self._draining = opened, health, ranks, draining
+        beginning = self._base.beginning
         self._progress = beginning.progress or Progress(run="", sections={})
         self._ledger = beginning.ledger
         self._position = FeedPosition(
@@ -84,15 +69,15 @@ class Learner:
         begun_at = beginning.checkpoint.id if beginning.checkpoint is not None else ""
         self._record = CommandRecord.from_state(self._progress.commands, begun_at)
         if self._progress.quarantine:
-            foundation.model.quarantine.restore(self._progress.quarantine)
+            self._base.model.quarantine.restore(self._progress.quarantine)
         self._clock = TrainingClock(self._progress.training_seconds)
         self._threads = ThreadGroup()
         self._reopened = threading.Event()
         self._lease = LeaseKeeper(
-            foundation.learner_log,
-            foundation.settings.learner.lease_ttl_s,
+            self._base.learner_log,
+            self._base.settings.learner.lease_ttl_s,
             stop=self._threads.stop,
-            quarantine=foundation.model.quarantine,
+            quarantine=self._base.model.quarantine,
             on_reopened=self._reopened.set,
             description=self._describe,
         )
@@ -102,57 +87,29 @@ class Learner:
         self._make_account()
         self._make_commands()
         self._stall = StallWatch(
-            health=foundation.health,
-            status=foundation.learner_log.status,
-            timeout_s=foundation.settings.learner.stall_timeout_s,
+            health=self._health,
+            status=self._base.learner_log.status,
+            timeout_s=self._base.settings.learner.stall_timeout_s,
         )
-        self._loop = self._make_loop()
-        metrics.STALENESS_SETTING.set(foundation.model.algorithm.staleness)
 
-    def run(self) -> None:
-        """Learn until the end; leaves a committed checkpoint, the final policy and `learner.json`.
-
-        Raises RunFailed, after all that, when no update was made for `learner.stall_timeout_s`.
-        """
-        try:
-            self._start()
-            outcome = self._loop.run()
-            self._account.close(outcome)
-        except Interrupted:
-            # Another thread has failed while this one waited: its error is the cause.
-            self._threads.check()
-            raise
-        finally:
-            self._threads.join(_JOIN_S)
-        self._threads.check()
-        self._base.learner_log.release()
-        self._base.learner_log.close()
-        if outcome.stalled:
-            raise RunFailed(outcome.stalled)
-
-    def _start(self) -> None:
-        base, algorithm = self._base, self._base.model.algorithm
-        self._threads.start("lease", self._lease.run, self._lease.wake)
-        reload(
-            base.learner_log,
-            self._lease,
-            algorithm,
-            run_name=base.settings.run,
-            schema=base.model.specification.schema,
-            ranges=base.model.ranges,
-            device=base.model.device,
-            position=self._ledger.position,
+    def learner_run(self) -> LearnerRun:
+        """Return the learner with all of its parts."""
+        return LearnerRun(
+            opened=self._base,
+            ranks=self._ranks,
+            health=self._health,
+            threads=self._threads,
+            lease=self._lease,
+            feed=self._feed,
+            publisher=self._publisher,
+            offers=self._offers,
+            episodes=self._episodes,
+            kept=self._kept,
+            commands=self._commands,
+            stall=self._stall,
+            loop=self._make_loop(),
+            account=self._account,
         )
-        self._threads.start("publisher", self._publisher.run, self._publisher.wake)
-        self._kept.begin()
-        self._offers.publish_first()
-        base.ranks.start(algorithm)
-        self._commands.begin(went_back=base.beginning.went_back)
-        self._threads.start("feed", self._feed.run)
-        self._threads.start("episodes", self._episodes.run)
-        self._threads.start("versions", self._kept.run, self._kept.wake)
-        self._stall.begin()
-        base.health.set_ready(True)
 
     def _describe(self) -> str:
         return self._account.describe()
@@ -218,7 +175,7 @@ class Learner:
             self._lease,
             base.model.algorithm,
             base.model.quarantine,
-            base.ranks.payloads(own),
+            self._ranks.payloads(own),
             budget=base.model.pacing.budget,
             prefetch=base.settings.learner.prefetch_batches,
             start=FeedStart(
@@ -325,7 +282,7 @@ class Learner:
                 sections=sections(base.settings),
                 named=named,
                 algorithm=base.model.algorithm,
-                ranks=base.ranks,
+                ranks=self._ranks,
                 feed=self._feed,
                 position=self._position,
                 offers=self._offers,
@@ -340,12 +297,12 @@ class Learner:
 
     def _make_loop(self) -> Loop:
         base, algorithm = self._base, self._base.model.algorithm
-        interruptions = Interruptions(threads=self._threads, lease=self._lease, draining=base.draining)
+        interruptions = Interruptions(threads=self._threads, lease=self._lease, draining=self._draining)
         return Loop(
             section=base.settings.learner,
             algorithm=algorithm,
             feed=self._feed,
-            ranks=base.ranks,
+            ranks=self._ranks,
             books=Bookkeeping(
                 ledger=self._ledger,
                 position=self._position,
@@ -370,7 +327,7 @@ class Learner:
             interruptions=interruptions,
             stall=self._stall,
             non_finite=NonFiniteUpdates(
-                folder=base.run_dir / "evidence", health=base.health, draining=base.draining
+                folder=base.run_dir / "evidence", health=self._health, draining=self._draining
             ),
             recorder=self._recorder,
             clock=self._clock,

@@ -1,7 +1,7 @@
 """Messages from rank 0 to all others over gloo: words as JSON, with bytes where there is more.
 
-A line has a process group of its own, so that it may be used by a thread of its own. Listeners wait as long
-as rank 0 lives; when a rank's process ends its connections close, and each call on the line raises Fatal.
+A connection has a process group of its own, so that it may be used by a thread of its own. Listeners wait
+as long as rank 0 lives; when a rank's process ends its connections close, and each call on them raises Fatal.
 """
 
 import json
@@ -22,7 +22,7 @@ class RankConnection:
     """Sends messages: `say` on rank 0 and `hear` on every other, in turn."""
 
     def __init__(self) -> None:
-        """Make the line; all ranks make their lines in the same order."""
+        """Make the connection; all ranks make theirs in the same order."""
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.size = dist.get_world_size(self._group)
         self.rank = dist.get_rank(self._group)

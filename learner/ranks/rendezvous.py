@@ -68,7 +68,10 @@ def place_of(environ: Mapping[str, str]) -> RankPlace:
 
 
 class Meeting:
-    """The ranks together. turns: line on which rank 0 announces updates. feed: line for payloads."""
+    """The ranks together.
+
+    turns: the connection on which rank 0 announces updates. feed: the one for payloads.
+    """
 
     def __init__(
         self, place: RankPlace, group: TorchGroup, turns: RankConnection, feed: RankConnection

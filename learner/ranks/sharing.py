@@ -3,8 +3,8 @@
     rank 0   check → "check" numbers of each rank → all answer, added up → the state of every entry
              batch → "batch" numbers of each rank → every rank assembles its own; no rank waits
 
-Runs in the feed's thread of every rank, over a line of its own. A rank whose queue is full does not answer,
-which holds rank 0's feed up as well.
+Runs in the feed's thread of every rank, over a connection of its own. A rank whose queue is full does not
+answer, which holds rank 0's feed up as well.
 """
 
 import queue
@@ -31,9 +31,9 @@ _COLUMNS: Final = 5
 class SharedPayloads:
     """Implements `Payloads` on rank 0."""
 
-    def __init__(self, own: Payloads, line: RankConnection) -> None:
+    def __init__(self, own: Payloads, connection: RankConnection) -> None:
         self._own = own
-        self._line = line
+        self._connection = connection
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]:
         """Let each rank check a part of the entries, and return all results.
@@ -44,7 +44,7 @@ class SharedPayloads:
         numbers = torch.zeros((len(entries), _COLUMNS), dtype=torch.int64)
         for row, found in zip(numbers, self._own.check(mine), strict=False):
             row.copy_(_numbers(found))
-        return [_found(*row) for row in self._line.add_up(numbers).tolist()]
+        return [_found(*row) for row in self._connection.add_up(numbers).tolist()]
 
     def batch(self, entries: Sequence[LogEntry]) -> Staged:
         """Assign the entries, and return rank 0's own part."""
@@ -53,7 +53,7 @@ class SharedPayloads:
     def _divided(self, what: str, entries: Sequence[LogEntry]) -> list[slice]:
         """Send every rank its part: the index of its first entry among all, and its numbers."""
         charges = [0 if entry.header is None else entry.header.charge for entry in entries]
-        parts = divide(charges, self._line.size)
+        parts = divide(charges, self._connection.size)
         numbers = [[entry.number for entry in entries[part]] for part in parts]
         words = {
             "what": what,
@@ -61,7 +61,7 @@ class SharedPayloads:
             "first": [part.start for part in parts],
             "numbers": numbers,
         }
-        self._line.say(words)
+        self._connection.say(words)
         return parts
 
 
@@ -72,14 +72,14 @@ class FollowingFeed:
         self,
         learner_log: LearnerLog,
         own: Payloads,
-        line: RankConnection,
+        connection: RankConnection,
         *,
         prefetch: int,
         stop: threading.Event,
     ) -> None:
         self._log = learner_log
         self._own = own
-        self._line = line
+        self._connection = connection
         self._stop = stop
         self._queue: queue.Queue[Staged] = queue.Queue(maxsize=prefetch)
 
@@ -95,10 +95,10 @@ class FollowingFeed:
     def run(self) -> None:
         """Execute rank 0's requests until `stop`."""
         while not self._stop.is_set():
-            words, _ = self._line.hear()
-            numbers = [int(number) for number in words["numbers"][self._line.rank]]
+            words, _ = self._connection.hear()
+            numbers = [int(number) for number in words["numbers"][self._connection.rank]]
             if words["what"] == "check":
-                self._check(numbers, int(words["first"][self._line.rank]), int(words["of"]))
+                self._check(numbers, int(words["first"][self._connection.rank]), int(words["of"]))
             else:
                 self._put(self._own.batch(self._all(numbers)))
 
@@ -109,7 +109,7 @@ class FollowingFeed:
         answer = torch.zeros((of, _COLUMNS), dtype=torch.int64)
         for row, number in enumerate(numbers, first):
             answer[row] = _numbers(found.get(number, Found(State.MISSING)))
-        self._line.add_up(answer)
+        self._connection.add_up(answer)
 
     def _all(self, numbers: list[int]) -> list[LogEntry]:
         entries = self._entries(numbers)

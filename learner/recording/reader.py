@@ -62,7 +62,7 @@ class Recording:
         return tuple(entry for entry in self._entries if entry.kind == Kind.FRAGMENT)
 
     @cached_property
-    def course(self) -> tuple["RecordedBatch | RecordedEvent", ...]:
+    def entries(self) -> tuple["RecordedBatch | RecordedEvent", ...]:
         """Return batches and events in the order in which a learner met them."""
         found: list[RecordedBatch | RecordedEvent] = []
         since: list[FrameEntry] = []
@@ -79,7 +79,7 @@ class Recording:
     @property
     def batches(self) -> tuple[RecordedBatch, ...]:
         """Return the batches that a learner consumed; () where the recording was made without one."""
-        return tuple(one for one in self.course if isinstance(one, RecordedBatch))
+        return tuple(one for one in self.entries if isinstance(one, RecordedBatch))
 
     @cached_property
     def _ranges(self) -> Ranges:

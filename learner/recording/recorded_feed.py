@@ -157,7 +157,7 @@ class RecordedFeed:
         if isinstance(self._algorithm, Imitator):
             yield from self._passes(self._algorithm.passes)
         elif self._recording.batches:
-            for batch in self._recording.course:
+            for batch in self._recording.entries:
                 if isinstance(batch, RecordedEvent):
                     yield _Planned((), None, replayed=True, event=batch)
                 elif batch.fragments:

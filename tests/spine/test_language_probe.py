@@ -13,7 +13,7 @@ from learner.probe import Quarantine
 from penstock.policy import weights
 from penstock.wire.messages import Publication
 from tests.support.language.adapter_fault import WRONG, Fault
-from tests.support.language.course import PATIENCE_S, LanguageCourse
+from tests.support.language.scripted_language_learner import PATIENCE_S, ScriptedLanguageLearner
 from tests.support.run.actor_run import ActorThread, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
 from workloads.language.policy.language_policy import LanguagePolicy
@@ -30,20 +30,20 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
 
 
 class Judged:
-    """A course whose learner's side judges answers as a learner does."""
+    """A learner whose learner's side judges answers as a learner does."""
 
-    def __init__(self, course: LanguageCourse) -> None:
-        self.course = course
-        tolerance = course.settings.learner.probe_tolerance
-        self._quarantine = Quarantine(course.probe, course.build(0), tolerance)
+    def __init__(self, learner: ScriptedLanguageLearner) -> None:
+        self.learner = learner
+        tolerance = learner.settings.learner.probe_tolerance
+        self._quarantine = Quarantine(learner.probe, learner.build(0), tolerance)
         self._answered: dict[int, int] = {}
         """Newest version that a session has answered for."""
 
     def publish(self) -> Publication:
         """Another adapter."""
-        self.course.read()
-        made = self.course.publish()
-        snapshot = weights.snapshot(self.course.policies[made.version])
+        self.learner.read()
+        made = self.learner.publish()
+        snapshot = weights.snapshot(self.learner.policies[made.version])
         self._quarantine.expect(made.version, made.sha256, snapshot)
         return made
 
@@ -54,8 +54,8 @@ class Judged:
         return self._quarantine.holds(session)
 
     def _look(self, version: int) -> bool:
-        self.course.read()
-        probes = self.course.log.renew().probes
+        self.learner.read()
+        probes = self.learner.log.renew().probes
         self._quarantine.check(probes)
         self._answered |= {answer.session: answer.version for answer in probes}
         return version in self._answered.values()
@@ -66,7 +66,7 @@ def test_a_wrong_adapter_is_caught_by_the_first_answer(
     way: str,
     fault: Fault,
     broker: BrokerProcess,
-    begin: Callable[..., LanguageCourse],
+    begin: Callable[..., ScriptedLanguageLearner],
     base: Path,
     prompts: Path,
 ) -> None:

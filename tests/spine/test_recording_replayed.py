@@ -138,7 +138,7 @@ def test_what_an_operator_did_is_replayed(redis_server: RedisServer, tmp_path: P
             original = learner.finish()
         assert not producer.answer("restore", "good").refusal
         audited(first, redis_server.url)
-    events = [one for one in Recording(folder).course if isinstance(one, RecordedEvent)]
+    events = [one for one in Recording(folder).entries if isinstance(one, RecordedEvent)]
     assert [(one.action, one.name) for one in events] == [("checkpoint", "good"), ("restore", "good")]
     again = replay(redis_server, second, replayed(short(), folder))
     assert_equal_learning(first, second)

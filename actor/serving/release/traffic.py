@@ -72,8 +72,8 @@ class Traffic:
             self._registry = Registry.open(self._url, migrate=True)
         arms = self._registry.arms(self._policy)
         pinned = self._registry.pinned(self._policy)
-        worthy = [row for row in pinned if row.status not in (Status.CANARY, Status.ROLLED_BACK)]
-        return TrafficSnapshot(arms, worthy[-1] if worthy else None)
+        candidates = [row for row in pinned if row.status not in (Status.CANARY, Status.ROLLED_BACK)]
+        return TrafficSnapshot(arms, candidates[-1] if candidates else None)
 
     def fetch(self, version: int) -> Weights | None:
         """Return the weights of a version that is held. Blocks; raises ValueError for damaged ones."""

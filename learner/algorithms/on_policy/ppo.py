@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.algorithm import AlgorithmState
-from learner.algorithms.on_policy import on_policy
-from learner.algorithms.on_policy.on_policy import GradientRecord, OnPolicy
+from learner.algorithms.on_policy import update_metrics
+from learner.algorithms.on_policy.gradient_steps import GradientRecord
+from learner.algorithms.on_policy.on_policy import OnPolicy
 from learner.algorithms.on_policy.preparation import Prepared
 from learner.algorithms.on_policy.reward_scale import Scaled
 from learner.algorithms.shared.advantage import Advantages, Unrolls, gae, vtrace
@@ -43,7 +44,7 @@ from penstock.policy.layers import Measured
 from penstock.policy.policy import Policy
 
 METRICS = (
-    *on_policy.METRICS,
+    *update_metrics.METRICS,
     "kl_proximal",
     "clip_fraction",
     "clip_range",
@@ -51,8 +52,8 @@ METRICS = (
     "sample_reuse",
     "masked_fraction",
 )
-"""Beside those of `on_policy`: `kl_proximal` is KL(π_prox‖π_θ) in nats; it and `clip_fraction` are of the
-last epoch. `sample_reuse`: passes over a step, on average over the batch. `masked_fraction`: share of the
+"""Beside those of `update_metrics`: `kl_proximal` is KL(π_prox‖π_θ) in nats; it and `clip_fraction` are of
+the last epoch. `sample_reuse`: passes over a step, on average over the batch. `masked_fraction`: share of the
 valid steps that were too old."""
 
 _KL_TOLERANCE = 1.5
@@ -113,7 +114,7 @@ class PPO(OnPolicy[PPOSection]):
             record.split = split = rank_rows.split(order, count)
             record.rows = rows.select(split.index)
             record.log_prob = [
-                self._gradient_step(part, scheduled, record) for part in record.rows.cut(split.sizes)
+                self._gradient_steps.step(part, scheduled, record) for part in record.rows.cut(split.sizes)
             ]
             passes += 1
             if self._moved_far(record.rows, record.log_prob, split):

@@ -117,7 +117,7 @@ def evenly(rows: int, pieces: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _WholeDeal:
+class _SingleRankSplit:
     index: Tensor
     sizes: list[tuple[int, int]]
 
@@ -126,12 +126,12 @@ class _WholeDeal:
 
 
 @dataclass(frozen=True, slots=True)
-class _WholeShare:
+class _SingleRankRows:
     steps: Tensor
     total: int
 
     def split(self, order: Tensor, minibatches: int) -> MinibatchSplit:
-        return _WholeDeal(order, evenly(len(order), minibatches))
+        return _SingleRankSplit(order, evenly(len(order), minibatches))
 
     def gather(self, rows: Tensor) -> Tensor:
         return rows
@@ -148,7 +148,7 @@ class SingleRankGroup:
 
     def rows_of(self, steps: Tensor) -> RankRows:
         """Return all rows: there is one rank."""
-        return _WholeShare(steps, int(steps.sum()))
+        return _SingleRankRows(steps, int(steps.sum()))
 
     def columns(self, values: Tensor) -> Tensor:
         """Return the values, on the CPU: there is one rank."""

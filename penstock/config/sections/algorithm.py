@@ -54,7 +54,7 @@ class PPOSection(OnPolicySection):
     clip_range: NonNegative = 0.2
     """ε of the surrogate, a ratio of probabilities."""
     clip_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the clip range over `learner.total_steps`, a choice; linear and cosine end at 0."""
+    """Schedule of the clip range over `learner.total_steps`, a choice; linear and cosine end at 0."""
     dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, ADVANCED] = None
     """A ratio: the surrogate of a negative advantage stays above this multiple of it; none: off."""
     value_clip: Annotated[NonNegative | None, ADVANCED] = None
@@ -68,7 +68,7 @@ class PPOSection(OnPolicySection):
 
     @field_validator("adaptive_kl")
     @classmethod
-    def _has_one_course(cls, target: float | None, info: ValidationInfo) -> float | None:
+    def _has_one_schedule(cls, target: float | None, info: ValidationInfo) -> float | None:
         schedule = info.data.get("learning_rate_schedule", "constant")
         if target is not None and schedule != "constant":
             raise ValueError(

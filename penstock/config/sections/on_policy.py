@@ -38,7 +38,7 @@ class OnPolicySection(AlgorithmSection):
     learning_rate: NonNegative = 3e-4
     """Step size of Adam, per gradient step."""
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate over `learner.total_steps`, a choice; linear and cosine end at 0."""
+    """Schedule of the learning rate over `learner.total_steps`, a choice; linear and cosine end at 0."""
     warmup_updates: Count = 0
     """Updates over which the learning rate rises from 0, whatever its schedule."""
     adam_epsilon: Annotated[NonNegative, ADVANCED] = 1e-5

@@ -33,7 +33,7 @@ class ReplaySection(AlgorithmSection):
     learning_rate: NonNegative = 3e-4
     """Step size of Adam."""
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate over `learner.total_steps`."""
+    """Schedule of the learning rate over `learner.total_steps`."""
     adam_epsilon: Annotated[NonNegative, ADVANCED] = 1e-8
     """ε of Adam."""
     max_gradient_norm: NonNegative = 0.0

@@ -25,7 +25,7 @@ from penstock.wire.fragment import Fragment
 from penstock.wire.refusal import Reason
 from tests.support.abuse.malformed import stored
 from tests.support.abuse.stage import Stage, nothing_stored, session_of, staged, unharmed
-from tests.support.run.actor_run import PROGRAM, Course, Plan
+from tests.support.run.actor_run import PROGRAM, Plan, ScriptedLearner
 from tests.support.run.broker_process import launch
 from tests.support.run.simulated_actor import refusal_of
 from tests.support.run.small_run import RUN, SCHEMA, SLOTS, STEPS, fragment
@@ -165,8 +165,8 @@ def test_an_actor_ends_on_published_pickles(
     redis_server: RedisServer, short_folder: Path, canary: Path, name: str
 ) -> None:
     """A real actor process: it says what is wrong with the weights, exits with 1 and loads nothing."""
-    course = Course(redis_server.url, Plan())
-    course.log.publish(PAYLOADS[name](canary), update=0, settled=0, scalars={})
+    learner = ScriptedLearner(redis_server.url, Plan())
+    learner.log.publish(PAYLOADS[name](canary), update=0, settled=0, scalars={})
     listen = f"unix:{short_folder}/broker.sock"
     broker = launch(redis_server.url, short_folder / "broker", listen=listen)
     try:
@@ -175,6 +175,6 @@ def test_an_actor_ends_on_published_pickles(
         )
     finally:
         broker.end()
-        course.log.close()
+        learner.log.close()
     assert ended.returncode == 1
     assert b"weights" in ended.stderr.strip().splitlines()[-1]

@@ -22,49 +22,57 @@ from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, experienc
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Role
 from tests.support.experience import faulty_environments
-from tests.support.run.actor_run import UNROLL, ActorThread, Course, LossyLine, Plan, actors, launch_actor
+from tests.support.run.actor_run import (
+    UNROLL,
+    ActorThread,
+    LossyLine,
+    Plan,
+    ScriptedLearner,
+    actors,
+    launch_actor,
+)
 from tests.support.run.broker_process import BrokerProcess, eventually, launch
 from tests.support.storage.redis_server import RedisServer
 
-Begin = Callable[..., Course]
+Begin = Callable[..., ScriptedLearner]
 
 
 @pytest.fixture
 def begin(redis_url: str) -> Iterator[Begin]:
     """Opens the run of a plan and publishes its first weights."""
-    courses: list[Course] = []
+    learners: list[ScriptedLearner] = []
 
-    def make(**plan: Any) -> Course:
-        course = Course(redis_url, Plan(**plan))
-        courses.append(course)
-        if not course.specification.lock_step:
-            course.publish()
-        return course
+    def make(**plan: Any) -> ScriptedLearner:
+        learner = ScriptedLearner(redis_url, Plan(**plan))
+        learners.append(learner)
+        if not learner.specification.lock_step:
+            learner.publish()
+        return learner
 
     yield make
-    for course in courses:
-        course.log.close()
+    for learner in learners:
+        learner.log.close()
 
 
-def assert_dense(course: Course) -> None:
+def assert_dense(learner: ScriptedLearner) -> None:
     """Within each session the log holds 1..s in order, and everything acknowledged is there."""
-    course.read()
-    for session, sequences in course.sequences().items():
+    learner.read()
+    for session, sequences in learner.sequences().items():
         assert sequences == list(range(1, len(sequences) + 1)), session
-    assert course.log.acked() == len(course.fragments)
+    assert learner.log.acked() == len(learner.fragments)
 
 
 def test_fragments_are_what_the_published_weights_did(broker: BrokerProcess, begin: Begin) -> None:
     """Each step's log-probability is that of its action under the version that the header names."""
-    course = begin()
+    learner = begin()
     with actors(ActorThread(broker.address, "actor-0")):
-        eventually(lambda: course.learn() >= 30, "thirty fragments")
-    assert_dense(course)
-    versions = {fragment.header.oldest_version for fragment in course.fragments}
+        eventually(lambda: learner.learn() >= 30, "thirty fragments")
+    assert_dense(learner)
+    versions = {fragment.header.oldest_version for fragment in learner.fragments}
     assert len(versions) > 3
-    for fragment in course.fragments:
+    for fragment in learner.fragments:
         arrays: dict[str, Any] = fragment.arrays()
-        policy = course.policies[fragment.header.oldest_version]
+        policy = learner.policies[fragment.header.oldest_version]
         steps = fragment.header.charge
         observed = {"observation": arrays["observation"][:-1].reshape(steps, 4).copy()}
         expected = policy.log_prob(observed, {"action": arrays["action"].reshape(steps).copy()})
@@ -73,13 +81,13 @@ def test_fragments_are_what_the_published_weights_did(broker: BrokerProcess, beg
 
 def test_every_episode_that_ended_is_reported_once(broker: BrokerProcess, begin: Begin) -> None:
     """Return and length agree with the rewards in the fragments."""
-    course = begin()
+    learner = begin()
     actor = ActorThread(broker.address, "actor-0")
-    eventually(lambda: course.learn() >= 40, "forty fragments")
+    eventually(lambda: learner.learn() >= 40, "forty fragments")
     assert actor.drain() == EXIT_OK
-    course.read()
-    ended = sum(int(fragment.arrays()["final/slot"].size) for fragment in course.fragments)
-    episodes = course.episodes()
+    learner.read()
+    ended = sum(int(fragment.arrays()["final/slot"].size) for fragment in learner.fragments)
+    episodes = learner.episodes()
     assert len(episodes) == ended > 0
     assert len({(episode.slot_id, episode.episode_id) for episode in episodes}) == ended
     # CartPole gives 1 per step.
@@ -88,26 +96,26 @@ def test_every_episode_that_ended_is_reported_once(broker: BrokerProcess, begin:
 
 def test_an_actor_stands_still_without_leave(broker: BrokerProcess, begin: Begin) -> None:
     """It fills the budget and begins nothing more until something is settled."""
-    course = begin(budget_fragments=3)
+    learner = begin(budget_fragments=3)
     with actors(ActorThread(broker.address, "actor-0")):
-        eventually(lambda: course.read() == 3, "the budget")
-        assert course.log.read(course.position, 10, 500) == []
-        course.publish()
-        eventually(lambda: course.read() == 6, "the next budget")
-    assert {f.header.oldest_version for f in course.fragments[3:]} == {2}
+        eventually(lambda: learner.read() == 3, "the budget")
+        assert learner.log.read(learner.position, 10, 500) == []
+        learner.publish()
+        eventually(lambda: learner.read() == 6, "the next budget")
+    assert {f.header.oldest_version for f in learner.fragments[3:]} == {2}
 
 
 def test_replies_that_get_lost_cost_no_fragment(broker: BrokerProcess, begin: Begin) -> None:
     """A third of all replies is lost: every fragment is in the log once and in order."""
-    course = begin()
+    learner = begin()
     line = LossyLine(broker.address, 0.3)
     actor = ActorThread(line.address, "actor-0")
     # How many fragments go into one Append depends on the load, so losses are waited for as well.
     eventually(
-        lambda: course.learn() >= 100 and line.lost.count("Append") > 3, "a hundred fragments and losses", 60
+        lambda: learner.learn() >= 100 and line.lost.count("Append") > 3, "a hundred fragments and losses", 60
     )
     assert actor.drain() == EXIT_OK
-    assert_dense(course)
+    assert_dense(learner)
     line.close()
 
 
@@ -115,48 +123,48 @@ def test_an_actor_goes_on_when_the_broker_is_killed(
     broker: BrokerProcess, begin: Begin, redis_url: str, tmp_path: Path
 ) -> None:
     """It reconnects by itself and keeps its session."""
-    course = begin()
+    learner = begin()
     with actors(ActorThread(broker.address, "actor-0")):
-        eventually(lambda: course.learn() >= 10, "ten fragments")
+        eventually(lambda: learner.learn() >= 10, "ten fragments")
         broker.process.send_signal(signal.SIGKILL)
         broker.process.wait()
         again = launch(redis_url, tmp_path / "again", listen=broker.address)
         eventually(again.is_ready, "readiness of the second broker")
-        before = len(course.fragments)
-        eventually(lambda: course.learn() >= before + 10, "ten more")
+        before = len(learner.fragments)
+        eventually(lambda: learner.learn() >= before + 10, "ten more")
     again.end()
-    assert_dense(course)
-    assert len(course.sequences()) == 1
+    assert_dense(learner)
+    assert len(learner.sequences()) == 1
 
 
 def test_an_actor_goes_on_when_redis_is_killed(
     redis_server: RedisServer, broker: BrokerProcess, begin: Begin
 ) -> None:
     """It waits until the learner has opened the log again."""
-    course = begin()
+    learner = begin()
     with actors(ActorThread(broker.address, "actor-0")):
-        eventually(lambda: course.learn() >= 10, "ten fragments")
+        eventually(lambda: learner.learn() >= 10, "ten fragments")
         redis_server.restart()
-        course.log.reopen(course.log.snapshot())
-        course.publish()
-        before = len(course.fragments)
-        eventually(lambda: course.learn() >= before + 10, "ten more")
+        learner.log.reopen(learner.log.snapshot())
+        learner.publish()
+        before = len(learner.fragments)
+        eventually(lambda: learner.learn() >= before + 10, "ten more")
 
 
 def test_a_lost_session_is_followed_by_another_with_new_seeds(broker: BrokerProcess, begin: Begin) -> None:
     """What is closed is closed for ever; the first observations differ."""
-    course = begin()
+    learner = begin()
     channel = open_channel(broker.address, Credentials())
     with actors(ActorThread(broker.address, "actor-0")):
-        eventually(lambda: course.learn() >= 5, "five fragments")
-        session = course.fragments[0].header.session
+        eventually(lambda: learner.learn() >= 5, "five fragments")
+        session = learner.fragments[0].header.session
         experience_pb2_grpc.ExperienceServiceStub(channel).CloseSession(
             experience_pb2.CloseSessionRequest(session=session), timeout=5
         )
-        eventually(lambda: course.learn() and len(course.sequences()) == 2, "a second session")
+        eventually(lambda: learner.learn() and len(learner.sequences()) == 2, "a second session")
     channel.close()
-    assert_dense(course)
-    first = {f.header.session: f for f in course.fragments if f.header.sequence == 1}
+    assert_dense(learner)
+    first = {f.header.session: f for f in learner.fragments if f.header.sequence == 1}
     one, two = (fragment.arrays()["observation"][0] for fragment in first.values())
     assert (one != two).any()
 
@@ -166,11 +174,11 @@ def test_an_actor_keeps_nothing_of_the_sessions_that_it_lost(
     broker: BrokerProcess, begin: Begin, role: Role
 ) -> None:
     """Each holds the weights it was told of; an actor may lose thousands."""
-    course = begin(session_timeout_ms=3_000)
+    learner = begin(session_timeout_ms=3_000)
     stub = experience_pb2_grpc.ExperienceServiceStub(channel := open_channel(broker.address, Credentials()))
 
     def newest() -> int:
-        course.learn()
+        learner.learn()
         return max(session_numbers(), default=0)
 
     with only_new_objects(), actors(ActorThread(broker.address, "actor-0", role)):
@@ -207,37 +215,37 @@ def test_an_actor_that_was_frozen_or_killed_comes_back_in_a_new_session(
     broker: BrokerProcess, begin: Begin
 ) -> None:
     """Its old session expires meanwhile; the log stays dense and the frozen process does not end."""
-    course = begin(session_timeout_ms=1_000)
+    learner = begin(session_timeout_ms=1_000)
     actor = launch_actor(broker.address, "actor-0")
     try:
-        eventually(lambda: course.learn() >= 5, "five fragments", 60)
+        eventually(lambda: learner.learn() >= 5, "five fragments", 60)
         actor.send_signal(signal.SIGSTOP)
-        eventually(lambda: course.learn() and course.log.renew().rollout_sessions == 0, "expiry")
+        eventually(lambda: learner.learn() and learner.log.renew().rollout_sessions == 0, "expiry")
         actor.send_signal(signal.SIGCONT)
-        eventually(lambda: course.learn() and len(course.sequences()) == 2, "a second session")
+        eventually(lambda: learner.learn() and len(learner.sequences()) == 2, "a second session")
         actor.kill()
         actor.wait()
         actor = launch_actor(broker.address, "actor-0")
-        eventually(lambda: course.learn() and len(course.sequences()) == 3, "a third session", 60)
+        eventually(lambda: learner.learn() and len(learner.sequences()) == 3, "a third session", 60)
         actor.terminate()
         assert actor.wait(30) == EXIT_OK
     finally:
         actor.kill()
-    assert_dense(course)
+    assert_dense(learner)
 
 
 def test_a_second_actor_of_the_same_name_ends_the_first(broker: BrokerProcess, begin: Begin) -> None:
     """The newer one goes on."""
-    course = begin()
+    learner = begin()
     first = ActorThread(broker.address, "actor-0")
-    eventually(lambda: course.learn() >= 3, "fragments of the first")
+    eventually(lambda: learner.learn() >= 3, "fragments of the first")
     with actors(ActorThread(broker.address, "actor-0")):
-        eventually(lambda: course.learn() and first.error is not None, "the end of the first")
-        eventually(lambda: course.learn() and len(course.sequences()) >= 2, "fragments of the second")
+        eventually(lambda: learner.learn() and first.error is not None, "the end of the first")
+        eventually(lambda: learner.learn() and len(learner.sequences()) >= 2, "fragments of the second")
     error = first.join()
     assert isinstance(error, Fatal)
     assert "another process" in str(error)
-    assert_dense(course)
+    assert_dense(learner)
 
 
 def test_an_environment_whose_rewards_are_no_numbers_ends_the_actor(
@@ -245,10 +253,10 @@ def test_an_environment_whose_rewards_are_no_numbers_ends_the_actor(
 ) -> None:
     """Three sessions are refused as invalid; the cause is named and nothing of it is stored."""
     module = "tests.support.experience.faulty_environments"
-    course = begin(environment={"id": f"{module}:NotANumber-v0", "count": 2})
+    learner = begin(environment={"id": f"{module}:NotANumber-v0", "count": 2})
     actor = ActorThread(broker.address, "actor-0", allow_modules=[module])
-    eventually(lambda: course.learn() >= 2, "good fragments")
-    eventually(lambda: course.learn() and actor.error is not None, "the end of the actor")
+    eventually(lambda: learner.learn() >= 2, "good fragments")
+    eventually(lambda: learner.learn() and actor.error is not None, "the end of the actor")
     error = actor.join()
     assert isinstance(error, Fatal)
     assert "3 sessions" in str(error)
@@ -263,11 +271,11 @@ def test_an_episode_that_ends_with_a_reward_that_is_no_number_costs_its_session_
     Nothing of its episode is reported.
     """
     module = "tests.support.experience.faulty_environments"
-    course = begin(environment={"id": f"{module}:NotANumberAtItsEnd-v0", "count": 2})
+    learner = begin(environment={"id": f"{module}:NotANumberAtItsEnd-v0", "count": 2})
     with actors(ActorThread(broker.address, "actor-0", allow_modules=[module])):
-        eventually(lambda: course.learn() and len(course.sequences()) >= 4, "more than three sessions")
-    assert_dense(course)
-    assert course.episodes() == []
+        eventually(lambda: learner.learn() and len(learner.sequences()) >= 4, "more than three sessions")
+    assert_dense(learner)
+    assert learner.episodes() == []
 
 
 def test_what_was_collected_before_an_environment_stands_still_is_delivered(
@@ -279,17 +287,17 @@ def test_what_was_collected_before_an_environment_stands_still_is_delivered(
     """
     module = "tests.support.experience.faulty_environments"
     faulty_environments.GOES_ON.clear()
-    course = begin(environment={"id": f"{module}:StandsStill-v0", "count": 2})
+    learner = begin(environment={"id": f"{module}:StandsStill-v0", "count": 2})
     actor = ActorThread(broker.address, "actor-0", allow_modules=[module], stall_timeout_s=3)
     with actors(actor):
         try:
-            eventually(lambda: course.read() == 2, "the steps before")
-            assert [len(f.arrays()["reward"]) for f in course.fragments] == [UNROLL, 2]
+            eventually(lambda: learner.read() == 2, "the steps before")
+            assert [len(f.arrays()["reward"]) for f in learner.fragments] == [UNROLL, 2]
         finally:
             faulty_environments.GOES_ON.set()
-        eventually(lambda: course.learn() >= 4, "another session")
-    assert_dense(course)
-    first, second = ([f for f in course.fragments if f.header.session == s] for s in course.sequences())
+        eventually(lambda: learner.learn() >= 4, "another session")
+    assert_dense(learner)
+    first, second = ([f for f in learner.fragments if f.header.session == s] for s in learner.sequences())
     assert [counted(f) for f in first] == [[0, 1, 2, 3, 4], [4, 5, 6]]
     assert counted(second[0]) == [0, 1, 2, 3, 4]
 
@@ -326,14 +334,14 @@ def test_an_actor_with_another_environment_refuses_to_start(
 
 def test_a_full_log_makes_the_actor_wait_and_drops_nothing(broker: BrokerProcess, begin: Begin) -> None:
     """A ceiling of bytes that holds some fragments; space comes back when the learner commits."""
-    course = begin(budget_fragments=64, max_log_bytes=6_000)
+    learner = begin(budget_fragments=64, max_log_bytes=6_000)
     with actors(ActorThread(broker.address, "actor-0")):
         eventually(lambda: broker.refused("full") > 0, "the ceiling")
-        stuck = course.read()
-        assert course.log.read(course.position, 10, 500) == []
-        make_room(course)
-        eventually(lambda: course.read() > stuck, "more fragments")
-    assert_dense(course)
+        stuck = learner.read()
+        assert learner.log.read(learner.position, 10, 500) == []
+        make_room(learner)
+        eventually(lambda: learner.read() > stuck, "more fragments")
+    assert_dense(learner)
 
 
 def test_what_a_lost_session_had_not_sent_is_not_sent_by_the_next(
@@ -343,33 +351,33 @@ def test_what_a_lost_session_had_not_sent_is_not_sent_by_the_next(
 
     The experience would be doubled if some of it had arrived after all.
     """
-    course = begin(budget_fragments=64, max_log_bytes=6_000)
+    learner = begin(budget_fragments=64, max_log_bytes=6_000)
     channel = open_channel(broker.address, Credentials())
     with actors(ActorThread(broker.address, "actor-0")):
         eventually(lambda: broker.refused("full") > 0, "the ceiling")
-        course.read()
-        lost = course.fragments[0].header.session
+        learner.read()
+        lost = learner.fragments[0].header.session
         closed_us = time.time_ns() // 1000
         experience_pb2_grpc.ExperienceServiceStub(channel).CloseSession(
             experience_pb2.CloseSessionRequest(session=lost), timeout=5
         )
-        make_room(course)
-        eventually(lambda: course.read() and len(course.sequences()) == 2, "a second session")
+        make_room(learner)
+        eventually(lambda: learner.read() and len(learner.sequences()) == 2, "a second session")
     channel.close()
-    opening = next(one for one in course.fragments if one.header.session != lost)
+    opening = next(one for one in learner.fragments if one.header.session != lost)
     assert opening.header.sequence == 1
     assert opening.header.created_us >= closed_us
 
 
-def make_room(course: Course) -> None:
+def make_room(learner: ScriptedLearner) -> None:
     """Commit and trim what was read; a trim follows the oldest of three checkpoints."""
     for number in range(3):
-        course.log.commit(
+        learner.log.commit(
             Commit(
                 checkpoint_id=f"c-{number}",
                 manifest_sha256="0" * 64,
-                position=course.position,
-                trim=course.position,
+                position=learner.position,
+                trim=learner.position,
                 totals=Totals(trained=0, dropped={}, env_steps=0),
             )
         )
@@ -377,19 +385,19 @@ def make_room(course: Course) -> None:
 
 def test_an_actor_follows_pause_resume_and_stop(broker: BrokerProcess, begin: Begin) -> None:
     """It stands still, goes on, and ends with everything acknowledged and its session closed."""
-    course = begin()
+    learner = begin()
     channel = open_channel(broker.address, Credentials())
     control = control_pb2_grpc.ControlServiceStub(channel)
     actor = ActorThread(broker.address, "actor-0")
-    eventually(lambda: course.learn() >= 5, "five fragments")
+    eventually(lambda: learner.learn() >= 5, "five fragments")
     control.Pause(control_pb2.ControlRequest(), timeout=5)
-    eventually(lambda: course.learn() and not course.log.read(course.position, 10, 500), "the pause")
+    eventually(lambda: learner.learn() and not learner.log.read(learner.position, 10, 500), "the pause")
     control.Resume(control_pb2.ControlRequest(), timeout=5)
-    before = len(course.fragments)
-    eventually(lambda: course.learn() > before, "more fragments")
+    before = len(learner.fragments)
+    eventually(lambda: learner.learn() > before, "more fragments")
     control.Stop(control_pb2.ControlRequest(), timeout=5)
     assert actor.join() == EXIT_OK
-    assert_dense(course)
+    assert_dense(learner)
     assert not control.Status(control_pb2.StatusRequest(), timeout=5).sessions
     channel.close()
 
@@ -399,49 +407,49 @@ def test_an_actor_waits_for_the_run(broker: BrokerProcess, begin: Begin) -> None
     actor = ActorThread(broker.address, "actor-0")
     with actors(actor):
         eventually(lambda: broker.get("/metrics")[1].count('reason="not_ready"') > 0, "a first refusal")
-        course = begin()
-        eventually(lambda: course.learn() >= 3, "three fragments")
+        learner = begin()
+        eventually(lambda: learner.learn() >= 3, "three fragments")
 
 
 def test_weights_above_one_message_come_in_chunks(broker: BrokerProcess, begin: Begin) -> None:
     """A policy of some MiB."""
-    course = begin(policy={"hidden_sizes": [500, 500]})
+    learner = begin(policy={"hidden_sizes": [500, 500]})
     with actors(ActorThread(broker.address, "actor-0")):
-        eventually(lambda: course.learn() >= 10, "ten fragments")
-    assert len({fragment.header.oldest_version for fragment in course.fragments}) > 1
+        eventually(lambda: learner.learn() >= 10, "ten fragments")
+    assert len({fragment.header.oldest_version for fragment in learner.fragments}) > 1
 
 
 def test_an_actor_says_what_it_really_acts_with(broker: BrokerProcess, begin: Begin) -> None:
     """Its answers to the probe are those of the version that it names."""
-    course = begin()
+    learner = begin()
     answers: list[ProbeAnswer] = []
     with actors(ActorThread(broker.address, "actor-0")):
 
         def has_answered() -> bool:
-            course.learn()
-            answers.extend(course.log.renew().probes)
+            learner.learn()
+            answers.extend(learner.log.renew().probes)
             return len(answers) >= 3
 
         eventually(has_answered, "three answers")
     for answer in answers:
-        expected = course.policies[answer.version].log_prob(course.probe.observation, course.probe.action)
+        expected = learner.policies[answer.version].log_prob(learner.probe.observation, learner.probe.action)
         np.testing.assert_allclose(answer.log_prob, expected, atol=1e-5)
 
 
 def test_an_evaluation_actor_measures_the_version_asked_for(broker: BrokerProcess, begin: Begin) -> None:
     """Once each, also a pinned one that is no longer among the newest."""
-    course = begin()
-    old = course.publish(pin=True)
+    learner = begin()
+    old = learner.publish(pin=True)
     for _ in range(5):
-        course.publish()
+        learner.publish()
     with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
-        course.log.request_evaluation(old.version)
-        eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 5, "a result")
-        newest = course.publish()
-        course.log.request_evaluation(newest.version)
-        eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 10, "another")
-    assert [report.deterministic for report in course.reports] == [True, True]
-    played = course.episodes(evaluation=True)
+        learner.log.request_evaluation(old.version)
+        eventually(lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 5, "a result")
+        newest = learner.publish()
+        learner.log.request_evaluation(newest.version)
+        eventually(lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 10, "another")
+    assert [report.deterministic for report in learner.reports] == [True, True]
+    played = learner.episodes(evaluation=True)
     assert [episode.version for episode in played] == [old.version] * 5 + [newest.version] * 5
 
 
@@ -449,11 +457,11 @@ def test_an_evaluation_actor_draws_its_actions_where_the_run_says_so(
     broker: BrokerProcess, begin: Begin
 ) -> None:
     """And reports that it did."""
-    course = begin(evaluation={"episodes": 3, "deterministic": False})
+    learner = begin(evaluation={"episodes": 3, "deterministic": False})
     with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
-        course.log.request_evaluation(1)
-        eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 3, "a result")
-    assert [report.deterministic for report in course.reports] == [False]
+        learner.log.request_evaluation(1)
+        eventually(lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 3, "a result")
+    assert [report.deterministic for report in learner.reports] == [False]
 
 
 def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
@@ -463,15 +471,17 @@ def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
 
     The way that counts comes first.
     """
-    course = begin(evaluation={"episodes": 4, "both": True})
-    blob = encode(course.policies[1])
-    again = course.log.publish(blob, update=1, settled=course.position, scalars={})
+    learner = begin(evaluation={"episodes": 4, "both": True})
+    blob = encode(learner.policies[1])
+    again = learner.log.publish(blob, update=1, settled=learner.position, scalars={})
     with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
-        course.log.request_evaluation(1)
-        eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 8, "both results")
-        course.log.request_evaluation(again.version)
-        eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 16, "both again")
-    reports = [report for report in course.reports if report.evaluation]
+        learner.log.request_evaluation(1)
+        eventually(
+            lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 8, "both results"
+        )
+        learner.log.request_evaluation(again.version)
+        eventually(lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 16, "both again")
+    reports = [report for report in learner.reports if report.evaluation]
     assert [report.deterministic for report in reports] == [True, False, True, False]
     returns = [[episode.episode_return for episode in report.episodes] for report in reports]
     assert returns[:2] == returns[2:]
@@ -482,13 +492,13 @@ def test_a_version_that_is_gone_is_not_evaluated_and_the_next_one_is(
     broker: BrokerProcess, begin: Begin
 ) -> None:
     """The evaluation actor says so and goes on."""
-    course = begin()
+    learner = begin()
     for _ in range(5):
-        newest = course.publish()
+        newest = learner.publish()
     with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
-        course.log.request_evaluation(1)
-        course.log.request_evaluation(newest.version)
-        eventually(lambda: course.read() == 0 and len(course.episodes(evaluation=True)) == 5, "a result")
+        learner.log.request_evaluation(1)
+        learner.log.request_evaluation(newest.version)
+        eventually(lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 5, "a result")
 
 
 def record(binary: Any, folder: Path, rounds: int) -> dict[tuple[int, str], bytes]:
@@ -499,20 +509,20 @@ def record(binary: Any, folder: Path, rounds: int) -> dict[tuple[int, str], byte
     process = launch(server.url, folder)
     try:
         eventually(process.is_ready, "readiness of the broker")
-        course = Course(server.url, Plan(lock_step=True, actor_count=2))
-        course.publish(opens=0)
+        learner = ScriptedLearner(server.url, Plan(lock_step=True, actor_count=2))
+        learner.publish(opens=0)
         with actors(ActorThread(process.address, "a"), ActorThread(process.address, "b")):
             for number in range(rounds):
 
                 def is_complete(at: int = number) -> bool:
-                    return course.read() > 0 and course.log.round_complete(at)
+                    return learner.read() > 0 and learner.log.round_complete(at)
 
                 eventually(is_complete, "a round")
-                course.read()
-                course.publish(opens=number + 1)
-        assert course.rounds[: 2 * rounds] == [n for n in range(rounds) for _ in range(2)]
-        course.log.close()
-        pairs = zip(course.rounds, course.fragments, strict=True)
+                learner.read()
+                learner.publish(opens=number + 1)
+        assert learner.rounds[: 2 * rounds] == [n for n in range(rounds) for _ in range(2)]
+        learner.log.close()
+        pairs = zip(learner.rounds, learner.fragments, strict=True)
         return {
             (number, f.arrays()["observation"].tobytes().hex()): bytes(f.payload)
             for number, f in pairs

@@ -7,36 +7,36 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from tests.support.run.actor_run import ActorThread, Course, Plan, actors
+from tests.support.run.actor_run import ActorThread, Plan, ScriptedLearner, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
 
 MODULE = "tests.unit.penstock.policy.own_networks"
 
 
 @pytest.fixture
-def course(redis_url: str) -> Iterator[Course]:
+def learner(redis_url: str) -> Iterator[ScriptedLearner]:
     """A run whose policy has such a network, with first weights published."""
-    made = Course(redis_url, Plan(policy={"network": f"{MODULE}:Good"}))
+    made = ScriptedLearner(redis_url, Plan(policy={"network": f"{MODULE}:Good"}))
     made.publish()
     yield made
     made.log.close()
 
 
-def test_an_actor_acts_with_what_was_published(broker: BrokerProcess, course: Course) -> None:
+def test_an_actor_acts_with_what_was_published(broker: BrokerProcess, learner: ScriptedLearner) -> None:
     """Each step's log-probability is that of its action under the version that the header names."""
     with actors(ActorThread(broker.address, "actor-0", allow_modules=[MODULE])):
-        eventually(lambda: course.learn() >= 8, "eight fragments")
-    course.read()
-    for fragment in course.fragments:
+        eventually(lambda: learner.learn() >= 8, "eight fragments")
+    learner.read()
+    for fragment in learner.fragments:
         arrays: dict[str, Any] = fragment.arrays()
-        policy = course.policies[fragment.header.oldest_version]
+        policy = learner.policies[fragment.header.oldest_version]
         steps = fragment.header.charge
         observed = {"observation": arrays["observation"][:-1].reshape(steps, 4).copy()}
         expected = policy.log_prob(observed, {"action": arrays["action"].reshape(steps).copy()})
         np.testing.assert_allclose(arrays["log_prob"].reshape(steps), expected, atol=2e-5)
 
 
-def test_an_actor_that_does_not_allow_it_ends(broker: BrokerProcess, course: Course) -> None:
+def test_an_actor_that_does_not_allow_it_ends(broker: BrokerProcess, learner: ScriptedLearner) -> None:
     """With the remedy, before it has imported anything of the run's."""
     error = ActorThread(broker.address, "actor-0").join()
     assert isinstance(error, ConfigurationError)

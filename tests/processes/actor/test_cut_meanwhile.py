@@ -18,7 +18,7 @@ from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Role
-from tests.support.run.actor_run import PATIENCE_S, Course, Plan
+from tests.support.run.actor_run import PATIENCE_S, Plan, ScriptedLearner
 from tests.support.run.broker_process import BrokerProcess
 
 FRAGMENTS = 300
@@ -27,8 +27,8 @@ FRAGMENTS = 300
 @pytest.fixture
 def session(redis_url: str, broker: BrokerProcess) -> Iterator[Session]:
     """Open, with weights."""
-    course = Course(redis_url, Plan(unroll=64))
-    course.publish()
+    learner = ScriptedLearner(redis_url, Plan(unroll=64))
+    learner.publish()
     client = BrokerClient(broker.address, Credentials())
     session = open_session(client, "a", Role.ROLLOUT, Lifecycle("actor"))
     assert session is not None
@@ -36,7 +36,7 @@ def session(redis_url: str, broker: BrokerProcess) -> Iterator[Session]:
     assert session.wait_until(lambda: session.weights is not None, PATIENCE_S)
     yield session
     session.close(politely=True)
-    course.log.close()
+    learner.log.close()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import redis
 from broker.log import keys
 from launch.run.child_process import penstock
 from penstock.runtime.health import ENDPOINT_VARIABLE
-from tests.support.run.actor_run import Course, Plan
+from tests.support.run.actor_run import Plan, ScriptedLearner
 from tests.support.run.broker_process import BrokerProcess, eventually, launch
 
 PATIENCE_S = 60.0
@@ -110,14 +110,14 @@ def test_an_actor_whose_environment_hangs(
     environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(tmp_path / "asleep")}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
-        course = Course(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
-    course.publish()
+        learner = ScriptedLearner(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
+    learner.publish()
     told = ("--set", "actor.stall_timeout_s=1", "--set", 'actor.allow_modules=["sleeping"]')
     actor = start("actor", "--broker", broker.address, "--actor-id", "a", *told, **environment)
-    eventually(lambda: course.learn() >= 2, "experience", PATIENCE_S)
+    eventually(lambda: learner.learn() >= 2, "experience", PATIENCE_S)
     assert actor.get("/healthz") == (200, "ok\n")
     asleep.touch()
-    eventually(lambda: course.learn() < 0 or actor.get("/healthz")[0] == 503, "red health", PATIENCE_S)
+    eventually(lambda: learner.learn() < 0 or actor.get("/healthz")[0] == 503, "red health", PATIENCE_S)
     assert actor.get("/healthz")[1].startswith("environment: no progress for ")
     asleep.unlink()
     becomes(actor, 200)
@@ -128,8 +128,8 @@ def _says(actor: BrokerProcess, doing: str) -> bool:
     return code == 503 and text.startswith("environment: no progress for ") and f"are being {doing}" in text
 
 
-def _has_come(course: Course, known: int) -> bool:
-    return course.learn() > known
+def _has_come(learner: ScriptedLearner, known: int) -> bool:
+    return learner.learn() > known
 
 
 def test_an_actor_whose_environment_never_gets_going(
@@ -141,14 +141,14 @@ def test_an_actor_whose_environment_never_gets_going(
     environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(tmp_path / "asleep")}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
-        course = Course(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
-    course.publish()
+        learner = ScriptedLearner(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
+    learner.publish()
     told = ("--set", "actor.stall_timeout_s=1", "--set", 'actor.allow_modules=["sleeping"]')
     # Credit comes while the reset hangs, so that the first step waits for nothing.
     for places in (["make"], ["reset", "step"]):
         for where in places:
             (tmp_path / f"asleep.{where}").touch()
-        before = course.learn()
+        before = learner.learn()
         actor = start("actor", "--broker", broker.address, "--actor-id", "a", *told, **environment)
         eventually(actor.endpoint_file.exists, "the actor", PATIENCE_S)
         for where in places:
@@ -157,10 +157,10 @@ def test_an_actor_whose_environment_never_gets_going(
             )
             with redis.Redis.from_url(redis_url) as client:
                 assert (client.zcard(keys.OPEN) == 0) == (where == "make")
-            assert course.learn() == before
+            assert learner.learn() == before
             (tmp_path / f"asleep.{where}").unlink()
         becomes(actor, 200)
-        eventually(partial(_has_come, course, before), "experience", PATIENCE_S)
+        eventually(partial(_has_come, learner, before), "experience", PATIENCE_S)
         actor.process.kill()
 
 
@@ -168,17 +168,17 @@ def test_an_actor_that_published_weights_do_not_reach(
     redis_url: str, broker: BrokerProcess, start: Start
 ) -> None:
     """Their bytes are lost: it says which version it holds, and goes on with the next ones that arrive."""
-    course = Course(redis_url, Plan())
-    version = course.publish().version
+    learner = ScriptedLearner(redis_url, Plan())
+    version = learner.publish().version
     redis.Redis.from_url(redis_url).unlink(keys.weights(version, 0))
     told = ("--set", "actor.stall_timeout_s=1")
     actor = start("actor", "--broker", broker.address, "--actor-id", "a", *told)
     eventually(lambda: actor.endpoint_file.exists(), "the actor", PATIENCE_S)
     text = becomes(actor, 503, "weights: no progress for ")
     assert f"version {version} is published, 0 is held here" in text
-    course.publish()
+    learner.publish()
     becomes(actor, 200)
-    eventually(lambda: course.read() > 0, "experience", PATIENCE_S)
+    eventually(lambda: learner.read() > 0, "experience", PATIENCE_S)
 
 
 def test_an_embedded_redis_that_does_not_answer(start: Start, short_folder: Path) -> None:

@@ -33,7 +33,7 @@ EXPLORES_BRIEFLY: Final = ("algorithm.epsilon_fraction=0.0002",)
 
 
 @dataclass(frozen=True)
-class Course:
+class Task:
     """A task that a run must solve. max_reward: as a person sets it who knows the task."""
 
     environment: str
@@ -59,21 +59,21 @@ class Course:
         ]
 
 
-PPO = Course("CartPole-v1", "ppo", 475, CHOICE, 10.0, weighs=True)
-COURSES = (
+PPO = Task("CartPole-v1", "ppo", 475, CHOICE, 10.0, weighs=True)
+TASKS = (
     PPO,
-    Course("CartPole-v1", "impala", 475, CHOICE, 10.0, weighs=True),
-    Course("CartPole-v1", "reinforce", 475, CHOICE, 10.0, weighs=True),
-    Course("CartPole-v1", "dqn", 195, CHOICE, 10.0, settings=EXPLORES_BRIEFLY),
-    Course("Pendulum-v1", "sac", -250, FORCE, 20.0),
+    Task("CartPole-v1", "impala", 475, CHOICE, 10.0, weighs=True),
+    Task("CartPole-v1", "reinforce", 475, CHOICE, 10.0, weighs=True),
+    Task("CartPole-v1", "dqn", 195, CHOICE, 10.0, settings=EXPLORES_BRIEFLY),
+    Task("Pendulum-v1", "sac", -250, FORCE, 20.0),
 )
 
 
 @contextmanager
-def poisoner(training: Training, poisons: Path, course: Course, *, every: int) -> Iterator[None]:
+def poisoner(training: Training, poisons: Path, task: Task, *, every: int) -> Iterator[None]:
     """An actor of the run that spoils one of so many fragments; it ends with the block."""
     training.until(lambda: bool(_broker(training)))
-    weighs = ("--weighs",) if course.weighs else ()
+    weighs = ("--weighs",) if task.weighs else ()
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "tests.support.abuse.poisoner", "--broker", _broker(training)),
@@ -140,23 +140,23 @@ def test_every_way_that_can_be_known_is_named_and_nothing_honest(
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SLOW_S)
-@pytest.mark.parametrize("course", COURSES, ids=lambda course: course.algorithm)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.algorithm)
 def test_a_poisoned_run_is_resumed_and_solved(
-    course: Course, start: Callable[..., Training], tmp_path: Path
+    task: Task, start: Callable[..., Training], tmp_path: Path
 ) -> None:
     """One of twenty fragments is spoiled: every fifth of a third actor's, after its share."""
     poisons = tmp_path / "poisons.jsonl"
-    training = start(*course.arguments())
-    with poisoner(training, poisons, course, every=5):
-        training.until(lambda: is_tried(training.run_dir, poisons, course.ways))
+    training = start(*task.arguments())
+    with poisoner(training, poisons, task, every=5):
+        training.until(lambda: is_tried(training.run_dir, poisons, task.ways))
     stop(training)
     training = start("--resume", "--set", "learner.stop_at_target=true")
-    with poisoner(training, poisons, course, every=5):
+    with poisoner(training, poisons, task, every=5):
         code, _, err = training.end(SLOW_S)
     assert code == 0, err
     assert training.summary()["solved"]
     check_books(training.run_dir, poisons)
-    assert not unnamed(training.run_dir, poisons, course.ways)
+    assert not unnamed(training.run_dir, poisons, task.ways)
 
 
 @pytest.mark.slow

@@ -17,7 +17,12 @@ from penstock.config.settings import ConfigurationError
 from penstock.policy.weights import encode
 from penstock.runtime.exit import EXIT_OK
 from penstock.wire.messages import Role
-from tests.support.language.course import PATIENCE_S, LanguageCourse, log_probs, responses
+from tests.support.language.scripted_language_learner import (
+    PATIENCE_S,
+    ScriptedLanguageLearner,
+    log_probs,
+    responses,
+)
 from tests.support.run.actor_run import ActorThread, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.reward_process import serving
@@ -27,7 +32,7 @@ from workloads.language.tokenizer import load_tokenizer
 
 def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
     broker: BrokerProcess,
-    begin: Callable[..., LanguageCourse],
+    begin: Callable[..., ScriptedLanguageLearner],
     base: Path,
     reward: Path,
     prompts: Path,
@@ -38,36 +43,36 @@ def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
     The reward service may die meanwhile.
     """
     address = f"unix:{tmp_path}/reward.sock"
-    course = begin(reward_reads="tokens", group=2)
+    learner = begin(reward_reads="tokens", group=2)
     places = {"model": str(base), "prompts": str(prompts), "reward": address}
     with serving(reward, tmp_path / "first", address) as first:
         actor = ActorThread(broker.address, "actor-0", places=places)
         with actors(actor):
-            eventually(lambda: course.learn() >= 4, "four fragments", within_s=PATIENCE_S)
+            eventually(lambda: learner.learn() >= 4, "four fragments", within_s=PATIENCE_S)
             first.process.send_signal(signal.SIGKILL)
             first.process.wait(PATIENCE_S)
             with serving(reward, tmp_path / "second", address):
-                before = len(course.fragments)
-                eventually(lambda: course.learn() >= before + 4, "four more", within_s=PATIENCE_S)
+                before = len(learner.fragments)
+                eventually(lambda: learner.learn() >= before + 4, "four more", within_s=PATIENCE_S)
                 assert actor.drain() == EXIT_OK
-                course.read()
-    check_fragments(course, base, reward)
-    episodes = course.episodes()
+                learner.read()
+    check_fragments(learner, base, reward)
+    episodes = learner.episodes()
     assert {episode.terminated for episode in episodes} == {True, False}
     assert len({(episode.slot_id, episode.episode_id) for episode in episodes}) == len(episodes)
 
 
-def check_fragments(course: LanguageCourse, base: Path, reward: Path) -> None:
+def check_fragments(learner: ScriptedLanguageLearner, base: Path, reward: Path) -> None:
     """Of several versions, each fragment."""
     model, eos = RewardModel.load(reward), load_tokenizer(str(base)).eos_token_id
-    assert len({fragment.header.oldest_version for fragment in course.fragments}) > 3
-    whole = [fragment for fragment in course.fragments if fragment.arrays()["valid"].any(0).all()]
+    assert len({fragment.header.oldest_version for fragment in learner.fragments}) > 3
+    whole = [fragment for fragment in learner.fragments if fragment.arrays()["valid"].any(0).all()]
     # One may have been handed over unfinished when the worker was asked to end.
-    assert len(whole) >= len(course.fragments) - 1
+    assert len(whole) >= len(learner.fragments) - 1
     for fragment in whole:
         arrays: dict[str, Any] = fragment.arrays()
         np.testing.assert_allclose(
-            arrays["log_prob"].T[arrays["valid"].T], log_probs(course, fragment), atol=1e-5
+            arrays["log_prob"].T[arrays["valid"].T], log_probs(learner, fragment), atol=1e-5
         )
         asked = responses(fragment, base)
         rewards = [value for value in model.score(asked).values if value is not None]
@@ -81,31 +86,35 @@ def check_fragments(course: LanguageCourse, base: Path, reward: Path) -> None:
 
 
 def test_the_probe_is_answered_with_the_adapter_that_generates(
-    broker: BrokerProcess, begin: Callable[..., LanguageCourse], base: Path, reward: Path, prompts: Path
+    broker: BrokerProcess,
+    begin: Callable[..., ScriptedLanguageLearner],
+    base: Path,
+    reward: Path,
+    prompts: Path,
 ) -> None:
     """After each publish, by what the learner's side gets of the same adapter."""
-    course = begin()
+    learner = begin()
     places = {"model": str(base), "prompts": str(prompts), "reward": str(reward)}
     answers: dict[int, ProbeAnswer] = {}
 
     def answered(version: int) -> bool:
-        course.learn()
-        answers.update((answer.version, answer) for answer in course.log.renew().probes)
+        learner.learn()
+        answers.update((answer.version, answer) for answer in learner.log.renew().probes)
         return max(answers, default=0) >= version
 
     with actors(ActorThread(broker.address, "actor-0", places=places)):
         for _ in range(3):
-            version = course.publish().version
+            version = learner.publish().version
             eventually(partial(answered, version), "an answer", within_s=PATIENCE_S)
     assert len(answers) >= 3
     for version, answer in answers.items():
-        expected = course.policies[version].log_prob(course.probe.observation, course.probe.action)
+        expected = learner.policies[version].log_prob(learner.probe.observation, learner.probe.action)
         np.testing.assert_allclose(answer.log_prob, expected, atol=1e-5)
-        others = (policy for other, policy in course.policies.items() if other != version)
+        others = (policy for other, policy in learner.policies.items() if other != version)
         assert not any(
             np.allclose(
                 answer.log_prob,
-                policy.log_prob(course.probe.observation, course.probe.action),
+                policy.log_prob(learner.probe.observation, learner.probe.action),
                 atol=1e-3,
             )
             for policy in others
@@ -113,33 +122,33 @@ def test_the_probe_is_answered_with_the_adapter_that_generates(
 
 
 def test_an_evaluation_measures_held_out_prompts_by_the_true_reward(
-    broker: BrokerProcess, begin: Callable[..., LanguageCourse], base: Path, prompts: Path
+    broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path, prompts: Path
 ) -> None:
     """Deterministic and sampled, the same for the same version."""
     true = "workloads.rlhf.sentiment:true_rewards"
-    course = begin(true_reward=true)
+    learner = begin(true_reward=true)
     places = {"model": str(base), "prompts": str(prompts), "reward": true, "true_reward": true}
-    version = course.publish().version
-    again = course.log.publish(
-        encode(course.policies[version]), update=1, settled=course.position, scalars={}
+    version = learner.publish().version
+    again = learner.log.publish(
+        encode(learner.policies[version]), update=1, settled=learner.position, scalars={}
     )
 
     def reported(count: int) -> bool:
-        return course.read() == 0 and len(course.episodes(evaluation=True)) == count
+        return learner.read() == 0 and len(learner.episodes(evaluation=True)) == count
 
     with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION, places=places)):
         for count, asked in ((12, version), (24, again.version)):
-            course.log.request_evaluation(asked)
+            learner.log.request_evaluation(asked)
             eventually(partial(reported, count), "both results", within_s=PATIENCE_S)
-    assert [report.deterministic for report in course.reports] == [True, False, True, False]
-    returns = [[episode.episode_return for episode in report.episodes] for report in course.reports]
+    assert [report.deterministic for report in learner.reports] == [True, False, True, False]
+    returns = [[episode.episode_return for episode in report.episodes] for report in learner.reports]
     assert returns[:2] == returns[2:]
     assert returns[0] != returns[1]
     assert all(-1 <= value <= 1 for value in returns[1])
 
 
 def test_a_place_of_the_specification_is_not_used(
-    broker: BrokerProcess, begin: Callable[..., LanguageCourse], base: Path
+    broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path
 ) -> None:
     """The actor ends and says how this machine names its own."""
     begin()

@@ -47,13 +47,13 @@ def test_an_hour_there_and_back_changes_nothing(
     with Fleet(tmp_path, SHAPE) as fleet, View(fleet.redis_url) as view:
         fleet.start_all()
         await_updates(fleet, view, versions)
-        before = view.moment()
+        before = view.snapshot()
         for _ in range(jumps):
             move(clock, draw.choice([-HOUR_S, 0, HOUR_S]))
             await_updates(fleet, view, versions)
         move(clock, HOUR_S)
         await_updates(fleet, view, versions)
-        assert view.moment().epoch == before.epoch
+        assert view.snapshot().epoch == before.epoch
         assert view.sessions() == SHAPE.actors
         audit = fleet.finish()
     assert audit.code == 0, audit.text
@@ -74,10 +74,10 @@ def move(clock: Path, seconds: int) -> None:
 
 def await_updates(fleet: Fleet, view: View, versions: Versions) -> None:
     """Until so many more were made and published."""
-    wanted = view.moment().update + UPDATES
+    wanted = view.snapshot().update + UPDATES
 
     def is_there() -> bool:
-        now = view.moment()
+        now = view.snapshot()
         versions.see(now)
         return now.update >= wanted
 

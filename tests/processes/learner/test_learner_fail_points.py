@@ -14,12 +14,19 @@ import pytest
 
 from learner.checkpoint.store import CheckpointStore
 from tests.support.fleet.fleet import Fleet, Shape
-from tests.support.fleet.learner_books import Moment, Versions, View, check_trained_once, last_on_disk, newest
+from tests.support.fleet.learner_books import (
+    RunSnapshot,
+    Versions,
+    View,
+    check_trained_once,
+    last_on_disk,
+    newest,
+)
 
 PLACES: Final = tuple(
-    f"{what}.{moment}"
+    f"{what}.{snapshot}"
     for what in ("update", "write", "fsync", "rename", "commit", "publish")
-    for moment in ("before", "after")
+    for snapshot in ("before", "after")
 )
 SHAPE: Final = Shape(actors=2, brokers=1, settings=("learner.checkpoint_interval_s=0",))
 BATCH: Final = 4
@@ -51,16 +58,16 @@ def test_a_learner_that_dies_anywhere_trains_each_fragment_once(times: int, tmp_
                 fleet.start(name)
         fleet.wait(lambda: fleet.serves("redis"), "Redis")
         for rule in plan(times, seed=times):
-            before = view.moment()
+            before = view.snapshot()
             parents[before.epoch + 1] = before.newest_id
             die_at(fleet, rule, versions, view)
-            after = view.moment()
+            after = view.snapshot()
             check_after_death(tmp_path, after)
             uncommitted += CheckpointStore(tmp_path / "checkpoints", 3).ids()[:1] not in (
                 [],
                 [after.newest_id],
             )
-        last = view.moment()
+        last = view.snapshot()
         parents[last.epoch + 1] = last.newest_id
         assert len(fleet.log) == times * len(PLACES)
         audit = fleet.finish()
@@ -76,7 +83,7 @@ def die_at(fleet: Fleet, rule: str, versions: Versions, view: View) -> None:
     member = fleet.start("learner", failpoints=rule)
 
     def is_dead() -> bool:
-        versions.see(view.moment())
+        versions.see(view.snapshot())
         return member.exit is not None
 
     fleet.wait(is_dead, f"the learner to die at {rule}")
@@ -86,11 +93,11 @@ def die_at(fleet: Fleet, rule: str, versions: Versions, view: View) -> None:
     fleet.note_death("learner", "fail point")
 
 
-def check_after_death(run_dir: Path, moment: Moment) -> None:
+def check_after_death(run_dir: Path, snapshot: RunSnapshot) -> None:
     """What counts is whole; what was settled since can be made again from the log."""
-    if moment.commits:
-        assert newest(run_dir, moment).state["position"] == moment.committed
-    assert moment.settled - moment.committed <= BATCH
+    if snapshot.commits:
+        assert newest(run_dir, snapshot).state["position"] == snapshot.committed
+    assert snapshot.settled - snapshot.committed <= BATCH
 
 
 def check_parents(lineage: Path, parents: dict[int, str]) -> None:

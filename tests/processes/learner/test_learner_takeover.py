@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.fleet.fleet import Fleet, Member, Shape
-from tests.support.fleet.learner_books import Moment, Versions, View, check_trained_once, last_on_disk
+from tests.support.fleet.learner_books import RunSnapshot, Versions, View, check_trained_once, last_on_disk
 
 SHAPE: Final = Shape(
     actors=2,
@@ -53,14 +53,14 @@ def test_a_learner_that_wakes_behind_its_successor_writes_nothing(times: int, tm
         fleet.wait(lambda: fleet.serves("redis"), "Redis")
         freeze_at(fleet, names[0], rule_of(0, draw), versions, view)
         for turn in range(1, times + 1):
-            before = view.moment()
+            before = view.snapshot()
             is_last = turn == times
             if is_last:
                 take_over(fleet, names[turn], before, versions, view)
                 others.append(names[turn])
             else:
                 freeze_at(fleet, names[turn], rule_of(turn, draw), versions, view)
-            check_taken_over(before, view.moment())
+            check_taken_over(before, view.snapshot())
             wake_alone(fleet, names[turn - 1], others, view)
         fleet.drain([name for name in others if name.startswith("actor")])
         fleet.drain([names[-1]])
@@ -98,26 +98,26 @@ def freeze_at(fleet: Fleet, name: str, rule: str, versions: Versions, view: View
     fleet.start(name, failpoints=rule)
 
     def is_frozen() -> bool:
-        versions.see(view.moment())
+        versions.see(view.snapshot())
         return state_of(fleet.pid(name)) == "T"
 
     fleet.wait(is_frozen, f"{name} to freeze at {rule}")
     assert rule.partition("=")[0] in {phase.name for phase in fleet.members[name].phases()}
 
 
-def take_over(fleet: Fleet, name: str, before: Moment, versions: Versions, view: View) -> None:
+def take_over(fleet: Fleet, name: str, before: RunSnapshot, versions: Versions, view: View) -> None:
     """Start a learner and wait until it has the lease, has published and committed."""
     fleet.start(name)
 
     def has_committed() -> bool:
-        now = view.moment()
+        now = view.snapshot()
         versions.see(now)
         return now.epoch > before.epoch and now.version > before.version and now.committed > before.committed
 
     fleet.wait(has_committed, f"{name} to take over")
 
 
-def check_taken_over(before: Moment, now: Moment) -> None:
+def check_taken_over(before: RunSnapshot, now: RunSnapshot) -> None:
     """The lease changed hands once."""
     assert now.epoch == before.epoch + 1
 

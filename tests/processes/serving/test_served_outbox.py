@@ -33,7 +33,7 @@ from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from penstock.wire.fragment import Fragment, Slot, WeightSpan, check
 from penstock.wire.messages import Episode, Role
 from penstock.wire.refusal import Reason
-from tests.support.run.actor_run import Course, Plan
+from tests.support.run.actor_run import Plan, ScriptedLearner
 from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.support.run.serving_run import SERVICE, serve_live, terminate
 from tests.support.run.small_run import CHARGE, RUN, SCHEMA, STEPS, fragment
@@ -227,8 +227,8 @@ def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
 
     Then it ends with code 0.
     """
-    course = Course(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
-    course.publish()
+    learner = ScriptedLearner(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
+    learner.publish()
     with serve_live(tmp_path, broker.address) as server, grpc.insecure_channel(server.address) as channel:
         with PolicyClient(server.address, deadline_s=60.0) as client:
             eventually(lambda: client.describe().versions, "weights")
@@ -242,7 +242,7 @@ def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
         stream: Any = PolicyServiceStub(channel).ActStream(iter(requests.get, None))
 
         def act(step: int) -> int:
-            parts = to_parts("observation", course.observation, np.full(4, step / 10, np.float32))
+            parts = to_parts("observation", learner.observation, np.full(4, step / 10, np.float32))
             requests.put(pb.ActRequest(episode_id=episode.episode_id, observation=parts, reward=1.0))
             return int(next(stream).step)
 
@@ -254,18 +254,18 @@ def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
         requests.put(None)
         code, _ = server.wait()
     assert code == EXIT_OK
-    course.read()
-    slots = {fragment.header.slots[0]: fragment.header.steps for fragment in course.fragments}
+    learner.read()
+    slots = {fragment.header.slots[0]: fragment.header.steps for fragment in learner.fragments}
     assert slots == {Slot(0, 1, 0): 4, Slot(0, 1, 4): 4, Slot(0, 1, 8): 2}
-    course.log.close()
+    learner.log.close()
 
 
 def test_a_server_whose_run_has_ended_answers_on_with_the_last_weights(
     redis_server: RedisServer, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     """What was played is handed over first; SIGTERM then ends it with code 0."""
-    course = Course(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
-    version = course.publish().version
+    learner = ScriptedLearner(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
+    version = learner.publish().version
     with serve_live(tmp_path, broker.address) as server:
         with PolicyClient(server.address, deadline_s=60.0) as client:
             eventually(lambda: client.describe().versions, "weights")
@@ -280,4 +280,4 @@ def test_a_server_whose_run_has_ended_answers_on_with_the_last_weights(
         terminate(server)
         code, _ = server.wait()
     assert code == EXIT_OK
-    course.log.close()
+    learner.log.close()

@@ -23,8 +23,8 @@ _EXPIRING: Final = keys.STAGING.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """The run in Redis at one moment."""
+class RunSnapshot:
+    """The run in Redis at one instant."""
 
     epoch: int
     version: int
@@ -55,14 +55,14 @@ class View:
     def __exit__(self, *_error: object) -> None:
         self._redis.close()
 
-    def moment(self) -> Moment:
-        """All fields of one moment."""
+    def snapshot(self) -> RunSnapshot:
+        """All fields at one instant."""
         with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hmget(keys.STATE, "epoch", "version", "update", "settled")
             pipeline.lrange(keys.COMMITS, 0, -1)
             state, commits = pipeline.execute()
         epoch, version, update, settled = (int(value or 0) for value in state)
-        return Moment(
+        return RunSnapshot(
             epoch=epoch,
             version=version,
             update=update,
@@ -106,16 +106,16 @@ class Versions:
         self._update_of: dict[int, int] = {}
         self._newest = 0
 
-    def see(self, moment: Moment) -> None:
+    def see(self, snapshot: RunSnapshot) -> None:
         """One more look."""
-        assert moment.version >= self._newest, f"version {moment.version} after {self._newest}"
-        self._newest = moment.version
-        assert self._update_of.setdefault(moment.version, moment.update) == moment.update
+        assert snapshot.version >= self._newest, f"version {snapshot.version} after {self._newest}"
+        self._newest = snapshot.version
+        assert self._update_of.setdefault(snapshot.version, snapshot.update) == snapshot.update
 
 
-def newest(run_dir: Path, moment: Moment) -> Checkpoint:
+def newest(run_dir: Path, snapshot: RunSnapshot) -> Checkpoint:
     """The newest checkpoint that counts; raises Damaged unless it is whole."""
-    commit = moment.commits[-1]
+    commit = snapshot.commits[-1]
     return CheckpointStore(run_dir / "checkpoints", 3).read(commit.checkpoint_id, commit.manifest_sha256)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.language.course import LanguageCourse
+from tests.support.language.scripted_language_learner import ScriptedLanguageLearner
 from tests.support.language.tiny_reward import make_base, make_reward_model
 from tests.support.run.broker_process import BrokerProcess, eventually, launch
 from workloads.rlhf.sentiment import NEUTRAL
@@ -46,16 +46,16 @@ def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def begin(redis_url: str, base: Path) -> Iterator[Callable[..., LanguageCourse]]:
+def begin(redis_url: str, base: Path) -> Iterator[Callable[..., ScriptedLanguageLearner]]:
     """Opens a run and publishes its first adapter."""
-    courses: list[LanguageCourse] = []
+    learners: list[ScriptedLanguageLearner] = []
 
-    def make(**kwargs: Any) -> LanguageCourse:
-        course = LanguageCourse(redis_url, base, **kwargs)
-        courses.append(course)
-        course.publish()
-        return course
+    def make(**kwargs: Any) -> ScriptedLanguageLearner:
+        learner = ScriptedLanguageLearner(redis_url, base, **kwargs)
+        learners.append(learner)
+        learner.publish()
+        return learner
 
     yield make
-    for course in courses:
-        course.log.close()
+    for learner in learners:
+        learner.log.close()

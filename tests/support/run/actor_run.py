@@ -63,7 +63,7 @@ class Plan:
     max_log_bytes: int = 2**28
 
 
-class Course:
+class ScriptedLearner:
     """The learner's side of a run, one call at a time. Every publication has weights of its own."""
 
     def __init__(self, redis_url: str, plan: Plan) -> None:

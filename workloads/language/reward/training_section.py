@@ -30,7 +30,7 @@ class RewardTraining(Section):
         "inverse_sqrt",
         "cosine_with_restarts",
     ] = "cosine"
-    """The course of the learning rate after the warm-up.
+    """The schedule of the learning rate after the warm-up.
 
     Those of transformers' schedulers that need nothing else said.
     """

@@ -57,7 +57,7 @@ def test_a_good_fragment_goes_on_as_it_came() -> None:
     assert b"new" in item.header_bytes
 
 
-class Shelf:
+class StoredSpecification:
     """Where the specification is read from."""
 
     def __init__(self, encoded: bytes | None) -> None:
@@ -76,7 +76,9 @@ async def confirmed() -> None:
 
 async def test_before_the_learner_wrote_the_run_an_append_is_not_ready() -> None:
     """With a time to wait."""
-    admitted = await Admission(Shelf(None).read, confirmed).admit(SESSION, [sent(fragment(SESSION))])
+    admitted = await Admission(StoredSpecification(None).read, confirmed).admit(
+        SESSION, [sent(fragment(SESSION))]
+    )
     assert admitted.refusal is not None
     assert admitted.refusal.reason is Reason.NOT_READY
     assert admitted.refusal.retry_after_ms > 0
@@ -84,21 +86,23 @@ async def test_before_the_learner_wrote_the_run_an_append_is_not_ready() -> None
 
 async def test_the_specification_is_read_once() -> None:
     """Not for every Append, and a foreign run's fragments do not make the broker read every time."""
-    shelf = Shelf(specification().encode())
-    admission = Admission(shelf.read, confirmed)
+    stored = StoredSpecification(specification().encode())
+    admission = Admission(stored.read, confirmed)
     for _ in range(3):
         assert not (await admission.admit(SESSION, [sent(fragment(SESSION))])).refusal
         foreign = await admission.admit(SESSION, [sent(fragment(SESSION, run="run-b"))])
         assert foreign.refusal is not None
         assert foreign.refusal.reason is Reason.INVALID
-    assert shelf.reads == 1
+    assert stored.reads == 1
 
 
 async def test_a_large_append_is_checked_on_a_thread_with_the_same_result() -> None:
     """Forty fragments, the last one bad."""
     messages = [sent(fragment(SESSION, sequence)) for sequence in range(1, 40)]
     messages.append(sent(fragment(SESSION, reward=NAN)))
-    admitted = await Admission(Shelf(specification().encode()).read, confirmed).admit(SESSION, messages)
+    admitted = await Admission(StoredSpecification(specification().encode()).read, confirmed).admit(
+        SESSION, messages
+    )
     assert len(admitted.items) == 39
     assert admitted.refusal is not None
     assert "fragments[39]" in admitted.refusal.detail

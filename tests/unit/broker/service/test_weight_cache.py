@@ -10,7 +10,7 @@ from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from penstock.wire.messages import Publication
 
 
-class Shelf:
+class StoredWeights:
     """Chunks by (version, index), counting how often each is read."""
 
     def __init__(self) -> None:
@@ -34,20 +34,20 @@ class Shelf:
 
 async def test_many_actors_cost_one_read() -> None:
     """Sixty-four callers at once, one look into Redis."""
-    shelf = Shelf()
-    publication = shelf.put(1, b"w" * 1000)
-    cache = WeightCache(shelf.read)
+    stored = StoredWeights()
+    publication = stored.put(1, b"w" * 1000)
+    cache = WeightCache(stored.read)
     got = await asyncio.gather(*(cache.chunk(publication, 0) for _ in range(64)))
     assert got == [b"w" * 1000] * 64
-    assert shelf.reads == [(1, 0)]
+    assert stored.reads == [(1, 0)]
 
 
 async def test_every_chunk_of_large_weights_is_served_whole() -> None:
     """Joined they are the blob; behind the end there is nothing."""
-    shelf = Shelf()
+    stored = StoredWeights()
     blob = bytes(range(256)) * 10_000
-    publication = shelf.put(3, blob)
-    cache = WeightCache(shelf.read)
+    publication = stored.put(3, blob)
+    cache = WeightCache(stored.read)
     chunks = [await cache.chunk(publication, index) for index in range(4)]
     assert b"".join(chunk or b"" for chunk in chunks) == blob
     assert chunks[3] == b""
@@ -55,46 +55,46 @@ async def test_every_chunk_of_large_weights_is_served_whole() -> None:
 
 async def test_an_older_version_is_read_through_and_does_not_replace_the_newest() -> None:
     """An evaluation of a pinned version does not evict what all actors ask for."""
-    shelf = Shelf()
-    older, newest = shelf.put(1, b"old"), shelf.put(2, b"new")
-    cache = WeightCache(shelf.read)
+    stored = StoredWeights()
+    older, newest = stored.put(1, b"old"), stored.put(2, b"new")
+    cache = WeightCache(stored.read)
     assert await cache.chunk(newest, 0) == b"new"
     assert await cache.chunk(older, 0) == b"old"
     assert await cache.chunk(newest, 0) == b"new"
-    assert shelf.reads == [(2, 0), (1, 0)]
+    assert stored.reads == [(2, 0), (1, 0)]
 
 
 async def test_versions_beyond_the_bound_make_room_and_a_larger_one_is_not_kept() -> None:
     """The one that was asked for longest ago goes; a chunk of what is never held is read each time."""
-    shelf, blob = Shelf(), bytes(MAX_CACHED_BYTES // 2)
-    first, second = shelf.put(1, blob), shelf.put(2, blob)
-    cache = WeightCache(shelf.read)
+    stored, blob = StoredWeights(), bytes(MAX_CACHED_BYTES // 2)
+    first, second = stored.put(1, blob), stored.put(2, blob)
+    cache = WeightCache(stored.read)
     for publication in (first, second, first):
         await cache.chunk(publication, 0)
     assert cache._size() == MAX_CACHED_BYTES
-    third = shelf.put(3, b"one more")
+    third = stored.put(3, b"one more")
     await cache.chunk(third, 0)
     assert cache.publication(1) == first
     assert cache.publication(2) is None
     large = Publication(version=4, update=4, sha256="0" * 64, size=MAX_CACHED_BYTES + 1)
     for _ in range(2):
         await cache.chunk(large, 0)
-    assert shelf.reads[-2:] == [(4, 0), (4, 0)]
+    assert stored.reads[-2:] == [(4, 0), (4, 0)]
     assert cache.publication(4) is None
 
 
 async def test_a_version_that_is_gone_is_none() -> None:
     """Unlinked between pointer and read."""
-    cache = WeightCache(Shelf().read)
+    cache = WeightCache(StoredWeights().read)
     assert await cache.chunk(Publication(version=9, size=5, sha256="0" * 64), 0) is None
 
 
 async def test_bytes_that_are_not_the_published_ones_are_never_served() -> None:
     """The error names the version; nothing is kept."""
-    shelf = Shelf()
-    publication = shelf.put(4, b"good")
-    shelf.chunks[4, 0] = b"evil"
-    cache = WeightCache(shelf.read)
+    stored = StoredWeights()
+    publication = stored.put(4, b"good")
+    stored.chunks[4, 0] = b"evil"
+    cache = WeightCache(stored.read)
     for _ in range(2):
         with pytest.raises(CorruptWeights, match="version 4"):
             await cache.chunk(publication, 0)
@@ -102,9 +102,9 @@ async def test_bytes_that_are_not_the_published_ones_are_never_served() -> None:
 
 async def test_another_run_with_the_same_version_number_replaces_what_is_held() -> None:
     """Redis was emptied and a new run began."""
-    shelf = Shelf()
-    first = shelf.put(5, b"first run")
-    cache = WeightCache(shelf.read)
+    stored = StoredWeights()
+    first = stored.put(5, b"first run")
+    cache = WeightCache(stored.read)
     await cache.chunk(first, 0)
-    second = shelf.put(5, b"second run")
+    second = stored.put(5, b"second run")
     assert await cache.chunk(second, 0) == b"second run"

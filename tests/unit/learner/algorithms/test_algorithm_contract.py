@@ -16,7 +16,7 @@ import torch
 from learner.algorithms import clone
 from learner.algorithms.algorithm import Algorithm
 from learner.algorithms.off_policy import dqn, sac
-from learner.algorithms.on_policy import on_policy, ppo
+from learner.algorithms.on_policy import ppo, update_metrics
 from learner.algorithms.registry import ALGORITHMS
 from learner.algorithms.tokens import token_metrics
 from learner.batch import Batch
@@ -88,7 +88,7 @@ def on_policy_case(
         name=f"{name}{options}",
         make=make,
         batch=of_another_policy,
-        metrics=frozenset(ppo.METRICS if name == "ppo" else on_policy.METRICS),
+        metrics=frozenset(ppo.METRICS if name == "ppo" else update_metrics.METRICS),
     )
 
 

@@ -139,10 +139,12 @@ def test_what_is_held_out_is_predicted_better_and_better() -> None:
     half[:, :2] = True
     clone = Clone(small_policy(3), CloneSection(learning_rate=1e-2), seed=0)
     clone.validate_on(replace(batch, valid=batch.valid & ~half))
-    course = [clone.update(replace(batch, valid=batch.valid & half), progress=0.0).metrics for _ in range(60)]
-    assert course[0]["validation_accuracy"] < 0.9
-    assert course[-1]["validation_accuracy"] > 0.9
-    assert course[-1]["validation_nll"] < 0.5 * course[0]["validation_nll"]
+    metrics = [
+        clone.update(replace(batch, valid=batch.valid & half), progress=0.0).metrics for _ in range(60)
+    ]
+    assert metrics[0]["validation_accuracy"] < 0.9
+    assert metrics[-1]["validation_accuracy"] > 0.9
+    assert metrics[-1]["validation_nll"] < 0.5 * metrics[0]["validation_nll"]
 
 
 def test_the_critic_is_fitted_to_discounted_returns_where_that_is_asked_for() -> None:

@@ -366,7 +366,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"entropy_decay": 1.1},
         r"algorithm\.entropy_decay=1\.1: .*less than or equal to 1",
     ),
-    "two courses of the rate": (
+    "two schedules of the rate": (
         {"adaptive_kl": 0.01, "learning_rate_schedule": "linear"},
         r"algorithm\.adaptive_kl=0\.01: .*learning_rate_schedule=linear sets the rate, too",
     ),

@@ -34,12 +34,12 @@ def test_the_code_computes_what_the_equation_says() -> None:
 
 @pytest.mark.parametrize(("win", "chance"), [(1.0, 0.5), (9.0, 0.1), (1 / 9, 0.9)])
 def test_fair_bets_leave_its_mean_at_one_and_make_it_rarely_large(win: float, chance: float) -> None:
-    """Over every course of ten fair bets; the most it ever was is bounded as Ville's inequality says."""
+    """Over every sequence of ten fair bets; the most it ever was is bounded as Ville's inequality says."""
     mean, largest = 0.0, {2.0: 0.0, 5.0: 0.0, 20.0: 0.0}
-    for course in itertools.product((True, False), repeat=10):
-        probability = math.prod(chance if won else 1 - chance for won in course)
+    for sequence in itertools.product((True, False), repeat=10):
+        probability = math.prod(chance if won else 1 - chance for won in sequence)
         path = list(
-            itertools.accumulate((win if won else -1.0 for won in course), Evidence.bet, initial=NONE)
+            itertools.accumulate((win if won else -1.0 for won in sequence), Evidence.bet, initial=NONE)
         )
         mean += probability * path[-1].value
         for level in largest:

@@ -9,7 +9,7 @@ import torch
 
 from learner.algorithms.algorithm import Algorithm
 from learner.algorithms.on_policy import ppo as module
-from learner.algorithms.on_policy.on_policy import GradientRecord
+from learner.algorithms.on_policy.gradient_steps import GradientRecord
 from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.shared.rows import Rows
 from learner.algorithms.shared.schedule import ScheduleValues
@@ -157,13 +157,13 @@ def test_no_mask_leaves_every_valid_step_in() -> None:
 def uses(ppo: PPO, batch: Batch) -> list[int]:
     """How many gradient steps each column's first step entered in an update."""
     seen: list[Any] = []
-    train = ppo._gradient_step
+    train = ppo._gradient_steps.step
 
     def note(rows: Rows, scheduled: ScheduleValues, record: GradientRecord) -> Any:
         seen.append(rows.inputs.vector.clone())
         return train(rows, scheduled, record)
 
-    ppo._gradient_step = note  # type: ignore[method-assign]
+    ppo._gradient_steps.step = note  # type: ignore[method-assign]
     # Environments of two collectors begin alike: told apart by their column.
     apart = batch.observation["observation"] + torch.arange(4.0)[:, None]
     assert ppo.update(replace(batch, observation={"observation": apart}), progress=0.0).applied

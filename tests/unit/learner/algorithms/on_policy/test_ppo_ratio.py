@@ -131,9 +131,10 @@ def test_another_rank_drops_other_features_and_each_time_the_same() -> None:
     gradients = []
     for rank in (0, 1, 1):
         acting, ppo = trained("dropout")
-        ppo._group = SingleRankGroup()
-        ppo._group.rank = rank
-        outputs = ppo._thinned(acting.policy.read(acting.batch().observation))
+        steps = ppo._gradient_steps
+        steps._group = SingleRankGroup()
+        steps._group.rank = rank
+        outputs = steps._thinned(acting.policy.read(acting.batch().observation))
         gradients.append(outputs.parameters.detach())
     assert not torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[1], gradients[2])

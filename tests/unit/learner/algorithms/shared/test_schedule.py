@@ -41,11 +41,11 @@ def test_progress_outside_a_run_is_its_nearest_end(schedule: Schedule) -> None:
 
 def test_a_decay_is_geometric_down_to_its_floor_and_never_below() -> None:
     """max(floor, c dⁿ), exactly, however far."""
-    course = [decayed(0.1, 0.9, 0.02, updates) for updates in range(200)]
-    assert course == [max(0.02, 0.1 * 0.9**updates) for updates in range(200)]
-    assert course[0] == 0.1
-    assert course[15] > 0.02 == course[16]
-    assert min(course) == 0.02
+    coefficients = [decayed(0.1, 0.9, 0.02, updates) for updates in range(200)]
+    assert coefficients == [max(0.02, 0.1 * 0.9**updates) for updates in range(200)]
+    assert coefficients[0] == 0.1
+    assert coefficients[15] > 0.02 == coefficients[16]
+    assert min(coefficients) == 0.02
     assert decayed(0.1, 0.5, 0.0, 10_000) == 0.0
 
 

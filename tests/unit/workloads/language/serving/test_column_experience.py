@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from actor.link.sample_journal import Run, SampleJournal, digest, read_samples, runs_of, sample_files
-from launch.audit.journals import Course
+from launch.audit.journals import SessionHistory
 from tests.support.language.text_stand import TextStand, tool, user
 
 
@@ -39,7 +39,7 @@ async def test_a_conversation_of_older_weights_may_end_after_one_of_newer(
     stand: TextStand,
 ) -> None:
     """Each has a slot of its own while it is open, in which weights never get older, as the audit looks."""
-    first, course = stand.start("first"), Course(session=1)
+    first, history = stand.start("first"), SessionHistory(session=1)
     await stand.say(first, user())
     await stand.publish(2)
     second = stand.start("second")
@@ -54,4 +54,4 @@ async def test_a_conversation_of_older_weights_may_end_after_one_of_newer(
     for sequence, one in enumerate(fragments, 1):
         slots = [(slot.slot_id, slot.episode_id, slot.first_step) for slot in one.header.slots]
         weights = [(span.version, span.update) for span in one.header.weights]
-        assert list(course.follow(sequence, slots, weights)) == []
+        assert list(history.follow(sequence, slots, weights)) == []

@@ -9,14 +9,14 @@ import torch
 from penstock.policy.tokens import TokenRows
 from penstock.wire.fragment import Fragment
 from penstock.wire.specification import Probe
-from tests.support.run.actor_run import Course, Plan
+from tests.support.run.actor_run import Plan, ScriptedLearner
 from workloads.language.reward.reward_source import Sample
 
 UNROLL: Final = 12
 PATIENCE_S: Final = 120.0
 
 
-class LanguageCourse(Course):
+class ScriptedLanguageLearner(ScriptedLearner):
     """Every publication is another adapter."""
 
     def __init__(self, redis_url: str, base: Path, **kwargs: Any) -> None:
@@ -48,7 +48,7 @@ class LanguageCourse(Course):
         return Probe({"observation": rows[:, :-1]}, {"action": rows[:, 1:]})
 
 
-def log_probs(course: LanguageCourse, fragment: Fragment) -> Any:
+def log_probs(learner: ScriptedLanguageLearner, fragment: Fragment) -> Any:
     """What the learner's side finds for the tokens that were drawn, under the version in the header: [n]."""
     arrays: dict[str, Any] = fragment.arrays()
     rows = torch.from_numpy(arrays["observation"][:-1].T.copy())
@@ -57,7 +57,7 @@ def log_probs(course: LanguageCourse, fragment: Fragment) -> Any:
     present = torch.arange(rows.shape[1]) <= last[:, None]
     place = valid.flatten().nonzero()[:, 0]
     action = torch.from_numpy(arrays["action"].T.copy()).flatten()[place]
-    policy: Any = course.policies[fragment.header.oldest_version]
+    policy: Any = learner.policies[fragment.header.oldest_version]
     with torch.no_grad():
         return policy.outputs(TokenRows(rows, present, place, action)).log_prob.numpy()
 
