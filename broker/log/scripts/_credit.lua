@@ -6,19 +6,21 @@
 -- What pacing knows of the run. `steps`: outstanding now, which is the steps in the log behind the settled
 -- position, and a full fragment for each sequence with credit. `is_large`: the newest weights take more than
 -- one chunk. Behind it come the numbers of other fields.
-local function pacing(...)
-  local v = read_numbers(STATE, 'steps_total', 'settled_steps', 'fragment_charge', 'held', 'budget', 'version',
-    'lock_step', 'tag', 'pace', 'desired', 'session_timeout_ms', 'calm_ms', 'size', ...)
+local function read_pacing(...)
+  local fields = read_numbers(STATE, 'steps_total', 'settled_steps', 'fragment_charge', 'held', 'budget',
+    'version', 'lock_step', 'tag', 'pace', 'desired', 'session_timeout_ms', 'calm_ms', 'size', ...)
+  local total, settled, charge, held = unpack(fields, 1, 4)
   return {
-    total = v[1], settled = v[2], charge = v[3], held = v[4], budget = v[5], version = v[6], lock_step = v[7],
-    tag = v[8], pace = v[9], desired = v[10], timeout = v[11], calm = v[12], steps = v[1] - v[2] + v[3] * v[4],
-    is_large = v[13] > WEIGHT_CHUNK_BYTES, woken = {},
-  }, unpack(v, 14)
+    total = total, settled = settled, charge = charge, held = held, steps = total - settled + charge * held,
+    budget = fields[5], version = fields[6], lock_step = fields[7], tag = fields[8], pace = fields[9],
+    desired = fields[10], timeout = fields[11], calm = fields[12], is_large = fields[13] > WEIGHT_CHUNK_BYTES,
+    woken = {},
+  }, unpack(fields, 14)
 end
 
 -- Writes what became of it, with other fields of the state and their values.
-local function keep_pacing(p, ...)
-  redis.call('HSET', STATE, 'held', p.held, 'tag', p.tag, 'pace', p.pace, ...)
+local function keep_pacing(pacing, ...)
+  redis.call('HSET', STATE, 'held', pacing.held, 'tag', pacing.tag, 'pace', pacing.pace, ...)
 end
 
 -- A session as pacing sees it. `held`: sequences that it has credit for and has not appended. `taken`: those
@@ -27,66 +29,72 @@ end
 -- `CREDIT` and the row have of it.
 local function credit_row(session)
   local key, returned, rewound, lenient = SESSION .. session, 0, 0, 0
-  local v = redis.call('HMGET', key, 'actor', 'role', 'sequence', 'begin_through', 'since', 'tag', 'taken',
+  local fields = redis.call('HMGET', key, 'actor', 'role', 'sequence', 'begin_through', 'since', 'tag', 'taken',
     'min_version', 'round', 'pace')
-  for i = 2, 10 do v[i] = tonumber(v[i] or 0) end
+  for i = 2, 10 do fields[i] = tonumber(fields[i] or 0) end
   -- Looked for in vain in nearly every run, which would take as long as all the others.
   if at_start.reopened then returned, rewound, lenient = numbers(key, 'returned', 'rewound', 'lenient_through') end
-  local held = v[4] - v[3] - v[7]
+  local held = fields[4] - fields[3] - fields[7]
   return {
-    key = key, session = session, actor = v[1], role = v[2], sequence = v[3], through = v[4], since = v[5],
-    tag = v[6], taken = v[7], version = v[8], round = v[9], pace = v[10], returned = returned,
-    rewound = rewound, lenient = lenient, held = held, noted = held, noted_version = v[8], noted_round = v[9],
+    key = key, session = session, actor = fields[1], role = fields[2], sequence = fields[3], through = fields[4],
+    since = fields[5], tag = fields[6], taken = fields[7], version = fields[8], round = fields[9],
+    pace = fields[10], returned = returned, rewound = rewound, lenient = lenient, held = held, noted = held,
+    noted_version = fields[8], noted_round = fields[9],
   }
 end
 
 -- How long a session may append nothing, in milliseconds: several times its median fragment time. Its first
 -- fragment may take twice as long as those of the others, and as long as a session may be silent where none was
 -- appended yet. A lock-step round is worth as much waiting: it is not repeated for the member that missed it.
-local function patience(p, r)
-  local pace = r.pace > 0 and r.pace or 2 * p.pace
-  local least = (pace == 0 or p.lock_step == 1) and p.timeout or LEAST_PATIENCE_MS
+local function patience(pacing, credit)
+  local pace = credit.pace > 0 and credit.pace or 2 * pacing.pace
+  local least = (pace == 0 or pacing.lock_step == 1) and pacing.timeout or LEAST_PATIENCE_MS
   return math.max(PATIENCE * pace, least)
 end
 
 -- Writes what pacing changed of a session.
-local function keep_row(p, r)
-  redis.call('HSET', r.key, 'sequence', r.sequence, 'begin_through', r.through, 'since', r.since, 'tag', r.tag,
-    'taken', r.taken, 'pace', r.pace)
-  if r.version ~= r.noted_version or r.round ~= r.noted_round then
-    redis.call('HSET', r.key, 'min_version', r.version, 'round', r.round)
-    r.noted_version, r.noted_round = r.version, r.round
+local function keep_row(pacing, credit)
+  redis.call('HSET', credit.key, 'sequence', credit.sequence, 'begin_through', credit.through,
+    'since', credit.since, 'tag', credit.tag, 'taken', credit.taken, 'pace', credit.pace)
+  if credit.version ~= credit.noted_version or credit.round ~= credit.noted_round then
+    redis.call('HSET', credit.key, 'min_version', credit.version, 'round', credit.round)
+    credit.noted_version, credit.noted_round = credit.version, credit.round
   end
-  if r.held > 0 then
-    redis.call('ZADD', DUE, r.since + patience(p, r), r.session)
-  elseif r.noted ~= 0 then
-    redis.call('ZREM', DUE, r.session)
+  if credit.held > 0 then
+    redis.call('ZADD', DUE, credit.since + patience(pacing, credit), credit.session)
+  elseif credit.noted ~= 0 then
+    redis.call('ZREM', DUE, credit.session)
   end
-  if r.held == r.noted then return end
-  if r.held > 0 then redis.call('HSET', CREDIT, r.session, r.held) else redis.call('HDEL', CREDIT, r.session) end
-  r.noted = r.held
+  if credit.held == credit.noted then return end
+  if credit.held > 0 then
+    redis.call('HSET', CREDIT, credit.session, credit.held)
+  else
+    redis.call('HDEL', CREDIT, credit.session)
+  end
+  credit.noted = credit.held
 end
 
 -- Sets how many sequences a session has credit for.
-local function hold(p, r, count)
-  p.held, p.steps = p.held + count - r.held, p.steps + p.charge * (count - r.held)
-  r.held = count
+local function hold(pacing, credit, count)
+  local more = count - credit.held
+  pacing.held, pacing.steps = pacing.held + more, pacing.steps + pacing.charge * more
+  credit.held = count
 end
 
 -- One more fragment: that of the oldest sequence whose credit went back, else of a new one.
-local function give(p, r, now)
-  if r.taken > 0 then r.taken = r.taken - 1 else r.through = r.through + 1 end
-  if r.held == 0 then r.since = now end
-  r.version = p.is_large and within_reach(r.session) or p.version
-  hold(p, r, r.held + 1)
+local function give(pacing, credit, now)
+  if credit.taken > 0 then credit.taken = credit.taken - 1 else credit.through = credit.through + 1 end
+  if credit.held == 0 then credit.since = now end
+  credit.version = pacing.is_large and within_reach(credit.session) or pacing.version
+  hold(pacing, credit, credit.held + 1)
 end
 
 -- Notes the time that credit was held, which is paid for with later turns. What was used while no session waited
 -- counts for some turns only.
-local function pay(p, r, now, held)
-  local some = MOST_TURNS * p.pace
-  p.tag = math.min(math.max(r.tag, p.tag - some), p.tag + some)
-  r.tag = p.tag + math.max(1, now - r.since) * math.max(1, held)
+local function pay(pacing, credit, now, held)
+  local some = MOST_TURNS * pacing.pace
+  pacing.tag = math.min(math.max(credit.tag, pacing.tag - some), pacing.tag + some)
+  credit.tag = pacing.tag + math.max(1, now - credit.since) * math.max(1, held)
 end
 
 -- Follows the median by steps of a quarter: one sample alone moves it no further.
@@ -96,17 +104,17 @@ local function median(value, sample)
 end
 
 -- Takes back what a session has credit for. What it has begun with it asks again when it is appended.
-local function take_back(p, r, now)
-  pay(p, r, now, r.held)
-  r.taken = r.taken + r.held
-  redis.call('HINCRBY', STATE, 'taken_back', r.held)
-  hold(p, r, 0)
-  keep_row(p, r)
+local function take_back(pacing, credit, now)
+  pay(pacing, credit, now, credit.held)
+  credit.taken = credit.taken + credit.held
+  redis.call('HINCRBY', STATE, 'taken_back', credit.held)
+  hold(pacing, credit, 0)
+  keep_row(pacing, credit)
 end
 
 -- The most sequences that one session ever has credit for.
-local function most_credit(p)
-  return math.max(1, math.floor(p.budget / p.charge))
+local function most_credit(pacing)
+  return math.max(1, math.floor(pacing.budget / pacing.charge))
 end
 
 -- Counts anew what is held: the sum of what every session holds.

@@ -9,67 +9,67 @@
 -- uses: run, sessions, credit, turns, rounds, memory
 redis.call('DEL', ABSENT)
 local session, actor_acked, now = ARGV[1], tonumber(ARGV[2]), now_ms()
-local r = credit_row(session)
-local p, number, bytes, acked, lost, max_bytes, max_entries, allocated =
-  pacing('number', 'log_bytes', 'acked', 'log_lost', 'max_log_bytes', 'max_log_entries', 'version_counter')
-local total, entries, appended, rewound = p.total, redis.call('XLEN', LOG), 0, false
-local is_late, held, stamp = r.held == 0 and r.taken > 0, r.held, r.round
+local credit = credit_row(session)
+local pacing, number, bytes, acked, lost, max_bytes, max_entries, allocated =
+  read_pacing('number', 'log_bytes', 'acked', 'log_lost', 'max_log_bytes', 'max_log_entries', 'version_counter')
+local total, entries, appended, rewound = pacing.total, redis.call('XLEN', LOG), 0, false
+local is_late, held, stamp = credit.held == 0 and credit.taken > 0, credit.held, credit.round
 
 -- Redis went back in time and the row with it; now its actor says how far it was, once. What it saw
 -- acknowledged is acknowledged, and lost. What it began with credit of the lost seconds is honoured: this
 -- message, and as much as one session can have credit for.
 local function catch_up()
-  redis.call('HDEL', r.key, 'returned')
-  local claimed = actor_acked - r.sequence
+  redis.call('HDEL', credit.key, 'returned')
+  local claimed = actor_acked - credit.sequence
   -- No session can have more in the log than fits into it: such a claim would only falsify the accounts.
   if claimed > 0 and claimed <= max_entries then
-    note_lost('fragments', session, int(r.sequence + 1), int(actor_acked))
-    acked, lost, r.sequence, rewound = acked + claimed, lost + claimed, actor_acked, true
+    note_lost('fragments', session, int(credit.sequence + 1), int(actor_acked))
+    acked, lost, credit.sequence, rewound = acked + claimed, lost + claimed, actor_acked, true
   end
-  if r.role ~= 1 then return end
-  r.lenient = r.sequence + #KEYS + most_credit(p) + 1
-  redis.call('HSET', r.key, 'lenient_through', r.lenient)
-  r.through, r.taken = math.max(r.sequence, math.min(r.through, r.lenient)), 0
-  hold(p, r, r.through - r.sequence)
+  if credit.role ~= 1 then return end
+  credit.lenient = credit.sequence + #KEYS + most_credit(pacing) + 1
+  redis.call('HSET', credit.key, 'lenient_through', credit.lenient)
+  credit.through, credit.taken = math.max(credit.sequence, math.min(credit.through, credit.lenient)), 0
+  hold(pacing, credit, credit.through - credit.sequence)
 end
 
 local function refusal_of_call()
   if is_closed() then return 'FULL', 'closed' end
-  if r.role == 0 then return refuse_session(session), '' end
-  if r.role == 3 then return 'INVALID', 'an evaluation session appends nothing' end
-  if r.returned == 1 then catch_up() end
-  if actor_acked > r.sequence then return 'GAP', '' end
+  if credit.role == 0 then return refuse_session(session), '' end
+  if credit.role == 3 then return 'INVALID', 'an evaluation session appends nothing' end
+  if credit.returned == 1 then catch_up() end
+  if actor_acked > credit.sequence then return 'GAP', '' end
 end
 
 -- How long a fragment takes.
 local function learn(sample)
-  r.pace, p.pace = median(r.pace, sample), median(p.pace, sample)
+  credit.pace, pacing.pace = median(credit.pace, sample), median(pacing.pace, sample)
 end
 
 -- The credit for this fragment was taken back: it waits for its turn as one that is still to be made. In
 -- lock-step it comes late for its round and is part of one that is not complete.
 local function lacks_credit(given)
-  if r.role ~= 1 or r.held > 0 or r.taken == 0 or given > r.through then return false end
-  local may = p.lock_step == 1 or p.steps < p.budget
-  r.tag = math.max(r.tag, p.tag)
-  if may or queue_up(p, r) then
-    learn(now - r.since)
-    r.since = now
+  if credit.role ~= 1 or credit.held > 0 or credit.taken == 0 or given > credit.through then return false end
+  local may = pacing.lock_step == 1 or pacing.steps < pacing.budget
+  credit.tag = math.max(credit.tag, pacing.tag)
+  if may or queue_up(pacing, credit) then
+    learn(now - credit.since)
+    credit.since = now
   end
   if not may then return true end
-  if p.lock_step == 1 then stamp = incomplete_round() end
-  give(p, r, now)
+  if pacing.lock_step == 1 then stamp = incomplete_round() end
+  give(pacing, credit, now)
   return false
 end
 
 local function refusal_of_fragment(i, given, charge, kind, taken, version)
-  if given > r.sequence + 1 then return 'GAP', '' end
+  if given > credit.sequence + 1 then return 'GAP', '' end
   -- Credit is counted in fragments: one of many times the steps would be as much of a batch as it likes.
-  if charge > p.charge then
-    return 'INVALID', 'header: ' .. int(charge) .. ' steps (T·N), a fragment of this run has ' .. int(p.charge)
-      .. ' at most; send T ≤ actor.unroll_length and N ≤ environment.count'
+  if charge > pacing.charge then
+    return 'INVALID', 'header: ' .. int(charge) .. ' steps (T·N), a fragment of this run has '
+      .. int(pacing.charge) .. ' at most; send T ≤ actor.unroll_length and N ≤ environment.count'
   end
-  if r.role == 1 and given > math.max(r.through, r.lenient) then
+  if credit.role == 1 and given > math.max(credit.through, credit.lenient) then
     return 'INVALID', 'sequence ' .. int(given) .. ' was begun without credit'
   end
   -- The allocator leaps when a log is re-opened: no version of the lost seconds lies beyond it.
@@ -79,7 +79,7 @@ local function refusal_of_fragment(i, given, charge, kind, taken, version)
   if kind == 1 then
     if entries >= max_entries then return 'FULL', 'log_entries' end
     if bytes + taken > max_bytes then return 'FULL', 'log_bytes' end
-    if r.role == 2 and p.steps >= p.budget then return 'FULL', 'pacing' end
+    if credit.role == 2 and pacing.steps >= pacing.budget then return 'FULL', 'pacing' end
   end
   -- Staged payloads expire, those in the log do not; one that is not taken is dropped below.
   if redis.call('PERSIST', KEYS[i]) == 0 then return 'FULL', 'staging' end
@@ -88,11 +88,11 @@ end
 
 -- The charge of what is in the log takes the place of what was held for it.
 local function note_appended(given, charge)
-  total, p.steps = total + charge, p.steps + charge
-  r.sequence, appended = given, appended + 1
-  if r.role == 1 then
-    r.through = math.max(r.through, given)
-    hold(p, r, math.max(0, r.held - 1))
+  total, pacing.steps = total + charge, pacing.steps + charge
+  credit.sequence, appended = given, appended + 1
+  if credit.role == 1 then
+    credit.through = math.max(credit.through, given)
+    hold(pacing, credit, math.max(0, credit.held - 1))
   end
 end
 
@@ -102,7 +102,7 @@ local function store(i, size, header, charge)
   local name = int(number)
   redis.call('RENAME', KEYS[i], PAYLOAD .. name)
   redis.call('XADD', LOG, name .. '-0', 'h', header, 't', int(total + charge), 'z', size, 'r', stamp,
-    'a', r.actor or '')
+    'a', credit.actor or '')
 end
 
 local function store_shadow(i, size, header)
@@ -125,7 +125,7 @@ while not status and first_left <= #KEYS do
   local i, at = first_left, 3 + (first_left - 1) * 6
   local given, charge, kind, size = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]),
     tonumber(ARGV[at + 3])
-  if given <= r.sequence then
+  if given <= credit.sequence then
     redis.call('UNLINK', KEYS[i])
   else
     local taken = entry_bytes(size, #ARGV[at + 4])
@@ -144,30 +144,30 @@ end
 -- Time with credit is paid for with later turns.
 local function note_time()
   if not is_late then
-    pay(p, r, now, held)
-    learn(math.ceil((now - r.since) / appended))
+    pay(pacing, credit, now, held)
+    learn(math.ceil((now - credit.since) / appended))
   end
-  r.since = now
+  credit.since = now
 end
 
 local counters = {}
 if appended > 0 or rewound then
   counters = {'number', number, 'steps_total', total, 'log_bytes', bytes, 'acked', acked, 'log_lost', lost}
 end
-if detail ~= 'closed' and r.role > 0 then
+if detail ~= 'closed' and credit.role > 0 then
   renew_session(session, now)
-  if r.role == 1 then
-    if appended > 0 then note_time() elseif status == 'FULL' and not is_late then r.since = now end
-    ask(p, r, now, 2)
-    conclude(p, r, now, unpack(counters))
+  if credit.role == 1 then
+    if appended > 0 then note_time() elseif status == 'FULL' and not is_late then credit.since = now end
+    ask(pacing, credit, now, 2)
+    conclude(pacing, credit, now, unpack(counters))
   elseif #counters > 0 then
     redis.call('HSET', STATE, unpack(counters))
-    redis.call('HSET', r.key, 'sequence', r.sequence)
+    redis.call('HSET', credit.key, 'sequence', credit.sequence)
   end
-  if p.lock_step == 1 and appended > 0 then
+  if pacing.lock_step == 1 and appended > 0 then
     redis.call('SREM', ROSTER, session)
     if open_round() then changed() end
   end
 end
-return {status or 'OK', detail or '', r.sequence, appended, r.through, r.version, math.max(0, r.round),
-  p.steps, p.settled, entries, bytes, waits(p, r)}
+return {status or 'OK', detail or '', credit.sequence, appended, credit.through, credit.version,
+  math.max(0, credit.round), pacing.steps, pacing.settled, entries, bytes, waits(pacing, credit)}

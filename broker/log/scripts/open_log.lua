@@ -123,13 +123,13 @@ end
 -- has said how far it is it counts no further.
 if rewound then
   redis.call('DEL', CREDIT, DUE, WAITING)
-  local p = pacing()
+  local pacing = read_pacing()
   for _, session in ipairs(redis.call('SMEMBERS', ROLLOUTS)) do
-    local r = credit_row(session)
-    local credit = r.through - r.sequence
-    r.held, r.noted = math.min(credit, most_credit(p)), 0
-    r.taken, r.since = credit - r.held, now
-    keep_row(p, r)
+    local credit = credit_row(session)
+    local given = credit.through - credit.sequence
+    credit.held, credit.noted = math.min(given, most_credit(pacing)), 0
+    credit.taken, credit.since = given - credit.held, now
+    keep_row(pacing, credit)
   end
 end
 repair_held()

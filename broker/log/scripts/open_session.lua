@@ -41,12 +41,13 @@ redis.call('HSET', ACTORS, actor, session)
 if role == 1 then redis.call('SADD', ROLLOUTS, session) end
 if open_round() then changed() elseif previous or expired > 0 then share_out(false) end
 -- A newcomer waits as one that has just had its turn.
-local p, r = pacing(), credit_row(session)
+local pacing, credit = read_pacing(), credit_row(session)
 if role == 1 then
-  r.tag = p.tag + p.pace
-  ask(p, r, now, 1)
-  conclude(p, r, now)
+  credit.tag = pacing.tag + pacing.pace
+  ask(pacing, credit, now, 1)
+  conclude(pacing, credit, now)
 end
 
 local salt = (previous or number > 0 or reopened > 0) and tonumber(session) or 0
-return {'OK', tonumber(session), salt, r.through, r.version, math.max(0, r.round), specification, waits(p, r)}
+return {'OK', tonumber(session), salt, credit.through, credit.version, math.max(0, credit.round),
+  specification, waits(pacing, credit)}

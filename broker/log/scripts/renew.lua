@@ -30,5 +30,5 @@ local desired, revision, checkpoint, bytes, number, settled, settled_steps, acke
   numbers(STATE, 'desired', 'revision', 'checkpoint_revision', 'log_bytes', 'number', 'settled',
     'settled_steps', 'acked', 'log_lost', 'evaluate_version')
 return {'OK', refused and 1 or 0, desired, revision, checkpoint, bytes, redis.call('XLEN', LOG), number,
-  pacing().steps, settled, settled_steps, acked, lost, evaluate, redis.call('SCARD', ROLLOUTS), expired,
+  read_pacing().steps, settled, settled_steps, acked, lost, evaluate, redis.call('SCARD', ROLLOUTS), expired,
   probes}

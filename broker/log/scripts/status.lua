@@ -10,5 +10,5 @@ for i = 1, #open, 2 do
   sessions[#sessions + 1] = {tonumber(open[i]), redis.call('HGET', row, 'actor') or '', role, sequence,
     through, applied, math.max(0, now - open[i + 1])}
 end
-return {is_closed() and 1 or 0, pacing().steps, redis.call('XLEN', LOG), redis.call('GET', LEARNER) or '',
+return {is_closed() and 1 or 0, read_pacing().steps, redis.call('XLEN', LOG), redis.call('GET', LEARNER) or '',
   redis.call('HGETALL', STATE), sessions}
