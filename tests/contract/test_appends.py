@@ -137,7 +137,7 @@ async def test_scripts_that_redis_forgot_are_sent_whole(store: Store, redis_url:
     log.close()
 
 
-async def test_a_caller_that_is_cancelled_holds_nobody_up(store: Store, redis_url: str) -> None:
+async def test_a_caller_that_is_cancelled_holds_up_no_other(store: Store, redis_url: str) -> None:
     """Neither the one who carries a pipeline nor one who waits."""
     log = open_run(redis_url, budget=1000 * CHARGE)
     actors = await servers(store, 8)

@@ -102,7 +102,7 @@ async def test_an_actor_that_comes_back_says_what_it_had_seen_acknowledged(
     assert books.journalled == {"resident": 7, "log_lost": 10, "nowhere": 0}
 
 
-async def test_what_nobody_read_is_booked_when_its_actor_says_so_or_is_gone(
+async def test_what_was_not_read_is_booked_when_its_actor_says_so_or_is_gone(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
     """An Append that claims more than Redis has; a session that ends without having said anything."""

@@ -95,7 +95,7 @@ def test_an_old_learner_opens_nothing_again(redis_url: str, old: LearnerLog) -> 
     assert everything(redis_url) == before
 
 
-def test_release_by_an_old_learner_lets_nobody_in(redis_url: str, old: LearnerLog) -> None:
+def test_release_by_an_old_learner_frees_no_lease(redis_url: str, old: LearnerLog) -> None:
     """The lease of its successor stays."""
     before = everything(redis_url)
     old.release()

@@ -148,7 +148,7 @@ def test_a_registered_number_is_never_drawn_again(redis_url: str) -> None:
     log.close()
 
 
-async def test_whoever_watches_learns_the_revision_of_the_traffic(redis_url: str) -> None:
+async def test_a_watch_learns_the_revision_of_the_traffic(redis_url: str) -> None:
     """As the learner last saw it in the registry."""
     log = open_run(redis_url)
     log.kept.keep((), highest=0, traffic_revision=7)

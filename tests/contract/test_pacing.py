@@ -84,7 +84,7 @@ async def test_64_actors_share_a_budget_of_four_fragments(store: Store, redis_ur
     log.close()
 
 
-async def test_an_actor_that_dies_with_the_only_leave_gives_it_back(
+async def test_an_actor_that_dies_with_the_only_credit_gives_it_back(
     store: Store, redis_url: str, clock: Clock
 ) -> None:
     """It is silent for one timeout; another worker is let on, and its session expires."""
@@ -104,7 +104,7 @@ async def test_an_actor_that_dies_with_the_only_leave_gives_it_back(
     log.close()
 
 
-async def test_an_actor_that_waits_for_leave_keeps_its_session(store: Store, redis_url: str) -> None:
+async def test_an_actor_that_waits_for_credit_keeps_its_session(store: Store, redis_url: str) -> None:
     """However long it has nothing to send; one that asks no more loses its own."""
     log = open_run(redis_url, budget=CHARGE, session_timeout_ms=1000)
     waiting, gone = Actor(store, "waiting"), Actor(store, "gone")
@@ -188,7 +188,7 @@ async def test_credit_goes_one_fragment_at_a_time_and_further_ones_while_no_sess
     log.close()
 
 
-async def test_what_a_short_fragment_leaves_is_for_who_waits(store: Store, redis_url: str) -> None:
+async def test_what_a_short_fragment_leaves_is_for_sessions_that_wait(store: Store, redis_url: str) -> None:
     """The session that appends it gets no further credit before that."""
     log = open_run(redis_url, budget=6 * CHARGE, fragment_charge=CHARGE)
     sender, waiting = Actor(store, "sender"), Actor(store, "waiting")
@@ -224,7 +224,7 @@ async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store,
     log.close()
 
 
-async def test_leave_names_the_version_of_its_moment(store: Store, redis_url: str) -> None:
+async def test_credit_names_the_version_at_which_it_was_given(store: Store, redis_url: str) -> None:
     """A worker that begins the newest sequence must have applied at least that version."""
     log = open_run(redis_url, budget=CHARGE)
     actor = Actor(store, "actor-0")
@@ -237,7 +237,7 @@ async def test_leave_names_the_version_of_its_moment(store: Store, redis_url: st
     log.close()
 
 
-async def test_nobody_has_leave_before_the_first_weights(store: Store, redis_url: str) -> None:
+async def test_no_session_has_credit_before_the_first_weights(store: Store, redis_url: str) -> None:
     """There is nothing to act with."""
     log = open_run(redis_url, publish=False)
     actor = Actor(store, "actor-0")

@@ -172,7 +172,7 @@ def test_an_operator_changes_nothing(server: GuardedRedis, command: tuple[str, .
     client.close()
 
 
-async def test_without_a_password_nobody_is_served(server: GuardedRedis) -> None:
+async def test_without_a_password_no_caller_is_served(server: GuardedRedis) -> None:
     """Neither the default user, nor a user with another's password."""
     for url, password in (
         (f"unix://{server.folder / 'redis.sock'}", None),

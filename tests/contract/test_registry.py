@@ -320,7 +320,7 @@ def test_at_most_sixteen_versions_are_pinned(registry: Registry) -> None:
     assert [3, *range(4, 18)] == numbers(registry.pinned("default"))
 
 
-def test_room_is_made_from_what_serves_nobody_and_is_worth_least(registry: Registry) -> None:
+def test_room_is_made_from_what_serves_no_client_and_is_worth_least(registry: Registry) -> None:
     """The rolled back first, then periodic ones by age.
 
     Never arms, the standby, what traffic names, or all best.

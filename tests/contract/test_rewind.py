@@ -146,7 +146,7 @@ async def test_what_is_lost_and_not_yet_read_is_in_the_books(
     assert log.acked() == position + residue.entries + residue.lost + log.log_lost()
 
 
-async def test_an_actor_whose_appends_were_all_lost_gets_leave_again(
+async def test_an_actor_whose_appends_were_all_lost_gets_credit_again(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
     """It waits with all its credit used; the row in Redis believes that it is still busy."""
@@ -209,7 +209,7 @@ async def test_a_session_opened_after_a_re_opening_has_no_privilege(
     assert (without_credit.reason, claim.reason, log.log_lost()) == (Reason.INVALID, Reason.GAP, 0)
 
 
-async def test_leave_given_in_lost_seconds_is_honoured(
+async def test_credit_given_in_lost_seconds_is_honoured(
     redis_server: RedisServer, store: Store, redis_url: str
 ) -> None:
     """The actor began a sequence that the returned row knows nothing of."""

@@ -55,7 +55,7 @@ async def test_a_session_is_not_ready_before_the_specification(store: Store) -> 
     assert refusal.retry_after_ms > 0
 
 
-async def test_a_session_carries_the_specification_and_first_leave(store: Store, log: LearnerLog) -> None:
+async def test_a_session_carries_the_specification_and_first_credit(store: Store, log: LearnerLog) -> None:
     """An actor's first session in an empty run has salt 0 and credit for a fragment."""
     opened = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(opened, Opened)
@@ -76,7 +76,9 @@ async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Sto
     assert refused.reason is Reason.FENCED
 
 
-async def test_nobody_else_takes_over_the_name_of_an_owned_session(store: Store, log: LearnerLog) -> None:
+async def test_no_other_identity_takes_over_the_name_of_an_owned_session(
+    store: Store, log: LearnerLog
+) -> None:
     """Not while it is open, whoever asks: another identity, or one without a name."""
     first = await store.open_session("actor-0", Role.ROLLOUT, "actor gpu-1")
     assert isinstance(first, Opened)
@@ -263,7 +265,9 @@ async def test_a_fragment_of_more_steps_than_those_of_the_run_is_invalid(
     assert (await store.append(actor.session, 0, [item(actor.session, 1)])).acked_through == 1
 
 
-async def test_a_sequence_without_leave_is_invalid_for_a_rollout_worker(store: Store, redis_url: str) -> None:
+async def test_a_sequence_without_credit_is_invalid_for_a_rollout_worker(
+    store: Store, redis_url: str
+) -> None:
     """Pacing cannot be talked round."""
     log = open_run(redis_url, budget=CHARGE)
     actor = Actor(store, "actor-0")
@@ -275,7 +279,7 @@ async def test_a_sequence_without_leave_is_invalid_for_a_rollout_worker(store: S
     log.close()
 
 
-async def test_a_policy_server_needs_no_leave_and_is_paced_by_full(store: Store, redis_url: str) -> None:
+async def test_a_policy_server_needs_no_credit_and_is_paced_by_full(store: Store, redis_url: str) -> None:
     """Its fragments are admitted while outstanding is below the budget."""
     log = open_run(redis_url, budget=2 * CHARGE)
     server = Actor(store, "server-0", role=Role.SERVER)

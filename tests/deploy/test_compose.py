@@ -62,7 +62,7 @@ def test_commands_and_settings_are_known(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_nobody_has_privileges(name: str) -> None:
+def test_no_service_has_privileges(name: str) -> None:
     """What prepares the volumes is root of its container, may change owners, and has no network."""
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]

@@ -47,7 +47,7 @@ def test_the_namespace_enforces_the_restricted_profile(name: str) -> None:
         assert namespace["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"] == "restricted"
 
 
-def test_pods_run_as_nobody_with_no_token(name: str) -> None:
+def test_pods_run_without_privileges_and_token(name: str) -> None:
     """A numeric user, the runtime's seccomp profile, no token, nothing of the node."""
     for workload in workloads(overlay(name)):
         spec = workload.spec
@@ -168,7 +168,7 @@ def test_a_pod_that_shares_a_volume_is_shown_its_own_files(name: str) -> None:
             assert files.get("redis.password", of_redis) == of_redis, role
 
 
-def test_nobody_but_the_job_is_shown_the_whole_volume_of_certificates(name: str) -> None:
+def test_only_the_job_is_shown_the_whole_volume_of_certificates(name: str) -> None:
     """Also before a pod starts: the authority's key lies there."""
     for workload in workloads(overlay(name)):
         shared = {one["name"] for one in workload.spec["volumes"] if "persistentVolumeClaim" in one}

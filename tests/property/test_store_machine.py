@@ -57,7 +57,7 @@ def test_every_history_agrees_with_the_model(server: RedisServer, examples: int)
     )
 
 
-def test_leave_of_two_rewinds_counts_no_further_than_one_session_may_have(server: RedisServer) -> None:
+def test_credit_of_two_rewinds_counts_no_further_than_one_session_may_have(server: RedisServer) -> None:
     """A history that Hypothesis found.
 
     What was honoured after the first rewind was more than is ever given.

@@ -61,7 +61,7 @@ def test_bodies_that_are_wrong_are_refused_by_field(
 
 
 @pytest.mark.parametrize("name", [NUL, "a b", "ä", "x" * 200, "'; DROP TABLE users; --", ""])
-def test_names_that_are_none_are_nobody(small_gateway: SmallGateway, name: str) -> None:
+def test_names_that_are_none_find_no_account(small_gateway: SmallGateway, name: str) -> None:
     """Signing in says no more than that it failed."""
     reply = small_gateway.sign_in(grant_type="password", username=name, password="x")
     assert reply.status_code in {401, 422}

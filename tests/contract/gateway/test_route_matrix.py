@@ -86,7 +86,7 @@ def check(gateway: SmallGateway, method: str, path: str, caller: Caller, least: 
     assert other.json() == absent.json(), what
 
 
-def test_a_route_that_nobody_checks_is_not_served(small_gateway: SmallGateway) -> None:
+def test_a_route_without_an_access_rule_is_not_served(small_gateway: SmallGateway) -> None:
     """Neither one without a line in the table, nor one of the framework's own kind."""
     from fastapi import APIRouter, FastAPI
 

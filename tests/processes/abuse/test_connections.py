@@ -80,7 +80,7 @@ def test_five_hundred_idle_connections_take_nothing_from_others(stage: Stage, gr
     _given_back(pid, before)
 
 
-def test_replies_that_nobody_reads_are_bounded(stage: Stage) -> None:
+def test_replies_that_are_not_read_are_bounded(stage: Stage) -> None:
     """Calls for 2,560 MiB of weights, not a byte of it read.
 
     When the reader is gone the room is free again.
@@ -116,7 +116,7 @@ def test_a_caller_that_reads_nothing_is_refused_more(stage: Stage) -> None:
             seen += data
 
 
-def test_messages_that_are_half_sent_hold_up_nobody(stage: Stage) -> None:
+def test_messages_that_are_half_sent_hold_up_no_other_call(stage: Stage) -> None:
     """256 calls that promise 8 MiB each and send 16 KiB."""
     pid = stage.broker.process.pid
     before = open_files(pid)

@@ -376,7 +376,7 @@ def test_who_was_given_up_is_told_so(server: BrokerProcess) -> None:
             episode.act(np.zeros(4, np.float32))
 
 
-def test_a_stream_that_nobody_reads_is_not_read_either(server: BrokerProcess) -> None:
+def test_a_stream_whose_client_does_not_read_is_not_read_either(server: BrokerProcess) -> None:
     """Replies that wait are bounded, and with them the requests; others are served.
 
     What was sent is let go of.

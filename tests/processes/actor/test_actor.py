@@ -94,7 +94,7 @@ def test_every_episode_that_ended_is_reported_once(broker: BrokerProcess, begin:
     assert all(episode.episode_return == episode.length for episode in episodes)
 
 
-def test_an_actor_stands_still_without_leave(broker: BrokerProcess, begin: Begin) -> None:
+def test_an_actor_stands_still_without_credit(broker: BrokerProcess, begin: Begin) -> None:
     """It fills the budget and begins nothing more until something is settled."""
     learner = begin(budget_fragments=3)
     with actors(ActorThread(broker.address, "actor-0")):

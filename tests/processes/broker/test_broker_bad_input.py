@@ -149,7 +149,7 @@ def test_the_good_fragments_before_a_bad_one_are_taken(actor: SimulatedActor, le
     assert learner.acked() == before + 1
 
 
-def test_sequence_zero_and_one_without_leave_are_invalid(actor: SimulatedActor, learner: LearnerLog) -> None:
+def test_sequence_zero_and_one_without_credit_are_invalid(actor: SimulatedActor, learner: LearnerLog) -> None:
     """A worker never begins what it has no credit for."""
     assert refusal_of(actor.send(_changed(fragment(actor.session), sequence=0))).reason is Reason.INVALID
     sequence = actor.acked_through

@@ -307,7 +307,7 @@ def test_a_killed_broker_is_replaced_without_a_trace(
     assert learner.acked() == 2
 
 
-def test_leave_that_an_append_has_told_wakes_no_held_watch(
+def test_credit_that_an_append_has_told_wakes_no_held_watch(
     broker: BrokerProcess, learner: LearnerLog
 ) -> None:
     """Else every actor's watch came back once a second, whatever it had been told meanwhile."""

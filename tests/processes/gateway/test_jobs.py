@@ -259,7 +259,7 @@ def test_one_gateway_at_a_time_has_a_place(folder: Path) -> None:
         assert own
 
 
-def test_a_run_is_steered_and_the_audit_says_by_whom(folder: Path, token: str) -> None:
+def test_a_run_is_steered_and_the_audit_names_the_operator(folder: Path, token: str) -> None:
     """Paused, resumed, kept under a name and gone back to; a name that is none is refused."""
     operator(folder, "user", "add", "ada", "--project", "alpha", stdin=f"{PASSWORD}\n")
     with started(folder) as gateway:

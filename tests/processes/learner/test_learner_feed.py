@@ -168,7 +168,7 @@ def test_a_fragment_that_cannot_be_learned_from_is_invalid_and_its_session_held(
     assert found["quarantined"] == result["ledger"]["dropped"]["quarantined"] >= 1
 
 
-def test_a_learner_that_starts_again_knows_whom_it_held(redis_url: str, tmp_path: Path) -> None:
+def test_a_learner_that_starts_again_knows_its_quarantine(redis_url: str, tmp_path: Path) -> None:
     """What a session sends that was held for good is not trained by the next learner either."""
     given = settings(learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False})
     with Producer(redis_url, tmp_path) as producer:

@@ -184,7 +184,9 @@ def _damage(path: Path, how: str) -> None:
     path.write_bytes(data)
 
 
-def test_beginning_behind_the_trim_floor_needs_leave_and_is_booked(redis_url: str, tmp_path: Path) -> None:
+def test_beginning_behind_the_trim_floor_needs_permission_and_is_booked(
+    redis_url: str, tmp_path: Path
+) -> None:
     """Without a whole checkpoint what was trimmed is lost: refused, or booked `log_lost`."""
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:

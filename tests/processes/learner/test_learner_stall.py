@@ -42,7 +42,7 @@ def test_a_run_whose_actors_are_gone_says_so(redis_url: str, tmp_path: Path) -> 
         assert "no rollout worker has an open session" in failed(learner)
 
 
-def test_a_run_whose_weights_reach_nobody_says_so(redis_url: str, tmp_path: Path) -> None:
+def test_a_run_whose_weights_reach_no_actor_says_so(redis_url: str, tmp_path: Path) -> None:
     """Everything that arrives was made by weights of long ago and is dropped: that is no progress."""
     given = impatient(stale_after=3)
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:

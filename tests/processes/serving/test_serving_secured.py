@@ -107,7 +107,7 @@ def test_a_client_is_served(server: BrokerProcess, certificates: Path) -> None:
         ("", grpc.StatusCode.UNAVAILABLE),
     ],
 )
-def test_nobody_else_is_served(
+def test_no_other_caller_is_served(
     server: BrokerProcess, certificates: Path, name: str, expected: grpc.StatusCode
 ) -> None:
     """No call of the service."""

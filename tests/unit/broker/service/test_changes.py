@@ -61,7 +61,7 @@ async def test_who_waits_for_credit_is_woken_by_name_only(changes: Changes, feed
         assert [await _is_woken(held) for held in (working, next_one, waiting)] == [True, True, False]
 
 
-async def test_a_name_wakes_nobody_else(changes: Changes, feed: Feed) -> None:
+async def test_a_name_wakes_no_other_watch(changes: Changes, feed: Feed) -> None:
     """Nor does one that is held elsewhere."""
     with changes.holding(1) as other, changes.holding(2) as named:
         feed.put_nowait(Change((2, 77), Scope.NAMED))

@@ -93,7 +93,7 @@ def test_every_fragment_in_one_place_is_clean(tmp_path: Path) -> None:
     assert +books.journalled == {"trained": 3, "stale": 1, "resident": 1}
 
 
-def test_what_an_actor_saw_acknowledged_and_nobody_has_is_lost(tmp_path: Path) -> None:
+def test_what_an_actor_saw_acknowledged_and_no_book_has_is_lost(tmp_path: Path) -> None:
     """By name."""
     (lost,) = problems(journals(1, 2, 3, 4, 5, 6), lineage(tmp_path, CLEAN_LINE), held((5, 5)))
     assert (lost.kind, lost.session, lost.first, lost.last) == (Kind.LOST, 7, 6, 6)

@@ -39,7 +39,9 @@ WORKING = Figures(
         ({"learner_wait_share": 0.7, "credit_wait_share": None, "ack_wait_share": None}, Bound.ACTOR),
     ],
 )
-def test_whoever_waits_points_at_the_one_waited_for(shares: dict[str, float | None], bound: Bound) -> None:
+def test_a_process_that_waits_points_at_the_one_waited_for(
+    shares: dict[str, float | None], bound: Bound
+) -> None:
     """The figures stand behind the name."""
     verdict = judge(replace(WORKING, **shares))  # type: ignore[arg-type]
     assert verdict.bound is bound

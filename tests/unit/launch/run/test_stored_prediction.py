@@ -147,7 +147,7 @@ def test_what_a_dry_run_cannot_tell_anything_of_is_refused(
         check(plan_in(tmp_path / "run", *assignments), recording=recording, ui=ui)
 
 
-def test_a_calibration_reaches_nobody_else_and_ends_by_its_steps(tmp_path: Path) -> None:
+def test_a_calibration_reaches_no_other_service_and_ends_by_its_steps(tmp_path: Path) -> None:
     """Everything else is as in the run."""
     asked = ("metrics.trackers=['tensorboard']", "tracing.exporter='file'", "evaluation.interval_steps=10")
     plan = plan_in(

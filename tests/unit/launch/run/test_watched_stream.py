@@ -23,7 +23,7 @@ def on_a_terminal() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("ends", [through_a_pipe, on_a_terminal])
-def test_a_run_goes_on_when_nobody_watches_any_more(ends: Callable[[], tuple[int, int]]) -> None:
+def test_a_run_goes_on_when_its_page_is_closed(ends: Callable[[], tuple[int, int]]) -> None:
     """Lines and figures go nowhere, and so does what the end of the process would write."""
     reader, own = ends()
     with os.fdopen(own, "w") as stream:

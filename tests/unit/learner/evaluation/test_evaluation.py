@@ -142,7 +142,7 @@ def test_an_interval_asks_without_a_target() -> None:
     assert it.wanted([], update=2, env_steps=200)
 
 
-def test_what_nobody_answers_is_abandoned() -> None:
+def test_an_answer_without_an_outcome_is_abandoned() -> None:
     """And may be asked again with newer weights."""
     it = evaluation()
     assert it.ask(3)

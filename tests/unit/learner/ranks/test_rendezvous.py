@@ -24,7 +24,7 @@ def test_torchrun_says_which_rank_this_is_and_how_many_share_the_machine() -> No
     assert not RankPlace(rank=1, size=2, on_host=1, size_on_host=2).spans_machines
 
 
-def test_ranks_on_several_machines_need_leave_to_speak_in_plaintext() -> None:
+def test_ranks_on_several_machines_need_permission_to_speak_in_plaintext() -> None:
     """Before anything is sent."""
     place = RankPlace(rank=0, size=2)
     with pytest.raises(ConfigurationError, match=r"learner\.plaintext_ranks=false.*unencrypted"):

@@ -100,7 +100,7 @@ def test_a_line_that_a_tracker_does_not_take_is_counted_and_the_next_is_offered(
     assert failures("wandb") - before == 1
 
 
-def test_a_tracker_that_hangs_holds_nobody_up() -> None:
+def test_a_tracker_that_hangs_holds_up_no_update() -> None:
     """The queue is bounded: what does not fit is counted."""
     gate, before = threading.Event(), failures("wandb")
     hanging = Kept(gate=gate)

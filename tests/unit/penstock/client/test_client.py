@@ -289,7 +289,7 @@ async def test_a_status_that_no_repetition_changes_is_an_error_of_its_kind(
     assert len(policy.heard["Act"]) == 1
 
 
-async def test_nobody_at_the_address_is_unreachable_by_the_deadline() -> None:
+async def test_an_address_without_a_server_is_unreachable_by_the_deadline() -> None:
     """For both clients."""
     started = time.monotonic()
     async with AsyncPolicyClient("127.0.0.1:1", deadline_s=0.3) as client:

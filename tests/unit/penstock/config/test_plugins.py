@@ -58,7 +58,7 @@ def test_the_section_of_a_workload_is_read_and_written_like_one_of_the_core(
         load([{"algorithm": {"name": "mine", "depth": 1}}])
 
 
-def test_an_algorithm_that_nobody_has_is_refused_with_all_that_there_are() -> None:
+def test_an_unknown_algorithm_is_refused_with_all_that_there_are() -> None:
     """Those of workloads, too."""
     with pytest.raises(
         ConfigurationError, match=r"algorithm\.name='alchemy': not known; use 'ppo', .*'token_ppo'"

@@ -43,7 +43,7 @@ def test_actor_and_critic_have_one_each_unless_they_share(shared: bool) -> None:
     np.testing.assert_allclose(policy.log_prob(seen, acted.action), acted.log_prob, atol=2e-5)
 
 
-def test_equal_seeds_give_equal_weights_and_disturb_nobody() -> None:
+def test_equal_seeds_give_equal_weights_and_leave_global_state_alone() -> None:
     """The class initialises itself with torch's generator.
 
     That of the process goes on as if nothing had been.

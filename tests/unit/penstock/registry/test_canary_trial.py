@@ -164,7 +164,7 @@ def test_slow_answers_withdraw_however_late(slower: float, most: int) -> None:
         assert windows <= most
 
 
-def test_a_machine_that_stumbles_withdraws_nobody() -> None:
+def test_a_machine_that_stumbles_withdraws_no_canary() -> None:
     """Half of the passes are slow, whoever is answered: hardly one of 40 trials of 200 windows withdraws."""
     withdrawn = 0
     for seed in range(40):

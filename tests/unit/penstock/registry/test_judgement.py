@@ -167,7 +167,7 @@ def _unreadable(_text: str) -> TrialState:
 
 
 @pytest.mark.parametrize(("latest", "most"), [(0.0, 0.8), (0.5, 0.4)])
-def test_a_share_that_leaves_nobody_to_compare_with_is_refused(
+def test_a_share_that_leaves_no_client_to_compare_with_is_refused(
     servers: tuple[Registry, Registry], latest: float, most: float
 ) -> None:
     """With the largest one that is judged in time."""

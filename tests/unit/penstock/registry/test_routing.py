@@ -60,7 +60,7 @@ def test_shares_are_kept() -> None:
         )
 
 
-def test_a_share_that_grows_moves_nobody_off_its_arm() -> None:
+def test_a_share_that_grows_moves_no_client_off_its_arm() -> None:
     """Neither the clients it had, nor those of the other share."""
     steps = [replace(TRAFFIC, canary_share=share) for share in (0.0, 0.1, 0.4, 0.7)]
     for before, after in pairwise(steps):

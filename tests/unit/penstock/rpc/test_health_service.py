@@ -7,7 +7,7 @@ from grpc_health.v1 import health_pb2 as pb
 from penstock.rpc.health_service import HealthServicer, Status
 
 
-async def test_nobody_waits_for_a_watcher_that_reads_nothing() -> None:
+async def test_no_call_waits_for_a_watcher_that_reads_nothing() -> None:
     """A server says that it drains, and those who read are told."""
     servicer = HealthServicer()
     await servicer.set("", Status.SERVING)

@@ -134,7 +134,7 @@ def test_who_reads_the_metrics_gets_to_read_what_was_counted_last(health: Health
     assert waits(health, port, "Prometheus/2.42.0", "another")
 
 
-def test_nobody_is_waited_for_who_never_read_or_long_ago_or_gave_no_name(
+def test_only_readers_with_a_name_that_read_lately_are_waited_for(
     health: Health, clock: Clock, port: int
 ) -> None:
     """A process that nobody watches ends at once."""

@@ -13,7 +13,7 @@ def test_a_report_survives_redis() -> None:
     assert report == Report.decode(report.encode())
 
 
-def test_leave_and_publication_survive_the_wire() -> None:
+def test_credit_and_publication_survive_the_wire() -> None:
     """Each field has its place."""
     credit = Credit(begin_through=5, min_version=3, round=2)
     publication = Publication(version=7, update=6, sha256="ab", size=99)

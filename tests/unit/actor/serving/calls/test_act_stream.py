@@ -130,7 +130,7 @@ async def test_bytes_that_are_no_request_end_the_stream() -> None:
         await served(stand).serve(stream_of([stand.asking(seen(0)), b"\xff\xff"]), caller)
 
 
-async def test_an_error_that_nobody_foresaw_ends_the_stream() -> None:
+async def test_an_unforeseen_error_ends_the_stream() -> None:
     """It is raised where the call is held, and no reply is waited for."""
     stand, caller = Stand(), Caller()
     await stand.publish(1)

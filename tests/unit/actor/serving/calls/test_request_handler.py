@@ -261,7 +261,7 @@ async def test_a_reward_before_any_step_is_refused() -> None:
         await stand.reward(stand.start(), (None, 1.0))
 
 
-async def test_a_reward_after_its_step_was_sent_is_refused_where_nobody_keeps_it() -> None:
+async def test_a_reward_after_its_step_was_sent_is_refused_where_late_rewards_are_not_kept() -> None:
     """With all that came with it."""
     stand = await ready()
     episode = stand.start()

@@ -21,7 +21,7 @@ def reason(ids: EpisodeIds, episode_id: str, owner: Identity | None) -> Reason |
     return None
 
 
-def test_an_id_holds_for_who_was_given_it_and_for_nobody_else() -> None:
+def test_an_id_holds_for_the_identity_that_it_was_given_to_alone() -> None:
     """Without being remembered, also for a server that asks nobody who it is."""
     ids = EpisodeIds()
     for number in (1, 2, 10**15):

@@ -84,7 +84,7 @@ def pass_under_way(batcher: Batcher, seconds: float = 1.0) -> Iterator[tuple[Hel
         held.go.set()
 
 
-async def test_a_lonely_question_waits_for_nobody() -> None:
+async def test_a_single_question_does_not_wait() -> None:
     """One after another, each answered at once though the longest wait is an hour."""
     batcher, loaded = alone(max_wait_s=NEVER_S), loaded_of(MADE)
     with passes() as counted:

@@ -135,7 +135,7 @@ def test_a_mask_is_not_the_neighbours() -> None:
 # ---------------------------------------------------------------- numbers that are not finite
 
 
-def test_an_observation_that_overflows_the_network_costs_nobody_else() -> None:
+def test_an_observation_that_overflows_the_network_costs_no_other_request() -> None:
     """Its own row is NotFinite, with the version."""
     loaded = loaded_of(specification(activation="relu"), version=9)
     huge = Question(observation={"observation": np.full((1, 4), 3e38, np.float32)}, rows=1)
@@ -147,7 +147,7 @@ def test_an_observation_that_overflows_the_network_costs_nobody_else() -> None:
     assert taken(last).action["action"].shape == (1,)
 
 
-def test_weights_of_nan_answer_nobody() -> None:
+def test_weights_of_nan_answer_no_request() -> None:
     """Whatever was asked."""
     loaded = loaded_of(specification())
     broken(loaded.policy)

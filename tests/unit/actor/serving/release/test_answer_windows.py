@@ -70,7 +70,7 @@ def test_slow_passes_are_compared_with_those_of_their_size_or_larger(
     assert slower(canary, active) == expected
 
 
-def test_windows_that_nobody_takes_are_bounded() -> None:
+def test_windows_that_are_not_taken_are_bounded() -> None:
     """Each of so many answers; the next begins with the one after."""
     windows = AnswerWindows(SLOW_S, 0.0)
     for _ in range((MAX_WINDOWS + 3) * WINDOW_ANSWERS):

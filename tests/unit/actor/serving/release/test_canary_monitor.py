@@ -130,7 +130,7 @@ async def test_a_canary_that_is_as_good_is_undecided_at_the_horizon_and_judged_o
 
 
 @pytest.mark.parametrize("held", [0, 5])
-async def test_an_episode_that_never_ends_delays_nobody(held: int) -> None:
+async def test_an_episode_that_never_ends_delays_no_client(held: int) -> None:
     """Of the canary and of the active version; the clients that come later are judged as without it."""
     stand = await on_trial()
     for client in range(1000, 1000 + 4 * held):
@@ -216,7 +216,7 @@ async def test_a_canary_that_is_still_there_is_withdrawn_again() -> None:
     assert len(stand.withdrawn) == 2
 
 
-async def test_a_canary_that_nobody_is_compared_with_is_a_metric() -> None:
+async def test_a_canary_without_clients_to_compare_with_is_a_metric() -> None:
     """No share, no active version to compare it with, or clients that report no rewards."""
 
     def unguarded(reason: str) -> bool:

@@ -100,7 +100,7 @@ async def test_the_fixed_action_is_the_one_of_the_configuration() -> None:
     assert np.frombuffer(reply.action[0].value.data, np.int64).tolist() == [2]
 
 
-async def test_without_a_fallback_nobody_is_answered_by_chance() -> None:
+async def test_without_a_fallback_no_answer_is_random() -> None:
     """NOT_READY, to come again."""
     stand = Stand(fallback="none")
     await publish_broken(stand, 1)

@@ -75,7 +75,7 @@ def test_a_source_that_is_away_is_asked_again(base: Path) -> None:
     assert given.values == (0.0, None)
 
 
-def test_nobody_waits_for_rewards_when_the_work_is_over(base: Path) -> None:
+def test_no_reward_is_waited_for_when_the_work_is_over(base: Path) -> None:
     """The answer is none."""
     assert scorer(base, Recorder(Unavailable("away"))).score(responses(base), lambda: True) is None
 
@@ -96,7 +96,7 @@ class Hanging:
         self._closed.set()
 
 
-def test_a_call_that_hangs_holds_nobody_up(base: Path) -> None:
+def test_a_call_that_hangs_holds_up_no_other(base: Path) -> None:
     """It is left alone when the work is over, and ends when the judge is closed."""
     hung = RewardScorer(Hanging(), load_tokenizer(str(base)), reads_tokens=False, standardise=False)
     assert hung.score(responses(base), lambda: True) is None

@@ -191,7 +191,7 @@ def test_health_and_reflection_stand_beside_it(server: Served) -> None:
         assert health_pb2.HealthCheckResponse.SERVING == stub.Check(request, timeout=PATIENCE_S).status
 
 
-def test_a_closed_client_and_one_that_finds_nobody_are_unavailable(short_folder: Path) -> None:
+def test_a_closed_client_and_one_that_finds_no_server_are_unavailable(short_folder: Path) -> None:
     """Within their deadline."""
     nobody = RewardClient(f"unix:{short_folder}/none.sock", deadline_s=0.3)
     with pytest.raises(Unavailable, match="no answer within 0.3 s"):

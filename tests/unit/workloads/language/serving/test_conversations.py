@@ -261,7 +261,7 @@ async def test_before_the_first_weights_the_model_itself_answers(dialogue: Any, 
     assert refused.value.refusal.reason is Reason.NOT_READY
 
 
-async def test_versions_that_answer_nobody_are_let_go_of(stand: TextStand) -> None:
+async def test_versions_that_answer_no_request_are_released(stand: TextStand) -> None:
     """One that a request names is loaded for it; a turn is of the newest."""
     conversation = stand.start()
     first = await stand.say(conversation, user())
