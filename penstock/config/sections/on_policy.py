@@ -1,4 +1,4 @@
-"""What algorithms have in common that learn from each batch once and forget it."""
+"""Settings of algorithms that learn from each batch once and forget it."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -9,7 +9,7 @@ from penstock.config.sections.section import ADVANCED, Count, Fraction, NonNegat
 
 
 class OnPolicySection(AlgorithmSection):
-    """What algorithms have in common that learn from each batch once and forget it."""
+    """Settings of algorithms that learn from each batch once and forget it."""
 
     can_share: ClassVar[bool] = True
     can_compile: ClassVar[bool] = True
@@ -60,7 +60,7 @@ class OnPolicySection(AlgorithmSection):
 
     @property
     def lock_step(self) -> bool:
-        """Whether actors and learner take turns: staleness is 0."""
+        """True where actors and learner take turns: staleness is 0."""
         return self.staleness == 0
 
     @property
