@@ -1,7 +1,7 @@
 """The API of prompts over a policy server of real parts, without a run behind it."""
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +10,7 @@ import numpy as np
 from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 
-from gateway.sites.site import RunAddresses, Upstream
+from gateway.sites.site import RunAddresses, RunSettings, Upstream
 from gateway.sites.site_process import Reach, guarded_app
 from penstock.rpc.auth import Credentials
 from penstock.wire.fragment import Fragment
@@ -60,14 +60,21 @@ class SmallPrompts:
 
 
 @contextmanager
-def small_prompts(folder: Path) -> Iterator[SmallPrompts]:
-    """The API, ready; the policy server has version 1. folder: with a path short enough for a socket."""
+def small_prompts(
+    folder: Path, *, task: Mapping[str, Any] | None = None, registry: str = ""
+) -> Iterator[SmallPrompts]:
+    """The API, ready; the policy server has version 1. folder: with a path short enough for a socket.
+
+    task, registry: what the run was begun with.
+    """
     made = specification(OBSERVATION, Discrete(5), unroll=16)
     socket = folder / "policy.sock"
     with served_policy(made, socket) as served:
         served.publish(1)
         upstream = Upstream(
-            addresses=lambda: RunAddresses(server=f"unix:{socket}"), credentials=Credentials()
+            addresses=lambda: RunAddresses(server=f"unix:{socket}"),
+            credentials=Credentials(),
+            settings=lambda: RunSettings(task=task or {}, registry=registry),
         )
         app = guarded_app(site(), upstream, Reach(listen="127.0.0.1:0"), None)
         with TestClient(app, base_url=ADDRESS, raise_server_exceptions=False) as client:

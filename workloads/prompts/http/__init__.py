@@ -9,6 +9,7 @@
     rated_paths     paths that were shown, and what people say of them
     json_routes     the kinds of routes
     prompt_routes   the routes
+    prompt_page     the page of one prompt; its files are in static
     prompts_api     what it holds while it serves
     prompts_site    the application, and what the gateway is told of it
 

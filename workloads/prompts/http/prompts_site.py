@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from gateway.surface import ERROR_SCHEMA, Site, Upstream, add_error_handlers, error_answer
 from penstock import __version__
+from workloads.prompts.http.prompt_page import page_router
 from workloads.prompts.http.prompt_routes import router
 from workloads.prompts.http.prompts_api import PromptsApi
 
@@ -26,7 +27,7 @@ _ERRORS: Final[dict[int | str, str]] = {
     421: "The request names another host.",
     422: "A field is wrong.",
     429: "Too many requests, or too many steps wait for an update; `Retry-After` says when to try again.",
-    502: "The run does not understand the gateway.",
+    502: "The run does not understand the gateway, or a source of rewards or embeddings gives none.",
     503: "The run is not ready; `Retry-After` says when to try again.",
     504: "The run did not answer in time; what was asked for still goes on.",
 }
@@ -55,6 +56,7 @@ def make_app(upstream: Upstream, make_api: Callable[[Upstream], PromptsApi] = Pr
         lifespan=life,
     )
     app.include_router(router, responses={status: error_answer(text) for status, text in _ERRORS.items()})
+    app.include_router(page_router)
     add_error_handlers(app)
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     return app
@@ -78,7 +80,7 @@ def site() -> Site:
         recipe=_REPOSITORY / "recipes" / "prompts.toml",
         settings=(),
         make_app=make_app,
-        open_paths=("/health", "/openapi.json"),
+        open_paths=("/health", "/openapi.json", "/prompts"),
         viewer_paths=frozenset(
             {"/health", "/stats", "/select_action", "/get_distribution", "/embed", "/mutate", "/optimize"}
         ),
