@@ -1,7 +1,7 @@
 """The API of prompts hop by hop: bare FastAPI, bare Act of the same server, and `select_action` over both.
 
 One gateway with a run of its own, of the recipe's very network; the client is another process. The CPU time
-of a call is that of the process that answers, and of the policy server behind it. Then an update of 2,048
+of a call is that of the process that answers, and of the policy server behind it. Then an update of 2,047
 steps that were stored over HTTP, 4 epochs of minibatches of 64, and what each process holds in memory.
 """
 
@@ -29,7 +29,8 @@ from penstock.runtime.health import read_endpoint
 from penstock.wire.limits import MIB
 
 SECONDS: Final = 2.0
-STEPS: Final = 2048
+STEPS: Final = 2047
+"""One below a batch, which would be learned from unasked."""
 UPDATES: Final = 3
 AIM: Final = "p50 5 ms, p99 15 ms; 16 in flight 400 per s on two cores"
 _PATIENCE_S: Final = 180.0

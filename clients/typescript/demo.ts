@@ -4,9 +4,10 @@
  *     npx tsx demo.ts                      a stand-in for the server, without Python
  *     npx tsx demo.ts --full               a server is started, and a network trained
  *       [--episodes 3000] [--length 5] [--update 100] [--parallel 8] [--port 8765] [--state DIR] [--json FILE]
+ *       [--prompts FILE]                   a list of prompts as JSON, in place of its own
  */
 
-import { writeFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 
 import { RLTrainer } from './src/index.js';
@@ -21,6 +22,7 @@ const { values } = parseArgs({
     port: { type: 'string', default: '8765' },
     state: { type: 'string', default: 'prompts-state' },
     json: { type: 'string' },
+    prompts: { type: 'string' },
     train: { type: 'string', multiple: true, default: [] },
   },
 });
@@ -44,7 +46,8 @@ const SUBJECTS = [
   'bakes bread for a village',
   'draws maps of the coast',
 ];
-const prompts = TASKS.flatMap((task) => SUBJECTS.map((subject) => task.replace('{}', subject)));
+const own = TASKS.flatMap((task) => SUBJECTS.map((subject) => task.replace('{}', subject)));
+const prompts = values.prompts === undefined ? own : (JSON.parse(readFileSync(values.prompts, 'utf8')) as string[]);
 
 const numEpisodes = Number(values.episodes ?? (values.full ? 3000 : 300));
 const trainer = new RLTrainer({

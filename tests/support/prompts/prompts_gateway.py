@@ -19,6 +19,17 @@ SMALL: Final = ("--train=policy.hidden_sizes=[16]", "--train=policy.dropout=0.0"
 """Settings of a run whose updates take little time."""
 
 
+def end_run(state: Path) -> None:
+    """End the run that a killed gateway left behind below its folder, if there is one."""
+    begun = state / "begun.json"
+    if begun.exists():
+        group = int(json.loads(begun.read_text())["group"])
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
 class PromptsGateway:
     """A gateway on a free port. Entering waits until it is healthy; leaving ends it, and its run with it."""
 
@@ -84,13 +95,7 @@ class PromptsGateway:
 
     def end_run(self) -> None:
         """End a run that a killed gateway left behind, if there is one."""
-        begun = self.state / "begun.json"
-        if begun.exists():
-            group = int(json.loads(begun.read_text())["group"])
-            try:
-                os.killpg(group, signal.SIGKILL)
-            except ProcessLookupError:
-                return
+        end_run(self.state)
 
     def get(self, route: str) -> Any:
         """The JSON of a GET that succeeds."""
