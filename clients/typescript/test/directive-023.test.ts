@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
 import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer as createHttpServer, type IncomingMessage } from 'node:http';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
@@ -143,6 +144,35 @@ describe('DIRECTIVE-023: a policy of prompts for TypeScript', function () {
       const few = await trainer.train({ prompts: PROMPTS, numEpisodes: 4, episodeLength: 1, parallel: 2 });
       assert.equal(few.updates, 0);
     });
+  });
+
+  it('waits where too many steps wait for an update, and shows its token', async () => {
+    const asked: { after: number; token: string | undefined }[] = [];
+    const began = Date.now();
+    const statuses = [429, 429, 200];
+    const server = createHttpServer((request: IncomingMessage, answer) => {
+      asked.push({ after: Date.now() - began, token: request.headers.authorization });
+      request.resume().on('end', () => {
+        const status = statuses[asked.length - 1] ?? 500;
+        const body = status === 200 ? { stored: true, buffer_size: 7, verified: true, duplicate: false } : { error: 'too_many', detail: 'POST /update', field: null };
+        answer.writeHead(status, { 'content-type': 'application/json', 'retry-after': '1' }).end(JSON.stringify(body));
+      });
+    });
+    const serverPort = await freePort();
+    await new Promise<void>((done) => server.listen(serverPort, '127.0.0.1', done));
+    try {
+      const rl = new RLInterface({ serverPort, autoStartServer: false, token: 'pst_abc' });
+      const state = new Array<number>(1536).fill(0);
+      const stored = await rl.storeExperience({
+        state, action: 1, reward: 0.5, nextState: state, done: true, logProb: -1, value: 0,
+      });
+      assert.equal(stored, 7);
+      assert.deepEqual(asked.map((one) => one.token), ['Bearer pst_abc', 'Bearer pst_abc', 'Bearer pst_abc']);
+      const gaps = asked.slice(1).map((one, at) => one.after - asked[at]!.after);
+      assert.ok(gaps.every((gap) => gap >= 990), `it came again after ${gaps.join(', ')} ms`);
+    } finally {
+      await new Promise((done) => server.close(done));
+    }
   });
 
   it('tells why a server could not be started', async () => {

@@ -522,3 +522,41 @@ async def test_an_action_beyond_the_bounds_is_none_that_a_squashed_policy_could_
     with refused(Reason.INVALID, "taken_action: .*inside its bounds"):
         await stand.act(episode, seen(0), taken_action=taken)
     assert (await stand.act(episode, seen(0))).step == 0
+
+
+# ---------------------------------------------------------------- actions of an earlier version
+
+
+def _taken(stand: Stand, action: int = 1) -> list[pb.Part]:
+    return parts_of(stand.specification.action_space, np.int64(action))
+
+
+async def test_a_step_is_of_the_version_that_drew_its_action() -> None:
+    """Which the caller names where a newer one answers by now; the next step is the newer one's."""
+    stand = await ready()
+    await stand.publish(2)
+    episode = stand.start()
+    await stand.act(episode, seen(0), taken_action=_taken(stand), taken_log_prob=-0.5, taken_version=1)
+    await stand.act(episode, seen(1), taken_action=_taken(stand), taken_log_prob=-0.5)
+    stand.end(episode, TERMINATED)
+    spans = [(one.version, one.update) for fragment in stand.fragments() for one in fragment.header.weights]
+    assert spans == [(1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "match"),
+    [
+        ({"taken_version": 1}, Reason.INVALID, "taken_version=1: give taken_action"),
+        ({"taken_version": 9, "taken_action": True}, Reason.UNKNOWN_VERSION, "9"),
+    ],
+)
+async def test_a_version_that_drew_nothing_here_is_refused(
+    fields: dict[str, Any], reason: Reason, match: str
+) -> None:
+    """And the step is not taken: the same one can be sent without it."""
+    stand = await ready()
+    episode = stand.start()
+    action = {"taken_action": _taken(stand)} if "taken_action" in fields else {}
+    with refused(reason, match):
+        await stand.act(episode, seen(0), **(fields | action))
+    assert (await stand.act(episode, seen(0), **action)).step == 0
