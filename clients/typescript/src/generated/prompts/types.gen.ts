@@ -748,7 +748,7 @@ export type ChecksChecksGetErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -825,7 +825,7 @@ export type CheckChecksPostErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -902,7 +902,7 @@ export type EmbedEmbedPostErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -979,7 +979,7 @@ export type GetDistributionGetDistributionPostErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -1056,7 +1056,7 @@ export type HealthHealthGetErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -1133,7 +1133,7 @@ export type LoadLoadPostErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -1210,7 +1210,7 @@ export type MutatedMutatePostErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -1287,7 +1287,7 @@ export type OptimizeOptimizePostErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -1364,7 +1364,7 @@ export type RateRatePostErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -1441,7 +1441,7 @@ export type SaveSavePostErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -1518,7 +1518,7 @@ export type SelectActionSelectActionPostErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -1595,7 +1595,7 @@ export type StatsStatsGetErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -1674,7 +1674,7 @@ export type StoreExperienceStoreExperiencePostErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
@@ -1751,7 +1751,7 @@ export type UpdateUpdatePostErrors = {
      */
     429: Error;
     /**
-     * The run does not understand the gateway.
+     * The run does not understand the gateway, or a source of rewards or embeddings gives none.
      */
     502: Error;
     /**
