@@ -39,7 +39,11 @@ class EvaluationRunner(Protocol):
         stop: threading.Event,
         on_step: Callable[[], None] = lambda: None,
     ) -> list[Played] | None:
-        """Play so many episodes, equal for equal seeds and weights; None when `stop` was set first."""
+        """Play so many episodes, equal for equal seeds and weights; None when `stop` was set first.
+
+        deterministic: take the most likely action in place of a drawn one. on_step: called after each step of
+        all environments, to show that the evaluation goes on.
+        """
 
     def close(self) -> None:
         """Let go of everything."""

@@ -112,7 +112,8 @@ class FragmentBuilder:
     ) -> None:
         """Add the step that `action` [N, ...] by path led to.
 
-        state: the policy's after this step; it is not changed.
+        log_prob: of the actions as they were drawn, [N]. stepped: what the environments returned. state: the
+        policy's after this step; it is not changed.
         """
         row = self.length
         for path, array in action.items():

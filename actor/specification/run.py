@@ -39,7 +39,10 @@ class Run:
     workload: Workload
 
     def make_environment(self, section: EnvironmentSection, count: int, seed: int) -> Stepper:
-        """Make `count` environments; raises ConfigurationError when they cannot be made."""
+        """Make `count` environments; raises ConfigurationError when they cannot be made.
+
+        section: what is to be made. seed: of the first one; the others follow from it.
+        """
         environment = load(self.workload.environment)(section, count, seed)
         masks = Masks(section.mask_key, self.specification.action_space, count) if section.mask_key else None
         return Stepper(environment, self.specification.observation_space, masks)

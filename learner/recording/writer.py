@@ -80,6 +80,7 @@ class RecordingWriter:
     ) -> "RecordingWriter | None":
         """Return the writer that `learner.record` asks for; None where it asks for none.
 
+        section: names the folder and its size. specification: of the run, which the recording repeats.
         resumed_at: position of the checkpoint that the run is resumed from, where its recording goes on;
         None for a run that begins. command: number of the newest that the checkpoint contains. Raises
         ConfigurationError as `begin` does.

@@ -69,7 +69,10 @@ def check_own(
 
 
 def check_places(run_dir: Path, settings: Settings, remedy: str) -> None:
-    """Raise ConfigurationError as `check_own` does, where modules are of no matter: none is imported."""
+    """Raise ConfigurationError as `check_own` does, for a command that imports no module of the run.
+
+    run_dir, settings: the folder, and its configuration. remedy: what its user may do, for the message.
+    """
     check_own(run_dir, settings, modules_of(settings), remedy)
 
 

@@ -28,7 +28,8 @@ def service_settings(
 ) -> Settings:
     """Return the settings of one service in the foreground: file, environment, `--set`.
 
-    run_dir: of the run that is served; what its own configuration says of that lies below all of them.
+    config: a TOML file. assignments: `KEY=VALUE` of `--set`, the later one wins. run_dir: of the run that is
+    served; what its own configuration says of that lies below all of them.
     trust: its folder although it was not made here.
     """
     layers = _service_layers(config, assignments)

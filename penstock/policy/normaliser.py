@@ -39,7 +39,7 @@ def moments(rows: Tensor) -> Moments:
 
 
 def combine(first: Moments, second: Moments) -> Moments:
-    """Return the moments of both sets of rows together (Chan, Golub, LeVeque 1979)."""
+    """Return the moments of the rows of `first` and `second` together (Chan, Golub, LeVeque 1979)."""
     count = first.count + second.count
     delta = second.mean - first.mean
     weight = second.count / count.clamp(min=1.0)

@@ -92,7 +92,8 @@ class Policy(ActorCritic, ActingPolicy):
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array]) -> NDArray[np.float32]:
         """Return the joint log-probability float32 [N] of stored actions; no gradients.
 
-        It is computed by torch, as in training.
+        It is computed by torch, as in training. observation, action: [N, *shape] by path, as fragments hold
+        them.
         """
         with torch.inference_mode():
             inputs = self.read(self._tensors(observation))

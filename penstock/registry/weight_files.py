@@ -128,7 +128,10 @@ def hold(run_dir: Path) -> IO[str] | None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file by one that is whole and on disk; readers see the old one or the new one."""
+    """Replace the file at `path` by one that holds `data` and is on disk; readers see the old or the new one.
+
+    Its folder is made where it is absent. Raises OSError when the disk does not take it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     try:

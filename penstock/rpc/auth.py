@@ -61,7 +61,13 @@ class Credentials:
         token_file: Path | None = None,
         accepted_tokens: Path | None = None,
     ) -> "Credentials":
-        """Read the files; raises ValueError for a certificate without its key or with another's, OSError."""
+        """Read the files of this process, in PEM; None for what it does not use.
+
+        insecure: permits plaintext beyond loopback and unix sockets. certificate, key: what it proves itself
+        with. authority: signs the certificates of its peers. token_file: the bearer token that it calls with.
+        accepted_tokens: hashes and identities of callers that it serves. Raises ValueError for a certificate
+        without its key or with another's, OSError for a file that cannot be read.
+        """
         if (certificate is None) != (key is None):
             raise ValueError(f"tls_certificate={certificate} tls_key={key}: give both or neither")
         files = TlsFiles(certificate=certificate, key=key, authority=authority)

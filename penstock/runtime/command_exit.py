@@ -10,7 +10,10 @@ from penstock.runtime.exit import EXIT_FAILED, EXIT_USAGE, Fatal
 
 
 def finish(body: Callable[[], int]) -> None:
-    """Run a command and leave with its exit code; 2 for a ConfigurationError, 1 for Fatal."""
+    """Run a command and leave with its exit code; 2 for a ConfigurationError, 1 for Fatal.
+
+    body: the command; returns its exit code. Raises typer.Exit, by which Typer ends the process.
+    """
     try:
         code = body()
     except ConfigurationError as error:

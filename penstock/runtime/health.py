@@ -151,7 +151,8 @@ class Health:
 def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServer, int]:
     """Serve /metrics, /healthz and /readyz from a daemon thread; port 0 takes a free one.
 
-    Returns the server and its port. Raises AddressInUse when the port is taken.
+    health: what the answers say. host: address of the interface. Returns the server and its port. Raises
+    AddressInUse when the port is taken.
     """
 
     class Handler(BaseHTTPRequestHandler):

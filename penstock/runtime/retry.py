@@ -26,7 +26,7 @@ class Interrupted(Exception):
 
 
 def full_jitter(base_s: float = BASE_S, cap_s: float = CAP_S) -> Iterator[float]:
-    """Yield endless delays in seconds, the n-th uniform in [0, min(cap, base · 2ⁿ)]."""
+    """Yield endless delays in seconds, the n-th uniform in [0, min(cap_s, base_s · 2ⁿ)]."""
     attempt = 0
     while True:
         yield _random.uniform(0.0, min(cap_s, base_s * 2**attempt))

@@ -58,7 +58,10 @@ class Range:
         return found
 
     def check(self, name: str, array: Array) -> None:
-        """Raise ValueError that names tensor, value, place and space where a value lies outside."""
+        """Raise ValueError where a value of `array` lies outside; it says value, place and space.
+
+        name: of the tensor, for the message.
+        """
         if self.holds(array):
             return
         place = self.first_outside(array)
@@ -92,7 +95,11 @@ class Ranges:
 
     @classmethod
     def of_run(cls, observation: Space, action: Space, state: Space) -> "Ranges":
-        """Return those of a run with these spaces; state: of the policy, `Dict(())` where it has none."""
+        """Return the ranges of every tensor of a run's fragments.
+
+        observation, action: spaces of the environment. state: space of the policy's, `Dict(())` where it has
+        none.
+        """
         found: dict[str, Range | None] = {}
         for path, leaf in leaves(observation, _OBSERVATION):
             found[path] = found[f"{_FINAL}{path}"] = observed(leaf)

@@ -154,7 +154,7 @@ class ActingPolicy(ABC):
     ) -> NDArray[np.float32]:
         """Return the log-probability float32 [N] of stored actions for the probe of the run.
 
-        It is computed from the very outputs that `act` draws from.
+        observation, action: [N, *shape] by path. It is computed from the very outputs that `act` draws from.
         """
         parameters, masks = self.step(observation).parameters, self._given_masks(observation)
         log_probs = [
@@ -169,7 +169,8 @@ class ActingPolicy(ABC):
     ) -> dict[str, Reals]:
         """Return the distribution from which actions are drawn, by the path of the action and its figure.
 
-        An example is "action/probability" [N, n].
+        An example is "action/probability" [N, n]. parameters: outputs of the network, [N, P]. masks: what is
+        allowed, bool [N, n] by path of the action; None: everything.
         """
         described: dict[str, Reals] = {}
         for head, cut in zip(self._drawings, self._drawn_cuts, strict=True):
