@@ -4,7 +4,7 @@
     sent      before a fragment is queued: its conversation, a digest of its payload, and the runs in it
 
 A run is what the payload itself says was chosen in consecutive rows under one version, so that a token that
-changed after it was drawn makes a run that nobody sampled. It is written only where `actor.ack_journal` is
+changed after it was drawn makes a run that was never sampled. It is written only where `actor.ack_journal` is
 set, one file in each life of a server, and holds digests alone: neither texts nor ids.
 """
 

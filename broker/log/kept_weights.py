@@ -39,8 +39,8 @@ class KeptWeights:
     def restore(self, publication: Publication, blob: bytes) -> None:
         """Put the bytes of a kept version back.
 
-        publication: which version, with its digest. blob: its weights, as safetensors. Nothing is done when it
-        is no longer kept or its bytes are there.
+        publication: which version, with its digest. blob: its weights, as safetensors. Nothing is done when
+        it is no longer kept or its bytes are there.
         """
         version, pieces = publication.version, chunks(blob)
         self._calls.fenced("stage_version", version, len(pieces))

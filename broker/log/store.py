@@ -196,7 +196,7 @@ class Store:
     async def control(self, action: ControlAction, reason: str = "") -> tuple[int, RunState]:
         """Write the desired state; returns (revision, state now wanted). STOPPING cannot be revoked.
 
-        action: pause, resume or stop. reason: of the operator, for those who read it. Raises Refused(NOT_READY)
+        action: pause, resume or stop. reason: of the operator, for the audit. Raises Refused(NOT_READY)
         before a learner took the lease.
         """
         reply = await self._run("control", action, reason)

@@ -87,7 +87,7 @@ def _command(calls: ControlCalls, order: Order) -> Ask:
 
 
 def _is_absent(url: str) -> bool:
-    """Return whether a registry is a file that nobody has made yet."""
+    """Return whether a registry is a file that does not exist yet."""
     file = url.removeprefix("sqlite:///")
     return file != url and not Path(file).exists()
 

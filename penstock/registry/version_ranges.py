@@ -4,7 +4,7 @@
     RANGE + 1 … 2·RANGE  the next one …
 
 A run draws its numbers by itself, and leaps by 2^20 when its Redis was emptied: RANGE has room for that. Two
-runs never draw the same number, so that a number names one version of a policy, whoever trained it.
+runs never draw the same number, so that a number names one version of a policy, whichever run trained it.
 """
 
 from typing import Final

@@ -270,7 +270,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def books_and_log_agree(self) -> None:
-        """Counts, entries, payloads and leave are those of the model."""
+        """Counts, entries, payloads and credit are those of the model."""
         if not hasattr(self, "server"):
             return
         self.server.note_totals()

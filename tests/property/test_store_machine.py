@@ -37,7 +37,7 @@ def server(redis_binary: Binary) -> Iterator[RedisServer]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("examples", [50, pytest.param(2000, marks=pytest.mark.slow)])
 def test_every_history_agrees_with_the_model(server: RedisServer, examples: int) -> None:
-    """No duplicate, no silent gap, no leak of leave, no number drawn twice, whatever the order of events.
+    """No duplicate, no silent gap, no leak of credit, no number drawn twice, whatever the order of events.
 
     The examples are shared among the servers that were found.
     """

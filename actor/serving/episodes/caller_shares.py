@@ -1,6 +1,6 @@
 """How much of something that is bounded each caller holds.
 
-A caller may hold as much as is still free: alone a half of the whole, so that whoever comes later finds room
+A caller may hold as much as is still free: alone a half of the whole, so that a later caller finds room
 (Choudhury and Hahne 1998, dynamic queue length thresholds). Callers without an identity are one caller, who
 may hold the whole, because a server that asks for no identity knows no others.
 """

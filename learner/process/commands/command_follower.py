@@ -152,7 +152,7 @@ class CommandFollower:
             return False
         self.record.note_done(answer)
         self.checkpoints.save()
-        self.lease.wake()  # whoever asked reads next what the learner says of itself
+        self.lease.wake()  # who asked reads next what the learner says of itself
         self._end_flush()
         failpoint("command.after", command.number)
         return True

@@ -135,7 +135,7 @@ def _has_come(learner: ScriptedLearner, known: int) -> bool:
 def test_an_actor_whose_environment_never_gets_going(
     redis_url: str, broker: BrokerProcess, start: Start, tmp_path: Path
 ) -> None:
-    """Its making, its reset or its first step hangs, though weights and leave are there already."""
+    """Its making, its reset or its first step hangs, though weights and credit are there already."""
     (tmp_path / "sleeping.py").write_text(SLEEPS)
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(tmp_path / "asleep")}

@@ -87,7 +87,7 @@ def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path)
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         session = producer.open()
-        until(lambda: producer.send_with_credit(session, update=4), "leave")
+        until(lambda: producer.send_with_credit(session, update=4), "credit")
         producer.drive([session], lambda: producer.status().latest.update >= 1)
         result = learner.drain()
     assert result["ledger"]["balanced"]
@@ -217,7 +217,7 @@ def test_a_fragment_that_makes_an_update_fail_is_left_out_and_booked(redis_url: 
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         session = producer.open()
-        until(lambda: producer.send_with_credit(session, 1, reward=absurd), "leave")
+        until(lambda: producer.send_with_credit(session, 1, reward=absurd), "credit")
         producer.drive([session], lambda: learner.ended)
         result = learner.finish()
     assert result["ledger"]["balanced"]

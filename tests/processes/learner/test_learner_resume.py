@@ -96,7 +96,7 @@ def test_a_resumed_learner_shows_its_books_from_the_start(
     with Producer(redis_url) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             session = producer.open()
-            until(lambda: producer.send_with_credit(session, update=1000), "leave")
+            until(lambda: producer.send_with_credit(session, update=1000), "credit")
             producer.drive([session], lambda: producer.status().latest.update >= 2)
             learner.drain()
         books = newest(tmp_path).state["totals"]

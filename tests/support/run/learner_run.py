@@ -106,7 +106,7 @@ class Producer:
         return int(opened.session)
 
     def send(self, session: int, *, count: int = 1, **header: Any) -> Appended:
-        """Append the next `count` fragments, whatever leave there is."""
+        """Append the next `count` fragments, whatever credit there is."""
         first = self._sequences[session] + 1
         items = [self._item(session, sequence, **header) for sequence in range(first, first + count)]
         reply = self._call(lambda: self._store.append(session, first - 1, items))
