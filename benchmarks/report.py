@@ -28,7 +28,7 @@ holds command, commit, result and curve of every run; do not edit it by hand. A
 | `token_ppo` | PPO of [language models](rlhf.md), token by token, held near the model that it began with. |
 
 `algorithm.name` chooses one; `penstock train TASK --set algorithm.name=impala --print-config` shows its
-settings, and `penstock/config/sections/algorithm.py` says what each means. These values change during a run,
+settings, and `penstock/config/sections/algorithms.py` says what each means. These values change during a run,
 and `metrics.jsonl` and Prometheus report each of them:
 
 - the learning rate: `learning_rate_schedule` constant, linear or cosine, each with `warmup_updates`; with PPO

@@ -19,7 +19,8 @@ from penstock.config.moved_keys import MOVED, with_new_keys
 from penstock.config.plain_values import check_values
 from penstock.config.plugins import default_workload
 from penstock.config.sections.actor import ActorSection
-from penstock.config.sections.algorithm import (
+from penstock.config.sections.algorithm_section import AlgorithmSection
+from penstock.config.sections.algorithms import (
     UNKNOWN,
     AnyAlgorithm,
     CloneSection,
@@ -28,7 +29,6 @@ from penstock.config.sections.algorithm import (
     ReinforceSection,
     algorithm_name,
 )
-from penstock.config.sections.algorithm_section import AlgorithmSection
 from penstock.config.sections.broker import BrokerSection
 from penstock.config.sections.canary import CanarySection
 from penstock.config.sections.environment import EnvironmentSection

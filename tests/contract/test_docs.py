@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.sections.algorithm import SECTIONS as ALGORITHMS
+from penstock.config.sections.algorithms import SECTIONS as ALGORITHMS
 from penstock.config.settings import Settings
 from penstock.wire.refusal import Reason
 

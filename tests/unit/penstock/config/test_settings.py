@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from penstock.config import toml_text
 from penstock.config.moved_keys import MOVED
 from penstock.config.plugin_sections import algorithm_sections
-from penstock.config.sections.algorithm import SECTIONS
+from penstock.config.sections.algorithms import SECTIONS
 from penstock.config.settings import (
     AlgorithmSection,
     ConfigurationError,

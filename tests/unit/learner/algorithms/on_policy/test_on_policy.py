@@ -12,7 +12,7 @@ from learner.algorithms.on_policy.impala import Impala
 from learner.algorithms.on_policy.reinforce import Reinforce
 from learner.algorithms.registry import ALGORITHMS
 from learner.batch import Batch
-from penstock.config.sections.algorithm import SECTIONS
+from penstock.config.sections.algorithms import SECTIONS
 from penstock.config.settings import ImpalaSection, ReinforceSection
 from penstock.policy import weights
 from tests.support.experience.experience import collect, small_policy
