@@ -1,8 +1,8 @@
 """What of an Append may go to the log: its fragments held against the run's specification.
 
-The specification is read from Redis once for each incarnation of the run, and again when a fragment names
-another run, at most once a second. Fragments are checked in order up to the first that breaks the contract; a
-large request is checked on a thread, so that other calls go on.
+The specification is read from Redis at most once a second, since a learner that is resumed may write other
+bounds, and once more before anything is refused. Fragments are checked in order up to the first that breaks
+the contract; a large request is checked on a thread, so that other calls go on.
 """
 
 import asyncio
@@ -25,6 +25,8 @@ CHECKED_ON_LOOP: Final = 16
 ROWS_ON_LOOP: Final = 1024
 """More fragments, or more slots and spans in them, than this in one request are checked on a thread."""
 REFRESH_INTERVAL_S: Final = 1.0
+REFUSED_INTERVAL_S: Final = 0.05
+"""What is read is that old at most when a fragment is refused by it."""
 NOT_WRITTEN: Final = Refusal(
     reason=Reason.NOT_READY,
     detail="the learner has not written the run specification yet",
@@ -50,21 +52,25 @@ class Admission:
         self,
         read_specification: Callable[[], Awaitable[bytes | None]],
         confirm: Callable[[], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read, self._confirm = read_specification, confirm
+        """clock: returns seconds that only rise."""
+        self._read, self._confirm, self._clock = read_specification, confirm, clock
         self._encoded: bytes | None = None
         self._specification: RunSpecification | None = None
         self._read_at = -math.inf
 
     async def admit(self, session: int, messages: Sequence[SentFragment]) -> Admitted:
         """Check the fragments of one Append of `session`."""
-        specification = await self._specification_for(messages[0].header.run)
+        specification = await self._newest_specification(REFRESH_INTERVAL_S)
         if specification is None:
             return Admitted((), NOT_WRITTEN)
-        if len(messages) > CHECKED_ON_LOOP or _rows(messages) > ROWS_ON_LOOP:
-            admitted = await asyncio.to_thread(check_all, session, messages, specification)
-        else:
-            admitted = check_all(session, messages, specification)
+        admitted = await _check_beside(session, messages, specification)
+        if admitted.refusal is None:
+            return admitted
+        newer = await self._newest_specification(REFUSED_INTERVAL_S)
+        if newer is not None and newer is not specification:
+            admitted = await _check_beside(session, messages, newer)
         if admitted.refusal is not None:
             await self._confirm()
         return admitted
@@ -74,17 +80,25 @@ class Admission:
         self._encoded = self._specification = None
         self._read_at = -math.inf
 
-    async def _specification_for(self, run: str) -> RunSpecification | None:
-        known = self._specification
-        if known is not None and known.run == run:
-            return known
-        if time.monotonic() - self._read_at >= REFRESH_INTERVAL_S:
+    async def _newest_specification(self, most_age_s: float) -> RunSpecification | None:
+        """The specification as it was read at most so many seconds ago; None where there is none yet."""
+        if self._clock() - self._read_at >= most_age_s:
+            read_at = self._clock()
             encoded = await self._read()
-            self._read_at = time.monotonic()
             if encoded != self._encoded:
                 self._specification = RunSpecification.decode(encoded) if encoded else None
                 self._encoded = encoded
+            self._read_at = read_at
         return self._specification
+
+
+async def _check_beside(
+    session: int, messages: Sequence[SentFragment], specification: RunSpecification
+) -> Admitted:
+    """Check the fragments, on a thread where that takes long."""
+    if len(messages) > CHECKED_ON_LOOP or _rows(messages) > ROWS_ON_LOOP:
+        return await asyncio.to_thread(check_all, session, messages, specification)
+    return check_all(session, messages, specification)
 
 
 def _rows(messages: Sequence[SentFragment]) -> int:

@@ -47,6 +47,12 @@ class LogBatch:
     flush: int = 0
     arrive: Callable[[], None] = in_place
 
+    @property
+    def sessions(self) -> set[int]:
+        """Return who sent what the batch is of; nothing of a recording, whose senders are not known."""
+        found = (self.origins.get(number) for number in self.trained)
+        return {origin.session for origin in found if origin is not None}
+
     def as_dropped(self, reason: Drop) -> Self:
         """Return the same entries without a batch: all that was to be trained is dropped."""
         dropped = {**self.dropped, **dict.fromkeys(self.trained, reason)}

@@ -327,7 +327,10 @@ class _Assembly:
             interruptions=interruptions,
             stall=self._stall,
             non_finite=NonFiniteUpdates(
-                folder=base.run_dir / "evidence", health=self._health, draining=self._draining
+                folder=base.run_dir / "evidence",
+                status=base.learner_log.status,
+                health=self._health,
+                draining=self._draining,
             ),
             recorder=self._recorder,
             clock=self._clock,

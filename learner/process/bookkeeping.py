@@ -53,8 +53,14 @@ class Bookkeeping:
         self.position.advance(log_batch)
 
     def _suspect(self, log_batch: LogBatch, failed: Mapping[int, Drop]) -> None:
-        """Tell who sent the fragments that made an update fail alone; a whole batch has no culprit."""
+        """Tell who sent the fragments that made an update fail.
+
+        A whole batch has no culprit, unless one session sent all of it.
+        """
         if len(failed) == len(log_batch.trained) > 1:
+            if len(log_batch.sessions) == 1:
+                (session,) = log_batch.sessions
+                self.quarantine.suspect(session, f"all of its batch up to log entry {log_batch.last} fails")
             return
         for number, reason in failed.items():
             origin = log_batch.origins.get(number)

@@ -1,16 +1,23 @@
-"""Updates that were undone: each leaves its batch as evidence, several in a row end the run."""
+"""Updates that were undone: each leaves its batch as evidence, several in a row end the run.
+
+One session alone cannot end the run of others: batches that nothing but its fragments were part of count for
+one, and at the third it is held for good (`learner.probe`).
+"""
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
+from broker.log.store_records import Status
 from learner.algorithms.algorithm import Update
 from learner.feed.log_batch import LogBatch
 from learner.reporting.evidence import keep_evidence
 from penstock.runtime.exit import RunFailed
 from penstock.runtime.health import Health
+from penstock.wire.messages import Role
 
 _MAX_IN_A_ROW: Final = 3
 _WHAT: Final = {
@@ -31,18 +38,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NonFiniteUpdates:
-    """Counts them. folder: where evidence is kept."""
+    """Counts them. folder: where evidence is kept. status: the run as Redis has it."""
 
     folder: Path
+    status: Callable[[], Status]
     health: Health
     draining: threading.Event
     _in_a_row: int = field(init=False, default=0)
+    _sessions: set[int] = field(init=False, default_factory=set)
     _evidence: str = field(init=False, default="")
     _reason: str = field(init=False, default="nan")
 
     def note(self, log_batch: LogBatch, update: Update, count: int) -> None:
         """Keep the batch of an update that was undone. count: updates applied before it."""
         self._in_a_row += 1
+        self._sessions |= log_batch.sessions
         self._evidence = keep_evidence(self.folder, log_batch, update, count)
         self._reason = update.reason
         words = {"evidence": self._evidence, "last": log_batch.last, "reason": update.reason}
@@ -51,11 +61,15 @@ class NonFiniteUpdates:
     def end_row(self) -> None:
         """An update was applied."""
         self._in_a_row = 0
+        self._sessions.clear()
 
     @property
     def too_many(self) -> bool:
-        """Whether going on is hopeless."""
-        return self._in_a_row >= _MAX_IN_A_ROW
+        """Whether going on is hopeless: batches of as many sessions have failed, or of all that there are."""
+        if self._in_a_row < _MAX_IN_A_ROW:
+            return False
+        senders = [row for row in self.status().sessions if row.role is not Role.EVALUATION]
+        return len(self._sessions) >= min(_MAX_IN_A_ROW, len(senders))
 
     def give_up(self) -> NoReturn:
         """End the run rather than this process: started again it would do the same. Raises RunFailed.

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 _FOLDER_WAIT_S: Final = 5.0
 _FOLDER_LOOK_S: Final = 0.05
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""Another one after each boot of the machine; a file of Linux."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ def _take_lease(
     """
     learner_log = connect()
     check_memory(settings, model.weight_bytes, learner_log.max_memory_bytes())
-    holder = _holder(run_dir) if is_held else f"{_holder(run_dir)}:{secrets.token_hex(4)}"
+    holder = holder_of(run_dir) if is_held else f"{holder_of(run_dir)}:{secrets.token_hex(4)}"
     ttl_s = settings.learner.lease_ttl_s
     try:
         lease = acquire(learner_log, settings.run, holder, ttl_s, draining, is_patient=is_held)
@@ -144,12 +146,16 @@ def _take_lease(
     return learner_log, lease
 
 
-def _holder(run_dir: Path) -> str:
-    """Return the name under which every process of this learner holds its lease.
+def holder_of(run_dir: Path) -> str:
+    """Return the name under which every process of the learner of this folder holds its lease.
 
-    Because it is the same, a restarted learner takes its own lease over at once.
+    Because it is the same, a restarted learner takes its own lease over at once. Host name and path may be
+    those of another machine too, as of containers: under one name both would take the lease from one another
+    for ever. So the name holds the folder itself and the boot of its machine as well.
     """
-    return f"{socket.gethostname()}:{run_dir.resolve()}"
+    folder = run_dir.stat()
+    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return f"{socket.gethostname()}:{run_dir.resolve()}:{folder.st_dev}-{folder.st_ino}:{boot[:8]}"
 
 
 def _restore(model: Model, beginning: Beginning, settings: Settings) -> None:

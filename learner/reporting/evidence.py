@@ -1,7 +1,12 @@
-"""Evidence of an update that was not finite: the batch itself, for later examination."""
+"""Evidence of an update that was not finite: the batch itself, for later examination.
+
+The newest `MOST_KEPT` batches are kept, so that a session which makes updates fail again and again fills no
+disk.
+"""
 
 import json
 from pathlib import Path
+from typing import Final
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -9,6 +14,8 @@ from torch import Tensor
 from learner.algorithms.algorithm import Update
 from learner.batch import Batch
 from learner.feed.log_batch import LogBatch
+
+MOST_KEPT: Final = 16
 
 
 def keep_evidence(folder: Path, log_batch: LogBatch, update: Update, count: int) -> str:
@@ -31,7 +38,16 @@ def keep_evidence(folder: Path, log_batch: LogBatch, update: Update, count: int)
     base.with_suffix(".json").write_text(json.dumps(origin) + "\n")
     if log_batch.batch is not None:
         save_file(_tensors(log_batch.batch), base.with_suffix(".safetensors"))
+    _drop_older(folder)
     return str(base)
+
+
+def _drop_older(folder: Path) -> None:
+    """Remove the oldest batches, by the last log entry in their names, beyond `MOST_KEPT`."""
+    kept = sorted(folder.glob("nan-*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    for path in kept[:-MOST_KEPT]:
+        path.with_suffix(".safetensors").unlink(missing_ok=True)
+        path.unlink()
 
 
 def _tensors(batch: Batch) -> dict[str, Tensor]:

@@ -250,6 +250,31 @@ def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkp
     assert list((tmp_path / "evidence").glob("nan-*.safetensors"))
 
 
+@pytest.mark.parametrize("batch", [CHARGE, 2 * CHARGE])
+def test_one_session_whose_batches_all_fail_does_not_end_the_run_of_others(
+    redis_url: str, tmp_path: Path, batch: int
+) -> None:
+    """However often batches are of nothing else: it is held for good, and the others are trained."""
+    absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
+    given = settings(
+        algorithm={"batch_steps": batch, "epochs": 1, "minibatches": 1, "stale_after": 100},
+        learner={"total_steps": 8 * BATCH, "stop_at_target": False},
+    )
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
+        poisoner, honest = producer.open("poisoner"), producer.open("honest")
+        producer.drive(
+            [poisoner],
+            lambda: learner.ended or '"quarantined"' in producer.status().learner_json,
+            reward=absurd,
+        )
+        producer.drive([honest], lambda: learner.ended)
+        result = learner.finish()
+    assert result["ledger"]["balanced"]
+    assert result["ledger"]["dropped"]["nan"] == 3 * batch // CHARGE
+    assert result["ledger"]["trained"] >= 8 * BATCH // CHARGE
+    assert audited(tmp_path, redis_url)["quarantined"] > 0
+
+
 def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tmp_path: Path) -> None:
     """Long before the interval: what two checkpoints have consumed is trimmed, and the run goes on."""
     given = settings(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker.service.admission import Admission, check_all
+from broker.service.admission import REFRESH_INTERVAL_S, REFUSED_INTERVAL_S, Admission, check_all
 from penstock.wire.fragment import Fragment
 from penstock.wire.refusal import Reason
 from tests.support.experience.fragment_messages import sent
@@ -87,13 +87,48 @@ async def test_before_the_learner_wrote_the_run_an_append_is_not_ready() -> None
 async def test_the_specification_is_read_once() -> None:
     """Not for every Append, and a foreign run's fragments do not make the broker read every time."""
     stored = StoredSpecification(specification().encode())
-    admission = Admission(stored.read, confirmed)
+    admission = Admission(stored.read, confirmed, Clock())
     for _ in range(3):
         assert not (await admission.admit(SESSION, [sent(fragment(SESSION))])).refusal
         foreign = await admission.admit(SESSION, [sent(fragment(SESSION, run="run-b"))])
         assert foreign.refusal is not None
         assert foreign.refusal.reason is Reason.INVALID
     assert stored.reads == 1
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.now_s
+
+
+async def test_bounds_that_a_resumed_learner_lowered_hold_from_the_next_second() -> None:
+    """The run is the same, so what was read of it before is not all there is to know."""
+    stored, clock = StoredSpecification(specification().encode()), Clock()
+    admission = Admission(stored.read, confirmed, clock)
+    rewards = fragment(SESSION, reward=np.full((STEPS, SLOTS), 50.0, np.float32))
+    assert not (await admission.admit(SESSION, [sent(rewards)])).refusal
+    stored.encoded = replace(specification(), max_reward=10.0).encode()
+    clock.now_s += REFRESH_INTERVAL_S
+    admitted = await admission.admit(SESSION, [sent(rewards)])
+    assert admitted.refusal is not None
+    assert "broker.max_reward=10" in admitted.refusal.detail
+
+
+async def test_nothing_is_refused_by_bounds_that_a_resumed_learner_raised() -> None:
+    """An actor whose fragment is invalid ends: before that the specification is read once more."""
+    stored, clock = StoredSpecification(replace(specification(), max_reward=10.0).encode()), Clock()
+    admission = Admission(stored.read, confirmed, clock)
+    assert not (await admission.admit(SESSION, [sent(fragment(SESSION))])).refusal
+    stored.encoded = specification().encode()
+    clock.now_s += 2 * REFUSED_INTERVAL_S
+    rewards = fragment(SESSION, reward=np.full((STEPS, SLOTS), 50.0, np.float32))
+    assert not (await admission.admit(SESSION, [sent(rewards)])).refusal
 
 
 async def test_a_large_append_is_checked_on_a_thread_with_the_same_result() -> None:

@@ -1,0 +1,32 @@
+"""What is kept of updates that were undone."""
+
+from pathlib import Path
+
+from learner.algorithms.algorithm import Update
+from learner.feed.log_batch import LogBatch
+from learner.reporting.evidence import MOST_KEPT, keep_evidence
+
+
+def _log_batch(last: int) -> LogBatch:
+    return LogBatch(
+        last=last,
+        trained=(last,),
+        dropped={},
+        steps=1,
+        updates=(1,),
+        versions=(1,),
+        batch=None,
+        arrive=lambda: None,
+        round=None,
+        size=1,
+        created_us=0,
+        assemble_s=0.0,
+        origins={},
+    )
+
+
+def test_a_session_that_fails_again_and_again_fills_no_disk(tmp_path: Path) -> None:
+    """The newest batches are kept, and no more of them than the bound."""
+    failed = Update(applied=False, reason="nan", steps=0, gradient_steps=0, metrics={})
+    kept = [keep_evidence(tmp_path, _log_batch(last), failed, 7) for last in range(1, MOST_KEPT + 6)]
+    assert sorted(str(path.with_suffix("")) for path in tmp_path.iterdir()) == sorted(kept[-MOST_KEPT:])
