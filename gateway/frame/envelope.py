@@ -13,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import people_metrics
@@ -69,11 +70,18 @@ class Doors:
 class Envelope:
     """The middleware around an application.
 
-    admit: counts a request of an address; raises ApiError where it is one too many.
+    admit: counts a request of an address; raises ApiError where it is one too many. form: of what is refused
+    here.
     """
 
-    def __init__(self, app: ASGIApp, doors: Doors, admit: Callable[[str], None]) -> None:
-        self._app = app
+    def __init__(
+        self,
+        app: ASGIApp,
+        doors: Doors,
+        admit: Callable[[str], None],
+        form: Callable[[ApiError], Response] = ApiError.response,
+    ) -> None:
+        self._app, self._form = app, form
         self._doors = doors
         self._admit = admit
 
@@ -91,7 +99,7 @@ class Envelope:
         except ApiError as error:
             if answer.begun:
                 raise
-            await error.response()(scope, receive, answer.send)
+            await self._form(error)(scope, receive, answer.send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)

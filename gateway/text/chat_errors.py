@@ -1,6 +1,7 @@
 """Errors as OpenAI's API has them: `{"error": {"message", "type", "param", "code"}}`."""
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
@@ -23,11 +24,12 @@ from penstock.client import (
 )
 
 INVALID: Final = "invalid_request_error"
+_LOST: Final = "conversation_not_found"
 _KINDS: Final[dict[type[PolicyError], tuple[int, str, str]]] = {
     InvalidRequest: (400, INVALID, "invalid_value"),
     UnknownVersion: (404, INVALID, "model_not_found"),
-    EpisodeUnknown: (404, INVALID, "conversation_not_found"),
-    EpisodeElsewhere: (404, INVALID, "conversation_not_found"),
+    EpisodeUnknown: (404, INVALID, _LOST),
+    EpisodeElsewhere: (404, INVALID, _LOST),
     NotAllowed: (401, "authentication_error", "not_allowed"),
     Overloaded: (429, "rate_limit_error", "overloaded"),
     NotReady: (503, "server_error", "not_ready"),
@@ -35,6 +37,8 @@ _KINDS: Final[dict[type[PolicyError], tuple[int, str, str]]] = {
     Unreachable: (503, "server_error", "unreachable"),
     BadReply: (502, "server_error", "bad_reply"),
 }
+_CODES: Final = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
+"""Of what the framework refuses."""
 _FIELD: Final = re.compile(r"(?:([a-z_]+\[\d+\](?:\.[a-z_]+)*)[ :=]|([a-z_]+(?:\.[a-z_]+)*)[=:\[])", re.ASCII)
 _NAMES: Final = {
     "count": "n",
@@ -45,6 +49,12 @@ _NAMES: Final = {
     "version": "model",
 }
 """What a field of the server's is called here."""
+_OF_REWARDS: Final = {
+    "episode_id": "conversation_id",
+    "request_id": "conversation_id",
+    "rewards.turn": "turn",
+}
+"""And in a reward."""
 
 
 class ChatError(Exception):
@@ -72,17 +82,33 @@ class ChatError(Exception):
         return JSONResponse(self.body, status_code=self.status, headers=headers)
 
 
-def of_server(error: PolicyError) -> ChatError:
-    """Return what the server of text said, as an answer."""
+def of_server(error: PolicyError, *, conversation: str = "", is_reward: bool = False) -> ChatError:
+    """Return what the server of text said, as an answer.
+
+    conversation: what the caller calls its conversation. is_reward: whether it posted a reward.
+    """
     status, kind, code = _KINDS.get(type(error), (502, "server_error", "refused"))
     detail = str(error) if error.refusal is None else error.refusal.detail
     if isinstance(error, Unreachable):
         detail += "; start it, or start the gateway with another --server"
     found = _FIELD.match(detail) if status < 500 else None
     field = None if found is None else found[1] or found[2]
-    param = None if field is None else _NAMES.get(field, field)
+    names = _OF_REWARDS if is_reward else _NAMES
+    param = None if field is None else names.get(field, field)
+    if conversation and code == _LOST:
+        param = "conversation_id" if is_reward else _NAMES["conversation_id"]
+        detail = f"{param}={conversation!r}: {detail.partition(': ')[2]}"
+    elif field is not None and param is not None:
+        detail = param + detail.removeprefix(field)
     retry_s = error.refusal.retry_after_ms / 1000 if error.refusal and status == 429 else None
     return ChatError(status, detail, param=param, code=code, kind=kind, retry_s=retry_s)
+
+
+def of_value(error: ValueError) -> ChatError:
+    """Return what the text client cannot send, as an answer."""
+    found = _FIELD.match(str(error))
+    param = None if found is None else found[1] or found[2]
+    return ChatError(400, str(error), param=param, code="invalid_value")
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -93,8 +119,15 @@ def add_handlers(app: FastAPI) -> None:
         return error.response()
 
     @app.exception_handler(PolicyError)
-    async def server(_request: Request, error: PolicyError) -> Response:
-        return of_server(error).response()
+    async def server(request: Request, error: PolicyError) -> Response:
+        conversation = getattr(request.state, "conversation", "")
+        is_reward = request.url.path.endswith("/rewards")
+        return of_server(error, conversation=conversation, is_reward=is_reward).response()
+
+    @app.exception_handler(Exception)
+    async def defect(_request: Request, _error: Exception) -> Response:
+        text = "the gateway has failed: its log says why"
+        return ChatError(500, text, code="internal", kind="server_error").response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> Response:
@@ -102,7 +135,8 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def framework(_request: Request, error: HTTPException) -> Response:
-        return ChatError(error.status_code, str(error.detail), code="not_found").response()
+        code = _CODES.get(error.status_code, "refused")
+        return ChatError(error.status_code, str(error.detail), code=code).response()
 
 
 def of_validation(error: RequestValidationError) -> ChatError:
@@ -110,9 +144,23 @@ def of_validation(error: RequestValidationError) -> ChatError:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return ChatError(400, "the body is not JSON", code="invalid_json")
-    place = ".".join(str(part) for part in first["loc"][1:]) or None
+    place = ".".join(_place(first["loc"][1:], error.body, is_missing=first["type"] == "missing")) or None
     if first["type"] == "extra_forbidden":
         return ChatError(
             400, f"{place}: is not known here: leave it out", param=place, code="unknown_parameter"
         )
     return ChatError(400, f"{place or 'the body'}: {first['msg']}", param=place, code="invalid_value")
+
+
+def _place(location: Sequence[str | int], body: Any, *, is_missing: bool) -> Iterator[str]:
+    """The parts of a place that are in the body: those of a choice among forms are not.
+
+    is_missing: what the last part names is not there.
+    """
+    for index, part in enumerate(location):
+        is_there = isinstance(body, dict) and part in body
+        is_there |= isinstance(body, list) and isinstance(part, int) and part < len(body)
+        if is_there:
+            body = body[part]
+        if is_there or (is_missing and index == len(location) - 1):
+            yield str(part)

@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from gateway.text.chat_errors import ChatError
 from penstock.client import Arm
@@ -48,9 +49,23 @@ class ChatMessage(_Part):
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_TextPart] | None = None
+    content: Annotated[str | list[_TextPart] | None, Field(validate_default=True)] = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _is_text(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and info.data.get("role") != "assistant":
+            raise PydanticCustomError("no_content", "is null or left out: send a text, which may be empty")
+        if isinstance(content, list) and not content:
+            raise PydanticCustomError("no_content", "has no parts: send a text, which may be empty")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                text = "part {index} is of type {kind}, and text alone is read here: leave it out"
+                raise PydanticCustomError("no_text", text, {"index": index, "kind": repr(kind[:40])})
+        return content
 
     def plain(self) -> dict[str, Any]:
         """Return it as the text client takes it."""
@@ -198,8 +213,8 @@ def model_of(name: str, policy: str) -> tuple[Arm | None, int]:
 
     policy: that is served. Raises ChatError 404 for any other.
     """
-    given, _, which = name.partition(":")
-    if given == policy and not which:
+    given, colon, which = name.partition(":")
+    if given == policy and not colon:
         return None, 0
     if given == policy and which in _ARMS:
         return _ARMS[which], 0

@@ -1,19 +1,22 @@
 """The routes: chat completions, models, and rewards for what was answered."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Header, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from gateway.text.chat_answers import Envelope, event, models
-from gateway.text.chat_errors import ChatError, add_handlers, of_server
+from gateway.text.chat_errors import ChatError, add_handlers, of_server, of_value
 from gateway.text.chat_requests import NAME_FORM, ChatRequest, RewardRequest, model_of
 from penstock.client import AsyncTextClient, Generation, PolicyError
 from penstock.client.text_async import AsyncAnswerStream, AsyncConversation
 
 router = APIRouter()
+_FINAL = "final"
+"""Name of the request that ends a conversation, and of a reward that comes with it."""
 
 ConversationHeader = Annotated[str | None, Header(alias="X-Conversation-Id", pattern=f"^{NAME_FORM}$")]
 
@@ -28,13 +31,19 @@ async def complete(request: Request, body: ChatRequest, name: ConversationHeader
     asks: Any = client
     named: dict[str, Any] = {"client_key": body.user or "", "arm": arm, "version": version}
     if (conversation := body.conversation(name)) and not version:
-        asks, named = await client.start_conversation(body.user or "", name=conversation, arm=arm), {}
+        request.state.conversation = conversation
+        with _sent():
+            asks = await client.start_conversation(body.user or "", name=conversation, arm=arm)
+        named = {}
     if body.stream:
-        parts = _events(asks.stream(messages, **options, **named), envelope, body)
+        with _sent():
+            stream = asks.stream(messages, **options, **named)
+        parts = _events(stream, envelope, body)
         # What is refused before the first part is an error of the call.
         first = await anext(parts)
         return StreamingResponse(_behind(first, parts), media_type="text/event-stream")
-    given: Generation = await asks.generate(messages, **options, **named)
+    with _sent():
+        given: Generation = await asks.generate(messages, **options, **named)
     return JSONResponse(envelope.completion(given, logprobs=bool(body.logprobs)))
 
 
@@ -56,18 +65,21 @@ async def show_model(request: Request, model: str) -> dict[str, Any]:
 
 @router.post("/v1/rewards")
 async def reward(request: Request, body: RewardRequest) -> dict[str, Any]:
-    """Add rewards to turns of a conversation; `final`: it is over."""
-    conversation: AsyncConversation = await client_of(request).start_conversation(
-        body.user, name=body.conversation_id, must_exist=True
-    )
+    """Add rewards to turns of a conversation; `final`: it is over, which may be said again."""
+    request.state.conversation = body.conversation_id
     if body.reward is None and not body.final:
         raise ChatError(400, "reward: give one, or say that the conversation is over (final)", param="reward")
-    late = 0
-    if body.reward is not None:
-        late = await conversation.rewards([(body.turn, body.reward)], request_id=body.id)
+    with _sent():
+        conversation: AsyncConversation = await client_of(request).start_conversation(
+            body.user, name=body.conversation_id, must_exist=True
+        )
+        late = 0
+        if body.reward is not None:
+            once = body.id or (_FINAL if body.final else "")
+            late = await conversation.rewards([(body.turn, body.reward)], request_id=once)
     said: dict[str, Any] = {"object": "reward", "conversation_id": body.conversation_id, "late": bool(late)}
     if body.final:
-        result = await conversation.end()
+        result = await conversation.end(request_id=_FINAL)
         said |= {"total_return": result.total_return, "turns": result.turns}
     return said
 
@@ -92,6 +104,15 @@ def make_app(make_client: Any) -> FastAPI:
     app.include_router(router)
     add_handlers(app)
     return app
+
+
+@contextmanager
+def _sent() -> Iterator[None]:
+    """What the text client cannot send is the caller's mistake."""
+    try:
+        yield
+    except ValueError as error:
+        raise of_value(error) from error
 
 
 async def _policy(state: Any, client: AsyncTextClient, model: str) -> str:

@@ -1,13 +1,16 @@
 """Process body of `penstock gateway text`: the API of agents on loopback, without accounts."""
 
 import logging
+from http import HTTPStatus
 from typing import Final
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
+from gateway.frame.api_errors import ApiError
 from gateway.frame.call_limits import CallLimits
 from gateway.frame.envelope import Doors, Envelope
 from gateway.http_server import HttpServer
+from gateway.text.chat_errors import INVALID, ChatError
 from gateway.text.chat_routes import make_app
 from penstock.client import AsyncTextClient
 from penstock.config.configuration_error import ConfigurationError
@@ -60,5 +63,14 @@ def guarded_app(server: str, own: Credentials) -> FastAPI:
         return AsyncTextClient(server, credentials=own, policy="", reach_s=REACH_S)
 
     app = make_app(make_client)
-    app.add_middleware(Envelope, doors=Doors(), admit=CallLimits().admit_address)
+    app.add_middleware(Envelope, doors=Doors(), admit=CallLimits().admit_address, form=in_form)
     return app
+
+
+def in_form(error: ApiError) -> Response:
+    """Return what is refused before the API hears of it, as that API's errors are."""
+    kind = "rate_limit_error" if error.status == HTTPStatus.TOO_MANY_REQUESTS else INVALID
+    param = "messages" if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else None
+    return ChatError(
+        error.status, str(error.detail), param=param, code=error.error, kind=kind, retry_s=error.retry_s
+    ).response()

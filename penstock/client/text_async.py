@@ -115,10 +115,13 @@ class AsyncConversation:
         """Add to the rewards of turns, as `Conversation.rewards` does."""
         return await self._connection.do(calls.reward(self.conversation_id, rewards, request_id))
 
-    async def end(self, *, reward: float | None = None, truncated: bool = False) -> ConversationResult:
+    async def end(
+        self, *, reward: float | None = None, truncated: bool = False, request_id: str = ""
+    ) -> ConversationResult:
         """End the conversation, as `Conversation.end` does."""
         ending = policy_pb2.ENDING_TRUNCATED if truncated else policy_pb2.ENDING_TERMINATED
-        return await self._connection.do(calls.end(self.conversation_id, ending=ending, amount=reward))
+        call = calls.end(self.conversation_id, ending=ending, amount=reward, request_id=request_id)
+        return await self._connection.do(call)
 
     async def abandon(self) -> ConversationResult:
         """Abandon the conversation, as `Conversation.abandon` does."""

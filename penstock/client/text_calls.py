@@ -25,6 +25,8 @@ from penstock.v1 import text_pb2 as pb
 
 _FINISHES: Final = {pb.FINISH_LENGTH: "length", pb.FINISH_TOOL_CALLS: "tool_calls"}
 
+_MOST_ID: Final = 2**32 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -140,10 +142,17 @@ def _request(policy: str, messages: Messages, options: TextOptions) -> pb.Genera
         not_learned=not options.get("learned", True),
         regenerate=options.get("regenerate", False),
         begins_with=checked_text("begins_with", options.get("begins_with", "")),
-        logit_bias=options.get("logit_bias", {}),
+        logit_bias=_biases(options.get("logit_bias", {})),
         presence_penalty=options.get("presence_penalty", 0.0),
         frequency_penalty=options.get("frequency_penalty", 0.0),
     )
+
+
+def _biases(given: Mapping[int, float]) -> Mapping[int, float]:
+    for token in given:
+        if not 0 <= token <= _MOST_ID:
+            raise ValueError(f"logit_bias={token}: token ids are 0 to {_MOST_ID}")
+    return given
 
 
 def _message(index: int, message: Mapping[str, Any]) -> pb.TextMessage:

@@ -139,10 +139,16 @@ class Conversation:
         """
         return self._connection.do(calls.reward(self.conversation_id, rewards, request_id))
 
-    def end(self, *, reward: float | None = None, truncated: bool = False) -> ConversationResult:
-        """End the conversation; truncated: more would have followed. reward: of the last turn."""
+    def end(
+        self, *, reward: float | None = None, truncated: bool = False, request_id: str = ""
+    ) -> ConversationResult:
+        """End the conversation; truncated: more would have followed. reward: of the last turn.
+
+        request_id: said again under the same one it gives the same result; "": one of its own.
+        """
         ending = policy_pb2.ENDING_TRUNCATED if truncated else policy_pb2.ENDING_TERMINATED
-        return self._connection.do(calls.end(self.conversation_id, ending=ending, amount=reward))
+        call = calls.end(self.conversation_id, ending=ending, amount=reward, request_id=request_id)
+        return self._connection.do(call)
 
     def abandon(self) -> ConversationResult:
         """End it without the outcome of its newest turns; those up to the last reward are learned from."""

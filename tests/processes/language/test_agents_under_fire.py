@@ -149,7 +149,6 @@ def test_every_trained_token_was_sampled_whoever_is_killed(
         training.process.send_signal(signal.SIGTERM)
         code, _, err = training.end()
         assert code == 130, err
-        assert training.summary()["ledger"]["balanced"]
         report = audited(training.run_dir)
     print(json.dumps({"kills": hits, "sampled": report["sampled"], "fragments": report["fragments"]}))
     assert report["sampled"]["answers"] >= most

@@ -39,6 +39,7 @@ batch_steps = {batch_steps}
 epochs = 2
 minibatches = 1
 kl_coefficient = 0.0
+entropy_coefficient = 0.05
 turn_discount = 0.98
 learning_rate = 3e-3
 critic_learning_rate = 3e-3

@@ -9,7 +9,7 @@ otherwise once others follow them (some leave out what was thought) cannot be co
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from jinja2 import TemplateError
@@ -43,7 +43,7 @@ class ChatEncoder:
 
         Raises ValueError for texts with control tokens, and for what the template does not take.
         """
-        self._check(messages)
+        self._check(messages, tools)
         return self._ids(self._render(messages, tools, opens=True))
 
     def follow(
@@ -54,7 +54,7 @@ class ChatEncoder:
         before: the messages that the answer answered. last_id: its last token, which may be its end.
         new: the messages after it, at least one. Raises NotContinued, and ValueError as `begin`.
         """
-        self._check(new)
+        self._check(new, tools)
         answered = [*before, Message("assistant", _MARK)]
         whole = self._render([*answered, *new], tools, opens=True)
         head, mark, tail = whole.partition(_MARK)
@@ -65,19 +65,20 @@ class ChatEncoder:
             tail = tail.lstrip().removeprefix(end)
         return self._ids(tail)
 
-    def _check(self, messages: Sequence[Message]) -> None:
+    def _check(self, messages: Sequence[Message], tools: Tools) -> None:
         """Text of people and tools holds no control tokens: it could speak in another's name."""
         for index, message in enumerate(messages):
-            texts = {"content": message.content}
-            for call in message.tool_calls:
-                texts |= {"tool_calls.name": call.name, "tool_calls.arguments": call.arguments}
-            for field, text in texts.items():
-                for control in self._controls:
-                    if control in text:
-                        raise ValueError(
-                            f"messages[{index}].{field} holds {control!r}, which is a control token of the "
-                            "model: leave it out"
-                        )
+            for field, text in _texts(message):
+                self._check_text(f"messages[{index}].{field}", text)
+        for index, tool in enumerate(tools):
+            self._check_text(f"tools[{index}]", _written(index, tool))
+
+    def _check_text(self, name: str, text: str) -> None:
+        for control in self._controls:
+            if control in text:
+                raise ValueError(
+                    f"{name} holds {control!r}, which is a control token of the model: leave it out"
+                )
 
     def _render(self, messages: Sequence[Message], tools: Tools, *, opens: bool) -> str:
         try:
@@ -97,6 +98,21 @@ class ChatEncoder:
         except UnicodeEncodeError as error:
             raise ValueError(f"messages, tools: hold what is no Unicode text: {error.reason}") from error
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _written(index: int, tool: dict[str, Any]) -> str:
+    try:
+        return json.dumps(tool, ensure_ascii=False)
+    except RecursionError as error:
+        raise ValueError(f"tools[{index}]: is nested too deep: {error}") from error
+
+
+def _texts(message: Message) -> Iterator[tuple[str, str]]:
+    """What a template may show of a message, by field."""
+    yield from (("content", message.content), ("role", message.role), ("tool_call_id", message.tool_call_id))
+    for call in message.tool_calls:
+        yield from (("tool_calls.id", call.id), ("tool_calls.name", call.name))
+        yield "tool_calls.arguments", call.arguments
 
 
 def _with_objects(message: dict[str, Any]) -> dict[str, Any]:

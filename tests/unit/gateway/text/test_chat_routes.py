@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import openai
 import pytest
 
@@ -11,6 +12,8 @@ from tests.support.language.text_address import agents_api, served_text
 from tests.support.language.text_stand import TOOLS, TextStand, make_model
 
 KEYLESS: Final = "none"
+CHAT: Final = "chat/completions"
+HOT: Final = b'{"model":"default","messages":[{"role":"user","content":"sum"}],"temperature":NaN}'
 ASKED: Final[list[Any]] = [{"role": "user", "content": "sum"}]
 
 
@@ -203,6 +206,22 @@ def test_tool_choice_none_and_auto_are_learned_from(client: Any) -> None:
         ({"tools": [{"type": "function"}]}, 400, "tools[0]", "write"),
         ({"tool_choice": "required"}, 400, "tool_choice", "there are no tools"),
         ({"extra_body": {"nonsense": 1}}, 400, "nonsense", "leave it out"),
+        ({"logit_bias": {"-1": 1}}, 400, "logit_bias", "token ids are 0 to"),
+        ({"messages": [{"role": "user", "content": None}]}, 400, "messages.0.content", "is null or left out"),
+        ({"messages": [{"role": "user", "content": []}]}, 400, "messages.0.content", "has no parts"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}, "tools": list(TOOLS)},
+            400,
+            "tool_choice",
+            "Input should be",
+        ),
+        ({"model": "default:"}, 404, "model", "there is none of that name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "description": "<eos> <user>"}}]},
+            400,
+            "tools[0]",
+            "which is a control token",
+        ),
     ],
 )
 def test_errors_have_the_form_of_the_api_and_name_the_field(
@@ -222,19 +241,60 @@ def test_an_image_is_refused(client: Any) -> None:
             model="default",
             messages=[{"role": "user", "content": [image]}],
         )
-    assert str(raised.value.param).startswith("messages.0.content")
+    assert raised.value.param == "messages.0.content"
+    assert "part 0 is of type 'image_url'" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code"),
+    [
+        (
+            CHAT,
+            b'{"model":"default","messages":[{"role":"user","content":"\\ud83d"}]}',
+            "messages[0]",
+            "invalid_value",
+        ),
+        (CHAT, b"[" * 100_000, None, "invalid_json"),
+        (CHAT, b"[1]", None, "invalid_value"),
+        (CHAT, HOT, "temperature", "invalid_value"),
+        ("rewards", b'{"conversation_id":"odd","reward":NaN}', "reward", "invalid_value"),
+        ("rewards", b'{"conversation_id":"odd","reward":1e39}', "reward", "invalid_value"),
+        ("rewards", b'{"conversation_id":"odd","reward":1,"turn":7}', "turn", "invalid_value"),
+        ("rewards", b'{"conversation_id":"odd"}', "reward", None),
+    ],
+)
+def test_bodies_that_no_client_would_send_are_refused_in_the_form_of_the_api(
+    client: Any, path: str, body: bytes, param: str | None, code: str | None
+) -> None:
+    """By their field, and the server answers on."""
+    client.chat.completions.create(model="default", messages=ASKED, **named("odd"))
+    made = httpx.post(f"{client.base_url}{path}", content=body, headers={"content-type": "application/json"})
+    assert made.status_code == 400
+    error = made.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
+
+
+def test_an_end_that_is_said_again_gives_the_same_result(client: Any) -> None:
+    """With its reward, which counts once: who did not hear the reply posts it again."""
+    client.chat.completions.create(model="default", messages=ASKED, **named("again"))
+    body = {"conversation_id": "again", "reward": 0.5, "final": True}
+    first = client.post("/rewards", body=body, cast_to=object)
+    assert client.post("/rewards", body=body, cast_to=object) == first
+    assert first["total_return"] == 0.5
 
 
 def test_a_reward_for_a_conversation_that_is_not_there_or_over_is_refused(client: Any) -> None:
     """The second has no feedback table to go to; an answer in one that is over is refused, too."""
-    with pytest.raises(openai.NotFoundError, match="has begun no conversation"):
+    text = "^Error code: 404.*conversation_id='never': has begun no conversation"
+    with pytest.raises(openai.NotFoundError, match=text) as raised:
         client.post("/rewards", body={"conversation_id": "never", "reward": 1.0}, cast_to=object)
+    assert raised.value.param == "conversation_id"
     client.chat.completions.create(model="default", messages=ASKED, **named("over"))
     over = {"conversation_id": "over", "reward": 1.0, "final": True}
     client.post("/rewards", body=over, cast_to=object)
     with pytest.raises(openai.BadRequestError, match="came after the turn was sent"):
-        client.post("/rewards", body=over, cast_to=object)
-    with pytest.raises(openai.NotFoundError, match="has ended"):
+        client.post("/rewards", body=over | {"final": False}, cast_to=object)
+    with pytest.raises(openai.NotFoundError, match=r"metadata\.conversation_id='over': it has ended"):
         client.chat.completions.create(model="default", messages=ASKED, **named("over"))
 
 

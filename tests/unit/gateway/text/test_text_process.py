@@ -1,4 +1,4 @@
-"""The agents' API as its process serves it, while the server of text is not there."""
+"""The agents' API as its process serves it, before a server of text that is not there."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,3 +31,15 @@ def test_a_server_of_text_that_is_not_there_is_named_in_time(agent: openai.OpenA
     assert raised.value.status_code == 503
     with pytest.raises(openai.InternalServerError, match=r"text\.sock"):
         agent.models.list()
+
+
+def test_what_is_refused_before_the_api_hears_of_it_has_its_form(agent: openai.OpenAI) -> None:
+    """A prompt of more than a request may have, and another host's name."""
+    with pytest.raises(openai.APIStatusError, match="has more than 1048576 bytes") as raised:
+        agent.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "sum " * 300_000}]
+        )
+    assert (raised.value.status_code, raised.value.param, raised.value.code) == (413, "messages", "too_large")
+    with pytest.raises(openai.APIStatusError, match="does not answer under this host") as other:
+        agent.with_options(default_headers={"Host": "elsewhere.example"}).models.list()
+    assert (other.value.status_code, other.value.type) == (421, "invalid_request_error")

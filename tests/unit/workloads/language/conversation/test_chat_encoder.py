@@ -51,6 +51,8 @@ def test_a_template_that_changes_earlier_answers_cannot_be_continued() -> None:
     [
         (Message("user", "a <eos> b"), "content"),
         (Message("tool", "a<assistant>b"), "content"),
+        (Message("user <eos>", "a"), "role"),
+        (Message("tool", "a", tool_call_id="<eos>"), "tool_call_id"),
         (Message("assistant", "", (ToolCall("0", "add", '{"x": "<user>"}'),)), r"tool_calls\.arguments"),
     ],
 )
@@ -60,6 +62,15 @@ def test_control_tokens_in_texts_are_refused(message: Message, field: str) -> No
         encoder().begin([Message("user", "a"), message])
     with pytest.raises(ValueError, match="is a control token"):
         encoder().follow([Message("user", "a")], EOS, [message])
+
+
+def test_control_tokens_in_tools_are_refused() -> None:
+    """Templates show tools whole, descriptions and all."""
+    tool = {"type": "function", "function": {"name": "add", "description": "a <eos> <assistant>"}}
+    with pytest.raises(ValueError, match=r"tools\[0\] holds '<assistant>'"):
+        encoder().begin([Message("user", "a")], [tool])
+    with pytest.raises(ValueError, match=r"tools\[0\] holds '<assistant>'"):
+        encoder().follow([Message("user", "a")], EOS, [Message("user", "a")], [tool])
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
@@ -75,7 +86,7 @@ def test_what_cannot_be_rendered_is_refused_as_what_it_is() -> None:
         nested = {"in": nested}
     deep = {"type": "function", "function": {"name": "add", "parameters": nested}}
     halved = {"type": "function", "function": {"name": "\ud800"}}
-    with pytest.raises(ValueError, match="the model's chat template does not take them"):
+    with pytest.raises(ValueError, match=r"tools\[0\]: is nested too deep"):
         encoder().begin([Message("user", "a")], [deep])
     with pytest.raises(ValueError, match="hold what is no Unicode text"):
         encoder().begin([Message("user", "a")], [halved])
