@@ -49,6 +49,8 @@ class Language(Section):
     """Most tokens of a response; one that is cut there counts as truncated."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the actors generate; auto: CUDA where there is one."""
+    engine: str = "transformers"
+    """What a server of text answers with: transformers, or what an installed package offers."""
     group: Positive = 1
     """Responses to each prompt in a fragment; group-relative advantages need several."""
     feedback: str = ""

@@ -26,4 +26,5 @@ def make_server(
         tokenizer=load_tokenizer(section.model),
         answer_tokens=section.response_tokens,
         device=section.device,
+        engine_name=section.engine,
     )

@@ -7,14 +7,14 @@ from penstock.config.settings import ServingSection
 from penstock.policy.weights import sha256
 from penstock.registry.routing import Arms
 from penstock.wire.specification import Probe
-from workloads.language.engine.continuous_engine import ContinuousEngine
+from workloads.language.engine.engine_choice import TextEngine
 from workloads.plugin.serving import Choice, Loaded, LoadedVersions, Weights
 
 
 class AdapterVersions(LoadedVersions):
     """See `LoadedVersions`. Whatever loads and drops adapters does so one after the other."""
 
-    def __init__(self, engine: ContinuousEngine, policy: Any, fetch: Any, section: ServingSection) -> None:
+    def __init__(self, engine: TextEngine, policy: Any, fetch: Any, section: ServingSection) -> None:
         """policy: whose network the engine generates with. fetch: see `LoadedVersions`."""
         super().__init__(lambda: policy, fetch, section)
         self._engine, self._policy = engine, policy

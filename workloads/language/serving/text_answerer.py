@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.config.settings import ServingSection
 from penstock.wire.refusal import Reason, Refusal, Refused
-from workloads.language.engine.continuous_engine import ContinuousEngine
+from workloads.language.engine.engine_choice import TextEngine
 from workloads.language.engine.requests import Growing, Request
 from workloads.language.serving.answer_text import AnswerText, as_message
 from workloads.language.serving.asks import Ask, TextAnswer
@@ -53,7 +53,7 @@ class TextAnswerer:
 
     def __init__(
         self,
-        engine: ContinuousEngine,
+        engine: TextEngine,
         tokenizer: Tokenizer,
         section: ServingSection,
         max_rows: int,

@@ -13,8 +13,7 @@ from penstock.rpc.access import Calls
 from penstock.runtime.exit import Fatal
 from penstock.wire.specification import RunSpecification
 from workloads.language.conversation.chat_encoder import ChatEncoder
-from workloads.language.engine.continuous_engine import ContinuousEngine
-from workloads.language.engine.loaded_adapters import LoadedAdapters
+from workloads.language.engine.engine_choice import TextEngine, open_engine
 from workloads.language.policy.language_policy import LanguagePolicy
 from workloads.language.quiet import quieten
 from workloads.language.serving.adapter_versions import AdapterVersions
@@ -52,7 +51,7 @@ class TextParts:
 
     specification: RunSpecification
     refresh_s: float
-    engine: ContinuousEngine
+    engine: TextEngine
     versions: AdapterVersions
     canary_monitor: CanaryMonitor
     traffic: Traffic | None
@@ -116,12 +115,13 @@ def assemble_text(
     tokenizer: Tokenizer,
     answer_tokens: int,
     device: str,
+    engine_name: str,
 ) -> TextParts:
     """Return the server of a run of a language model.
 
     of: the run, as it was read. tokenizer: of its model. answer_tokens: of an answer where a request does not
-    say. device: where it generates, "auto": CUDA where there is one. Raises ConfigurationError for settings
-    that fit neither one another nor the run.
+    say. device: where it generates, "auto": CUDA where there is one. engine_name: see `open_engine`. Raises
+    ConfigurationError for settings that fit neither one another nor the run.
     """
     quieten()
     torch.set_num_threads(of.actor.threads)
@@ -132,13 +132,13 @@ def assemble_text(
         encoder = ChatEncoder(tokenizer)
     except ValueError as error:
         raise ConfigurationError(f"policy.kwargs.model: {error}") from error
-    engine = ContinuousEngine(
-        LoadedAdapters(policy),
+    engine = open_engine(
+        engine_name,
+        policy,
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
         max_rows=MAX_ROWS,
         seed=specification.seed,
-        device=policy.device,
     )
     background_tasks = BackgroundTasks()
     traffic = make_traffic(settings, source, run_follower, specification)

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
-from workloads.language.engine.continuous_engine import ContinuousEngine
+from workloads.language.engine.engine_choice import TextEngine
 from workloads.plugin.serving import ShadowRecord
 
 MAX_TOKENS: Final = 2**18
@@ -47,7 +47,7 @@ class Compared:
 class TextShadow:
     """Used by one event loop. engine: whose versions answer. record: where its answers are kept."""
 
-    def __init__(self, engine: ContinuousEngine, record: ShadowRecord | None) -> None:
+    def __init__(self, engine: TextEngine, record: ShadowRecord | None) -> None:
         self._engine, self._record = engine, record
         self._waiting: deque[Compared] = deque()
         self._tokens = 0

@@ -1,0 +1,72 @@
+"""The engine by its name: the own one, one of an installed package, and names that nobody offers."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.config.settings import ConfigurationError
+from tests.support.language.text_stand import EOS, PAD, adapter, make_model, policy_of
+from workloads.language.engine.engine_choice import TextEngine, open_engine
+from workloads.language.engine.requests import Request
+
+MODULE = """
+from workloads.language.engine.continuous_engine import ContinuousEngine
+from workloads.language.engine.loaded_adapters import LoadedAdapters
+
+def make(policy, **own):
+    return ContinuousEngine(LoadedAdapters(policy), **own)
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder."""
+    return make_model(tmp_path_factory.mktemp("engine") / "model")
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that offers two engines, of which one is broken."""
+    (tmp_path / "their_engine.py").write_text(MODULE)
+    metadata = tmp_path / "their_engine-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-engine\nVersion: 1.0\n")
+    lines = "[penstock.engines]\ntheirs = their_engine:make\nbroken = their_engine:missing\n"
+    (metadata / "entry_points.txt").write_text(lines)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def opened(name: str, base: Path) -> TextEngine:
+    """The engine over a new policy."""
+    return open_engine(name, policy_of(base), eos_id=EOS, pad_id=PAD, max_rows=2, seed=0)
+
+
+def test_engines_of_all_names_answer_alike(base: Path, installed: Path) -> None:
+    """With the same adapter, request and seed."""
+    found = []
+    for name in ("transformers", "theirs"):
+        engine = opened(name, base)
+        engine.load(1, adapter(base, 1))
+        answer = engine.submit(Request(ids=(4, 8, 2, 5, 8), most=4, version=1, seed=3))
+        engine.run(lambda answer=answer: bool(answer.finish))  # type: ignore[misc]
+        found.append((answer.ids, answer.finish))
+    assert found[0] == found[1]
+    assert installed.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vllm", "engine='vllm': no installed package offers it .* use one of broken, theirs, transformers"),
+        ("", "engine='': no installed package"),
+        ("broken", "engine='broken': their_engine:missing cannot be loaded"),
+    ],
+)
+def test_what_nobody_offers_is_refused_with_what_there_is(
+    base: Path, installed: Path, name: str, message: str
+) -> None:
+    """A package that is not there, and one that is broken."""
+    assert installed.exists()
+    with pytest.raises(ConfigurationError, match=message):
+        opened(name, base)
