@@ -16,6 +16,11 @@ NAMED = re.compile(
     r"|\bworkload\b.*\"control\""
 )
 TORCH_FREE = (
+    "workloads.chat",
+    "workloads.chat.commands.chat_commands",
+    "workloads.chat.commands.ratings_command",
+    "workloads.chat.people.ceilings",
+    "workloads.chat.tasks.candidate_task",
     "workloads.control",
     "workloads.goals",
     "workloads.goals.commands.trace_commands",

@@ -1,0 +1,58 @@
+"""The smallest form of the chat: which of eight responses people like, learned to the policy known as best.
+
+`penstock train recipes/chat-candidates.toml` as processes; what the run left is then asked through a policy
+server for the chances of every candidate.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock.client import PolicyClient
+from tests.support.run.serving_run import serving
+from tests.support.run.training import Training
+from workloads.chat.candidates import CANDIDATES, best_policy, liked, questions, total_variation
+from workloads.chat.people.taste import USUAL
+
+RECIPE: Final = Path(__file__).resolve().parents[2] / "recipes" / "chat-candidates.toml"
+WITHIN_S: Final = 280.0
+CLOSE: Final = 0.05
+
+
+def served_policy(folder: Path, beta: float, seed: int, *words: str) -> NDArray[np.float64]:
+    """The chances of each candidate that a server says for every prompt, after a run of this weight."""
+    settings = ("--set", f"algorithm.entropy_coefficient={beta}", *words)
+    training = Training(folder / "run", str(RECIPE), "--seed", str(seed), *settings)
+    code, _, errors = training.end(WITHIN_S)
+    assert code == 0, errors
+    assert training.summary()["ledger"]["balanced"]
+    seen = np.array([one.features.reshape(-1) for one in questions()], np.float32)
+    with serving(folder / "server", training.run_dir) as server, PolicyClient(server.address) as client:
+        [chances] = client.act_batch(seen, distribution=True).distribution.values()
+    return np.asarray(chances, np.float64)
+
+
+def test_people_who_like_it_choose_the_policy(tmp_path: Path) -> None:
+    """From one seed, with a weight of 0.1; a policy that chooses evenly is far from there."""
+    found, best = served_policy(tmp_path, 0.1, 0, "--total-steps", "150000"), best_policy(liked(USUAL), 0.1)
+    assert total_variation(np.full_like(best, 1 / CANDIDATES), best).mean() > 0.4
+    assert total_variation(found, best).mean() <= CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
+def test_every_weight_is_learned_from_every_seed(tmp_path: Path, beta: float, seed: int) -> None:
+    """To the end of the recipe's steps; beside it what the best and an even policy earn."""
+    found, best = served_policy(tmp_path, beta, seed), best_policy(liked(USUAL), beta)
+    apart = total_variation(found, best)
+    earned = {
+        name: float((policy * liked(USUAL)).sum(1).mean())
+        for name, policy in (("found", found), ("best", best), ("even", np.full_like(best, 1 / CANDIDATES)))
+    }
+    print(f"beta {beta} seed {seed}: {apart.mean():.4f} apart, at most {apart.max():.4f}; {earned}")
+    assert apart.mean() <= CLOSE

@@ -1,0 +1,68 @@
+"""`penstock chat ratings`: a file in, a file out, and what was dropped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.configuration_error import ConfigurationError
+from workloads.chat.commands.ratings_command import Request, main
+
+
+def request(folder: Path, **said: Any) -> Request:
+    """As the command's defaults."""
+    known: dict[str, Any] = {
+        "file": str(folder / "said.jsonl"),
+        "output": folder / "kept.jsonl",
+        "part": None,
+        "deleted": None,
+        "daily_cap": 200,
+        "false_alarms": 0.01,
+        "judge": None,
+        "base": None,
+    }
+    return Request(**known | said)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Ann says the same three times, Bob is gone, and a line is broken."""
+    one = {"prompt": "a", "response": "b", "key": "thumb", "score": True}
+    rows = [{**one, "rater": "ann"}] * 3 + [{**one, "rater": "bob"}, one]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "said.jsonl").write_text(text + "{\n")
+    (tmp_path / "gone.txt").write_text("bob\n\n")
+    return tmp_path
+
+
+def test_what_counts_is_written_and_the_rest_is_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In words, and as JSON with every name."""
+    assert main(request(place, deleted=place / "gone.txt"), as_json=False) == 0
+    said = capsys.readouterr().out
+    assert "2 of 5 rows count; dropped: 1 deleted, 2 repeated" in said
+    assert "  ann: 2 repeated" in said
+    assert "1 rows name no rater" in said
+    assert "said.jsonl line 6" in said
+    kept = [json.loads(line) for line in (place / "kept.jsonl").read_text().splitlines()]
+    assert [row.get("rater") for row in kept] == ["ann", None]
+    assert main(request(place), as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["dropped"] == {"repeated": 2}
+    assert told["raters"] == {"ann": {"repeated": 2}}
+
+
+def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
+    """A file, a place to write to, a list of names, a number, a judge."""
+    for said, text in (
+        ({"file": str(place / "none.jsonl")}, "no such file or folder"),
+        ({"output": place / "none" / "kept.jsonl"}, "--output .*No such file"),
+        ({"deleted": place / "none.txt"}, "--deleted .*cannot be read"),
+        ({"daily_cap": 0}, "daily_cap=0"),
+        ({"judge": place}, "holds no heads.json"),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            main(request(place, **said), as_json=False)
+    (place / "said.jsonl").write_text("{\n")
+    with pytest.raises(ConfigurationError, match="no row can be used"):
+        main(request(place), as_json=False)

@@ -1,0 +1,144 @@
+"""What of people's ratings counts: floods, repetitions, liars, and people who are gone."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.config.configuration_error import ConfigurationError
+from workloads.chat.people.chat_texts import FEATURES, PROFILES, draw_prompt, draw_response, read_profile
+from workloads.chat.people.population import FLOODER, THUMB, Population, flood, population
+from workloads.chat.people.taste import USUAL
+from workloads.chat.ratings.rating_filter import DAY_S, filter_ratings
+from workloads.chat.ratings.rating_rules import RatingRules, Reason
+from workloads.chat.ratings.shrunk_mean import shrunk_mean
+
+RULES = RatingRules()
+CHANCES = dict(zip(PROFILES, USUAL.thumb_chance(FEATURES), strict=True))
+
+
+def row(rater: str = "ann", **fields: Any) -> dict[str, Any]:
+    """A thumb up."""
+    return {"prompt": "a", "response": "b", "key": THUMB, "score": True, "rater": rater, **fields}
+
+
+def thumbs(people: Population, seed: int, each: int, responses: int) -> list[dict[str, Any]]:
+    """Of every person for so many of the responses, in the order of a day."""
+    rng = np.random.default_rng(seed)
+    prompts = [draw_prompt(rng) for _ in range(responses)]
+    known = [(prompt, draw_response(rng, prompt)) for prompt in prompts]
+    rows = []
+    for person in people.people:
+        for number in rng.choice(responses, each, replace=False):
+            prompt, response = known[number]
+            up = people.thumb(rng, person, prompt, response)
+            rows.append(row(person.name, prompt=prompt, response=response, score=up))
+    return [rows[number] for number in rng.permutation(len(rows))]
+
+
+def expected(one: Any) -> float:
+    """The true chance of a thumb."""
+    return float(CHANCES[read_profile(one["prompt"], one["response"])])
+
+
+def test_a_flood_counts_as_one_vote_and_hardly_moves_a_response() -> None:
+    """Five hundred votes of one person, and the mean moves by less than 0.02."""
+    others = [row(f"person-{number}", at_s=float(number)) for number in range(20)]
+    found = filter_ratings([*others, *flood("a", "b")], RULES)
+    assert found.dropped == {Reason.REPEATED: 499}
+    assert found.raters == {FLOODER: Counter({Reason.REPEATED: 499})}
+    before = shrunk_mean([1.0] * 20, 0.5)
+    after = shrunk_mean([float(one["score"]) for one in found.kept], 0.5)
+    assert 0 < before - after <= 0.02
+
+
+def test_no_vote_moves_a_response_by_more_than_a_fiftieth() -> None:
+    """However few have rated it; without strength it is the mean itself."""
+    for count in range(50):
+        for share in (0.0, 1.0):
+            votes = [0.5] * count
+            assert abs(shrunk_mean([*votes, share], 0.5) - shrunk_mean(votes, 0.5)) <= 0.02
+    assert shrunk_mean([1.0, 0.0, 1.0], 0.1, 0) == pytest.approx(2 / 3)
+    assert shrunk_mean([], 0.1, 0) == 0.1
+    with pytest.raises(ValueError, match="strength=-1: must be at least 0"):
+        shrunk_mean([], 0.5, -1)
+
+
+def test_the_newest_of_the_same_counts() -> None:
+    """By its time, else by its place; another aspect, another person and a comparison are something else."""
+    found = filter_ratings(
+        [
+            row(at_s=9.0, score=False),
+            row(at_s=5.0),
+            row(key="relevance", score=3),
+            row("bob"),
+            row(response=None, chosen="x", rejected="y"),
+            row(response=None, chosen="y", rejected="x"),
+        ],
+        RULES,
+    )
+    assert found.dropped == {Reason.REPEATED: 2}
+    assert found.kept[0]["score"] is False
+    assert found.kept[-1]["chosen"] == "y"
+    assert len(found.kept) == 4
+
+
+def test_a_person_has_so_many_in_a_day() -> None:
+    """The cap is over any 24 hours; a day later there is room again."""
+    rules = RatingRules(daily_cap=3)
+    rows = [row(response=str(number), at_s=float(number)) for number in range(5)]
+    late = row(response="late", at_s=DAY_S + 1.5)
+    found = filter_ratings([*rows, late], rules)
+    assert [one["response"] for one in found.kept] == ["0", "1", "2", "late"]
+    assert found.dropped == {Reason.OVER_CAP: 2}
+
+
+def test_who_is_gone_is_gone_and_who_has_no_name_is_counted() -> None:
+    """Rows of nobody are kept as they are, also where they repeat."""
+    found = filter_ratings([row(), row("bob"), row(""), row("")], RULES, deleted={"bob"})
+    assert found.dropped == {Reason.DELETED: 1}
+    assert found.unnamed == 2
+    assert [one["rater"] for one in found.kept] == ["ann", "", ""]
+
+
+@pytest.mark.parametrize("by", ["others", "chance"])
+def test_liars_are_found_by_what_others_say(by: str) -> None:
+    """Over five populations of 60: two of three liars at least, and hardly ever anybody honest."""
+    lying, caught, accused = 0, 0, 0
+    for seed in range(5):
+        people = population(60, seed=seed)
+        liars = {one.name for one in people.people if one.is_liar}
+        rows = thumbs(people, seed, each=80, responses=100)
+        found = filter_ratings(rows, RULES, expected=expected if by == "chance" else None)
+        lying += len(liars)
+        caught += len(liars & found.evidence.keys())
+        accused += len(found.evidence.keys() - liars)
+        assert not {one["rater"] for one in found.kept} & found.evidence.keys()
+        assert found.dropped[Reason.LIAR] == 80 * len(found.evidence)
+    assert lying == 15
+    assert caught >= 10, (caught, accused)
+    assert accused <= 2, (caught, accused)
+
+
+def test_nobody_is_judged_by_a_few_thumbs() -> None:
+    """Nor where nobody else rated the same."""
+    rows = [row("ann", response=str(number), score=False) for number in range(9)]
+    agreed = [row(f"person-{other}", response=str(number)) for other in range(30) for number in range(9)]
+    assert filter_ratings([*rows, *agreed], RULES).evidence == {}
+    alone = [row("ann", response=str(number), score=number % 2 == 0) for number in range(150)]
+    assert filter_ratings(alone, RULES).evidence == {}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ({"daily_cap": 0}, "daily_cap=0: must be at least 1"),
+        ({"false_alarms": 1.0}, "false_alarms=1.0: must lie between 0 and 1"),
+        ({"least": 0}, "least=0: must be at least 1"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused_by_name(numbers: dict[str, Any], said: str) -> None:
+    """With what they must be."""
+    with pytest.raises(ConfigurationError, match=said):
+        RatingRules(**numbers)

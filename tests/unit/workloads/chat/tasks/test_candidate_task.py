@@ -1,0 +1,52 @@
+"""`Candidates-v0`: one prompt, one choice, and what it is worth."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from penstock.config.configuration_error import ConfigurationError
+from workloads.chat.candidates import CANDIDATES, liked, questions
+from workloads.chat.people.taste import USUAL
+
+
+@pytest.mark.parametrize("reward", ["chance", "thumb"])
+def test_it_is_what_gymnasium_expects(reward: str) -> None:
+    """Its checker finds nothing."""
+    check_env(gymnasium.make("workloads.chat.tasks:Candidates-v0", reward=reward).unwrapped)
+
+
+def test_a_choice_earns_how_likely_it_is_liked() -> None:
+    """The observation says which prompt it was; the choice ends the episode."""
+    environment = gymnasium.make("workloads.chat.tasks:Candidates-v0")
+    for seed in range(20):
+        seen, info = environment.reset(seed=seed)
+        [number] = [
+            index for index, one in enumerate(questions()) if (one.features.reshape(-1) == seen).all()
+        ]
+        assert info["prompt"] == questions()[number].prompt
+        action = seed % CANDIDATES
+        _, reward, terminated, truncated, info = environment.step(np.int64(action))
+        assert (terminated, truncated) == (True, False)
+        assert reward == pytest.approx(liked(USUAL)[number, action])
+        assert info["response"] == questions()[number].candidates[action]
+
+
+def test_thumbs_are_up_as_often_as_the_chance_says() -> None:
+    """Over 4,000 choices of the first candidate."""
+    environment = gymnasium.make("workloads.chat.tasks:Candidates-v0", reward="thumb")
+    environment.reset(seed=3)
+    rewards = []
+    for _ in range(4000):
+        environment.reset()
+        rewards.append(float(environment.step(np.int64(0))[1]))
+    assert set(rewards) == {0.0, 1.0}
+    assert np.mean(rewards) == pytest.approx(liked(USUAL)[:, 0].mean(), abs=0.03)
+
+
+def test_what_it_does_not_know_is_refused_by_name() -> None:
+    """Both arguments."""
+    with pytest.raises(ConfigurationError, match="taste='sour': must be one of usual, changed"):
+        gymnasium.make("workloads.chat.tasks:Candidates-v0", taste="sour")
+    with pytest.raises(ConfigurationError, match="reward='stars': must be one of chance, thumb"):
+        gymnasium.make("workloads.chat.tasks:Candidates-v0", reward="stars")

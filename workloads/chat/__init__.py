@@ -1,0 +1,29 @@
+"""Chat: a model that gets better by what people say of it, and falls back when it gets worse.
+
+    people          simulated people who chat and rate, and the best that anybody could tell of them
+    candidates      prompts with eight responses each, and the best policy among them
+    ratings         what of people's ratings counts: caps, repetitions, liars
+    guard           what may be said to a policy, and what of it to people
+    tasks           `Candidates-v0`, `Chat-v0`
+    commands        `penstock chat`
+    chat_defaults   settings of a run
+
+Importing this package imports nothing heavy.
+"""
+
+from penstock.config.workload import Workload
+
+WORKLOAD = Workload(
+    name="chat",
+    environment="workloads.control.environment:make",
+    spaces="workloads.control.environment:spaces",
+    target="workloads.control.environment:target",
+    longest="workloads.control.environment:longest",
+    defaults="workloads.chat.chat_defaults:for_environment",
+    policy="penstock.policy.build:build",
+    acting="penstock.policy.acting_build:build_acting",
+    model="workloads.plugin.learning:make_step_model",
+    generator="workloads.plugin.acting:make_step_generator",
+    runner="workloads.plugin.acting:make_step_runner",
+    commands={"chat": "workloads.chat.commands.chat_commands:chat_commands"},
+)

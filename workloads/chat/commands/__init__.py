@@ -1,0 +1,1 @@
+"""`penstock chat`: what the workload adds to the command line."""
