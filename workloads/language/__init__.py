@@ -5,6 +5,7 @@
     loading, quiet      how models are read from folders and hubs, and what their libraries print meanwhile
     feedback/           examples of prompt, response and score, or of two responses of which one is better
     reward/             the reward model: training, scores, the service, and other sources of rewards
+    heads/              a reward model that says what people will say of several things at once
     policy/             the model that is trained: its adapter, values, and the reference it began with
     generation/         generating responses, having them rewarded, and making fragments of them
     conversation/       conversations of several turns, and columns of fragments made of them

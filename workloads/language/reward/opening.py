@@ -3,17 +3,22 @@
 grpc://HOST:PORT, unix:/path     a reward service
 http://…, https://…              an HTTP endpoint
 module:function                  a Python function, where the text is this machine's own
-FOLDER                           a reward model, in this process
+FOLDER                           a reward model, of one head or of several, in this process
 """
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock.config.settings import ConfigurationError
 from penstock.rpc.auth import Credentials, is_local
 from workloads.language.reward.reward_client import DEADLINE_S, PLAINTEXT, RewardClient
 from workloads.language.reward.reward_source import RewardSource
+
+if TYPE_CHECKING:
+    from workloads.language.heads.heads_model import HeadsModel
+    from workloads.language.reward.reward_model import RewardModel
 
 
 def open_source(
@@ -47,15 +52,27 @@ def open_source(
         except ValueError as error:
             raise ConfigurationError(f"reward={text!r}: {error}") from error
     if Path(text).is_dir():
-        from workloads.language.reward.reward_model import RewardModel  # noqa: PLC0415 - loads torch
-
-        return RewardModel.load(Path(text), base=base, device=device)
+        return load_model(Path(text), base=base, device=device)
     if ":" in text and "/" not in text:
         return _function(text, is_local=is_local)
     raise ConfigurationError(
         f"reward={text!r}: name a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or "
         "module:function"
     )
+
+
+def load_model(folder: Path, *, base: str | None, device: str) -> "RewardModel | HeadsModel":
+    """The reward model in a folder, of one head or of several.
+
+    base: where its base model lies now, where it has moved. Raises ConfigurationError for a folder that holds
+    none.
+    """
+    # Both load torch.
+    from workloads.language.heads.heads_model import CARD, HeadsModel  # noqa: PLC0415
+    from workloads.language.reward.reward_model import RewardModel  # noqa: PLC0415
+
+    kind = HeadsModel if (folder / CARD).exists() else RewardModel
+    return kind.load(folder, base=base, device=device)
 
 
 def _check_plain(url: str) -> None:

@@ -16,7 +16,6 @@ Nothing of it is pickled and no code of a model's repository is run.
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,13 +44,15 @@ Network = Any
 """A transformers.PreTrainedModel or peft.PeftModel, which come without types."""
 
 
-def build(base: str, settings: RewardTraining, pad_id: int) -> Network:
+def build(base: str, settings: RewardTraining, pad_id: int, *, outputs: int = 1) -> Network:
     """A network with a new head on a base model, in float32, with a new adapter where LoRA is asked for.
 
-    base: folder or hub name. Raises ConfigurationError for a model that cannot be read or has no such head.
+    base: folder or hub name. outputs: numbers that the head gives.
+
+    Raises ConfigurationError for a model that cannot be read or has no such head.
     """
     torch.manual_seed(settings.seed)
-    network = _classifier(base, num_labels=1, pad_token_id=pad_id, problem_type="regression")
+    network = _classifier(base, num_labels=outputs, pad_token_id=pad_id, problem_type="regression")
     if not settings.lora:
         return network
     heads = [name for name in HEADS if hasattr(network, name)]
@@ -94,13 +95,20 @@ def max_tokens_of(network: Network, wanted: int) -> int:
 def score_rows(
     network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
 ) -> list[float]:
-    """Scores of rows of token ids in their order, in batches of rows of similar length.
+    """Scores of rows of token ids in their order: the first number of the head.
 
     The mode of the model stays as it is.
     """
+    return [given[0] for given in output_rows(network, rows, batch_tokens)]
+
+
+def output_rows(
+    network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
+) -> list[list[float]]:
+    """All numbers of the head for rows of token ids in their order, in batches of rows of similar length."""
     training = network.training
     network.eval()
-    scores = [math.nan] * len(rows)
+    outputs: list[list[float]] = [[] for _ in rows]
     by_length = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     try:
         with torch.inference_mode():
@@ -111,11 +119,11 @@ def score_rows(
                 logits = network(
                     input_ids=ids.to(network.device), attention_mask=mask.to(network.device)
                 ).logits
-                for index, score in zip(batch, logits[:, 0].float().cpu().tolist(), strict=True):
-                    scores[index] = score
+                for index, given in zip(batch, logits.float().cpu().tolist(), strict=True):
+                    outputs[index] = given
     finally:
         network.train(training)
-    return scores
+    return outputs
 
 
 def _batches(order: Sequence[int], rows: Sequence[Sequence[int]], batch_tokens: int) -> list[list[int]]:
@@ -177,7 +185,7 @@ class RewardModel:
         """
         card = _read_card(folder)
         tokenizer = load_tokenizer(str(folder))
-        network = _load_network(folder, base).to(torch.device(device))
+        network = load_network(folder, base).to(torch.device(device))
         network.eval()
         _check(folder, network, card)
         by = ScoredBy(name=folder.resolve().name, sha256=weights_sha256(folder), mean=card.mean, std=card.std)
@@ -185,18 +193,7 @@ class RewardModel:
 
     def encode(self, sample: Sample) -> list[int]:
         """The row of token ids that is scored; raises BadSample."""
-        try:
-            if not sample.response_ids:
-                return self.encoder.encode(sample.prompt, sample.response, cut_short=sample.cut_short)
-            ids = self.encoder.join(sample.prompt_ids, sample.response_ids)
-        except ValueError as error:
-            raise BadSample(str(error)) from error
-        highest = max(ids)
-        if highest >= self.vocabulary or min(ids) < 0:
-            raise BadSample(
-                f"token id {highest} of a vocabulary of {self.vocabulary}: use this model's tokenizer"
-            )
-        return ids
+        return encode_sample(sample, self.encoder, self.vocabulary)
 
     def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
         """Scores of rows that `encode` made; raises BadReward for one that is not finite."""
@@ -208,6 +205,24 @@ class RewardModel:
 
     def close(self) -> None:
         """Do nothing: nothing is held open."""
+
+
+def encode_sample(sample: Sample, encoder: Encoder, vocabulary: int) -> list[int]:
+    """Return the row of token ids that is scored.
+
+    vocabulary: how many tokens the model has. Raises BadSample for a response that does not fit, or ids that
+    are of another tokenizer.
+    """
+    try:
+        if not sample.response_ids:
+            return encoder.encode(sample.prompt, sample.response, cut_short=sample.cut_short)
+        ids = encoder.join(sample.prompt_ids, sample.response_ids)
+    except ValueError as error:
+        raise BadSample(str(error)) from error
+    highest = max(ids)
+    if highest >= vocabulary or min(ids) < 0:
+        raise BadSample(f"token id {highest} of a vocabulary of {vocabulary}: use this model's tokenizer")
+    return ids
 
 
 def weights_sha256(folder: Path) -> str:
@@ -224,7 +239,12 @@ def weights_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _load_network(folder: Path, base: str | None) -> Network:
+def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) -> Network:
+    """Return the network of a folder, with its adapter on the base model where it has one.
+
+    base: where the base model lies now, where it has moved. is_trainable: whether its adapter may learn on.
+    Raises ConfigurationError.
+    """
     if not (folder / "adapter_config.json").exists():
         return _classifier(str(folder))
     check_adapter(folder)
@@ -239,7 +259,7 @@ def _load_network(folder: Path, base: str | None) -> Network:
         raise ConfigurationError(
             f"{folder}: the base model of its adapter: {error}; say where it is with --base"
         ) from error
-    return PeftModel.from_pretrained(network, folder)
+    return PeftModel.from_pretrained(network, folder, is_trainable=is_trainable)
 
 
 def _read_card(folder: Path) -> Card:

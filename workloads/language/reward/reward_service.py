@@ -29,6 +29,8 @@ from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import reward_pb2 as pb
 from penstock.wire.limits import MAX_MESSAGE_BYTES
 from penstock.wire.refusal import Reason, Refusal, Refused
+from workloads.language.heads.heads_model import HeadsModel
+from workloads.language.reward.opening import load_model
 from workloads.language.reward.reward_batcher import Batcher
 from workloads.language.reward.reward_messages import (
     MAX_REWARD_SAMPLES,
@@ -60,7 +62,7 @@ Context = Any
 class RewardService:
     """The calls of reward.proto; one event loop uses it."""
 
-    def __init__(self, model: RewardModel, batcher: Batcher) -> None:
+    def __init__(self, model: RewardModel | HeadsModel, batcher: Batcher) -> None:
         self._model, self._batcher = model, batcher
         # Text takes long to tokenise, and a tokenizer is one thread's.
         self._encoding = ThreadPoolExecutor(1, "encoding")
@@ -134,13 +136,13 @@ def main(
     """
     torch.set_num_threads(settings.actor.threads)
     health = Health(ROLE)
-    model = RewardModel.load(folder, base=base, device=device)
+    model = load_model(folder, base=base, device=device)
     log.info("model loaded", extra={"model": model.by.name, "sha256": model.by.sha256, "device": device})
     return asyncio.run(_serve(lifecycle, settings, health, model, listen))
 
 
 async def _serve(
-    lifecycle: Lifecycle, settings: Settings, health: Health, model: RewardModel, listen: str
+    lifecycle: Lifecycle, settings: Settings, health: Health, model: RewardModel | HeadsModel, listen: str
 ) -> int:
     stop = asyncio.Event()
     lifecycle.on_drain(setter(stop))

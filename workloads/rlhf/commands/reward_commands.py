@@ -52,6 +52,20 @@ def train(
     key: Annotated[str | None, typer.Option(help="Take rows that rate this.")] = None,
     part: Part = None,
     columns: Columns = None,
+    heads: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--head",
+            metavar="NAME=SCALE",
+            help="Something that rows rate, by their key; may be repeated, for one model of several heads.",
+        ),
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--weight", metavar="NAME=NUMBER", help="Of a head in the reward, default 1; may be repeated."
+        ),
+    ] = None,
     reference: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +88,10 @@ def train(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a reward model on scores or pairs. Ctrl-C writes a checkpoint; --resume goes on from it."""
+    """Train a reward model on scores or pairs. Ctrl-C writes a checkpoint; --resume goes on from it.
+
+    With --head it learns several things at once, each as 0 to 1, and pairs beside them (docs/chat.md).
+    """
 
     def body(lifecycle: "Lifecycle") -> int:
         from workloads.rlhf.commands.reward_training import Request, main
@@ -92,6 +109,12 @@ def train(
             device=device,
             assignments=tuple(assignments or ()),
         )
+        if heads or weights:
+            from workloads.rlhf.commands import heads_training
+
+            return heads_training.main(
+                lifecycle, request, heads=heads or [], weights=weights or [], as_json=as_json
+            )
         return main(lifecycle, request, as_json=as_json)
 
     from penstock.runtime.lifecycle import leave, run_service

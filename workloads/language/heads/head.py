@@ -1,0 +1,64 @@
+"""What is rated: each thing has a head of the network, and a scale that its ratings are on.
+
+relevance=stars   thumb=thumbs   wit=0:10      NAME=SCALE, as `workloads.language.feedback.scale` has them
+
+Beside them every network has one more head, which learns which of two responses is better.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.config.settings import ConfigurationError
+from workloads.language.feedback.scale import Scale, parse_scale
+
+PREFERRED: Final = "preferred"
+"""The name of the head that compares."""
+MAX_HEADS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Something that is rated. name: as the `key` of rows."""
+
+    name: str
+    scale: Scale
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether a rating says yes or no."""
+        return self.scale.name == "thumbs"
+
+    def share(self, raw: Any) -> float:
+        """Return a rating of its scale as 0 to 1; raises ValueError that says why it is none."""
+        return (self.scale.to_score(raw) + 1) / 2
+
+
+def parse_heads(texts: Sequence[str]) -> tuple[Head, ...]:
+    """Return the heads that `NAME=SCALE` texts declare.
+
+    Raises ConfigurationError that names the text: a name twice, no scale, or one without bounds.
+    """
+    heads = tuple(map(_parse, texts))
+    names = [one.name for one in heads]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"head {name!r}: is declared twice")
+    if not 1 <= len(heads) <= MAX_HEADS:
+        raise ConfigurationError(f"{len(heads)} heads: declare 1 to {MAX_HEADS}, as NAME=SCALE")
+    return heads
+
+
+def _parse(text: str) -> Head:
+    name, _, scale = text.partition("=")
+    if not name or not scale or name == PREFERRED:
+        raise ConfigurationError(
+            f"head {text!r}: write NAME=SCALE, such as relevance=stars; {PREFERRED!r} is the head of pairs"
+        )
+    try:
+        found = parse_scale(scale)
+    except ValueError as error:
+        raise ConfigurationError(f"head {text!r}: {error}") from error
+    if found.name == "none":
+        raise ConfigurationError(f"head {text!r}: a head gives 0 to 1, so its scale has bounds; use LOW:HIGH")
+    return Head(name, found)
