@@ -15,7 +15,7 @@ from penstock.client import PolicyClient
 from tests.support.run.serving_run import serving
 from tests.support.run.training import Training
 from workloads.chat.candidates import CANDIDATES, best_policy, liked, questions, total_variation
-from workloads.chat.people.taste import USUAL
+from workloads.chat.people.taste import CHANGED, USUAL
 
 RECIPE: Final = Path(__file__).resolve().parents[2] / "recipes" / "chat-candidates.toml"
 WITHIN_S: Final = 280.0
@@ -40,6 +40,25 @@ def test_people_who_like_it_choose_the_policy(tmp_path: Path) -> None:
     found, best = served_policy(tmp_path, 0.1, 0, "--total-steps", "150000"), best_policy(liked(USUAL), 0.1)
     assert total_variation(np.full_like(best, 1 / CANDIDATES), best).mean() > 0.4
     assert total_variation(found, best).mean() <= CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_taste_that_changes_is_followed(tmp_path: Path, seed: int) -> None:
+    """In the middle of a run: four fifths of what the new taste has to give are regained by its end."""
+    middle = (
+        "--set",
+        "environment.kwargs.changes_after=2300",
+        "--set",
+        "algorithm.learning_rate_schedule=constant",
+    )
+    found, usual, changed = served_policy(tmp_path, 0.1, seed, *middle), liked(USUAL), liked(CHANGED)
+    before, best = best_policy(usual, 0.1), best_policy(changed, 0.1)
+    earned, old, most = (float((one * changed).sum(1).mean()) for one in (found, before, best))
+    print(f"seed {seed}: {earned:.3f}; the old best earns {old:.3f}, the new one {most:.3f}")
+    assert most - old > 0.15
+    assert earned - old >= 0.8 * (most - old)
 
 
 @pytest.mark.slow

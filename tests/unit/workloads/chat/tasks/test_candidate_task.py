@@ -7,7 +7,7 @@ from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
 from workloads.chat.candidates import CANDIDATES, liked, questions
-from workloads.chat.people.taste import USUAL
+from workloads.chat.people.taste import CHANGED, USUAL
 
 
 @pytest.mark.parametrize("reward", ["chance", "thumb"])
@@ -44,9 +44,22 @@ def test_thumbs_are_up_as_often_as_the_chance_says() -> None:
     assert np.mean(rewards) == pytest.approx(liked(USUAL)[:, 0].mean(), abs=0.03)
 
 
+def test_taste_changes_after_so_many_episodes() -> None:
+    """The same choice is worth what the other taste says from then on."""
+    environment = gymnasium.make("workloads.chat.tasks:Candidates-v0", changes_after=3)
+    for episode in range(6):
+        _, info = environment.reset(seed=7)
+        [number] = [index for index, one in enumerate(questions()) if one.prompt == info["prompt"]]
+        _, reward, *_ = environment.step(np.int64(2))
+        taste = USUAL if episode < 3 else CHANGED
+        assert reward == pytest.approx(liked(taste)[number, 2])
+
+
 def test_what_it_does_not_know_is_refused_by_name() -> None:
     """Both arguments."""
     with pytest.raises(ConfigurationError, match="taste='sour': must be one of usual, changed"):
         gymnasium.make("workloads.chat.tasks:Candidates-v0", taste="sour")
     with pytest.raises(ConfigurationError, match="reward='stars': must be one of chance, thumb"):
         gymnasium.make("workloads.chat.tasks:Candidates-v0", reward="stars")
+    with pytest.raises(ConfigurationError, match="changes_after=-1: must be at least 0"):
+        gymnasium.make("workloads.chat.tasks:Candidates-v0", changes_after=-1)
