@@ -2,6 +2,7 @@
 
     people          simulated people who chat and rate, and the best that anybody could tell of them
     candidates      prompts with eight responses each, and the best policy among them
+    pretraining     the supervised base of a chat
     ratings         what of people's ratings counts: caps, repetitions, liars
     guard           what may be said to a policy, and what of it to people
     tasks           `Candidates-v0`, `Chat-v0`

@@ -1,18 +1,52 @@
-"""`penstock chat`: ratings that can be believed, and guardrails."""
+"""`penstock chat`: the base of a chat, ratings that can be believed, and guardrails."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.runtime.command_exit import finish
 from penstock.runtime.command_options import AsJson
 
-chat_commands = typer.Typer(
-    help="Chat: what of people's ratings counts, and guardrails.", no_args_is_help=True
-)
+if TYPE_CHECKING:
+    from penstock.runtime.lifecycle import Lifecycle
+
+chat_commands = typer.Typer(help="Chat: its base, ratings, guardrails.", no_args_is_help=True)
 guard_commands = typer.Typer(help="Guardrails: train their classifier, check texts.", no_args_is_help=True)
 chat_commands.add_typer(guard_commands, name="guard")
+
+
+@chat_commands.command()
+def pretrain(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Conversations: JSON lines or a JSON list, OpenAI's form or ShareGPT's."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or hub name of a model to train further; default: a small one of these words."
+        ),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="epochs, batch, learning_rate, max_tokens, …; may be repeated."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the supervised base of a chat on conversations."""
+
+    def body(lifecycle: "Lifecycle") -> int:
+        from workloads.chat.commands.pretrain_command import main
+
+        return main(lifecycle, files, out, model=model, assignments=tuple(assignments or ()), as_json=as_json)
+
+    from penstock.runtime.lifecycle import leave, run_service
+
+    leave(run_service(body, "pretrain"))
 
 
 @chat_commands.command()
