@@ -74,6 +74,8 @@ def test_a_model_that_is_there_is_trained_further(base: Path, file: Path) -> Non
 def test_what_cannot_be_used_is_refused_by_name(base: Path, file: Path) -> None:
     """A folder that is taken, settings, a model, and too few tokens; a training that was stopped."""
     settings = pretraining_settings(SETTINGS)
+    long = file.parent / "long.jsonl"
+    long.write_text(json.dumps({"prompt": "how", "response": "the " * 20}) + "\n")
     with pytest.raises(ConfigurationError, match="holds a model already"):
         pretrain([file], base, settings)
     for text, said in (("epochs=0", "epochs=0"), ("hidden=30", "hidden=30: must be a multiple of 4")):
@@ -82,7 +84,7 @@ def test_what_cannot_be_used_is_refused_by_name(base: Path, file: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no such folder"):
         pretrain([file], file.parent / "never", settings, model="./nowhere")
     with pytest.raises(ConfigurationError, match="no conversation is left on one side"):
-        pretrain([file], file.parent / "never", pretraining_settings(["held_out=0.999"]))
+        pretrain([long], file.parent / "never", pretraining_settings(["max_tokens=8"]))
     stop = threading.Event()
     stop.set()
     with pytest.raises(Interrupted):
