@@ -1,6 +1,6 @@
 """What is rated: each thing has a head of the network, and a scale that its ratings are on.
 
-relevance=stars   thumb=thumbs   wit=0:10      NAME=SCALE, as `workloads.language.feedback.scale` has them
+relevance=stars   thumb=thumbs   charm=0:10      NAME=SCALE, as `workloads.language.feedback.scale` has them
 
 Beside them every network has one more head, which learns which of two responses is better.
 """

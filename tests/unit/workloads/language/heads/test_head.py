@@ -8,9 +8,9 @@ from workloads.language.heads.head import parse_heads
 
 def test_a_rating_becomes_a_share_of_its_scale() -> None:
     """Stars, thumbs, and a scale of one's own."""
-    stars, thumb, wit = parse_heads(["relevance=stars", "thumb=thumbs", "wit=0:10"])
+    stars, thumb, charm = parse_heads(["relevance=stars", "thumb=thumbs", "charm=0:10"])
     assert [stars.share(one) for one in (1, 3, 5)] == [0.0, 0.5, 1.0]
-    assert (thumb.share(True), thumb.share("down"), wit.share(2.5)) == (1.0, 0.0, 0.25)
+    assert (thumb.share(True), thumb.share("down"), charm.share(2.5)) == (1.0, 0.0, 0.25)
     assert (thumb.is_choice, stars.is_choice) == (True, False)
     with pytest.raises(ValueError, match="score=6 is outside 1 to 5"):
         stars.share(6)
@@ -21,8 +21,8 @@ def test_a_rating_becomes_a_share_of_its_scale() -> None:
     [
         (["relevance"], "head 'relevance': write NAME=SCALE"),
         (["preferred=thumbs"], "'preferred' is the head of pairs"),
-        (["wit=none"], "head 'wit=none': a head gives 0 to 1, so its scale has bounds"),
-        (["wit=3:1"], "head 'wit=3:1': scale='3:1'"),
+        (["charm=none"], "head 'charm=none': a head gives 0 to 1, so its scale has bounds"),
+        (["charm=3:1"], "head 'charm=3:1': scale='3:1'"),
         (["a=stars", "a=thumbs"], "head 'a': is declared twice"),
         ([], "0 heads: declare 1 to 32"),
     ],

@@ -12,14 +12,14 @@ def test_measures_are_of_what_was_said_alone() -> None:
     """Two heads of which one was rated once; equal scores count half."""
     shares = np.array([[0.9, 0.5], [0.4, 0.5], [0.4, 0.5]])
     targets = np.array([[1.0, NAN], [1.0, NAN], [0.0, 0.25]])
-    found = measure_heads(["thumb", "wit"], shares, targets, np.array([2.0, -1.0, 0.0]))
+    found = measure_heads(["thumb", "charm"], shares, targets, np.array([2.0, -1.0, 0.0]))
     assert found.heads["thumb"].ratings == 3
     assert found.heads["thumb"].squared_error == pytest.approx((0.01 + 0.36 + 0.16) / 3)
     assert found.heads["thumb"].auc == pytest.approx(0.75)
-    assert found.heads["wit"].squared_error == pytest.approx(0.0625)
-    assert found.heads["wit"].auc is None
+    assert found.heads["charm"].squared_error == pytest.approx(0.0625)
+    assert found.heads["charm"].auc is None
     assert (found.pairs, found.pair_accuracy) == (3, 0.5)
-    assert found.as_dict()["heads"]["wit"]["ratings"] == 1
+    assert found.as_dict()["heads"]["charm"]["ratings"] == 1
 
 
 def test_an_area_agrees_with_counting_every_pair() -> None:

@@ -74,7 +74,7 @@ def test_what_somebody_said_counts_instead_of_the_guess(place: Path) -> None:
     assert known == pytest.approx((said.shares["thumb"] + 1) / 2)
     assert model.score_response(prompt, response, {"relevance": 1, "thumb": False}) == 0
     with pytest.raises(ValueError, match="there is no such head; this model has thumb, relevance"):
-        model.score_response(prompt, response, {"wit": 3})
+        model.score_response(prompt, response, {"charm": 3})
     with pytest.raises(ValueError, match="score=7 is outside 1 to 5"):
         model.score_response(prompt, response, {"relevance": 7})
 
@@ -104,7 +104,7 @@ def test_weights_say_what_counts(place: Path) -> None:
     [said] = HeadsModel.load(place / "weighed").judge(SAMPLES[:1])
     assert said.reward == pytest.approx((said.shares["relevance"] + said.shares["preferred"]) / 2)
     for weights, text in (
-        ({"wit": 1.0}, "weight wit=1: there is no such head"),
+        ({"charm": 1.0}, "weight charm=1: there is no such head"),
         ({"thumb": -1.0}, "weight thumb=-1: must be 0 or more"),
         ({"thumb": 0.0, "relevance": 0.0}, "all weights are 0"),
     ):

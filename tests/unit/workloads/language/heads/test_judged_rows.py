@@ -40,7 +40,7 @@ def test_pairs_and_other_keys_and_bad_rows_are_told_apart() -> None:
     """Each bad row is named with its reason."""
     found = told(
         {"prompt": "a", "chosen": "x", "rejected": "y"},
-        row(key="wit", score=3),
+        row(key="charm", score=3),
         row(key="relevance", score=9),
         {"prompt": "a", "chosen": "x", "rejected": "x"},
         ValueError("not JSON"),
@@ -61,7 +61,7 @@ def test_pairs_and_other_keys_and_bad_rows_are_told_apart() -> None:
 def test_a_place_without_a_row_for_any_head_is_refused(tmp_path: Any) -> None:
     """And it says how many rows rate something else."""
     file = tmp_path / "said.jsonl"
-    file.write_text('{"prompt": "a", "response": "b", "key": "wit", "score": 1}\n')
+    file.write_text('{"prompt": "a", "response": "b", "key": "charm", "score": 1}\n')
     with pytest.raises(ConfigurationError, match="1 rows rate something else than thumb, relevance"):
         read_opinions(str(file), HEADS)
 
