@@ -74,6 +74,8 @@ REFUSED: Final = {
     "an injector in a file": ((*INJECT, "--folder", "file"), "--folder file: File exists; name a folder"),
     "rewards into a file": ((*REWARD, "--out", "file"), "file"),
     "rewards from no model": ((*REWARD, "--out", "o"), "folder"),
+    "a base of no file": (("chat", "pretrain", "absent", "--out", "o"), "absent: cannot be read"),
+    "a head without a scale": ((*REWARD, "--out", "o", "--head", "charm"), "head 'charm': write NAME=SCALE"),
     "a run in a file": ((*TRAIN, "--run-dir", "file"), "--run-dir file: File exists; a file stands"),
     "a run below a file": ((*TRAIN, "--run-dir", "file/x"), "--run-dir file/x: Not a directory"),
     "a run whose logs are a file": ((*TRAIN, "--run-dir", "logged"), "logged/logs: File exists"),

@@ -110,9 +110,9 @@ def train(
             assignments=tuple(assignments or ()),
         )
         if heads or weights:
-            from workloads.rlhf.commands import heads_training
+            from workloads.rlhf.commands import several_heads
 
-            return heads_training.main(
+            return several_heads.main(
                 lifecycle, request, heads=heads or [], weights=weights or [], as_json=as_json
             )
         return main(lifecycle, request, as_json=as_json)
