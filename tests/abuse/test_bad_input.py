@@ -53,7 +53,7 @@ MIGRATE: Final = ("gateway", "migrate")
 PERSON: Final = ("gateway", "user", "add", "--project", "p")
 COMMANDS: Final = {
     "ratings of no file": (("chat", "ratings", "absent.jsonl", "-o", "o"), "absent.jsonl: no such file"),
-    "a guard of no rows": (("chat", "guard", "train", "-o", "o", "--rows", "absent"), "--rows absent: cannot"),
+    "a guard of no rows": (("chat", "guard", "train", "-o", "o", "--rows", "absent"), "--rows absent: "),
     "texts of no file": (("chat", "guard", "check", "absent"), "absent: cannot be read"),
     "not UTF-8": (("train", "latin.toml"), "latin.toml: not UTF-8"),
     "not TOML": (("train", "broken.toml"), "broken.toml: not TOML"),
