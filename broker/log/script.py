@@ -60,6 +60,8 @@ LEAST_PATIENCE_MS: Final = 1000
 """Never sooner than this: a pause of a process or of the network is no silence."""
 MOST_TURNS: Final = 16
 """Turns by which a session may be ahead of the others or behind them."""
+SERVER_WAIT_MS: Final = 5000
+"""So long a fragment's room is kept for a policy server that was refused; it asks again more often."""
 MOST_RECLAIMED: Final = 64
 """Sessions whose credit one script takes back."""
 MAX_REPORT_ENTRIES: Final = 4096
@@ -90,6 +92,7 @@ _LIMITS: Final = (
     "PATIENCE",
     "LEAST_PATIENCE_MS",
     "MOST_TURNS",
+    "SERVER_WAIT_MS",
     "MOST_RECLAIMED",
     "MAX_REPORT_ENTRIES",
     "MAX_REPORT_BYTES",

@@ -12,6 +12,7 @@ import redis
 from benchmarks.virtual_time import Clock, virtual_time
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
+from broker.log.script import SERVER_WAIT_MS
 from broker.log.store import Store
 from broker.log.store_records import Opened
 from penstock.wire.messages import Credit, Role, Watch
@@ -385,4 +386,47 @@ async def test_a_repeated_append_in_lock_step_takes_nothing_twice(store: Store, 
     again = await store.append(actor.session, 0, [item(actor.session, 1)])
     assert (again.acked_through, again.appended) == (1, 0)
     assert not log.round_complete(1)
+    log.close()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+async def test_a_policy_server_has_its_turn_beside_busy_rollout_workers(
+    store: Store, redis_url: str, clock: Clock, batch: int
+) -> None:
+    """Workers that wait for each part of the budget leave a server one turn in each round of theirs."""
+    log = open_run(redis_url)
+    workers = [Actor(store, f"worker-{index}") for index in range(3)]
+    server = Actor(store, "server", role=Role.SERVER)
+    for actor in (*workers, server):
+        await actor.open()
+    learner = Learner(log, batch=batch)
+    for _ in range(60):
+        for worker in workers:
+            await worker.watch()
+            await worker.work()
+        await server.append()
+        clock.advance(50)
+        await asyncio.to_thread(learner.work)
+    trained = [worker.acked for worker in workers]
+    assert server.acked >= 10
+    assert min(trained) >= server.acked // 2
+    log.close()
+
+
+async def test_room_is_kept_no_longer_for_a_server_that_does_not_come_back(
+    store: Store, redis_url: str, clock: Clock
+) -> None:
+    """A worker waits for it for some seconds and no more."""
+    log = open_run(redis_url, budget=CHARGE)
+    worker, server = Actor(store, "worker"), Actor(store, "server", role=Role.SERVER)
+    await worker.open()
+    await server.open()
+    assert (await server.append()).refusal is not None
+    assert await worker.work() == 1
+    await asyncio.to_thread(Learner(log, batch=1).work)
+    assert (await worker.watch()).begin_through == 1
+    for _ in range(SERVER_WAIT_MS // TICK_MS):
+        clock.advance(TICK_MS)
+        log.renew()
+    assert (await worker.watch()).begin_through == 2
     log.close()

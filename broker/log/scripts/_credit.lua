@@ -5,22 +5,25 @@
 
 -- What pacing knows of the run. `steps`: outstanding now, which is the steps in the log behind the settled
 -- position, and a full fragment for each sequence with credit. `is_large`: the newest weights take more than
--- one chunk. Behind it come the numbers of other fields.
+-- one chunk. `given`: fragments that rollout workers were given since a policy server appended one, and
+-- `server_since`: when one was refused for want of room; 0: none. Behind it come the numbers of other fields.
 local function read_pacing(...)
   local fields = read_numbers(STATE, 'steps_total', 'settled_steps', 'fragment_charge', 'held', 'budget',
-    'version', 'lock_step', 'tag', 'pace', 'desired', 'session_timeout_ms', 'calm_ms', 'size', ...)
+    'version', 'lock_step', 'tag', 'pace', 'desired', 'session_timeout_ms', 'calm_ms', 'size', 'given',
+    'server_since', ...)
   local total, settled, charge, held = unpack(fields, 1, 4)
   return {
     total = total, settled = settled, charge = charge, held = held, steps = total - settled + charge * held,
     budget = fields[5], version = fields[6], lock_step = fields[7], tag = fields[8], pace = fields[9],
     desired = fields[10], timeout = fields[11], calm = fields[12], is_large = fields[13] > WEIGHT_CHUNK_BYTES,
-    woken = {},
-  }, unpack(fields, 14)
+    given = fields[14], server_since = fields[15], woken = {},
+  }, unpack(fields, 16)
 end
 
 -- Writes what became of it, with other fields of the state and their values.
 local function keep_pacing(pacing, ...)
-  redis.call('HSET', STATE, 'held', pacing.held, 'tag', pacing.tag, 'pace', pacing.pace, ...)
+  redis.call('HSET', STATE, 'held', pacing.held, 'tag', pacing.tag, 'pace', pacing.pace,
+    'given', pacing.given, 'server_since', pacing.server_since, ...)
 end
 
 -- A session as pacing sees it. `held`: sequences that it has credit for and has not appended. `taken`: those
@@ -85,6 +88,7 @@ end
 local function give(pacing, credit, now)
   if credit.taken > 0 then credit.taken = credit.taken - 1 else credit.through = credit.through + 1 end
   if credit.held == 0 then credit.since = now end
+  pacing.given = pacing.given + 1
   credit.version = pacing.is_large and within_reach(credit.session) or pacing.version
   hold(pacing, credit, credit.held + 1)
 end

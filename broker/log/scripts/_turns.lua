@@ -9,17 +9,28 @@
 -- what is begun with them needs credit again when it is appended. So outstanding never passes the budget by
 -- more than a fragment.
 --
--- After every script: where a session waits, nothing of the budget is left.
+-- Policy servers have no credit: they append what clients did while there is room. One that finds none has a turn
+-- too, after one of each rollout worker: room for its fragment is kept until it asks again.
+--
+-- After every script: where a session waits, nothing of the budget is left, but what is kept for a server.
 
 -- A session as the script has it already (`mine`), else as it is noted.
 local function row_of(session, mine)
   return mine and mine.session == session and mine or credit_row(session)
 end
 
+-- True while there is room in the budget for one more fragment of a rollout worker.
+local function has_room(pacing, now)
+  if pacing.steps >= pacing.budget then return false end
+  local is_kept = pacing.server_since > 0 and now - pacing.server_since < SERVER_WAIT_MS
+    and pacing.given >= redis.call('SCARD', ROLLOUTS)
+  return not is_kept or pacing.steps + pacing.charge < pacing.budget
+end
+
 -- Gives the next fragments to those that wait, in turn.
 local function serve(pacing, now, mine)
   if pacing.version == 0 then return end
-  while pacing.steps < pacing.budget do
+  while has_room(pacing, now) do
     local first = redis.call('ZPOPMIN', WAITING)
     if not first[1] then return end
     local credit = row_of(first[1], mine)
@@ -41,7 +52,7 @@ end
 local function relieve(pacing, now, mine)
   if pacing.lock_step == 1 then return end
   serve(pacing, now, mine)
-  if pacing.steps < pacing.budget or redis.call('ZCARD', WAITING) == 0 then return end
+  if has_room(pacing, now) or redis.call('ZCARD', WAITING) == 0 then return end
   for _, session in ipairs(silent_sessions(pacing, now)) do
     take_back(pacing, row_of(session, mine), now)
   end
@@ -55,12 +66,12 @@ end
 
 -- Helpings while no session waits: as deep as the session has shown to work, no deeper than its share.
 local function help(pacing, credit, now, ahead)
-  if pacing.steps >= pacing.budget then return end
+  if not has_room(pacing, now) then return end
   -- What is appended may take less of the budget than was held for it: that is for those that wait.
   if redis.call('ZCARD', WAITING) > 0 then return end
   local share = math.floor(pacing.budget / (pacing.charge * redis.call('SCARD', ROLLOUTS)))
   local most = math.max(1, math.min(share, credit.sequence + ahead))
-  while pacing.steps < pacing.budget and credit.held < most do
+  while credit.held < most and has_room(pacing, now) do
     give(pacing, credit, now)
   end
 end

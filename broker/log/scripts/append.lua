@@ -79,7 +79,10 @@ local function refusal_of_fragment(i, given, charge, kind, taken, version)
   if kind == 1 then
     if entries >= max_entries then return 'FULL', 'log_entries' end
     if bytes + taken > max_bytes then return 'FULL', 'log_bytes' end
-    if credit.role == 2 and pacing.steps >= pacing.budget then return 'FULL', 'pacing' end
+    if credit.role == 2 and pacing.steps >= pacing.budget then
+      pacing.server_since = now
+      return 'FULL', 'pacing'
+    end
   end
   -- Staged payloads expire, those in the log do not; one that is not taken is dropped below.
   if redis.call('PERSIST', KEYS[i]) == 0 then return 'FULL', 'staging' end
@@ -93,6 +96,8 @@ local function note_appended(given, charge)
   if credit.role == 1 then
     credit.through = math.max(credit.through, given)
     hold(pacing, credit, math.max(0, credit.held - 1))
+  elseif charge > 0 then
+    pacing.given, pacing.server_since = 0, 0
   end
 end
 
@@ -160,9 +165,11 @@ if detail ~= 'closed' and credit.role > 0 then
     if appended > 0 then note_time() elseif status == 'FULL' and not is_late then credit.since = now end
     ask(pacing, credit, now, 2)
     conclude(pacing, credit, now, unpack(counters))
-  elseif #counters > 0 then
-    redis.call('HSET', STATE, unpack(counters))
-    redis.call('HSET', credit.key, 'sequence', credit.sequence)
+  else
+    if #counters > 0 then redis.call('HSET', credit.key, 'sequence', credit.sequence) end
+    relieve(pacing, now)
+    keep_pacing(pacing, unpack(counters))
+    wake(pacing)
   end
   if pacing.lock_step == 1 and appended > 0 then
     redis.call('SREM', ROSTER, session)

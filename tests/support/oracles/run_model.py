@@ -118,6 +118,8 @@ class Server:
     commits: list[str] = field(default_factory=list)
     weights: Weights = field(default_factory=Weights)
     commands: Commands = field(default_factory=Commands)
+    server_waits: bool = False
+    """A policy server found no room: a fragment's room may be kept for it."""
 
     def most_credit(self) -> int:
         """Sequences that one session may have credit for."""
@@ -139,7 +141,8 @@ class Server:
         assert told.keys() == self.rows.keys()
         given = sum(self._take(self.rows[session], *numbers, waiting) for session, numbers in told.items())
         assert not given or self.outstanding() - self.charge < self.budget
-        assert not waiting or self.outstanding() >= self.budget
+        kept = self.charge if self.server_waits else 0
+        assert not waiting or self.outstanding() + kept >= self.budget
 
     def _take(self, row: Row, through: int, given_back: int, waiting: Collection[int]) -> int:
         """Sequences that one session was given; of one that was rewound nothing is known but the most."""
@@ -225,6 +228,7 @@ class Server:
             return Reason.FULL
         is_late = row.role is Role.ROLLOUT and row.credit == 0 and row.given_back > 0
         if (row.role is Role.SERVER or is_late) and self.outstanding() >= self.budget:
+            self.server_waits |= row.role is Role.SERVER
             return Reason.FULL
         # Credit that was given back is given again.
         row.given_back -= is_late
@@ -234,6 +238,7 @@ class Server:
         self.number, self.total, self.acked = self.number + 1, self.total + charge, self.acked + 1
         self.log[self.number] = Entry(session, sequence, charge, self.total)
         row.raise_to(sequence)
+        self.server_waits &= row.role is not Role.SERVER
 
     def total_at(self, position: int) -> int:
         """Running total of steps at a position that has an entry, or of the newest before it."""
