@@ -56,7 +56,7 @@ async def test_what_comes_together_goes_together(store: Store, redis_url: str, s
 
 
 async def test_one_who_comes_alone_is_sent_alone(store: Store, redis_url: str, sent: list[int]) -> None:
-    """Nobody is waited for."""
+    """No other call is waited for."""
     log = open_run(redis_url, budget=1000 * CHARGE)
     (actor,) = await servers(store, 1)
     for _ in range(3):

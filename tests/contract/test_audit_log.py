@@ -155,7 +155,7 @@ async def test_what_a_session_lost_that_ends_before_the_log_is_open_again(
 async def test_a_session_of_lost_seconds_is_known_by_its_number(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
-    """Nobody knows its row; no later session has a number like it."""
+    """Its row is not known; no later session has a number like it."""
     log = open_run(redis_server.url, budget=10**6)
     first = await recorded(store, "one", tmp_path)
     await first.send(1)

@@ -48,7 +48,7 @@ def test_every_place_and_every_way_is_drawn() -> None:
 
 @pytest.mark.parametrize(("role", "folders"), FOLDERS.items())
 def test_every_place_is_one_that_its_process_passes(role: str, folders: tuple[str, ...]) -> None:
-    """A fail point that was renamed would never be met, and nobody would notice."""
+    """A fail point that was renamed would never be met, which no other test would notice."""
     passed = {
         name
         for folder in folders

@@ -39,7 +39,7 @@ def pass_time(clock: Clock, log: LearnerLog, ms: int) -> int:
 async def test_sessions_live_on_and_end_when_they_are_silent(
     store: Store, redis_url: str, clock: Clock, step_ms: int
 ) -> None:
-    """A step costs nobody its session; silence does, after the timeout and a bound."""
+    """A step costs no session; silence does, after the timeout and a bound."""
     log, actor = open_run(redis_url), Actor(store, "actor-0")
     timeout_ms = PACING.session_timeout_ms
     assert pass_time(clock, log, timeout_ms + SECOND_MS) == 0

@@ -69,7 +69,7 @@ async def _everybody(actors: list[Actor], learner: Learner, fragments: int) -> s
 
 
 async def test_64_actors_share_a_budget_of_four_fragments(store: Store, redis_url: str, clock: Clock) -> None:
-    """Nobody deadlocks, and outstanding stays below the budget plus one fragment.
+    """No actor waits for ever, and outstanding stays below the budget plus one fragment.
 
     The time stands still: no actor is silent for too long on a busy machine.
     """

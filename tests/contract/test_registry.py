@@ -212,7 +212,7 @@ def test_what_may_not_be_promoted_is_refused_with_the_remedy(registry: Registry)
 
 
 def test_a_canary_that_is_rolled_back_leaves_the_active_version(registry: Registry) -> None:
-    """Nobody is sent to it any more: neither by share, nor as shadow, nor by a pin."""
+    """No client is sent to it any more: neither by share, nor as shadow, nor by a pin."""
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "try", by="ada", to=Status.CANARY, canary_share=0.1)
@@ -435,7 +435,7 @@ def test_a_change_without_reason_or_name_is_refused(registry: Registry, reason: 
 def test_the_database_itself_admits_one_active_version(
     url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever writes past the registry is stopped by the tables."""
+    """A write past the registry is stopped by the tables."""
     monkeypatch.setattr("penstock.registry.database.RETRY_S", 0.1)
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")

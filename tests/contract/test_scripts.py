@@ -79,7 +79,7 @@ async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Sto
 async def test_no_other_identity_takes_over_the_name_of_an_owned_session(
     store: Store, log: LearnerLog
 ) -> None:
-    """Not while it is open, whoever asks: another identity, or one without a name."""
+    """Not while it is open, for any caller: another identity, or one without a name."""
     first = await store.open_session("actor-0", Role.ROLLOUT, "actor gpu-1")
     assert isinstance(first, Opened)
     for other in ("actor gpu-2", ""):
@@ -474,7 +474,7 @@ async def test_control_is_followed_and_stopping_is_not_taken_back(store: Store, 
 async def test_a_stop_outlives_a_learner_that_crashes_and_ends_with_one_that_followed_it(
     store: Store, log: LearnerLog, redis_url: str
 ) -> None:
-    """Whoever starts the crashed one again has not asked the run to go on."""
+    """To start the crashed one again is not to ask the run to go on."""
     await store.control("stop")
     crashed = open_run(redis_url)
     assert crashed.renew().desired is RunState.STOPPING

@@ -35,7 +35,7 @@ class Learner:
         return self.log.publish(body, update=self.count, settled=0, scalars={}).version
 
     def publish_often(self) -> None:
-        """Publish until a version that nobody holds on to is gone."""
+        """Publish until a version that no session fetches is gone."""
         for _ in range(3):
             self.publish()
 

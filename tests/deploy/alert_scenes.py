@@ -150,7 +150,7 @@ def stranger(run: Training) -> Iterator[SimulatedActor]:
 
 @contextmanager
 def launcher_stopped(run: Training) -> Iterator[None]:
-    """Nobody starts again what dies meanwhile."""
+    """What dies meanwhile is not started again."""
     run.process.send_signal(signal.SIGSTOP)
     try:
         yield

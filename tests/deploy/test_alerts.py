@@ -67,7 +67,7 @@ def test_the_runbook_names_no_alert_that_is_not_there() -> None:
 
 
 def test_alerts_ask_for_metrics_that_exist() -> None:
-    """A name that nobody exports or records never fires."""
+    """A name that is neither exported nor recorded never fires."""
     exported = {
         name
         for line in metrics.exposition("every role").decode().splitlines()

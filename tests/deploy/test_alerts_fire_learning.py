@@ -154,7 +154,7 @@ def kill(run: Training, name: str) -> None:
 
 @contextmanager
 def through_proxy(run: Training) -> Iterator[Proxy]:
-    """Whoever connects to the broker from now on does so through a network that a test commands."""
+    """Connections to the broker from now on go through a network that a test commands."""
     endpoint = json.loads((run.run_dir / "endpoints.json").read_text())["broker"]
     address = Path(endpoint["address"].removeprefix("unix:"))
     real = address.rename(address.with_name("real.sock"))

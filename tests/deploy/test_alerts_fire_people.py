@@ -107,7 +107,7 @@ def test_a_training_that_fails(people: People, tmp_path: Path) -> None:
 
 
 def test_passwords_that_are_tried(people: People, tmp_path: Path) -> None:
-    """Until whoever tries them goes away."""
+    """Until the caller that tries them goes away."""
     with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
         with going_on(people.try_password):
             scene.fires("PenstockSignInsRefused")

@@ -68,7 +68,7 @@ def scene(run: Training, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture
 def client(run: Training) -> Iterator[Any]:
-    """A connection to the run's Redis that asks nobody."""
+    """A connection to the run's Redis that asks for no permission."""
     url = json.loads((run.run_dir / "endpoints.json").read_text())["redis"]["address"]
     with redis.Redis.from_url(url) as client:
         yield client

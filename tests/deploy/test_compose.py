@@ -38,7 +38,7 @@ def test_it_is_valid_by_the_specification() -> None:
 
 
 def test_it_has_everybody() -> None:
-    """Two actors; nobody is forgotten."""
+    """Two actors; no service is forgotten."""
     everybody = {
         "prepare",
         "renew",

@@ -177,7 +177,7 @@ def test_servers_are_known_by_the_names_that_callers_use() -> None:
     }
     for service in kinds(objects, "Service"):
         called = service["metadata"]["name"]
-        if called != "learner":  # its Service names pods for Prometheus; nobody calls it over TLS
+        if called != "learner":  # its Service names pods for Prometheus; it is not called over TLS
             assert {called, f"{called}.penstock.svc"} - names[called] == set()
     words = " ".join(word for _, container in all_containers(objects) for word in container.get("args", ()))
     assert set(re.findall(r"dns:///([a-z]+):", words)) == {"broker"}
@@ -197,7 +197,7 @@ def test_grace_periods_hold_the_drain(name: str, tmp_path: Path) -> None:
         ends[workload.labels[COMPONENT]] = (before, before + drain)
         if workload.serves:
             assert before + drain < workload.spec["terminationGracePeriodSeconds"], workload.name
-    # Nobody ends before those who still write to it have had their time.
+    # No process ends before those that still write to it have had their time.
     assert ends["actor"][1] <= ends["broker"][0] + 5
     assert ends["broker"][1] <= ends["redis"][0]
 

@@ -69,7 +69,7 @@ class Pod:
 
     @property
     def pause_pid(self) -> int:
-        """Whoever holds the pod's network."""
+        """The process that holds the pod's network."""
         return self._pause.pid
 
     def start(self) -> None:

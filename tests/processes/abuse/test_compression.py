@@ -40,7 +40,7 @@ def test_a_bomb_is_refused_before_it_is_unfolded(stage: Stage, name: str) -> Non
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_compressed_message_is_refused_too(stage: Stage, name: str) -> None:
-    """Nobody has to guess from which size on: experience is compressed by its codec, never by the line."""
+    """There is no size from which on it is: experience is compressed by its codec, never by the line."""
     with unharmed(stage), nothing_stored(stage), RawChannel(stage.address) as channel:
         answer = channel.send(
             f"{EXPERIENCE}Append", bytes(MAX_MESSAGE_BYTES // 1024), compression=BOMBS[name]

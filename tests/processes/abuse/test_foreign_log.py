@@ -29,7 +29,7 @@ STEERING: Final = {
     "a program": ("EVAL", "return 1", "0"),
     "an end": ("SHUTDOWN",),
 }
-"""Those that a run's own server needs, or that harm nobody there, and a reader does not."""
+"""Those that a run's own server needs, or that do no harm there, and a reader does not."""
 
 
 def write_log(folder: Path, *commands: tuple[str, ...]) -> None:

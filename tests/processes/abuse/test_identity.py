@@ -41,7 +41,7 @@ STATUS: Final = "/penstock.v1.ControlService/Status"
 
 
 def test_every_rpc_stands_in_the_table() -> None:
-    """One that is forgotten is served to nobody; one that is gone has no row. Those of other servers wait."""
+    """One that is forgotten is not served; one that is gone has no row. Those of other servers wait."""
     described = {
         f"/{service.full_name}/{method.name}"
         for file in (experience_pb2, weights_pb2, control_pb2)
@@ -172,7 +172,7 @@ def test_a_token_that_is_taken_back_or_new_counts_at_once(tokened: Secure) -> No
 
 
 def test_new_tokens_leave_those_before_known_until_the_next_ones(tmp_path: Path) -> None:
-    """They are still on their way to whoever shows them."""
+    """They are still on their way to the process that shows them."""
     order = Order(folder=tmp_path, run=RUN)
     shown = []
     for _ in range(3):

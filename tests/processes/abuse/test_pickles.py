@@ -1,4 +1,4 @@
-"""Pickles in the place of weights and of tensors: they are bytes like others, and nobody loads them.
+"""Pickles in the place of weights and of tensors: they are bytes like others, and never loaded.
 
 Every payload would make a file if it were loaded; that it really would is tested too.
 """

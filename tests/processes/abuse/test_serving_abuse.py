@@ -1,6 +1,6 @@
 """Clients of a policy server that are wrong, greedy or gone.
 
-Refused with a reason, and nobody else notices.
+Refused with a reason, and no other caller notices.
 """
 
 import itertools
@@ -37,7 +37,7 @@ GROWTH_BYTES: Final = 32 * MIB
 What it holds for requests in hand, and fragmentation.
 """
 STREAM_BYTES: Final = 48 * MIB
-"""The same for replies that nobody reads: 256 of them, and gRPC's buffers."""
+"""The same for replies that are not read: 256 of them, and gRPC's buffers."""
 PATIENCE_S: Final = 120.0
 
 
@@ -326,7 +326,7 @@ def test_no_bytes_at_all_break_a_stream(server: BrokerProcess) -> None:
 
 
 def test_ten_thousand_abandoned_episodes_are_bounded(server: BrokerProcess) -> None:
-    """So many are open and no more: the others are OVERLOADED. Those that nobody plays on are given up."""
+    """So many are open and no more: the others are OVERLOADED. Those on which no call comes are given up."""
     with unharmed(server, 64 * MIB), RawChannel(server.address) as channel:
         path = STREAM.replace("ActStream", "StartEpisode")
         flying: list[Any] = []

@@ -161,7 +161,7 @@ def test_the_tail_of_the_log_that_is_gone_is_lost(copy: Copy) -> None:
 
 
 def test_a_payload_that_is_gone_is_lost(copy: Copy) -> None:
-    """A header alone trains nobody."""
+    """A header alone is no experience."""
     number, values = copy.resident()
     copy.redis.delete(keys.payload(number))
     assert _named(copy.audit(), Kind.LOST) == _names([(number, values)])
@@ -242,7 +242,7 @@ def test_a_payload_that_changed_before_it_was_trained_is_named(copy: Copy) -> No
 def test_a_lineage_line_that_is_gone_leaves_its_fragments_lost(copy: Copy, which: int) -> None:
     """First, middle or newest.
 
-    The chain names the checkpoint that has none, and the fragments that nobody has.
+    The chain names the checkpoint that has none, and the fragments that no book has.
     """
     gone = _chain(copy)[which]
     copy.rewrite_lineage(

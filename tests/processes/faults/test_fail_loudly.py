@@ -145,7 +145,7 @@ def test_a_full_disk_under_the_checkpoints(
 def test_a_full_disk_under_the_append_only_file(
     kind: str, durability: str, words: str, start: Callable[..., Training], disk: Callable[..., SmallDisk]
 ) -> None:
-    """Redis refuses writes or ends itself; whoever gives up first says what Redis said."""
+    """Redis refuses writes or ends itself; the process that gives up first says what Redis said."""
     running: list[Training] = []
     small = disk(kind, "redis", lambda: running[0].pids().get("redis") if running else None)
     training = start(*ENDLESS, "--set", "broker.redis_wait_s=5", "--set", f"broker.durability={durability}")
@@ -226,7 +226,7 @@ def test_kills_between_which_the_run_comes_further_do_not_end_it(start: Callable
 def test_an_environment_that_hangs(
     start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The learner hears of nobody, and says for how long."""
+    """The learner hears of no actor, and says for how long."""
     hangs = FALLS.replace('raise RuntimeError("the simulator has crashed")', "import time; time.sleep(3600)")
     (tmp_path / "hanging.py").write_text(hangs.replace("Falls-v0", "Hangs-v0"))
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Nobody learns for a while: actors pause, nothing grows, no session ends; then they catch up."""
+"""There is no learner for a while: actors pause, nothing grows, no session ends; then they catch up."""
 
 from pathlib import Path
 

@@ -89,7 +89,7 @@ def assert_restored(run_dir: Path, result: dict[str, Any], best: int, mean: floa
         for name, tensor in newest(run_dir).tensors.items()
         if name.startswith("policy/")
     }
-    assert weights.encode(held) == final.blob, "whoever resumes goes on from the best weights"
+    assert weights.encode(held) == final.blob, "a learner that resumes goes on from the best weights"
 
 
 def test_a_run_that_no_longer_improves_publishes_its_best_version_again(

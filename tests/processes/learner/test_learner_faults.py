@@ -154,7 +154,7 @@ def test_what_was_read_and_then_forgotten_is_lost_by_name(
 ) -> None:
     """Three fragments that fill no batch.
 
-    The learner knows their headers, and nobody has their payloads any more.
+    The learner knows their headers, and their payloads are gone.
     """
     phases, lost = tmp_path / "phases", 3
     with monkeypatch.context() as patch:

@@ -2,7 +2,7 @@
 
 Two learners with folders of their own and one folder of checkpoints, as two machines with a shared disk. One
 freezes itself at a fail point; the other waits until the lease (2 s) is over, takes it, publishes, commits,
-and freezes itself in turn. Then actors and broker are frozen too, and the first learner is woken: nobody else
+and freezes itself in turn. Then actors and broker are frozen too, and the first learner is woken: no other
 can write, so all that is in Redis must stay as it is.
 """
 
@@ -123,7 +123,7 @@ def check_taken_over(before: RunSnapshot, now: RunSnapshot) -> None:
 
 
 def wake_alone(fleet: Fleet, name: str, others: list[str], view: View) -> None:
-    """Wake a learner that lost the lease while nobody else can write."""
+    """Wake a learner that lost the lease while no other process can write."""
     for other in others:
         fleet.freeze(other)
     before = when_still(fleet, view)

@@ -1,4 +1,4 @@
-"""A connection on which nobody calls stays: no ban for its keep-alive pings, no error at the next call."""
+"""A connection without calls stays: no ban for its keep-alive pings, no error at the next call."""
 
 import threading
 from pathlib import Path

@@ -201,7 +201,7 @@ def test_a_session_that_ends_loses_what_was_under_way_and_counts_it(
 
 
 def test_a_full_queue_takes_no_more() -> None:
-    """And waits for nobody; what is taken out makes room."""
+    """And does not wait; what is taken out makes room."""
     queue = ServedQueue(3, 0)
     assert [queue.put(served(number)) for number in range(5)] == [True, True, True, False, False]
     assert len(queue.exchange([], 0)) == 3

@@ -80,7 +80,7 @@ def code(channel: grpc.Channel, name: str) -> grpc.StatusCode:
 
 
 def test_every_call_is_the_clients_and_stands_in_the_table() -> None:
-    """One that is forgotten would be served to nobody."""
+    """One that is forgotten would be served to no caller."""
     methods = {method.name for method in pb.DESCRIPTOR.services_by_name["PolicyService"].methods}
     assert methods == CALLS.keys()
     assert {path: parties for path, parties in ACCESS.items() if SERVICE in path} == {

@@ -84,7 +84,7 @@ def test_the_clone_of_a_solved_policy_solves_the_task(tmp_path: Path) -> None:
     roles = {one["role"] for one in summary["processes"]}
     assert roles == {"launcher", "redis", "broker", "learner", "evaluator"}
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    # The teacher draws its actions: nobody predicts them better than the teacher's own probabilities.
+    # The teacher draws its actions: nothing predicts them better than the teacher's own probabilities.
     assert 0.95 * entropy(recording) < last["validation_nll"] < 1.15 * entropy(recording)
     assert last["validation_accuracy"] > 0.8
     assert last["evaluation_sampled"] == summary["evaluation"]["sampled"]["mean"]

@@ -118,7 +118,7 @@ def test_a_person_watches_a_run(training: Training) -> None:
 
 
 def see_the_curve_move(screen: Screen) -> None:
-    """While nobody touches anything."""
+    """While nothing is touched."""
     tab = screen.tab
     assert tab.text_content("#name") == "second"
     assert tab.text_content("#state") == "running"

@@ -52,7 +52,7 @@ def test_a_learner_that_is_done_stays_until_it_is_asked_to_end(redis_url: str, t
 
 
 def test_a_policy_server_is_alive_before_there_is_a_run(tmp_path: Path) -> None:
-    """A probe that found nobody would have it killed while it waits; ready it is not."""
+    """A probe that found no server would have it killed while it waits; ready it is not."""
     port = free_port()
     address = ("--broker", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--set", f"metrics.port={port}")
     with service(tmp_path, "serve", *address) as server:

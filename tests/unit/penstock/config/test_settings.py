@@ -123,7 +123,7 @@ def test_a_mistake_is_named_with_key_value_and_what_is_allowed(layer: dict[str, 
 
 
 def test_every_mistake_is_told_at_once() -> None:
-    """Nobody fixes one key per attempt."""
+    """All wrong keys are told at once."""
     with pytest.raises(ConfigurationError) as caught:
         load([{"algorithm": {"epochs": 0, "epoch": 1}, "seed": -1}])
     assert len(str(caught.value).splitlines()) == 3
@@ -263,7 +263,7 @@ def test_secrets_are_not_printed() -> None:
 
 
 def test_the_name_chooses_the_section_wherever_it_is_said() -> None:
-    """File, environment, `--set`; PPO where nobody says anything."""
+    """File, environment, `--set`; PPO where nothing is said."""
     assert isinstance(load([{"algorithm": {"batch_steps": 5}}]).algorithm, PPOSection)
     layers = [
         {"algorithm": {"batch_steps": 5}},

@@ -181,7 +181,7 @@ class NoModule:
 
 
 def make(reader: Reader) -> Good:
-    """A function: whoever names a module of ours from afar shall not call what he likes in it."""
+    """A function: a run from elsewhere that names a module of ours shall not call what it likes in it."""
     return Good(reader)
 
 

@@ -33,7 +33,7 @@ def test_bounds_that_bound_nothing_are_refused(change: dict[str, Any], message: 
     ],
 )
 def test_a_return_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
-    """A canary that all or none of the clients have is compared with nobody."""
+    """A canary that all or none of the clients have has no other to be compared with."""
     fields: dict[str, Any] = {"client": "", "level": 0, "canary": True, "part": 0.5, "value": 0.0}
     with pytest.raises(ValueError, match=message):
         ClientReturn(**fields | change)

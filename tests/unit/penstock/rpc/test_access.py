@@ -17,7 +17,7 @@ def test_the_calls_of_a_workload_are_served_to_the_parties_that_it_names() -> No
 
 
 def test_a_call_that_no_table_has_is_served_to_no_party() -> None:
-    """Whoever calls."""
+    """For every caller."""
     assert not any(may_call(party, "/outside.Service/Tell", OWN) for party in Party)
     assert all(
         may_call(party, path) == (party in parties) for path, parties in ACCESS.items() for party in Party

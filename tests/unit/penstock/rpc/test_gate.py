@@ -20,7 +20,7 @@ class Aborted(Exception):
 
 
 class Call:
-    """A call over TCP whose reply nobody has read yet."""
+    """A call over TCP whose reply is not read yet."""
 
     def __init__(self) -> None:
         self.on_read: list[Callable[[Any], None]] = []

@@ -45,7 +45,7 @@ def test_what_is_no_identity_is_refused(uri: str) -> None:
     "names", [[], [b"localhost"], [b"penstock://run-a/actor", b"penstock://run-a/operator"], [b"\xff"]]
 )
 def test_a_certificate_says_one_thing(names: list[bytes]) -> None:
-    """None, or two, is nobody."""
+    """None, or two, is no identity."""
     with pytest.raises(Unidentified, match="one is needed"):
         from_alternative_names(names)
 

@@ -38,7 +38,7 @@ async def test_a_port_in_use_is_an_error_that_names_it() -> None:
 
 
 async def test_a_served_unix_socket_is_not_taken_over(tmp_path: Path) -> None:
-    """One that nobody serves any more is."""
+    """One that is not served any more is."""
     address = f"unix:{tmp_path / 's'}"
     first = build_server([])
     bind(first.server, address, PLAIN)

@@ -137,7 +137,7 @@ def test_who_reads_the_metrics_gets_to_read_what_was_counted_last(health: Health
 def test_only_readers_with_a_name_that_read_lately_are_waited_for(
     health: Health, clock: Clock, port: int
 ) -> None:
-    """A process that nobody watches ends at once."""
+    """A process without readers ends at once."""
     over = threading.Event()
     get(port, "/metrics")
     get(port, "/healthz", "kubelet")

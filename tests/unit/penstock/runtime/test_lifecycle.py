@@ -124,7 +124,7 @@ def test_the_cause_is_the_last_line_on_stderr(then: str, code: int, last: str) -
 
 
 def test_a_callback_registered_while_draining_runs_at_once() -> None:
-    """Nobody who comes late waits for ever."""
+    """A late caller does not wait for ever."""
     lifecycle = Lifecycle("test")
     lifecycle.drain("enough")
     called: list[str] = []

@@ -47,7 +47,7 @@ def test_a_line_has_time_level_role_message_and_fields(stream: io.StringIO) -> N
 
 
 def test_a_value_cannot_begin_a_line_or_move_the_cursor(stream: io.StringIO) -> None:
-    """Whoever gave it, an operator's reason for one."""
+    """By whatever way it came, as in an operator's reason."""
     logging.getLogger("x").info("command", extra={"reason": "now\rinfo\x1b[2J", "by": "ε"})
     assert "reason='now\\rinfo\\x1b[2J' by=ε" in stream.getvalue()
 

@@ -53,7 +53,7 @@ def test_a_process_serves_the_families_of_its_role_alone() -> None:
 
 
 def test_what_alerts_watch_is_there_before_its_first_event() -> None:
-    """Of a series that begins with its first event nobody can tell that it rose."""
+    """A series that begins with its first event does not show that it rose."""
     assert 'penstock_updates_skipped_total{reason="nan"}' in metrics.exposition("learner").decode()
     for reason in ("full", "invalid", "overloaded", "malformed"):
         assert f'penstock_refusals_total{{reason="{reason}"}}' in metrics.exposition("broker").decode()

@@ -37,7 +37,7 @@ async def test_a_server_says_that_it_drains_before_it_lets_go_of_the_calls_that_
 
 
 async def test_an_address_that_is_taken_is_a_matter_of_configuration() -> None:
-    """Whoever started the process chose it."""
+    """It was chosen when the process was started."""
     first = framed()
     address = first.bind()
     with pytest.raises(ConfigurationError, match="in use"):

@@ -113,7 +113,7 @@ def test_a_trace_is_not_begun_inside_another(begin: Begin) -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_the_ratio_decides_at_the_first_step(begin: Begin, ratio: float) -> None:
-    """What is not sampled has no context, so nobody downstream does anything."""
+    """What is not sampled has no context, so no process downstream does anything."""
     spans = begin(ratio)
     with tracing.trace("actor.unroll"):
         assert bool(tracing.current()) is bool(ratio)
@@ -121,7 +121,7 @@ def test_the_ratio_decides_at_the_first_step(begin: Begin, ratio: float) -> None
 
 
 def test_a_header_is_recorded_where_its_flag_and_the_own_ratio_agree(begin: Begin) -> None:
-    """Who sets the flag on everything makes nobody record more than their ratio."""
+    """Who sets the flag on everything makes no process record more than its ratio."""
     spans = begin(0.5)
     assert tracing.record("broker.append", 0.1, header=parent_of(5))
     assert tracing.record("broker.append", 0.1, header=parent_of(2**63 + 5)) == ""

@@ -112,7 +112,7 @@ async def test_a_request_is_not_answered_after_its_deadline() -> None:
     stand.batcher._is_busy = True  # a pass is under way
     serving = asyncio.create_task(served(stand).serve(stream_of([late, patient]), caller))
     waiting, clock = stand.batcher._waiting, stand.batcher._loop.time
-    while len(waiting) < 2 or clock() < waiting[0].until_s:  # noqa: ASYNC110 - nobody tells of time that passes
+    while len(waiting) < 2 or clock() < waiting[0].until_s:  # noqa: ASYNC110 - there is no event for time that passes
         await asyncio.sleep(0.001)
     stand.batcher._is_busy = False
     stand.batcher._schedule(0.0)
@@ -146,7 +146,7 @@ async def test_an_unforeseen_error_ends_the_stream() -> None:
 
 
 async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
-    """One that takes long, in a task of its own, holds nobody up."""
+    """One that takes long, in a task of its own, holds up no other."""
     stand, caller, gate = Stand(), Caller(), asyncio.Event()
     await stand.publish(1)
 

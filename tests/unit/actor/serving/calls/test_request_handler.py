@@ -420,7 +420,7 @@ async def test_a_caller_at_its_bound_leaves_room_for_others() -> None:
 
 
 async def test_who_remembers_little_is_forgotten_for_no_one() -> None:
-    """Whoever has more than an even part gives room to the others, whose episodes are older or newer."""
+    """A caller with more than an even part gives room to the others, whose episodes are older or newer."""
     stand = await ready(max_episodes=2 * REMEMBERED_EPISODES)
     with called_by("ada"):
         first = stand.start(request_id="a")

@@ -22,7 +22,7 @@ def reason(ids: EpisodeIds, episode_id: str, owner: Identity | None) -> Reason |
 
 
 def test_an_id_holds_for_the_identity_that_it_was_given_to_alone() -> None:
-    """Without being remembered, also for a server that asks nobody who it is."""
+    """Without being remembered, also for a server that asks for no identity."""
     ids = EpisodeIds()
     for number in (1, 2, 10**15):
         for owner in (ADA, BOB, None):

@@ -218,7 +218,7 @@ async def test_who_is_not_heard_of_is_given_up() -> None:
 
 
 async def test_finished_episodes_are_reported() -> None:
-    """Return, length, end and version; not those that nobody ended, nor an empty one."""
+    """Return, length, end and version; not those that were not ended, nor an empty one."""
     stand, first = await begun()
     second, third, fourth = stand.start(), stand.start(), stand.start()
     for episode, steps in ((first, 6), (second, 3), (third, 3)):
@@ -445,7 +445,7 @@ async def test_beyond_the_memory_episodes_are_answered_and_not_learned_from() ->
     assert not_learned("full") == before + 2
     assert stand.learning is not None
     assert stand.learning._buffered.used == 4 * each
-    assert stand.fragments() == []  # of the second nobody knows what came of the only step
+    assert stand.fragments() == []  # of the second it is not known what came of the only step
     stand.end(first, TERMINATED)
     assert stand.learning._buffered.used == 0
     assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 3]]

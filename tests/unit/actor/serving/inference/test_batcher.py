@@ -1,6 +1,6 @@
 """Requests that come together share a pass.
 
-Nobody waits for nothing, and nobody who is late is computed for.
+No request waits in vain, and none whose time is over is computed.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def make(**changed: Any) -> Batcher:
 
 
 def alone(**changed: Any) -> Batcher:
-    """Expects nobody."""
+    """Expects no other request."""
     return Batcher(**({"max_rows": 256, "max_wait_s": 0.0, "max_delay_s": NEVER_S} | changed))
 
 
@@ -155,7 +155,7 @@ async def test_what_is_late_is_refused_and_not_computed() -> None:
 
 
 async def test_when_all_are_late_nothing_is_computed_and_the_next_is_answered() -> None:
-    """No pass for nobody."""
+    """No pass without a request."""
     batcher, loaded = make(), loaded_of(MADE)
     with passes() as counted:
         late = [batcher.ask(loaded, question_of(), -1.0) for _ in range(3)]

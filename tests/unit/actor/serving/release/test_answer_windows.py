@@ -40,7 +40,7 @@ def slower(canary: list[Answered], active: list[Answered]) -> float | None:
 
 
 def test_a_window_counts_what_the_canary_could_not_answer() -> None:
-    """Of its own answers; what nobody could answer is not among them."""
+    """Of its own answers; what no version could answer is not among them."""
     windows = AnswerWindows(SLOW_S, 0.0)
     tell(windows, [answered(), failed(), failed(is_to_blame=False)], [answered()] * 10)
     assert windows.take(WINDOW_S - 0.1) == []

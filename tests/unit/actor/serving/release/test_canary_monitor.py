@@ -160,7 +160,7 @@ async def test_a_client_is_compared_at_fixed_times_by_its_mean() -> None:
 
 
 async def test_an_abandoned_episode_is_no_return() -> None:
-    """Nobody says what it would have been."""
+    """It is not known what it would have been."""
     stand = await on_trial()
     for client in range(100):
         episode = stand.start(f"client-{client}")
@@ -187,7 +187,7 @@ async def test_what_began_in_another_trial_or_with_other_shares_counts_for_nothi
 
 
 async def test_what_the_registry_did_not_hear_is_told_again() -> None:
-    """In the same order, and the metric says that nobody judges."""
+    """In the same order, and the metric says that there is no judgement."""
     stand = await on_trial()
     for client in range(20):
         await play(stand, client)
@@ -272,7 +272,7 @@ async def test_guards_outlive_ten_thousand_answers() -> None:
 
 
 async def test_a_question_that_no_version_can_answer_is_not_the_canarys_fault() -> None:
-    """A client whose numbers overflow every network withdraws nobody."""
+    """A client whose numbers overflow every network withdraws no canary."""
     made = Stand().specification
     stand = await on_trial(policy=broken(policy_of(made, CANARY)))
     stand.keep(ACTIVE, policy=broken(policy_of(made, ACTIVE)))

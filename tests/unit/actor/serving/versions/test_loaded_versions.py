@@ -195,7 +195,7 @@ async def test_a_version_that_is_named_answers_or_is_unknown() -> None:
 
 
 async def test_of_the_versions_that_were_named_the_newest_used_stay() -> None:
-    """The one that nobody asked for the longest goes first."""
+    """The one that was not asked for the longest goes first."""
     stand = Stand()
     for version in range(1, MAX_LOADED + 2):
         stand.keep(version)

@@ -49,7 +49,7 @@ def test_each_environment_of_the_run_explores_as_in_ape_x() -> None:
 
 
 def test_rows_beyond_the_last_environment_act_as_that_one() -> None:
-    """Of a policy server, whose rows are nobody's in particular."""
+    """Of a policy server, whose rows belong to no environment."""
     np.testing.assert_allclose(
         head(0.4, 7.0, ExplorationSlots(first=2, of=3)).rates(3), [0.4**8] * 3, rtol=1e-5
     )
