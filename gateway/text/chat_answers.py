@@ -93,7 +93,8 @@ def models(described: TextDescription) -> dict[str, Any]:
     """Return the names that can be asked for."""
     arms = {arm.name.lower() for version in described.versions for arm in version.arms}
     numbers = [version.version for version in described.versions]
-    names = [described.policy, *(f"{described.policy}:{one}" for one in [*sorted(arms), *numbers])]
+    which = [*sorted(arms), *numbers, *described.labels]
+    names = [described.policy, *(f"{described.policy}:{one}" for one in which)]
     return {
         "object": "list",
         "data": [{"id": name, "object": "model", "created": 0, "owned_by": described.run} for name in names],

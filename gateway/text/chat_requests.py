@@ -208,10 +208,16 @@ class RewardRequest(_Part):
     user: Annotated[str, Field(max_length=256)] = ""
 
 
-def model_of(name: str, policy: str) -> tuple[Arm | None, int]:
-    """Return the arm and the version that a model name asks for: POLICY, POLICY:latest, POLICY:40.
+def is_plain(name: str) -> bool:
+    """Return whether a model name can be read without knowing which labels there are."""
+    _, colon, which = name.partition(":")
+    return not colon or which in _ARMS or which.isdigit()
 
-    policy: that is served. Raises ChatError 404 for any other.
+
+def model_of(name: str, policy: str, labels: Mapping[str, int]) -> tuple[Arm | None, int]:
+    """Return the arm and the version that a model name asks for: POLICY, POLICY:latest, POLICY:40, its label.
+
+    policy: that is served. labels: versions by label. Raises ChatError 404 for any other.
     """
     given, colon, which = name.partition(":")
     if given == policy and not colon:
@@ -220,10 +226,12 @@ def model_of(name: str, policy: str) -> tuple[Arm | None, int]:
         return _ARMS[which], 0
     if given == policy and which.isascii() and which.isdigit() and 0 < int(which) < 2**53:
         return None, int(which)
+    if given == policy and which in labels:
+        return None, labels[which]
     raise ChatError(
         404,
         f"model: there is none of that name; use {policy}, {policy}:latest, {policy}:active, "
-        f"{policy}:canary, or a version as {policy}:40",
+        f"{policy}:canary, a version as {policy}:40, or its label",
         param="model",
         code="model_not_found",
     )

@@ -1,7 +1,7 @@
 """The routes: chat completions, models, and rewards for what was answered."""
 
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from gateway.text.chat_answers import Envelope, event, models
 from gateway.text.chat_errors import ChatError, add_handlers, of_server, of_value
-from gateway.text.chat_requests import NAME_FORM, ChatRequest, RewardRequest, model_of
-from penstock.client import AsyncTextClient, Generation, PolicyError
+from gateway.text.chat_requests import NAME_FORM, ChatRequest, RewardRequest, is_plain, model_of
+from penstock.client import Arm, AsyncTextClient, Generation, PolicyError
 from penstock.client.text_async import AsyncAnswerStream, AsyncConversation
 
 router = APIRouter()
@@ -26,7 +26,7 @@ async def complete(request: Request, body: ChatRequest, name: ConversationHeader
     """Answer messages; learned from where the caller says which conversation it is in."""
     client = client_of(request)
     options, messages = body.options(), [one.plain() for one in body.messages]
-    arm, version = model_of(body.model, await _policy(request.app.state, client, body.model))
+    arm, version = await _chosen(request.app.state, client, body.model)
     envelope = Envelope(body.model, secrets.token_hex(12))
     asks: Any = client
     named: dict[str, Any] = {"client_key": body.user or "", "arm": arm, "version": version}
@@ -115,11 +115,13 @@ def _sent() -> Iterator[None]:
         raise of_value(error) from error
 
 
-async def _policy(state: Any, client: AsyncTextClient, model: str) -> str:
-    """The policy that is served; asked for anew where a model name says another."""
-    if state.policy is None or model.partition(":")[0] != state.policy:
-        state.policy = (await client.describe()).policy
-    return str(state.policy)
+async def _chosen(state: Any, client: AsyncTextClient, model: str) -> tuple[Arm | None, int]:
+    """The arm and the version of a model name; what is served is asked for anew where it may say another."""
+    labels: Mapping[str, int] = {}
+    if state.policy is None or model.partition(":")[0] != state.policy or not is_plain(model):
+        described = await client.describe()
+        state.policy, labels = described.policy, described.labels
+    return model_of(model, state.policy, labels)
 
 
 async def _events(stream: AsyncAnswerStream, envelope: Envelope, body: ChatRequest) -> AsyncIterator[str]:

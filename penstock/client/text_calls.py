@@ -212,6 +212,7 @@ def _description(reply: pb.DescribeTextReply) -> TextDescription:
         conversation_timeout_ms=reply.conversation_timeout_ms,
         server=reply.server,
         learns=reply.learns,
+        labels=dict(reply.labels),
     )
 
 

@@ -129,3 +129,5 @@ class TextDescription:
     conversation_timeout_ms: int
     server: str
     learns: bool
+    labels: Mapping[str, int]
+    """Versions that operators have given a label, by label."""

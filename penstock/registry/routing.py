@@ -19,6 +19,8 @@ from typing import Final
 from penstock.registry.records import Traffic, check_client_key
 from penstock.registry.registry_errors import UnknownVersion
 
+LABEL: Final = "label:"
+"""Begins the client key of a pin that is no client's: what follows is a label of the version."""
 _BITS: Final = 53
 """As many as a float holds: every number is below 1."""
 
@@ -97,6 +99,15 @@ def exactly(arms: Arms, version: int) -> Route:
         held = ", ".join(map(str, sorted(arms.pinned))) or "none"
         raise UnknownVersion(f"version={version} of policy={arms.traffic.policy!r} is not held; held: {held}")
     return Route(arm=Arm.PINNED, version=version, shadow=_shadow(arms, version))
+
+
+def labels(arms: Arms) -> dict[str, int]:
+    """Return the versions that have a label and whose weights are held, by label."""
+    return {
+        key.removeprefix(LABEL): version
+        for key, version in sorted(arms.traffic.pins.items())
+        if key.startswith(LABEL) and version in arms.pinned
+    }
 
 
 def _shadow(arms: Arms, answering: int | None) -> int | None:

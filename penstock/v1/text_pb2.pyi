@@ -658,6 +658,26 @@ class DescribeTextReply(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REFUSAL_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
@@ -669,6 +689,7 @@ class DescribeTextReply(_message.Message):
     CONVERSATION_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
     LEARNS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The run that the policy belongs to."""
     policy: _builtins.str
@@ -695,6 +716,10 @@ class DescribeTextReply(_message.Message):
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[_policy_pb2.ServedVersion]:
         """The versions, oldest first."""
 
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Versions that operators have given a label, by label."""
+
     def __init__(
         self,
         *,
@@ -709,10 +734,11 @@ class DescribeTextReply(_message.Message):
         conversation_timeout_ms: _builtins.int = ...,
         server: _builtins.str = ...,
         learns: _builtins.bool = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_tokens", b"answer_tokens", "conversation_timeout_ms", b"conversation_timeout_ms", "learns", b"learns", "max_conversations", b"max_conversations", "max_tokens", b"max_tokens", "policy", b"policy", "refusal", b"refusal", "reward_window_ms", b"reward_window_ms", "run", b"run", "server", b"server", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_tokens", b"answer_tokens", "conversation_timeout_ms", b"conversation_timeout_ms", "labels", b"labels", "learns", b"learns", "max_conversations", b"max_conversations", "max_tokens", b"max_tokens", "policy", b"policy", "refusal", b"refusal", "reward_window_ms", b"reward_window_ms", "run", b"run", "server", b"server", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+import openai
 import pytest
 
 from penstock.client import Arm, TextClient
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from tests.support.language.served_text_run import BAD, GOOD, ServedTextRun, begun, serving_text, shadow_lines
+from tests.support.language.text_address import agents_api_of
 from tests.support.language.text_stand import TOOLS
-from tests.support.run.broker_process import eventually
+from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.serving_run import POLICY
 
 ASKED: Final = ({"role": "user", "content": "sum"},)
@@ -30,10 +32,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ServedTextRun:
 
 
 @pytest.fixture(scope="module")
-def client(run: ServedTextRun) -> Iterator[TextClient]:
-    """Of a server over it, which compares clients soon."""
+def server(run: ServedTextRun) -> Iterator[BrokerProcess]:
+    """Over it; it compares clients soon."""
     settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6}
-    with serving_text(run, **settings) as server, TextClient(server.address) as connected:
+    with serving_text(run, **settings) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(server: BrokerProcess) -> Iterator[TextClient]:
+    """Of that server."""
+    with TextClient(server.address) as connected:
         yield connected
 
 
@@ -91,3 +100,23 @@ def test_a_shadow_is_on_record_and_in_no_reply(run: ServedTextRun, client: TextC
     assert (line["answered"]["version"], line["shadow"]["version"]) == (1, shadow)
     assert line["shadow"]["log_prob"] == pytest.approx(line["answered"]["log_prob"], abs=0.2)
     assert "sum" not in (run.folder / "shadow.jsonl").read_text()
+
+
+def test_a_label_of_the_registry_is_a_model(
+    run: ServedTextRun, client: TextClient, server: BrokerProcess
+) -> None:
+    """An operator gives it to a version, and moves it to another one; a label that nobody gave is none."""
+    found = []
+    for version in (run.add(5, GOOD), run.add(6, GOOD)):
+        with Registry.open(run.url) as registry:
+            wanted = replace(registry.traffic(POLICY), pins={"label:v15": version, "ada": 1})
+            registry.set_traffic(wanted, "a test", by="test")
+        eventually(lambda: dict(client.describe().labels) == {"v15": version}, "the label", 60)  # noqa: B023
+        with agents_api_of(server.address) as base_url:
+            agent = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0)
+            made: Any = agent.chat.completions.create(model="default:v15", messages=list(ASKED))
+            found.append((made.model, made.penstock["version"], made.penstock["arm"]))
+            assert "default:v15" in [one.id for one in agent.models.list()]
+            with pytest.raises(openai.NotFoundError, match="or its label"):
+                agent.chat.completions.create(model="default:ada", messages=list(ASKED))
+    assert found == [("default:v15", 5, "pinned"), ("default:v15", 6, "pinned")]

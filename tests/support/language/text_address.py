@@ -53,7 +53,14 @@ def served_text(base: Path, socket: Path, **serving: Any) -> Iterator[TextStand]
 @contextmanager
 def agents_api(socket: Path) -> Iterator[str]:
     """The address of the agents' API over that server, as `base_url` of a client."""
-    server = HttpServer(make_app(lambda: AsyncTextClient(f"unix:{socket}", policy="")), "127.0.0.1:0")
+    with agents_api_of(f"unix:{socket}") as base_url:
+        yield base_url
+
+
+@contextmanager
+def agents_api_of(address: str) -> Iterator[str]:
+    """The same over a server at any address."""
+    server = HttpServer(make_app(lambda: AsyncTextClient(address, policy="")), "127.0.0.1:0")
     server.start()
     try:
         yield f"{server.url}/v1"

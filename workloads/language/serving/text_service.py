@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc
 
 from penstock.config.settings import ServingSection
-from penstock.registry.routing import Arm
+from penstock.registry.routing import Arm, labels
 from penstock.rpc.access import CLIENT, Calls
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2
@@ -199,6 +199,7 @@ class TextService:
             conversation_timeout_ms=round(section.episode_timeout_s * 1000),
             server=self._conversations.episodes.server,
             learns=self._conversations.learns,
+            labels={} if self._versions.arms is None else labels(self._versions.arms),
         )
 
     def _ask(self, request: pb.GenerateRequest) -> Ask:
