@@ -23,8 +23,10 @@ CEILING: Final = 0.5
 SOLVED: Final = 0.8
 MOST: Final = 12_000
 """Conversations after which it counts as not learned."""
-CONTROL: Final = 1_800
+CONTROL: Final = 4_000
 """Conversations of a control: more than learning takes."""
+BATCH: Final = 512
+"""Tokens of an update, prompts among them: with fewer, noise decides which guess the model settles for."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def best(earned: Iterator[float], enough: float = 1.0) -> float:
 def reached(task: str, base: Path, folder: Path, socket: Path, *, seed: int, most: int) -> float:
     """The best mean of an agent's conversations with a model that learns from them."""
     with (
-        agents_run(folder, socket, base, seed=seed),
+        agents_run(folder, socket, base, seed=seed, batch_steps=BATCH),
         gateway(socket, folder) as base_url,
         agent(task, base_url, most, seed=seed) as earned,
     ):
