@@ -103,7 +103,7 @@ def test_a_prompt_is_looked_at_and_rated(browser: "Browser", tmp_path: Path) -> 
 def test_ratings_are_learned_from(browser: "Browser", tmp_path: Path) -> None:
     """Where they are the reward: a rated path waits for an update, and the books balance."""
     complaints: list[str] = []
-    with PromptsGateway(tmp_path / "rated", *SMALL, "--train=environment.kwargs.reward=ratings") as gateway:
+    with PromptsGateway(tmp_path, *SMALL, "--train=environment.kwargs.reward=ratings") as gateway:
         tab = opened(browser, gateway.url, complaints)
         look(tab, PROMPT)
         tab.get_by_role("heading", name="A path that was drawn").wait_for()

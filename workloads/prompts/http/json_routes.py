@@ -13,6 +13,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from gateway.surface import ApiError
 
@@ -54,6 +55,8 @@ class DirectRoute(JsonRoute):
                 body = model.model_validate_json(await request.body())
             except ValidationError as error:
                 raise RequestValidationError(_of_body(error)) from error
+            except ClientDisconnect as error:
+                raise ApiError(400, "the body broke off") from error
             given = {"request": request, "api": request.app.state.api, "body": body}
             answer: BaseModel = await function(**{name: given[name] for name in wanted})
             return Response(answer.model_dump_json(), media_type="application/json")

@@ -7,8 +7,9 @@ import base64
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+import anyio
+import anyio.to_thread
 import numpy as np
-from starlette.concurrency import run_in_threadpool
 
 from gateway.surface import ApiError
 from workloads.language.reward.reward_source import RewardError
@@ -23,15 +24,22 @@ from workloads.prompts.task_parts import TaskParts
 
 T = TypeVar("T")
 
+MOST_WAITING: Final = 64
+"""Texts that may be worked on, or wait for it, at the same time."""
+_THREADS: Final = 8
 _LONG: Final = 2000
 """Characters above which a text is worked on beside the event loop."""
 
 
 class PromptWork:
-    """Work with the parts of a task."""
+    """Work with the parts of a task; used by one event loop.
+
+    It has threads of its own, so that a source that is slow holds up nothing else.
+    """
 
     def __init__(self, parts: TaskParts) -> None:
         self.parts = parts
+        self._waiting, self._threads = 0, anyio.CapacityLimiter(_THREADS)
         self._is_quick = isinstance(parts.embedder, HashingEmbedder) and isinstance(
             parts.reward, QualityReward | None
         )
@@ -56,12 +64,17 @@ class PromptWork:
 
     async def do_beside(self, work: Callable[[], T]) -> T:
         """Return the result of work, done in a thread; raises ApiError for what a source does not give."""
+        if self._waiting >= MOST_WAITING:
+            raise ApiError(503, f"{self._waiting} texts are being worked on: try again", retry_s=1)
+        self._waiting += 1
         try:
-            return await run_in_threadpool(work)
+            return await anyio.to_thread.run_sync(work, limiter=self._threads)
         except NeedsPerson as error:
             raise ApiError(409, str(error)) from error
         except (EmbeddingError, RewardError) as error:
             raise ApiError(502, str(error), error="bad_gateway") from error
+        finally:
+            self._waiting -= 1
 
     def row(self, prompt: str) -> Rows:
         """Return the embedding of a prompt, float32 [1536]."""

@@ -69,6 +69,7 @@ class PromptsApi:
     _control: AsyncControlClient | None = None
     shown: ShownPaths = field(default_factory=ShownPaths)
     _work: PromptWork | None = None
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _registry: str = ""
     _looked_s: float = -math.inf
     _version: int = 0
@@ -224,15 +225,22 @@ class PromptsApi:
 
     async def work(self) -> PromptWork:
         """Return what texts are worked on with, as the run's settings say; raises ApiError."""
-        if self._work is None:
-            try:
-                found = await asyncio.to_thread(self.upstream.settings)
-                if found is None:
-                    raise _not_yet("its settings have not been written")
-                self._work = PromptWork(await asyncio.to_thread(parts_of, found.task))
-                self._registry = found.registry
-            except ConfigurationError as error:
-                raise ApiError(409, str(error)) from error
+        if self._work is not None:
+            return self._work
+        async with self._reading:
+            return await self._read_settings()
+
+    async def _read_settings(self) -> PromptWork:
+        if self._work is not None:
+            return self._work
+        try:
+            found = await asyncio.to_thread(self.upstream.settings)
+            if found is None:
+                raise _not_yet("its settings have not been written")
+            self._work = PromptWork(await asyncio.to_thread(parts_of, found.task))
+        except ConfigurationError as error:
+            raise ApiError(409, str(error)) from error
+        self._registry = found.registry
         return self._work
 
     async def rate(self, caller: str, id_: str, score: float, *, learns: bool) -> int:
@@ -254,10 +262,10 @@ class PromptsApi:
         except BaseException:
             self.shown.restore(path)
             raise
-        client = await self.client()
+        client, whose = await self.client(), f"{caller} {path.id}"  # no other transition joins its chain
         for step in steps:
             reward = 2 * score - 1 if step.done else 0.0
-            await answered(self.chains.store(client, caller, replace(step, reward=reward)))
+            await answered(self.chains.store(client, whose, replace(step, reward=reward)))
             self.learning.waiting_steps += 1
         return len(steps)
 

@@ -1,5 +1,6 @@
 """What the routes answer, and what they refuse: by field, with what to do, and nothing is stored."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -177,3 +178,33 @@ def test_the_answers_are_those_of_the_contract(served: SmallPrompts) -> None:
     shown = served.post("/get_distribution", embedding=embedding(3)).json()
     assert sum(shown["probabilities"]) == pytest.approx(1, abs=1e-5)
     assert shown["mutation_types"][answer["action"]] == answer["mutation_type"]
+
+
+def test_a_body_that_breaks_off_is_an_error_of_its_sender(served: SmallPrompts) -> None:
+    """Nothing fails, and nothing is written of it as a defect."""
+    told = list[dict[str, Any]]()
+    parts = iter([{"type": "http.request", "body": b'{"embedding": [', "more_body": True}])
+
+    async def receive() -> dict[str, Any]:
+        return next(parts, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope: dict[str, Any] = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/select_action",
+        "raw_path": b"/select_action",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "scheme": "http",
+        "root_path": "",
+    }
+    app: Any = served.client.app
+    asyncio.run(app(scope, receive, send))
+    assert told[0]["status"] == 400

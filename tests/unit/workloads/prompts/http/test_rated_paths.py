@@ -1,14 +1,17 @@
 """What people say over HTTP is kept in the run's registry, and learned from where it is the reward."""
 
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
-from tests.support.prompts.small_prompts import SmallPrompts, small_prompts
+from tests.support.prompts.small_prompts import SmallPrompts, embedding, small_prompts
 from tests.support.serving.server_parts import column
+from workloads.prompts.http.prompt_work import MOST_WAITING
 
 PROMPT = "Write a function that sorts a list"
 
@@ -119,6 +122,30 @@ def test_what_cannot_be_embedded_or_rewarded_is_told(short_folder: Path) -> None
         reply = prompts.post("/mutate", prompt=PROMPT, action=3)
         assert (reply.status_code, "gave no score" in reply.json()["detail"]) == (502, True)
         assert prompts.post("/embed", prompt=PROMPT).status_code == 200
+
+
+def test_a_source_that_is_slow_holds_up_nothing_else(short_folder: Path) -> None:
+    """Who asks it beyond a bound is told so at once; actions are given all the while."""
+    held.clear()
+    task = {"reward_source": f"{__name__}:slow"}
+    many = MOST_WAITING + 1
+    with small_prompts(short_folder, task=task) as prompts, ThreadPoolExecutor(many) as programs:
+        asked = [programs.submit(prompts.post, "/mutate", prompt=PROMPT, action=3) for _ in range(many)]
+        refused = next(as_completed(asked)).result()
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert prompts.select(embedding(0))["version"] == 1
+        held.set()
+        assert sorted(one.result().status_code for one in asked) == [200] * MOST_WAITING + [503]
+
+
+held = Event()
+
+
+def slow(prompts: list[Any], responses: list[str]) -> list[float]:
+    """A source that answers when a test lets it."""
+    del prompts
+    assert held.wait(60)
+    return [0.0] * len(responses)
 
 
 def nothing(prompts: list[Any], responses: list[str]) -> list[None]:
