@@ -30,7 +30,7 @@ from workloads.plugin.serving import read_final
 from workloads.prompts.embeddings import Embedder, HashingEmbedder
 from workloads.prompts.prompt_reward import QualityReward
 from workloads.prompts.prompt_sources import PromptSource
-from workloads.prompts.task_parts import make_embedder
+from workloads.prompts.task_parts import parts_of
 from workloads.prompts.text_graph import text_graph
 
 CORPUS: Final = "chatterbot"
@@ -42,8 +42,13 @@ VARIANTS: Final[dict[str, tuple[str, ...]]] = {
     "hashing": (),
     "permuted": ("--set", "environment.kwargs.embedding=permuted"),
     "blind": ("--set", "environment.kwargs.reward=blind"),
+    "minilm": (
+        *("--set", "environment.kwargs.embedding=http"),
+        *("--set", "environment.kwargs.embedding_model=minilm"),
+        *("--set", "environment.kwargs.embedding_url=http://127.0.0.1:8766/v1/embeddings"),
+    ),
 }
-"""By name: what differs from the recipe."""
+"""By name: what differs from the recipe. `minilm` asks `penstock prompts embeddings`, which has to run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,7 @@ def judge(run: Path, name: str, seed: int, source: str = CORPUS) -> Judged:
     policy = policy_maker(final.specification, None)()
     load_into(policy, final.blob)
     kwargs = json.loads(final.specification.environment_json).get("kwargs", {})
-    embedder = make_embedder(kwargs.get("embedding", "hashing"), PromptSource(source, "test"))
+    embedder = parts_of(kwargs | {"prompts": source, "split": "test"}).embedder
     earned = [
         case.graph.expected(STEPS, np.eye(5)[_chosen(policy, embedder, case.graph.texts)])
         for case in cases("test", source)

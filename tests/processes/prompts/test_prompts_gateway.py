@@ -1,5 +1,7 @@
 """`penstock gateway prompts` and its run: stored, updated, gone back, killed, ended."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,22 @@ def test_a_killed_gateway_finds_its_run_again(tmp_path: Path) -> None:
         assert third.get("/stats")["total_updates"] == 1
         third.play(PROMPT.format(99))
     assert third.summary()["ledger"]["balanced"]
+
+
+@pytest.mark.slow
+def test_a_killed_policy_server_takes_open_steps_with_it_and_no_others(tmp_path: Path) -> None:
+    """The run starts another one; a chain goes on as a new one, an update learns, and the books balance."""
+    with PromptsGateway(tmp_path, *SMALL) as gateway:
+        gateway.play(PROMPT.format(0), steps=3, is_whole=False)
+        os.kill(gateway.process_of("server").pid, signal.SIGKILL)
+        gateway.await_healthy()
+        for number in range(1, 27):
+            gateway.play(PROMPT.format(number))
+        made = gateway.post("/update")
+        assert (made["steps"], made["update_count"]) == (130, 1)
+        assert gateway.get("/stats")["open_chains"] == 0
+        assert gateway.end() == 0, gateway.said()
+    assert gateway.summary()["ledger"]["balanced"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import requests
 
+from launch.inspection.processes import read_endpoints
 from launch.run.child_process import penstock
 from penstock.runtime.health import Endpoint, read_endpoint
 
@@ -52,12 +53,16 @@ class PromptsGateway:
         self.session = requests.Session()
 
     def __enter__(self) -> Self:
+        self.await_healthy()
+        return self
+
+    def await_healthy(self) -> None:
+        """Wait until actions are given."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._is_healthy():
             assert self.process.poll() is None, self.said()
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.1)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -77,6 +82,10 @@ class PromptsGateway:
     def url(self) -> str:
         """Where it answers."""
         return f"http://{self.endpoint.address}"
+
+    def process_of(self, role: str) -> Endpoint:
+        """A process of its run."""
+        return next(one for one in read_endpoints(self.state / "run").values() if one.role == role)
 
     def said(self) -> str:
         """The logs of the gateway and of its run."""
@@ -109,8 +118,11 @@ class PromptsGateway:
         assert reply.status_code == 200, reply.text
         return reply.json()
 
-    def play(self, prompt: str, steps: int = 5) -> float:
-        """Mutate a prompt as the policy says, and store each step; returns the sum of rewards."""
+    def play(self, prompt: str, steps: int = 5, *, is_whole: bool = True) -> float:
+        """Mutate a prompt as the policy says, and store each step; returns the sum of rewards.
+
+        is_whole: the last step terminates the episode; else it goes on.
+        """
         here, total = prompt, 0.0
         state = self.post("/embed", prompt=here)["embedding"]
         for step in range(steps):
@@ -123,7 +135,7 @@ class PromptsGateway:
                 action=answer["action"],
                 reward=made["reward"],
                 next_state=following,
-                done=step == steps - 1,
+                done=is_whole and step == steps - 1,
                 log_prob=answer["log_prob"],
                 value=answer["value"],
                 ticket=answer["ticket"],
