@@ -16,7 +16,16 @@ function difference(before, after, label) {
     differences(before, after).map((part) => element(KINDS[part.kind], {}, part.text)));
 }
 
+// What waits for a person is shown whether the prompt is or not: it may be why there is no reward.
 async function look(prompt) {
+  try {
+    await show(prompt);
+  } finally {
+    await showChecks();
+  }
+}
+
+async function show(prompt) {
   const [state, feedback] = await Promise.all([
     call("POST", "/embed", { prompt, encoding: "base64" }),
     call("GET", "/checks"),
@@ -34,7 +43,6 @@ async function look(prompt) {
       difference(prompt, one.prompt, `What ${one.mutation_type} does`)))),
     element("div", { id: "path" }));
   showPath(prompt, best, feedback.rewarded_by);
-  await showChecks();
 }
 
 const optimize = (prompt, explore) => call("POST", "/optimize", { prompt, steps: STEPS, explore });
