@@ -3,12 +3,12 @@
 What is quick is done where it is asked for; long texts, models and sources of rewards are asked in a thread.
 """
 
+import asyncio
 import base64
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-import anyio
-import anyio.to_thread
 import numpy as np
 
 from gateway.surface import ApiError
@@ -39,7 +39,7 @@ class PromptWork:
 
     def __init__(self, parts: TaskParts) -> None:
         self.parts = parts
-        self._waiting, self._threads = 0, anyio.CapacityLimiter(_THREADS)
+        self._waiting, self._threads = 0, ThreadPoolExecutor(_THREADS, "prompts")
         self._is_quick = isinstance(parts.embedder, HashingEmbedder) and isinstance(
             parts.reward, QualityReward | None
         )
@@ -56,6 +56,11 @@ class PromptWork:
         """Return the reward that people check; None where they check none."""
         return self.parts.reward if isinstance(self.parts.reward, CheckedReward) else None
 
+    def close(self) -> None:
+        """Let go of the parts; work that goes on is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.parts.close()
+
     async def do(self, text: str, work: Callable[[], T]) -> T:
         """Return the result of work on a text; raises ApiError for what a source does not give."""
         if self._is_quick and len(text) <= _LONG:
@@ -68,7 +73,7 @@ class PromptWork:
             raise ApiError(503, f"{self._waiting} texts are being worked on: try again", retry_s=1)
         self._waiting += 1
         try:
-            return await anyio.to_thread.run_sync(work, limiter=self._threads)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except NeedsPerson as error:
             raise ApiError(409, str(error)) from error
         except (EmbeddingError, RewardError) as error:

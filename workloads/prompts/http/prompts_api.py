@@ -110,7 +110,7 @@ class PromptsApi:
         await self.chains.end_all()
         await self._close()
         if self._work is not None:
-            self._work.parts.close()
+            self._work.close()
 
     async def _connect(self) -> None:
         """Follow where the processes of the run are; asked at most once a second while all are known."""
