@@ -40,6 +40,7 @@ epochs = 2
 minibatches = 1
 kl_coefficient = 0.0
 entropy_coefficient = 0.05
+gae_lambda = 1.0
 turn_discount = 0.98
 learning_rate = 3e-3
 critic_learning_rate = 3e-3
