@@ -40,6 +40,7 @@ _ENDINGS: Final = {
     "target": "the target was reached",
     "steps": "all steps are done",
     "updates": "all updates are done",
+    "rejected": "the algorithm's own validation rejected what was learned",
     "no_improvement": "evaluations brought no improvement any more (evaluation.patience)",
     "stopped": "an operator stopped it",
     "recording": "the recording is at its end",
@@ -100,7 +101,8 @@ def make_summary(plan: Plan, ending: Ending, learnt: Mapping[str, Any]) -> dict[
         "processes": [_process(account) for account in ending.accounts],
         "redis": asdict(ending.redis),
     }
-    return summary | {"failure": ending.cause} if ending.cause else summary
+    found = {key: value for key, value in (learnt.get("findings") or {}).items() if key not in summary}
+    return summary | found | ({"failure": ending.cause} if ending.cause else {})
 
 
 def concluded(run_dir: Path, summary: dict[str, Any], prediction: dict[str, Any] | None) -> dict[str, Any]:
@@ -142,6 +144,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"  ledger       {_ledger(ledger)}")
     if summary["recording"]:
         lines.append(f"  recording    {_recording(summary['recording'])}")
+    lines += [f"  found        {remark}" for remark in summary.get("remarks", [])]
     lines.append("  CPU seconds  " + ", ".join(map(_process_text, summary["processes"])))
     lines.append(f"  memory       {_memory(summary)}")
     lines.append(f"  redis        {summary['redis']['version']}, durability {summary['redis']['durability']}")

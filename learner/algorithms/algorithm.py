@@ -139,6 +139,23 @@ class Algorithm(ABC):
         """Return the numbers sent to actors with every version. progress: as of `update`."""
         return {}
 
+    # ---- its own judgement of what it learns
+
+    @property
+    def has_rejected(self) -> bool:
+        """Return whether a validation of its own says that what is learned is worth nothing: learning ends.
+
+        The version of the best evaluation is then the newest again.
+        """
+        return False
+
+    def findings(self) -> dict[str, Any]:
+        """Return what the summary of a run says of what was learned, by key, as JSON values.
+
+        Lines under `remarks` are also shown where people read the summary.
+        """
+        return {}
+
     # ---- checkpoints
 
     @abstractmethod

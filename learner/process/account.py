@@ -136,6 +136,7 @@ class Account:
             "staleness": self.recorder.staleness.quantiles(),
             "ledger": ledger_json(balance),
             "recording": self._recording_json(),
+            "findings": self.model.algorithm.findings(),
         }
 
     def _recording_json(self) -> dict[str, Any] | None:

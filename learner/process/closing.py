@@ -39,7 +39,8 @@ class Closing:
         self.offers.finish()
         if ending in {Ending.STEPS, Ending.UPDATES, Ending.RECORDING}:
             self._evaluate_last()
-        if ending.finished and ending is not Ending.TARGET and self.section.patience is not None:
+        keeps_best = self.section.patience is not None or ending is Ending.REJECTED
+        if ending.finished and ending is not Ending.TARGET and keeps_best:
             return self._restore_best()
         return None
 

@@ -16,6 +16,8 @@ class Ending(StrEnum):
     STOPPED = "stopped"
     DRAINED = "drained"
     STALLED = "stalled"
+    REJECTED = "rejected"
+    """The algorithm's own validation rejects what was learned."""
     RECORDING = "recording"
     """The recording that was learned from is at its end."""
 
@@ -27,6 +29,7 @@ class Ending(StrEnum):
             Ending.STEPS,
             Ending.UPDATES,
             Ending.NO_IMPROVEMENT,
+            Ending.REJECTED,
             Ending.RECORDING,
         }
 

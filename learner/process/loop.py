@@ -107,6 +107,8 @@ class Loop:
             return Ending.TARGET
         if self.evaluation.hopeless:
             return Ending.NO_IMPROVEMENT
+        if self.algorithm.has_rejected:
+            return Ending.REJECTED
         self._stalled = self.stall.find()
         if self._stalled:
             return Ending.STALLED

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.sections.algorithms import SECTIONS as ALGORITHMS
+from penstock.config.plugin_sections import algorithm_sections
+from penstock.config.sections.algorithms import SECTIONS
 from penstock.config.settings import Settings
 from penstock.wire.refusal import Reason
 
@@ -107,6 +108,7 @@ def test_every_setting_that_is_named_exists(page: Path) -> None:
 
     Names of spans, rooms and files, which look alike, are left out.
     """
+    kinds = (*SECTIONS.values(), *algorithm_sections().values())
     prose = re.sub(r"\n## Traces and logs\n.*?(?=\n## )", "", page.read_text(), flags=re.DOTALL)
     sections = "|".join(name for name, field in Settings.model_fields.items() if _keys(field.annotation))
     named = set(re.findall(rf"[`\s'\"](({sections})\.([a-z]\w*))(?==|`)", prose))
@@ -114,7 +116,7 @@ def test_every_setting_that_is_named_exists(page: Path) -> None:
         setting
         for setting, section, key in named
         if key not in _keys(Settings.model_fields[section].annotation)
-        and (section != "algorithm" or not any(key in kind.model_fields for kind in ALGORITHMS.values()))
+        and (section != "algorithm" or not any(key in kind.model_fields for kind in kinds))
         and not (ROOT / section / key).is_dir()
         and not key.startswith(("json", "sqlite"))
     ]

@@ -34,6 +34,11 @@ TORCH_FREE = (
     "workloads.plugin.fragments",
     "workloads.rlhf.commands.generate",
     "workloads.rlhf.commands.reward_commands",
+    "workloads.thoughts",
+    "workloads.thoughts.commands.thought_commands",
+    "workloads.thoughts.tasks.rings",
+    "workloads.thoughts.thought_layout",
+    "workloads.thoughts.thought_settings",
 )
 
 

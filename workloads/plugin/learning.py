@@ -2,6 +2,10 @@
 
     Model             what a run learns with: algorithm, specification, probe, pacing
     Algorithm         base of every algorithm; `AlgorithmState`, `Batch`, `Update`: what it takes and returns
+    LearnsOnce        its subclass that learns from each batch once, with bounded staleness
+    contained, verdict   an update without the fragments that make it fail, and why one is not kept
+    factor, warmup, decayed   schedules: of a rate over a run, over first updates, of a weight by update
+    copies, load_copies, under, taken_over   tensors of a checkpoint by path, and back
     RankGroup, Hardware   the ranks that share an update; the precision and the compilation of its networks
     AlgorithmMaker    makes an algorithm of a policy and the section of `algorithm.name`
     TokenPPO          PPO of a policy over token sequences (`penstock.policy.tokens.TokenPolicy`)
@@ -25,8 +29,12 @@ import torch
 from learner.algorithms import registry
 from learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
 from learner.algorithms.registry import HardwareMaker as AlgorithmMaker
+from learner.algorithms.shared.containment import contained, verdict
 from learner.algorithms.shared.hardware import Hardware, hardware_of
+from learner.algorithms.shared.learn_once import LearnsOnce
 from learner.algorithms.shared.rank_group import RankGroup
+from learner.algorithms.shared.schedule import decayed, factor, warmup
+from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from learner.algorithms.tokens.token_ppo import TokenPPO
 from learner.batch import Batch
 from learner.model import stepwise
@@ -40,15 +48,25 @@ __all__ = [
     "AlgorithmState",
     "Batch",
     "Hardware",
+    "LearnsOnce",
     "Model",
     "RankGroup",
     "TokenPPO",
     "Update",
     "choose",
+    "contained",
+    "copies",
+    "decayed",
+    "factor",
     "hardware_of",
+    "load_copies",
     "make_step_model",
     "model_of",
+    "taken_over",
     "target_of",
+    "under",
+    "verdict",
+    "warmup",
 ]
 
 _NONE: Final[Mapping[str, AlgorithmMaker]] = MappingProxyType({})

@@ -4,10 +4,14 @@ The same bytes under a new number.
 """
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from learner.algorithms.algorithm import Algorithm
 from learner.publish.final_policy import read_final
 from penstock.config.settings import Settings
 from penstock.policy import weights
@@ -68,9 +72,11 @@ class Judge:
         return self.learner is not None and self.learner.ended
 
 
-def assert_restored(run_dir: Path, result: dict[str, Any], best: int, mean: float) -> None:
+def assert_restored(
+    run_dir: Path, result: dict[str, Any], best: int, mean: float, ending: str = "no_improvement"
+) -> None:
     """The newest version holds the bytes of the best one; final policy, registry and checkpoint agree."""
-    assert (result["ending"], result["finished"], result["restored_from"]) == ("no_improvement", True, best)
+    assert (result["ending"], result["finished"], result["restored_from"]) == (ending, True, best)
     assert (result["evaluation"]["version"], result["evaluation"]["mean"]) == (best, mean)
     final = read_final(run_dir)
     assert final.version == result["policy_version"] > best
@@ -82,7 +88,7 @@ def assert_restored(run_dir: Path, result: dict[str, Any], best: int, mean: floa
     recorded = rows[final.version].evaluation
     assert recorded is not None
     assert recorded.mean == mean
-    assert "no_improvement" in rows[final.version].reason
+    assert ending in rows[final.version].reason
     assert read_kept(run_dir, best, rows[best].sha256) == final.blob
     held = {
         name.removeprefix("policy/"): tensor.numpy()
@@ -122,6 +128,29 @@ def test_a_run_that_no_longer_improves_publishes_its_best_version_again(
     assert 'penstock_evaluation_return{actions="deterministic"} 4.0' in shown
     assert "penstock_evaluation_best_return 5.4" in shown
     assert "penstock_evaluations_without_improvement 2.0" in shown
+
+
+def test_a_run_whose_algorithm_rejects_what_it_learns_publishes_its_best_version_again(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without patience, and the account says what was found."""
+    rejects = threading.Event()
+    monkeypatch.setattr(Algorithm, "has_rejected", property(lambda _: rejects.is_set()))
+    monkeypatch.setattr(Algorithm, "findings", lambda _: {"remarks": ["worth nothing"]})
+    with (
+        LearnerThread(redis_url, tmp_path, impatient(patience=None)) as learner,
+        Producer(redis_url, tmp_path) as producer,
+    ):
+        judge = Judge(producer, learner)
+        versions = [judge.give(mean) for mean in (3.0, 5.0, 4.0)]
+        assert not learner.ended
+        rejects.set()
+        producer.drive([judge.rollout], lambda: learner.ended)
+        result = learner.finish()
+        assert_restored(tmp_path, result, versions[1], 5.0, "rejected")
+        assert result["findings"] == {"remarks": ["worth nothing"]}
+        assert result["ledger"]["balanced"]
+        audited(tmp_path, redis_url)
 
 
 def test_patience_and_the_best_version_survive_a_kill(redis_url: str, tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""What `penstock thoughts conditions` refuses before it trains anything."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.config.settings import ConfigurationError
+from workloads.thoughts.commands.conditions import ALL
+from workloads.thoughts.commands.conditions_command import Asked, make_plan
+
+ROOT = Path(__file__).resolve().parents[5]
+
+
+def asked(recipe: Path) -> Asked:
+    """All conditions of a recipe."""
+    return Asked(recipe=recipe, out=Path("out"), seeds=1, updates=0, questions=64, only=())
+
+
+def test_a_recipe_says_how_many_updates_unless_the_command_does() -> None:
+    """And all conditions are made unless some are named."""
+    recipe = asked(ROOT / "recipes" / "thoughts-tiny.toml")
+    plan = make_plan(recipe)
+    assert (plan.updates, plan.conditions) == (300, ALL)
+    plan = make_plan(replace(recipe, updates=7, only=(5,)))
+    assert (plan.updates, plan.conditions) == (7, (5,))
+    assert plan.environment.kwargs["task"] == "rings:7:4"
+
+
+def test_what_is_no_recipe_of_thoughts_is_refused(tmp_path: Path) -> None:
+    """By name, with the remedy."""
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        make_plan(asked(tmp_path / "missing.toml"))
+    with pytest.raises(ConfigurationError, match="thoughts-tiny"):
+        make_plan(asked(ROOT / "recipes" / "goals.toml"))
+    with pytest.raises(ConfigurationError, match="1 to 7"):
+        make_plan(replace(asked(ROOT / "recipes" / "thoughts-tiny.toml"), only=(8,)))

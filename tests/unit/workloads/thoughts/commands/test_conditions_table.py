@@ -1,0 +1,74 @@
+"""The table of conditions: what it shows, which gates it names, and when the command fails."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from workloads.thoughts.commands.conditions_table import (
+    gates,
+    must_be_theatre,
+    read_curve,
+    table,
+    write_results,
+)
+
+NAMES: Final = {1: "direct", 3: "filler", 5: "REINFORCE", 7: "another's"}
+
+
+def found(accuracy: float, verdict: str) -> dict[str, Any]:
+    """What a condition came to, over a hundred questions."""
+    return {
+        "accuracy": accuracy,
+        "greedy": accuracy,
+        "right": [int(number < 100 * accuracy) for number in range(100)],
+        "validation": {"gain": 1.5, "chains": accuracy, "verdict": verdict},
+        "by_level": {"1": 1.0, "2": accuracy},
+    }
+
+
+def seed(another: str = "theatre") -> dict[int, dict[str, Any]]:
+    """Four conditions of one seed."""
+    return {
+        1: found(0.2, "theatre"),
+        3: found(0.1, "theatre"),
+        5: found(0.9, "honest"),
+        7: found(0.1, another),
+    }
+
+
+def test_a_condition_has_a_row_and_a_seed_a_number_in_it() -> None:
+    """Direct answers have no thoughts, and so neither gain nor verdict."""
+    rows = table({0: seed(), 1: seed()}, NAMES)
+    assert rows[2] == "| 1 direct | 0.20 0.20 | 0.20 0.20 | – | – | – |"
+    assert rows[4] == "| 5 REINFORCE | 0.90 0.90 | 0.90 0.90 | 1.50 1.50 | 0.90 0.90 | honest, honest |"
+
+
+def test_gates_compare_question_by_question_and_name_what_must_fail() -> None:
+    """With the best condition that has no trained thoughts."""
+    lines = gates({0: seed(another="honest")})
+    assert "seed 0: condition 3 is called theatre" in lines
+    assert "seed 0: condition 7 is called honest, and must be theatre" in lines
+    assert any("+0.70 more right than condition 1" in line for line in lines)
+
+
+def test_a_reward_from_elsewhere_that_is_not_found_out_fails() -> None:
+    """In any seed."""
+    assert must_be_theatre({0: seed(), 1: seed()})
+    assert not must_be_theatre({0: seed(), 1: seed(another="doubtful")})
+
+
+def test_all_files_are_written(tmp_path: Path) -> None:
+    """Table, JSON and both pictures; a line of a curve that a crash has torn is passed over."""
+    run = tmp_path / "seed-0" / "run-5"
+    run.mkdir(parents=True)
+    lines = [json.dumps({"updates": number, "gain": number / 2}) for number in range(3)]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + '\n{"updates": 3, "ga')
+    assert read_curve(run / "metrics.jsonl") == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    write_results({0: seed()}, NAMES, tmp_path)
+    assert {path.name for path in tmp_path.glob("*.*")} == {
+        "table.md",
+        "results.json",
+        "levels.png",
+        "curves.png",
+    }
+    assert json.loads((tmp_path / "results.json").read_text())["seeds"]["0"]["5"]["accuracy"] == 0.9

@@ -1,0 +1,55 @@
+"""What a model is taught with."""
+
+import numpy as np
+import pytest
+
+from tests.support.thoughts.small_thoughts import LAYOUT, TASK
+from workloads.thoughts.start.lessons import Lesson, Lessons
+from workloads.thoughts.tasks.example import Example
+
+
+@pytest.fixture
+def lessons() -> Lessons:
+    """Of the small rings."""
+    return Lessons(TASK, LAYOUT, np.random.default_rng(0))
+
+
+@pytest.fixture
+def example() -> Example:
+    """Three hops."""
+    return TASK.example(np.random.default_rng(1), 3)
+
+
+def learned(lesson: Lesson) -> tuple[str, ...]:
+    """The words that are learned."""
+    return LAYOUT.text(lesson.ids[lesson.start :])
+
+
+def test_only_thought_and_answer_are_learned(lessons: Lessons, example: Example) -> None:
+    """Nothing of the question, which is random."""
+    assert learned(lessons.chain(example)) == (*example.steps, "</think>", "=", *example.answer)
+    assert learned(lessons.filler(example)) == (".", ".", "</think>", "=", *example.answer)
+    assert learned(lessons.empty(example)) == ("</think>", "=", *example.answer)
+    assert learned(lessons.direct(example)) == example.answer
+
+
+def test_a_corrupted_thought_goes_on_legally_and_answers_truly(lessons: Lessons, example: Example) -> None:
+    """Each step is wrong as often as is asked for, and counted from where the thought stands."""
+    wrong = total = 0
+    for _ in range(400):
+        *words, end, equals, answer = learned(lessons.corrupted(example, 0.3))
+        assert (end, equals, answer) == ("</think>", "=", example.answer[0])
+        assert len(words) == len(example.steps)
+        for place, word in enumerate(words):
+            left = TASK.resume(example.question, words[:place])
+            assert left is not None
+            wrong += left.steps[0] != word
+            total += 1
+    assert wrong / total == pytest.approx(0.3, abs=0.06)
+
+
+def test_random_thoughts_show_no_chain(lessons: Lessons, example: Example) -> None:
+    """They are symbols of any number up to the most, and legal by chance alone."""
+    drawn = [learned(lessons.random(example, 3))[:-3] for _ in range(300)]
+    assert {len(words) for words in drawn} == {0, 1, 2, 3}
+    assert sum(words == example.steps for words in drawn) < 30

@@ -1,0 +1,51 @@
+"""What a run of thoughts needs first: made once, kept, and held against its lengths."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config import settings as configuration
+from penstock.config.preparation import Progress
+from penstock.config.settings import ConfigurationError, Settings
+from tests.support.thoughts.small_thoughts import small_base
+from workloads.thoughts.start.thoughts_start import START_MODEL, check_lengths, prepare
+
+
+def settings(*, unroll_length: int = 20, **kwargs: Any) -> Settings:
+    """Of a run on small rings. kwargs: of its environment."""
+    usual = {"task": "rings:6:3", "group": 4, "thought_tokens": 4}
+    layer = {
+        "workload": "thoughts",
+        "environment": {"id": "rings", "count": 8, "kwargs": usual | kwargs},
+        "actor": {"unroll_length": unroll_length},
+        "algorithm": {"name": "thought_reinforce"},
+    }
+    return configuration.load([layer])
+
+
+def test_a_model_that_is_there_is_kept_and_named(tmp_path: Path) -> None:
+    """By its absolute path, for the learner and the actors, whose policies are of all weights."""
+    small_base(tmp_path / START_MODEL)
+    before = {file.name: file.read_bytes() for file in (tmp_path / START_MODEL).iterdir()}
+    made = prepare(settings(), tmp_path, Progress(lambda _: None, threading.Event()))
+    assert made.environment.kwargs["model"] == str((tmp_path / START_MODEL).absolute())
+    assert made.policy.kwargs == {"lora": False, "model": made.environment.kwargs["model"]}
+    assert before == {file.name: file.read_bytes() for file in (tmp_path / START_MODEL).iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("over", "named"),
+    [
+        ({"group": 3}, "group=3: environment.count=8"),
+        ({"unroll_length": 5}, r"unroll_length=5: .*needs 16"),
+        ({"task": "mazes"}, "no such task"),
+        ({"thoughts": 3}, "unknown key"),
+        ({"empty_share": 1.5}, "empty_share=1.5"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(over: dict[str, Any], named: str) -> None:
+    """Before a model is made."""
+    with pytest.raises(ConfigurationError, match=named):
+        check_lengths(settings(**over))

@@ -1,0 +1,65 @@
+"""Thinking and answering: what is read where, beside passes of the network by hand."""
+
+import pytest
+import torch
+
+from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base, thinking_policy
+from workloads.thoughts.tasks.example import draw_tests
+from workloads.thoughts.thinking_model import ThinkingModel
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ThinkingModel:
+    """An untrained one."""
+    policy = thinking_policy(small_base(tmp_path_factory.mktemp("model") / "base"))
+    return ThinkingModel(policy.network, LAYOUT)
+
+
+def test_answers_are_read_behind_the_mark(model: ThinkingModel) -> None:
+    """Rows of different lengths side by side say what each says alone."""
+    examples = [*draw_tests(TASK, 0, 3), *draw_tests(TASK, 1, 2, level=1)]
+    questions, answers = model.questions(examples), model.answers(examples)
+    model.seed(3)
+    thoughts = model.think(questions, TOKENS)
+    assert thoughts is not None
+    for given in (thoughts, None):
+        together = model.answered(questions, given, answers)
+        for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+            row = (
+                LAYOUT.direct(question, answer)
+                if given is None
+                else LAYOUT.thinking(question, given[number], answer)
+            )
+            logits = model.network(input_ids=torch.tensor([row])).logits[0, -2].log_softmax(-1)
+            assert together.log_prob[number] == pytest.approx(float(logits[answer[0]].detach()), abs=1e-4)
+            assert together.given[number] == (int(logits.argmax()),)
+            assert together.is_right[number] == (int(logits.argmax()) == answer[0])
+
+
+def test_log_probabilities_are_those_that_were_sampled_with(model: ThinkingModel) -> None:
+    """Token by token, the mark that ends a thought among them; and equal seeds draw equal thoughts."""
+    questions = model.questions(draw_tests(TASK, 0, 6))
+    model.seed(1)
+    sampled = model.sample(questions, TOKENS)
+    model.seed(1)
+    assert model.sample(questions, TOKENS) == sampled
+    assert sampled is not None
+    again = model.log_prob_of_thoughts(questions, [thought for thought, _ in sampled])
+    for (thought, log_prob), read in zip(sampled, again, strict=True):
+        assert len(log_prob) == len(thought) <= TOKENS
+        assert log_prob == pytest.approx(read.tolist(), abs=1e-4)
+
+
+def test_a_thought_that_was_begun_is_gone_on_with(model: ThinkingModel) -> None:
+    """Its beginning stays, and as many tokens as are left are added."""
+    questions = model.questions(draw_tests(TASK, 0, 2))
+    begun = [LAYOUT.ids(("a",)), LAYOUT.ids(("b",))]
+    thoughts = model.think(questions, 2, begun=begun)
+    assert thoughts is not None
+    assert [thought[:1] for thought in thoughts] == begun
+    assert all(2 <= len(thought) <= 3 for thought in thoughts)
+
+
+def test_thinking_that_is_interrupted_gives_nothing(model: ThinkingModel) -> None:
+    """Half a thought is no experience."""
+    assert model.think(model.questions(draw_tests(TASK, 0, 2)), TOKENS, is_over=lambda: True) is None

@@ -1,0 +1,38 @@
+"""Rows: where question, thought and answer lie."""
+
+import pytest
+
+from workloads.language.tiny_models import SPECIAL, build_tokenizer
+from workloads.thoughts.tasks.example import open_task
+from workloads.thoughts.tasks.rings import Rings
+from workloads.thoughts.thought_layout import SPECIAL as OURS
+from workloads.thoughts.thought_layout import Layout
+
+
+def test_its_tokens_are_those_of_a_tokenizer_of_its_words() -> None:
+    """Text that people type and rows that actors make have one vocabulary."""
+    layout = Layout(open_task("rings:7:4"))
+    tokenizer = build_tokenizer(layout.words)
+    assert SPECIAL == OURS
+    assert len(tokenizer) == layout.vocabulary
+    text = "a>b c k3 <think> b c </think> = d"
+    assert tuple(tokenizer(text)["input_ids"]) == (layout.bos, *layout.ids(text.split()))
+
+
+def test_a_thought_that_its_length_ended_is_closed() -> None:
+    """Once, whether it ended itself or not."""
+    layout = Layout(open_task("rings:7:4"))
+    question, answer = layout.question(("a", "k1")), layout.ids(("b",))
+    ended, cut = layout.thought(("b", "c")), layout.ids(("b", "c"))
+    row = layout.thinking(question, ended, answer)
+    assert row == layout.thinking(question, cut, answer)
+    assert layout.text(row) == ("<bos>", "a", "k1", "<think>", "b", "c", "</think>", "=", "b")
+    assert layout.direct(question, answer) == (*question, layout.equals, *answer)
+
+
+def test_a_word_that_is_a_mark_is_refused() -> None:
+    """A thought could end in the middle of a question."""
+    task = Rings(4, 2)
+    task.__dict__["words"] = ("a", "=")
+    with pytest.raises(ValueError, match="="):
+        Layout(task)

@@ -1,0 +1,37 @@
+"""Thoughts: a model learns to think before it answers, and is told when its thoughts are theatre.
+
+    tasks                what is asked: rings, and the seam for a task of one's own
+    thought_layout       tokens of question, thought and answer in a row
+    thinking_model       a language model that thinks before it answers
+    thought_section      what `environment.kwargs` of a run may hold
+    thought_settings     how thoughts are learned: `algorithm.name = "thought_reinforce"`
+    thought_environment  spaces and lengths of a run
+    thought_defaults     its settings
+    start                the model that training begins with
+    acting               generating thoughts, and measuring them
+    algorithm            learning them
+    validation           whether they are worth anything
+    commands             `penstock thoughts`
+
+It stands on `workloads.language`. Importing this package imports nothing heavy; `pip install
+'penstock-rl[rlhf]'` brings what the modules need.
+"""
+
+from penstock.config.workload import Workload
+
+WORKLOAD = Workload(
+    name="thoughts",
+    environment="workloads.thoughts.thought_environment:make",
+    spaces="workloads.thoughts.thought_environment:spaces",
+    target="workloads.thoughts.thought_environment:target",
+    longest="workloads.thoughts.thought_environment:longest",
+    defaults="workloads.thoughts.thought_defaults:for_environment",
+    policy="workloads.language.policy.language_policy:build",
+    model="workloads.thoughts.algorithm.thought_model:make_thought_model",
+    generator="workloads.thoughts.acting.thought_generator:make_generator",
+    runner="workloads.thoughts.acting.thought_evaluation:make_runner",
+    places=("model", "task"),
+    algorithms={"thought_reinforce": "workloads.thoughts.thought_settings:ThoughtReinforceSection"},
+    commands={"thoughts": "workloads.thoughts.commands.thought_commands:thought_commands"},
+    prepare="workloads.thoughts.start.thoughts_start:prepare",
+)

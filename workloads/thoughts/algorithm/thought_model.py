@@ -1,0 +1,74 @@
+"""What a run of thoughts learns with: policy, algorithm, probe."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.workload import Workload
+from workloads.language.language_model import make_probe
+from workloads.language.policy.language_policy import build
+from workloads.plugin.learning import (
+    Algorithm,
+    AlgorithmMaker,
+    Hardware,
+    Model,
+    RankGroup,
+    choose,
+    hardware_of,
+    model_of,
+    target_of,
+)
+from workloads.thoughts.algorithm.thought_reinforce import ThoughtReinforce
+from workloads.thoughts.start.thoughts_start import check_lengths
+from workloads.thoughts.thought_environment import spaces, task_of
+from workloads.thoughts.thought_section import thoughts_section
+from workloads.thoughts.thought_settings import ThoughtReinforceSection
+
+_LEARNS: Final = "thinks before it answers"
+
+
+def make_thought_model(
+    settings: Settings, workload: Workload, group: RankGroup, device: torch.device
+) -> Model:
+    """Return the model of a run of thoughts.
+
+    Raises ConfigurationError for settings that do not fit together.
+    """
+    if device.type != "cpu":
+        raise ConfigurationError(f"learner.device={str(device)!r}: thoughts are learned on the CPU; say cpu")
+    check_lengths(settings)
+    observation, action = spaces(settings.environment)
+    held = isinstance(settings.algorithm, ThoughtReinforceSection) and settings.algorithm.kl_coefficient > 0.0
+    policy = build(observation, action, settings.policy, settings.seed, has_reference=held)
+    algorithm = choose(
+        _algorithms(settings),
+        policy,
+        settings.algorithm,
+        seed=settings.seed,
+        hardware=hardware_of(settings.learner, group),
+        learns=_LEARNS,
+    )
+    replica = build(observation, action, settings.policy, settings.seed)
+    probe = make_probe(policy.vocabulary, settings.seed)
+    target = target_of(settings, workload)
+    return model_of(settings, algorithm, replica, (observation, action), probe, device, target)
+
+
+def _algorithms(settings: Settings) -> Mapping[str, AlgorithmMaker]:
+    task, layout = task_of(settings.environment)
+
+    def make(policy: Any, section: Any, *, seed: int, hardware: Hardware) -> Algorithm:
+        del hardware  # the section's class says that it can use none
+        return ThoughtReinforce(
+            policy,
+            section,
+            task=task,
+            layout=layout,
+            thought_tokens=thoughts_section(settings.environment).thought_tokens,
+            total_updates=settings.learner.total_updates,
+            seed=seed,
+        )
+
+    return {"thought_reinforce": make}

@@ -1,0 +1,102 @@
+"""Validations in the course of learning: when they are made, what was found, when theatre ends a run."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from workloads.thoughts.tasks.example import Task, draw_tests
+from workloads.thoughts.thinking_model import ThinkingModel
+from workloads.thoughts.thought_layout import Layout
+from workloads.thoughts.thought_settings import ThoughtReinforceSection
+from workloads.thoughts.validation.probes import probe
+from workloads.thoughts.validation.theatre import LEAST_GAIN, Validation, validate
+
+_SEED: Final = 2_000_000
+"""Of the questions: the same in every validation, and others than evaluations ask."""
+
+log = logging.getLogger(__name__)
+
+
+class ThoughtValidation:
+    """Validates a network that is being trained; used by the learner's thread."""
+
+    def __init__(
+        self,
+        network: Any,
+        task: Task,
+        layout: Layout,
+        section: ThoughtReinforceSection,
+        *,
+        thought_tokens: int,
+    ) -> None:
+        self._model, self._task, self._section = ThinkingModel(network, layout), task, section
+        self._most = thought_tokens
+        self._examples = draw_tests(task, _SEED, section.validation_questions)
+        self._start_loss: float | None = None
+        self._best_gain = -float("inf")
+        self._last: dict[str, Any] | None = None
+        self._figures: dict[str, float] = {}
+
+    def begin(self, updates: int) -> None:
+        """Measure what the answers without thoughts cost before the first update."""
+        if self._section.validate_every and self._start_loss is None and updates == 0:
+            self._validate(0)
+
+    def after(self, updates: int) -> None:
+        """Validate where it is time, after so many updates."""
+        every = self._section.validate_every
+        if every and updates % every == 0:
+            self._validate(updates)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the last validation found theatre, and the grace is over.
+
+        Before its end only a gain that was there and is lost counts: answers learn to follow thoughts while
+        thoughts learn to be worth following.
+        """
+        if self._last is None or self._last["verdict"] != "theatre":
+            return False
+        is_lost = self._best_gain > LEAST_GAIN >= float(self._last["gain"])
+        return is_lost or int(self._last["update"]) >= self._section.theatre_grace
+
+    def figures(self) -> dict[str, float]:
+        """Return the numbers of the last validation, by name."""
+        return dict(self._figures)
+
+    def findings(self) -> dict[str, Any]:
+        """Return the last validation as the summary of a run shows it."""
+        if self._last is None:
+            return {}
+        return {"theatre": self._last, "remarks": self._last["words"]}
+
+    def _validate(self, updates: int) -> None:
+        found = self._measured()
+        if updates == 0:
+            self._start_loss = found.direct_loss
+        self._best_gain = max(self._best_gain, found.gain)
+        self._last = {"update": updates, **found.json()}
+        self._figures = found.figures()
+        say = log.warning if found.verdict == "theatre" else log.info
+        say("thoughts validated", extra={"update": updates, "verdict": found.verdict, "words": found.words()})
+
+    def _measured(self) -> Validation:
+        probed = probe(self._model, self._task, self._examples, self._most)
+        return validate(probed, start_loss=self._start_loss, most_gain=getattr(self._task, "most_gain", None))
+
+    # ---- a checkpoint
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds, as JSON values."""
+        return {
+            "start_loss": self._start_loss,
+            "best_gain": None if self._last is None else self._best_gain,
+            "last": self._last,
+            "figures": self._figures,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Become what `state` was taken from."""
+        self._start_loss, self._last = state["start_loss"], state["last"]
+        self._best_gain = -float("inf") if state["best_gain"] is None else float(state["best_gain"])
+        self._figures = dict(state["figures"])

@@ -1,0 +1,60 @@
+"""Conditions that learn by reinforcement: runs with all their processes, and what they leave."""
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import tomli_w
+
+from penstock.policy.weights import load_into
+from penstock.training import TrainingConfig, lay_over, start
+from workloads.language.policy.language_policy import LanguagePolicy
+from workloads.language.policy.policy_section import LanguageSection
+from workloads.plugin.serving import read_final
+
+_SUMMARY: Final = "summary.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Of one run. reward_from: as the algorithm has it. more: settings over all others, nested."""
+
+    seed: int
+    updates: int
+    reward_from: str = "own"
+    more: dict[str, Any] | None = None
+
+
+def train_thoughts(
+    recipe: dict[str, Any], model: Path, run_dir: Path, settings: RunSettings
+) -> dict[str, Any]:
+    """Train thoughts by a recipe from a model on, and return the run's summary.
+
+    A run that has ended in order is not made again. Raises TrainingFailed.
+    """
+    summary = run_dir / _SUMMARY
+    if summary.exists() and not json.loads(summary.read_text()).get("interrupted", True):
+        return dict(json.loads(summary.read_text()))
+    said = copy.deepcopy(recipe)
+    over: dict[str, Any] = {
+        "seed": settings.seed,
+        "environment": {"kwargs": {"model": str(model)}},
+        "algorithm": {"reward_from": settings.reward_from},
+        "learner": {"total_updates": settings.updates},
+    }
+    lay_over(said, over)
+    lay_over(said, settings.more or {})
+    run_dir.mkdir(parents=True, exist_ok=True)
+    file = run_dir.with_suffix(".toml")
+    file.write_text(tomli_w.dumps(said))
+    start(TrainingConfig(file, run_dir=run_dir)).result()
+    return dict(json.loads(summary.read_text()))
+
+
+def final_network(run_dir: Path, model: Path) -> Any:
+    """Return the network of a run's final policy, which began as a model; raises ValueError."""
+    policy = LanguagePolicy(LanguageSection(model=str(model), lora=False), 0, has_reference=False)
+    load_into(policy, read_final(run_dir).blob)
+    return policy.network

@@ -1,0 +1,146 @@
+"""What conditions came to: a table with verdicts, accuracy over levels and curves per seed, as files.
+
+OUT/table.md            the table, and whether the gates hold
+OUT/results.json        all of it as JSON values
+OUT/levels.png          accuracy over levels, by condition
+OUT/curves.png          gain over updates of the runs, by seed
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from workloads.thoughts.validation.interval import interval
+
+Results = Mapping[int, Mapping[int, Mapping[str, Any]]]
+"""By seed and condition, as `conditions.run_seed` returns them."""
+
+_MUST_FAIL: Final = (3, 7)
+_WITHOUT: Final = (1, 2, 3, 4)
+_TRAINED: Final = 5
+_RUNS: Final = {5: "REINFORCE", 7: "another's reward"}
+
+
+def write_results(results: Results, names: Mapping[int, str], out: Path) -> list[str]:
+    """Write all files and return the lines of the table."""
+    lines = [*table(results, names), "", *gates(results)]
+    (out / "table.md").write_text("\n".join(lines) + "\n")
+    (out / "results.json").write_text(json.dumps({"seeds": results, "gates": gates(results)}) + "\n")
+    _draw_levels(results, names, out / "levels.png")
+    _draw_curves(results, out)
+    return lines
+
+
+def table(results: Results, names: Mapping[int, str]) -> list[str]:
+    """Return the table of all conditions, a column a seed within each cell."""
+    lines = [
+        "| condition | right | right, likeliest thoughts | gain, nats | legal chains | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
+    for number in sorted({number for found in results.values() for number in found}):
+        rows = [found[number] for found in results.values() if number in found]
+        shown = [one["validation"] for one in rows]
+        is_direct = number in (1, 2)
+        cells = [
+            f"{number} {names[number]}",
+            _each(one["accuracy"] for one in rows),
+            _each(one["greedy"] for one in rows),
+            "–" if is_direct else _each(one["gain"] for one in shown),
+            "–" if is_direct else _each(one["chains"] for one in shown),
+            "–" if is_direct else ", ".join(one["verdict"] for one in shown),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _each(numbers: Any) -> str:
+    return " ".join(f"{number:.2f}" for number in numbers)
+
+
+def gates(results: Results) -> list[str]:
+    """Return a line for each thing that must hold in every seed, with what was found."""
+    lines = []
+    for seed, found in results.items():
+        lines += [
+            f"seed {seed}: condition {number} is called {found[number]['validation']['verdict']}"
+            f"{'' if found[number]['validation']['verdict'] == 'theatre' else ', and must be theatre'}"
+            for number in _MUST_FAIL
+            if number in found
+        ]
+        others = [number for number in _WITHOUT if number in found]
+        if _TRAINED in found and others:
+            best = max(others, key=lambda number: found[number]["accuracy"])
+            ours, theirs = (np.array(found[number]["right"]) for number in (_TRAINED, best))
+            difference = interval(ours - theirs)
+            lines.append(
+                f"seed {seed}: thoughts answer {difference.mean:+.2f} more right than condition {best}, the "
+                "best without trained thoughts (paired 95% interval "
+                f"{difference.low:.2f} … {difference.high:.2f})"
+            )
+    return lines
+
+
+def must_be_theatre(results: Results) -> bool:
+    """Return whether every condition that must fail is called theatre, in every seed."""
+    return all(
+        found[number]["validation"]["verdict"] == "theatre"
+        for found in results.values()
+        for number in _MUST_FAIL
+        if number in found
+    )
+
+
+def _draw_levels(results: Results, names: Mapping[int, str], file: Path) -> None:
+    figure, axes = _axes()
+    for number in sorted({number for found in results.values() for number in found}):
+        rows = [found[number]["by_level"] for found in results.values() if number in found]
+        levels = sorted(rows[0], key=int)
+        means = [float(np.mean([row[level] for row in rows])) for level in levels]
+        axes.plot([int(level) for level in levels], means, marker="o", label=f"{number} {names[number]}")
+    axes.set(xlabel="level", ylabel="answers right", ylim=(0, 1.02))
+    _save(figure, axes, file)
+
+
+def _draw_curves(results: Results, out: Path) -> None:
+    curves = [
+        (f"{name}, seed {seed}", read_curve(out / f"seed-{seed}" / f"run-{number}" / "metrics.jsonl"))
+        for seed in results
+        for number, name in _RUNS.items()
+    ]
+    draw_lines(curves, "gain of a thought, nats", out / "curves.png")
+
+
+def draw_lines(
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], quantity: str, file: Path
+) -> None:
+    """Draw named curves over updates as a picture; one without a point is left out."""
+    figure, axes = _axes()
+    for name, rows in curves:
+        if rows:
+            axes.plot(*zip(*rows, strict=True), alpha=0.7, label=name)
+    axes.set(xlabel="updates", ylabel=quantity)
+    _save(figure, axes, file)
+
+
+def read_curve(file: Path, name: str = "gain") -> Sequence[tuple[float, float]]:
+    """Return updates and a figure of each line of a run's `metrics.jsonl` that has it; () without a file."""
+    if not file.exists():
+        return ()
+    rows = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+    return [(row["updates"], row[name]) for row in rows if name in row]
+
+
+def _axes() -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _save(figure: Any, axes: Any, file: Path) -> None:
+    if axes.lines:
+        axes.legend(fontsize="small")
+    figure.savefig(file, dpi=110)

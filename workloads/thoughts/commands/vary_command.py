@@ -1,0 +1,144 @@
+"""`penstock thoughts vary RECIPE KEY VALUE…`: an ablation, a run for each value and seed.
+
+OUT/start-N/            the model that all runs of a seed begin with
+OUT/VALUE-N/            a run
+OUT/table.md            what each came to
+OUT/vary.png            gain over updates, by value
+"""
+
+import json
+import sys
+import threading
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.preparation import Progress
+from penstock.config.settings import EnvironmentSection
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.training import TrainingFailed
+from workloads.language.quiet import quieten
+from workloads.thoughts.commands.condition_runs import RunSettings, train_thoughts
+from workloads.thoughts.commands.conditions_table import draw_lines, read_curve
+from workloads.thoughts.start.thoughts_start import make_start
+from workloads.thoughts.thought_section import thoughts_section
+
+_COLUMNS = (
+    "value",
+    "right",
+    "right, likeliest thoughts",
+    "gain, nats",
+    "without, nats",
+    "verdict",
+    "updates",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """What is varied. key: such as algorithm.baseline. values: as `--set` takes them. updates: of a run."""
+
+    recipe: Path
+    key: str
+    values: tuple[str, ...]
+    out: Path
+    seeds: int
+    updates: int
+
+
+def main(varied: Variation) -> int:
+    """Make the runs, write table and picture, and print the table.
+
+    Raises ConfigurationError for a recipe that cannot be read, Fatal for a run that failed.
+    """
+    quieten()
+    torch.set_num_threads(1)
+    recipe = _recipe(varied.recipe)
+    updates = varied.updates or int(recipe.get("learner", {}).get("total_updates", 400))
+    out = varied.out.absolute()
+    lines = [f"| {' | '.join(_COLUMNS)} |", "|" + "---|" * len(_COLUMNS)]
+    curves = []
+    for value in varied.values:
+        for seed in range(varied.seeds):
+            run_dir = out / f"{value}-{seed}"
+            settings = RunSettings(seed=seed, updates=updates, more=nested(varied.key, parsed(value)))
+            summary = _trained(recipe, _start(recipe, out, seed), run_dir, settings)
+            lines.append(_row(f"{value}, seed {seed}", summary))
+            curves.append((f"{value}, seed {seed}", read_curve(run_dir / "metrics.jsonl")))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "table.md").write_text(f"{varied.key}\n\n" + "\n".join(lines) + "\n")
+    draw_lines(curves, f"gain of a thought, nats, by {varied.key}", out / "vary.png")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return EXIT_OK
+
+
+def parsed(value: str) -> Any:
+    """Return a value as TOML says it, or as a text where it is none."""
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Return a value under its dotted key, as tables in tables."""
+    found = value
+    for part in reversed(key.split(".")):
+        found = {part: found}
+    return dict(found)
+
+
+def _recipe(file: Path) -> dict[str, Any]:
+    try:
+        recipe = tomllib.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file}: cannot be read as a recipe: {error}") from error
+    if recipe.get("workload") != "thoughts":
+        raise ConfigurationError(f"{file}: workload={recipe.get('workload')!r}; name a recipe of thoughts")
+    return recipe
+
+
+def _start(recipe: dict[str, Any], out: Path, seed: int) -> Path:
+    """Return the model that all runs of a seed begin with."""
+    environment = EnvironmentSection.model_validate(recipe["environment"])
+    named = thoughts_section(environment).model
+    if named:
+        return Path(named).absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    progress = Progress(_say, threading.Event())
+    return make_start(environment, out / f"start-{seed}", progress, seed=seed, threads=1)
+
+
+def _trained(recipe: dict[str, Any], model: Path, run_dir: Path, settings: RunSettings) -> dict[str, Any]:
+    _say(f"{run_dir.name}: {settings.updates} updates")
+    try:
+        return train_thoughts(recipe, model, run_dir, settings)
+    except TrainingFailed as error:
+        raise Fatal(f"{run_dir}: {error}") from error
+
+
+def _row(name: str, summary: dict[str, Any]) -> str:
+    evaluated, found = summary.get("evaluation") or {}, summary.get("theatre") or {}
+    cells: Sequence[str] = (
+        name,
+        _number((evaluated.get("sampled") or {}).get("mean")),
+        _number((evaluated.get("deterministic") or {}).get("mean")),
+        _number(found.get("gain")),
+        _number(found.get("direct_loss")),
+        str(found.get("verdict", "–")),
+        json.dumps(summary.get("updates")),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

@@ -1,0 +1,91 @@
+"""What a run of thoughts needs before its processes start: the model that it begins with.
+
+    RUN/start_model/    the model after the warm start, its tokenizer, and what that came to: warm_start.json
+
+It is written under another name and then moved: what an interrupted preparation left is made again, and what
+is whole is kept.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Final
+
+from penstock.config.preparation import Progress
+from penstock.config.settings import ConfigurationError, EnvironmentSection, Settings
+from workloads.language.quiet import quieten
+from workloads.thoughts.thought_environment import longest_row, task_of
+from workloads.thoughts.thought_section import thoughts_section
+
+START_MODEL: Final = "start_model"
+CARD: Final = "warm_start.json"
+
+
+def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
+    """Return the settings with the model named that was made; raises ConfigurationError, Interrupted."""
+    quieten()
+    section = thoughts_section(settings.environment)
+    check_lengths(settings)
+    folder = run_dir / START_MODEL
+    model = section.model or str(
+        make_start(
+            settings.environment, folder, progress, seed=settings.seed, threads=settings.learner.threads
+        )
+    )
+    place = str(Path(model).absolute()) if Path(model).exists() else model
+    kwargs = {**settings.environment.kwargs, "model": place, "task": section.task}
+    policy = {"lora": False, **settings.policy.kwargs, "model": place}
+    return settings.model_copy(
+        update={
+            "environment": settings.environment.model_copy(update={"kwargs": kwargs}),
+            "policy": settings.policy.model_copy(update={"kwargs": policy}),
+        }
+    )
+
+
+def make_start(
+    environment: EnvironmentSection, folder: Path, progress: Progress, *, seed: int, threads: int
+) -> Path:
+    """Make the model that a run begins with in a folder, unless it is there; return its absolute path.
+
+    threads: of torch. Raises ConfigurationError, Interrupted.
+    """
+    import torch  # noqa: PLC0415 - as what follows
+
+    from workloads.thoughts.start.transformer import (  # noqa: PLC0415 - load torch
+        build_transformer,
+        save_transformer,
+    )
+    from workloads.thoughts.start.warm_start import warm_start  # noqa: PLC0415
+
+    if folder.is_dir():
+        return folder.absolute()
+    section = thoughts_section(environment)
+    task, layout = task_of(environment)
+    # More threads than cores that are free wait for each other at every small product.
+    torch.set_num_threads(threads)
+    progress.say(f"preparing: a model that knows single steps of {section.task}, in {folder}")
+    network = build_transformer(layout, seed=seed, hidden=section.hidden, layers=section.layers)
+    started = warm_start(network, task, layout, section, seed=seed, progress=progress)
+    temporary = folder.with_suffix(".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    save_transformer(network, layout, temporary)
+    (temporary / CARD).write_text(json.dumps(started.json()) + "\n")
+    temporary.rename(folder)
+    return folder.absolute()
+
+
+def check_lengths(settings: Settings) -> None:
+    """Raise ConfigurationError where rows or groups do not fit into fragments."""
+    section, count = thoughts_section(settings.environment), settings.environment.count
+    if count % section.group:
+        raise ConfigurationError(
+            f"environment.kwargs.group={section.group}: environment.count={count} is no multiple of it"
+        )
+    needed = longest_row(settings.environment) - 1
+    if settings.actor.unroll_length < needed:
+        raise ConfigurationError(
+            f"actor.unroll_length={settings.actor.unroll_length}: a question of "
+            f"environment.kwargs.task={section.task!r} with a thought and its answer needs {needed}"
+        )

@@ -1,0 +1,51 @@
+"""A Llama of some 0.1 million parameters that reads one task."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from workloads.language import tiny_models
+from workloads.language.loading import LOADING
+from workloads.thoughts.thought_layout import Layout
+
+_SPREAD: Final = 0.2
+"""Of the first weights: with the usual 0.02 hops are learned in twice the updates, or not at all."""
+_HEAD_WIDTH: Final = 16
+_POSITIONS: Final = 128
+
+
+def build_transformer(layout: Layout, *, seed: int, hidden: int = 64, layers: int = 2) -> Any:
+    """Return a LlamaForCausalLM in float32 with random weights and an output layer of its own."""
+    torch.manual_seed(seed)
+    heads = max(1, hidden // _HEAD_WIDTH)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=layout.vocabulary,
+            hidden_size=hidden,
+            intermediate_size=(hidden * 8 // 3 + 3) // 4 * 4,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            max_position_embeddings=_POSITIONS,
+            tie_word_embeddings=False,
+            initializer_range=_SPREAD,
+            pad_token_id=layout.pad,
+            bos_token_id=layout.bos,
+            eos_token_id=layout.end,
+        )
+    )
+
+
+def load_transformer(folder: Path) -> Any:
+    """Return the model of a folder, in float32 and ready to answer; raises OSError and ValueError."""
+    with LOADING:
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        ).eval()
+
+
+def save_transformer(model: Any, layout: Layout, folder: Path) -> None:
+    """Write model and tokenizer in Hugging Face's format."""
+    tiny_models.save(model, tiny_models.build_tokenizer(layout.words), folder)

@@ -1,0 +1,60 @@
+"""The environment of thoughts, as the core asks for it: tokens are observed and tokens are chosen.
+
+Nothing is stepped: a thought is generated whole, and rewarded by what the answer gains from it.
+"""
+
+from typing import Any
+
+from penstock.config.settings import ConfigurationError, EnvironmentSection
+from penstock.wire.spaces import Discrete, Space
+from workloads.thoughts.tasks.example import Task, open_task
+from workloads.thoughts.thought_layout import Layout
+from workloads.thoughts.thought_section import thoughts_section
+
+
+def task_of(section: EnvironmentSection) -> tuple[Task, Layout]:
+    """Return the task of a run and how its rows are laid out; raises ConfigurationError."""
+    place = thoughts_section(section).task
+    task = open_task(place)
+    try:
+        return task, Layout(task)
+    except ValueError as error:
+        raise ConfigurationError(f"environment.kwargs.task={place!r}: {error}") from error
+
+
+def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
+    """Return the spaces of the token at a position and of the token behind it; raises ConfigurationError."""
+    vocabulary = Discrete(task_of(section)[1].vocabulary)
+    return vocabulary, vocabulary
+
+
+def target(section: EnvironmentSection) -> float | None:
+    """Return None: `learner.target_return` says it. Raises ConfigurationError for kwargs that cannot be."""
+    thoughts_section(section)
+    return None
+
+
+def longest(section: EnvironmentSection) -> int | None:
+    """Return the most tokens of a thought."""
+    return thoughts_section(section).thought_tokens
+
+
+def make(section: EnvironmentSection, count: int, seed: int) -> Any:
+    """Raises ConfigurationError: there is none to step."""
+    del section, count, seed
+    raise ConfigurationError("workload='thoughts': thoughts are generated, there is no environment to step")
+
+
+def longest_row(section: EnvironmentSection) -> int:
+    """Return the most tokens of a row with a thought, of the task's questions of every level.
+
+    Raises ConfigurationError.
+    """
+    import numpy as np  # noqa: PLC0415 - the launcher asks for the target alone
+
+    task, layout = task_of(section)
+    random = np.random.default_rng(0)
+    examples = [task.example(random, level) for level in task.levels]
+    most = max(len(layout.question(one.question)) + len(one.answer) for one in examples)
+    # The mark that begins a thought, and those that close one and stand before the answer.
+    return most + thoughts_section(section).thought_tokens + 3
