@@ -116,6 +116,12 @@ COMMANDS: Final = {
     "restore of a run without a broker": (("control", "restore", "run", "x"), "run: names no broker"),
     "an absurd flush": (("control", "flush", "127.0.0.1:1", "--min-steps", str(10**30)), "--min-steps"),
     "an injector that is not there": (("inject", "--explain", "--folder", "absent"), "absent: is no folder"),
+    "thoughts of no run": (("thoughts", "check", "absent"), "absent: its workload is 'control'"),
+    "noise of no run": (("thoughts", "variance", "absent"), "absent: its workload is 'control'"),
+    "conditions of no recipe": (("thoughts", "conditions", "absent", "--out", "o"), "absent: cannot be read"),
+    "an ablation of no recipe": (
+        ("thoughts", "vary", "absent", "algorithm.baseline", "none", "--out", "o"), "absent: cannot be read",
+    ),
     "traces that are not there": (("traces", "check", "absent"), "absent: cannot be read"),
     "traces of a file": (("traces", "import", "file", "--out", "o"), "file: holds no whole episode"),
     "traces for a policy of a file": (

@@ -44,7 +44,10 @@ def main(run: Path, *, draws: int, at_start: bool, trust: bool) -> int:
     """
     quieten()
     torch.set_num_threads(1)
-    environment = local_settings(run, trust=trust).environment
+    settings = local_settings(run, trust=trust)
+    if settings.workload != "thoughts":
+        raise ConfigurationError(f"{run}: its workload is {settings.workload!r}; name a run of thoughts")
+    environment = settings.environment
     task, layout = task_of(environment)
     section = thoughts_section(environment)
     try:
