@@ -11,8 +11,10 @@
     satisfaction    how content people are with the versions of an agent
     text            OpenAI's chat completions over a server of text
     sites           an API of a workload's own over one run
+    personal        the gateway of one person, without accounts: runs of a folder, live
     surface         what routes of workloads import
     people_metrics  requests, ratings and jobs as metrics
+    event_text      how a server-sent event is written
 
 The gateway knows no workload, and neither torch nor Redis. What lies above it is handed in by `launch`.
 """

@@ -1,12 +1,12 @@
 """The log of a job as server-sent events, from a byte on, until the job has ended."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
+from gateway.event_text import STILL_HERE, event
 from gateway.jobs.job_records import Job
 from gateway.jobs.runner import Runner
 
@@ -24,13 +24,13 @@ async def follow(runner: Runner, look: Callable[[], Job], begin: int) -> AsyncIt
         whole = _lines(content, ended=not job.state.is_open)
         for line in whole.splitlines(keepends=True):
             begin += len(line)
-            yield _event("line", line.decode(errors="replace").rstrip("\r\n"), begin)
+            yield event("line", line.decode(errors="replace").rstrip("\r\n"), begin)
         if whole:
             continue
         if not job.state.is_open:
-            yield _event("state", {"state": job.state, "cause": job.cause}, begin)
+            yield event("state", {"state": job.state, "cause": job.cause}, begin)
             return
-        yield ": still here\n\n"  # a connection that is gone is noticed by what is sent
+        yield STILL_HERE
         await asyncio.sleep(LOOK_S)
 
 
@@ -40,7 +40,3 @@ def _lines(content: bytes, *, ended: bool) -> bytes:
         cut = content.rfind(b"\n") + 1
         return content[:cut] or content
     return content[: content.rfind(b"\n") + 1]
-
-
-def _event(kind: str, data: object, number: int) -> str:
-    return f"event: {kind}\nid: {number}\ndata: {json.dumps(data)}\n\n"

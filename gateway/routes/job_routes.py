@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Request
-from fastapi.responses import StreamingResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from gateway.accounts.principal import Membership
 from gateway.frame.api_errors import ApiError
+from gateway.frame.event_stream import EventStream
 from gateway.frame.parts import Parts, parts_of
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.jobs import job_queue
@@ -27,12 +27,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["jobs"])
 Member = Annotated[Membership, Depends(member_of)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,38}$")]
 MAX_NUMBERS: Final = 64
-
-
-class EventStream(StreamingResponse):
-    """An answer of server-sent events."""
-
-    media_type = "text/event-stream"
 
 
 class NewJob(Body):

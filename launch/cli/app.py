@@ -272,7 +272,7 @@ def ui(
         typer.Option("--insecure", help="Allow an address beyond loopback: all who reach it read all."),
     ] = False,
 ) -> None:
-    """Serve a page that shows runs in a browser: curves, flow, comparison, versions. It changes nothing."""
+    """Serve a page of runs to one browser, which can also start, steer and stop them."""
 
     def body() -> int:
         from launch.ui.server import main

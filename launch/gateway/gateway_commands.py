@@ -300,7 +300,7 @@ def _work(state: Path, templates: Path, at_once: int) -> "Work":
         runner = LocalRunner(state / "jobs", templates)
     except OSError as error:
         raise ConfigurationError(f"--state {state}: {error.strerror}") from error
-    return Work(runner=runner, steering=RunSteering(state / "jobs"), at_once=at_once, services=_services())
+    return Work(runner=runner, steering=RunSteering(runner.run_folder), at_once=at_once, services=_services())
 
 
 def _services() -> "list[Service]":

@@ -83,6 +83,10 @@ class LocalRunner:
         make_private(folder)
         return folder
 
+    def run_folder(self, job: str) -> Path:
+        """Return the folder of a job's run, whether it is there or not."""
+        return self._jobs / job / RUN_FOLDER
+
     def begin(self, job: Job, settings: Mapping[str, Any]) -> None:
         """Start the processes of a job, unless they were ever started; raises CannotBegin, OSError."""
         folder = self.folder(job.id)

@@ -7,7 +7,6 @@ from typing import Any
 
 from gateway.jobs.steering import Action, CannotSteer, Order, TrafficChange
 from launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
-from launch.gateway.local_runner import RUN_FOLDER
 from launch.policy.policy_steering import Wish, rolled_back, wished
 from launch.policy.policy_view import traffic_json, version_json
 from launch.policy.registry_place import find_place, opened
@@ -19,10 +18,10 @@ _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume",
 
 
 class RunSteering:
-    """Steers runs below a folder of jobs."""
+    """Steers runs. folder_of: returns the folder of one by its name."""
 
-    def __init__(self, jobs: Path) -> None:
-        self._jobs = jobs
+    def __init__(self, folder_of: Callable[[str], Path]) -> None:
+        self._run = folder_of
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:
         """Tell a run that goes on what is wanted, and return how far that has come."""
@@ -72,9 +71,6 @@ class RunSteering:
             with opened(place, to_write=True) as registry:
                 now = registry.traffic(place.policy)
                 return traffic_json(registry.set_traffic(wished(now, wish), reason, by=by))
-
-    def _run(self, job: str) -> Path:
-        return self._jobs / job / RUN_FOLDER
 
 
 def _command(calls: ControlCalls, order: Order) -> Ask:

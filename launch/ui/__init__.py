@@ -1,1 +1,1 @@
-"""A page that shows runs in a browser; it reads and never steers."""
+"""What the page of one person is handed: runs of a folder, a starter of trainings, and the socket."""

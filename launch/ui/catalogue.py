@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.personal.shown_runs import UnknownRun
 from launch.inspection.curve import Curve, rates
 from launch.inspection.observation import METRICS_FILE, is_going_on, read_learnt
 from launch.inspection.processes import ENDPOINTS_FILE
@@ -27,10 +28,6 @@ MAX_RUNS: Final = 500
 """Most runs that are shown, the newest."""
 _CURVE_POINTS: Final = 600
 _SIGNS: Final = (METRICS_FILE, ENDPOINTS_FILE, LOCK_FILE)
-
-
-class UnknownRun(KeyError):
-    """Reports that no run of this name is in the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +66,8 @@ class Catalogue:
 
     def runs(self) -> list["ShownRun"]:
         """Return the runs, newest first."""
-        single = [self._folder] if _is_run(self._folder) else []
-        folders = single or [path for path in _children(self._folder) if _is_run(path)]
+        single = [self._folder] if is_run(self._folder) else []
+        folders = single or [path for path in _children(self._folder) if is_run(path)]
         folders = sorted(folders, key=_begun, reverse=True)[:MAX_RUNS]
         with self._lock:
             self._known = {path: self._known.get(path) or ShownRun(path) for path in folders}
@@ -83,6 +80,26 @@ class Catalogue:
                 return run
         raise UnknownRun(name)
 
+    def folder_of(self, name: str) -> Path:
+        """Return the folder of the run of this name; raises UnknownRun."""
+        return self.find(name).folder
+
+    def listed(self) -> dict[str, Any]:
+        """Return the folder's name, and a row for every run, newest first."""
+        return {"folder": self.folder, "runs": [asdict(run.facts()) for run in self.runs()]}
+
+    def detail(self, name: str) -> dict[str, Any]:
+        """Return one run: its progress, its current activity, its end; raises UnknownRun."""
+        return self.find(name).detail()
+
+    def curve(self, name: str) -> dict[str, list[Any]]:
+        """Return its curve as columns; raises UnknownRun."""
+        return self.find(name).curve()
+
+    def versions(self, name: str) -> dict[str, Any]:
+        """Return the versions of its policy, newest first, and its traffic; raises UnknownRun."""
+        return self.find(name).versions()
+
 
 class ShownRun:
     """One run of the list, with the data read of it so far."""
@@ -90,7 +107,7 @@ class ShownRun:
     def __init__(self, folder: Path) -> None:
         # A name on disk is bytes, and those need not be text.
         self.name = os.fsencode(folder.name).decode(errors="backslashreplace")
-        self._folder = folder
+        self.folder = folder
         self._lock = threading.Lock()
         self._curve = Curve(folder / METRICS_FILE, _CURVE_POINTS)
         self._watch: Watch | None = None
@@ -100,8 +117,8 @@ class ShownRun:
         """Return its row of the list; read again when a file has changed."""
         names = (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE)
         try:
-            going_on = is_going_on(self._folder)
-            seal = (going_on, *(_stamp(self._folder / name) for name in names))
+            going_on = is_going_on(self.folder)
+            seal = (going_on, *(_stamp(self.folder / name) for name in names))
         except (OSError, ConfigurationError) as error:
             return self._unreadable(error)
         with self._lock:
@@ -113,7 +130,7 @@ class ShownRun:
         """Return the facts, and of a run that goes on its current activity."""
         facts = self.facts()
         now = self._look() if facts.state == "running" else None
-        summary = None if facts.why else _json_file(self._folder / SUMMARY_FILE)
+        summary = None if facts.why else _json_file(self.folder / SUMMARY_FILE)
         return {"run": asdict(facts), "now": now, "summary": summary}
 
     def curve(self) -> dict[str, list[Any]]:
@@ -127,7 +144,7 @@ class ShownRun:
     def versions(self) -> dict[str, Any]:
         """Return the versions of its policy in the registry; `note` says why there are none."""
         try:
-            place = find_place(str(self._folder), None, None)
+            place = find_place(str(self.folder), None, None)
             with opened(place) as registry:
                 versions, traffic = registry.list(place.policy), registry.traffic(place.policy)
         except (ConfigurationError, Fatal) as error:
@@ -140,7 +157,7 @@ class ShownRun:
 
     def _look(self) -> dict[str, Any]:
         with self._lock:
-            self._watch = self._watch or watch_folder(self._folder)
+            self._watch = self._watch or watch_folder(self.folder)
         return self._watch.look().as_json()
 
     def _facts_or_why(self, *, going_on: bool) -> RunFacts:
@@ -156,20 +173,20 @@ class ShownRun:
             environment="",
             seed=0,
             state="unreadable",
-            started=_begun(self._folder),
+            started=_begun(self.folder),
             why=str(error),
         )
 
     def _read_facts(self, *, going_on: bool) -> RunFacts:
-        settings, learnt = _settings(self._folder), read_learnt(self._folder / METRICS_FILE)
-        summary = _json_file(self._folder / SUMMARY_FILE) or {}
+        settings, learnt = _settings(self.folder), read_learnt(self.folder / METRICS_FILE)
+        summary = _json_file(self.folder / SUMMARY_FILE) or {}
         row = learnt.row if learnt else {}
         return RunFacts(
             name=self.name,
             environment=settings.environment.id,
             seed=settings.seed,
             state="running" if going_on else _ending(summary),
-            started=_begun(self._folder),
+            started=_begun(self.folder),
             target_return=_figure(summary.get("target_return", settings.learner.target_return)),
             env_steps=row.get("env_steps"),
             updates=row.get("updates"),
@@ -198,7 +215,8 @@ def _ending(summary: dict[str, Any]) -> str:
     return "finished" if summary else "ended"
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run."""
     if not os.access(folder, os.R_OK | os.X_OK):
         return False  # somebody else's
     return (folder / CONFIG_FILE).is_file() and any((folder / sign).exists() for sign in _SIGNS)

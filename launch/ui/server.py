@@ -5,21 +5,27 @@ the secret in the address that it prints. Beside a run it lives in a thread of t
 not wait for: a failure of the page does not affect the run.
 """
 
+import getpass
 import logging
+import os
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from launch.ui.admission import PARAMETER, Admission
-from launch.ui.catalogue import Catalogue
+from gateway.personal.admission import PARAMETER, Admission
+from launch.ui.catalogue import Catalogue, is_run
 from penstock.config.extras import how_to_install
 from penstock.config.settings import ConfigurationError
 from penstock.rpc.auth import check_address, is_local
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from gateway.personal.shown_runs import Actions
 
 BESIDE_A_RUN: Final = "127.0.0.1:0"
 _STOP_S: Final = 2.0
@@ -30,24 +36,39 @@ log = logging.getLogger(__name__)
 class Page:
     """The page of a folder of runs, on a socket that is bound when this is made.
 
+    admission: who is let in. state: folder of what is started here; None: everything is only looked at.
+
     Raises ConfigurationError for an address that is taken, or beyond loopback without `insecure`, and where
     the extra `ui` is not installed.
     """
 
     def __init__(
-        self, folder: Path, address: str, *, insecure: bool, admission: Admission | None = None
+        self,
+        folder: Path,
+        address: str,
+        *,
+        insecure: bool,
+        admission: Admission | None = None,
+        state: Path | None = None,
     ) -> None:
         try:
             import uvicorn
 
-            from launch.ui.page import make_app
+            from gateway.frame.envelope import Doors
+            from gateway.personal.personal_application import make_app
         except ImportError as error:
             raise ConfigurationError(f"no page without its extra: {error}; {how_to_install('ui')}") from error
         _check(address, insecure=insecure)
         self._socket = _bind(address)
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-        app = make_app(Catalogue(folder), any_host=not is_local(address), admission=admission)
+        runs = Catalogue(folder)
+        app = make_app(
+            runs,
+            doors=Doors(any_host=not is_local(address), large=frozenset()),
+            admission=admission,
+            actions=None if state is None else _actions(runs, folder, state),
+        )
         # The launcher's own logging stays as it is: lines of a web server are no lines of a run.
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11")
         self._server = uvicorn.Server(config)
@@ -88,11 +109,27 @@ def main(folder: Path, address: str, *, insecure: bool) -> int:
     lifecycle = Lifecycle("ui")
     lifecycle.install()
     admission = Admission()
-    with Page(folder, address, insecure=insecure, admission=admission) as page:
+    state = state_folder() if is_local(address) and os.access(folder, os.W_OK) else None
+    with Page(folder, address, insecure=insecure, admission=admission, state=state) as page:
         sys.stdout.write(f"{page.url}?{PARAMETER}={admission.secret}\n")
         sys.stdout.flush()
         lifecycle.draining.wait()
     return EXIT_INTERRUPTED if lifecycle.interrupted else EXIT_OK
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of what the page keeps, as XDG says; a relative one is left out, as there."""
+    said = Path(environ.get("XDG_STATE_HOME", ""))
+    return (said if said.is_absolute() else Path.home() / ".local" / "state") / "penstock" / "ui"
+
+
+def _actions(runs: Catalogue, folder: Path, state: Path) -> "Actions":
+    from gateway.personal.shown_runs import Actions
+    from launch.gateway.run_steering import RunSteering
+    from launch.ui.run_starter import RunStarter
+
+    starter = RunStarter(folder.resolve(), state, is_run)
+    return Actions(starter=starter, steering=RunSteering(runs.folder_of), by=getpass.getuser())
 
 
 def _check(address: str, *, insecure: bool) -> None:

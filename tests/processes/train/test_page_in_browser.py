@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launch.run.child_process import penstock
-from tests.support.run.training import PATIENCE_S, Training, wait_until_gone
+from tests.support.run.training import PATIENCE_S, Training, is_alive, wait_until_gone
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ViewportSize
@@ -211,12 +211,62 @@ def see_a_learner_that_was_killed(browser: "Browser", training: Training) -> Non
 def page_of(runs: Path) -> Iterator[str]:
     """Address of a `penstock ui`."""
     command = penstock("ui", str(runs), "--listen", "127.0.0.1:0")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = os.environ | {"XDG_STATE_HOME": str(runs.parent / "state")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().strip()
         finally:
             process.terminate()
+
+
+def test_a_person_starts_a_training_in_the_browser_and_stops_it(tmp_path: Path) -> None:
+    """From the form of all settings; what is wrong is named, and the browser leads there."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra test-people")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    with playwright.sync_playwright() as driver, page_of(runs) as url:
+        browser = driver.chromium.launch(executable_path=CHROMIUM)
+        tab = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
+        tab.set_default_timeout(1000 * PATIENCE_S)
+        tab.goto(url)
+        tab.get_by_text("No runs yet").wait_for()
+        tab.get_by_role("link", name="Start a training").focus()
+        tab.keyboard.press("Enter")
+        tab.fill("[name=name]", "mine")
+        tab.get_by_text("learner", exact=True).click()
+        tab.fill("[name='settings.learner.total_steps']", "0")
+        tab.get_by_role("button", name="Start", exact=True).click()
+        tab.get_by_role("alert").get_by_text("learner.total_steps=0").wait_for()
+        assert tab.evaluate("document.activeElement.name") == "settings.learner.total_steps"
+        assert list(runs.iterdir()) == []
+        found = axe.Axe().run(tab).response["violations"]
+        assert not found, [(one["id"], one["nodes"][0]["html"]) for one in found]
+        tab.fill("[name='settings.learner.total_steps']", "100000000")
+        tab.select_option("[name='settings.learner.stop_at_target']", "false")
+        try:
+            tab.get_by_role("button", name="Start", exact=True).click()
+            tab.wait_for_selector("#state:text('running')")
+            tab.wait_for_function(f"() => ({NEWEST_STEP})() > 0")
+            assert tab.text_content("#name") == "mine"
+            found = axe.Axe().run(tab).response["violations"]
+            assert not found, [(one["id"], one["nodes"][0]["html"]) for one in found]
+            tab.get_by_role("button", name="stop", exact=True).click()
+            tab.get_by_text("stop: asked for").wait_for()
+            tab.wait_for_selector("#state:text('interrupted')")
+            assert json.loads((runs / "mine" / "summary.json").read_text())["interrupted"]
+        finally:
+            kill_what_is_left(runs / "mine")
+            browser.close()
+
+
+def kill_what_is_left(run: Path) -> None:
+    """Of a run that did not end by itself."""
+    places = run / "endpoints.json"
+    if places.exists():
+        launcher = json.loads(places.read_text())["launcher"]["pid"]
+        if is_alive(launcher):
+            os.kill(launcher, signal.SIGKILL)  # its children drain by themselves
 
 
 def see_it_small_and_dark(screen: Screen) -> None:

@@ -56,7 +56,7 @@ def active(steering: RunSteering) -> dict[str, Any]:
 
 def test_after_a_rollback_the_version_before_is_active_and_can_be_served(run: Path) -> None:
     """Once after the other: there is an active version at every moment, and its weights are in the folder."""
-    steering = RunSteering(run.parents[1])
+    steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
     first = read_kept(run, 3, active(steering)["sha256"])
     for version in (9, 5):
         steering.promote(JOB, version, to="active", canary_share=None, reason="better", by="ada")
@@ -70,7 +70,7 @@ def test_after_a_rollback_the_version_before_is_active_and_can_be_served(run: Pa
 
 def test_a_version_with_none_before_it_stays_active_and_the_refusal_says_what_to_do(run: Path) -> None:
     """Clients are not left without an answer; another version may be promoted in its place."""
-    steering = RunSteering(run.parents[1])
+    steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
     with pytest.raises(CannotSteer, match="promote another version instead"):
         steering.roll_back(JOB, 3, reason="worse", by="ada")
     assert active(steering)["version"] == 3
@@ -78,7 +78,7 @@ def test_a_version_with_none_before_it_stays_active_and_the_refusal_says_what_to
 
 def test_a_canary_that_is_withdrawn_leaves_the_active_version(run: Path) -> None:
     """Under its own number."""
-    steering = RunSteering(run.parents[1])
+    steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
     steering.promote(JOB, 9, to="canary", canary_share=0.1, reason="try", by="ada")
     assert steering.roll_back(JOB, None, reason="worse", by="ada")["active"]["version"] == 3
     assert active(steering)["version"] == 3

@@ -61,6 +61,6 @@ export function fillTable(table, headings, rows, nothing) {
 }
 
 function cell(tag, content, attributes = {}) {
-  const { text, kind } = typeof content === "object" ? content : { text: content, kind: null };
+  const { text, kind } = typeof content === "object" ? content : { text: content, kind: null }; // text may be an element
   return element(tag, { ...attributes, class: kind }, text);
 }

@@ -1,15 +1,19 @@
-// Asks the launcher once a second and shows what it says. The address names the run and what it is compared with:
-// #/run/NAME?with=OTHER&with=ANOTHER. Nothing here changes a run.
+// Shows what the gateway sends of a run while it goes on. The address names the run and what it is compared with:
+// #/run/NAME?with=OTHER&with=ANOTHER, or #/start for the form that starts one.
 
 import { Chart } from "/chart.js";
 import { byId, count, decimal, duration, element, fillTable, isKnown, moment, rate, say } from "/dom.js";
 import { drawFlow } from "/flow.js";
 import { listRuns } from "/runs.js";
+import { showStart } from "/start.js";
+import { decisions, showSteering } from "/steer.js";
 import { offerThemes } from "/theme.js";
 
-const INTERVAL_MS = 1000;
+const AGAIN_MS = 2000;
 const COLOURS = 8;
-const shown = { runs: [], curves: new Map(), axis: "env_steps", detail: null, turn: 0 };
+const MOST_COMPARED = 16;
+const shown = { runs: [], curves: new Map(), axis: "env_steps", detail: null, versions: null, canAct: false };
+let source = null;
 const charts = {
   mean_return: new Chart(byId("return"), { label: "Return", fromZero: false }),
   rate: new Chart(byId("rate"), { label: "Environment steps per second", fromZero: true }),
@@ -17,6 +21,8 @@ const charts = {
 };
 
 // ---- where we are
+
+const isStart = () => location.hash === "#/start";
 
 function route() {
   const [path, query = ""] = location.hash.slice(1).split("?");
@@ -35,62 +41,86 @@ function toggle(name) {
   location.hash = address(chosen, others);
 }
 
-// ---- asking
+// ---- listening
 
-async function ask(path) {
-  const reply = await fetch(path);
-  if (!reply.ok) throw Object.assign(new Error(detailOf(await reply.text()) ?? reply.statusText), { status: reply.status });
-  return reply.json();
-}
-
-function detailOf(text) {
-  try {
-    return JSON.parse(text).detail;
-  } catch {
-    return undefined; // what failed said so in words
+// Opens the stream of what the address says; the one before is closed, so that nothing of it is shown any more.
+function listen() {
+  source?.close();
+  source = null;
+  if (document.hidden) return;
+  const { name, compared } = route();
+  const query = new URLSearchParams(compared.slice(0, MOST_COMPARED).map((other) => ["with", other]));
+  if (name) query.set("run", name);
+  const opened = new EventSource(`/api/events?${query}`);
+  source = opened;
+  shown.curves.clear();
+  Object.assign(shown, { detail: null, versions: null });
+  for (const [kind, show] of Object.entries(NEWS)) {
+    opened.addEventListener(kind, (event) => {
+      say(byId("connection"), "");
+      show(JSON.parse(event.data));
+    });
   }
+  opened.addEventListener("error", () => {
+    say(byId("connection"), "Connection lost; trying again …");
+    if (opened.readyState === EventSource.CLOSED) setTimeout(() => source === opened && listen(), AGAIN_MS);
+  });
 }
 
-async function refresh() {
-  const turn = ++shown.turn;
-  try {
-    const { folder, runs } = await ask("/api/runs");
+const NEWS = {
+  runs({ folder, runs, can_act: canAct }) {
+    Object.assign(shown, { runs, canAct });
     say(byId("folder"), folder);
-    shown.runs = runs;
-    if (!route().name && runs.length) history.replaceState(null, "", address(runs[0].name, []));
+    byId("start-link").hidden = !canAct;
+    if (isStart()) return showForm();
+    if (!route().name && runs.length) {
+      history.replaceState(null, "", address(runs[0].name, []));
+      return listen();
+    }
     const { name, compared } = route();
     listRuns(runs, { chosen: name, compared, address: (one) => address(one, compared), toggle });
     if (!name) showNothing("No runs yet", `Start one: penstock train CartPole-v1 --ui. They are looked for in ${folder}.`);
-    else await refreshRun(name, compared, turn);
-    say(byId("connection"), "");
-  } catch (error) {
-    if (error.status === 404) showNothing("No such run", `${error.message}. Choose one from the list.`);
-    else say(byId("connection"), error.status ? error.message : "Connection lost; trying again …");
-  }
-}
+    else if (shown.detail) showComparison(comparedNames());
+    return undefined;
+  },
+  run(detail) {
+    shown.detail = detail;
+    byId("empty").hidden = true;
+    byId("run").hidden = false;
+    showRun(detail);
+    showSteering(byId("steer"), detail.run, shown.canAct);
+    showCurves(comparedNames());
+    showComparison(comparedNames());
+  },
+  curve({ name, columns }) {
+    shown.curves.set(name, columns);
+    if (shown.detail) showCurves(comparedNames());
+  },
+  versions(found) {
+    shown.versions = found;
+    showVersions(found);
+  },
+  trouble({ run, status, detail }) {
+    if (status !== 404) say(byId("connection"), detail);
+    else if (run === route().name) showNothing("No such run", `${detail}. Choose one from the list.`);
+  },
+};
 
-async function refreshRun(name, compared, turn) {
-  const part = `/api/runs/${encodeURIComponent(name)}`;
-  const names = [name, ...compared.filter((one) => one !== name && shown.runs.some((run) => run.name === one))];
-  const [detail, versions] = await Promise.all([ask(part), ask(`${part}/versions`), ...names.map(refreshCurve)]);
-  if (turn !== shown.turn) return;
-  shown.detail = detail;
-  byId("empty").hidden = true;
-  byId("run").hidden = false;
-  showRun(detail);
-  showCurves(names);
-  showComparison(names);
-  showVersions(versions);
-}
-
-async function refreshCurve(name) {
-  const run = shown.runs.find((one) => one.name === name);
-  const seal = run && run.state !== "running" ? `${run.state} ${run.env_steps}` : null;
-  if (seal && shown.curves.get(name)?.seal === seal) return;
-  shown.curves.set(name, { seal, columns: await ask(`/api/runs/${encodeURIComponent(name)}/curve`) });
+// The run that is shown, and those beside it whose curves are there.
+function comparedNames() {
+  const { name, compared } = route();
+  return [name, ...compared.filter((one) => one !== name)].filter((one) => shown.curves.has(one));
 }
 
 // ---- showing
+
+async function showForm() {
+  byId("run").hidden = true;
+  byId("empty").hidden = true;
+  byId("start").hidden = false;
+  listRuns(shown.runs, { chosen: "", compared: [], address: (one) => address(one, []), toggle });
+  await showStart(byId("start"), (name) => { location.hash = address(name, []); });
+}
 
 function showNothing(title, text) {
   byId("run").hidden = true;
@@ -151,7 +181,7 @@ function showTiles(run, now) {
 }
 
 function showCurves(names) {
-  const columns = names.map((name) => shown.curves.get(name).columns);
+  const columns = names.map((name) => shown.curves.get(name));
   const options = { axis: shown.axis };
   for (const [value, chart] of Object.entries(charts)) {
     const series = names.map((name, index) => ({ name, colour: index % COLOURS, x: columns[index][shown.axis], y: columns[index][value] }));
@@ -174,11 +204,11 @@ function showComparison(names) {
 function showVersions({ versions, traffic, note }) {
   const shares = traffic ? `canary ${decimal(100 * traffic.canary_share)}%, newest ${decimal(100 * traffic.latest_share)}%, active the rest` : "";
   say(byId("traffic"), versions.length ? shares : "");
-  fillTable(byId("versions"), [{ text: "Version", kind: "number" }, "Status", "Origin", { text: "Update", kind: "number" }, "Evaluation", "Registered", "Reason"],
+  fillTable(byId("versions"), [{ text: "Version", kind: "number" }, "Status", "Origin", { text: "Update", kind: "number" }, "Evaluation", "Registered", "Reason", ...(shown.canAct ? ["Decide"] : [])],
     versions.map((one) => [{ text: count(one.version), kind: "number" }, one.standby ? `${one.status} (standby)` : one.status, one.origin,
       { text: count(one.update), kind: "number" },
       one.evaluation ? `${decimal(one.evaluation.mean)} ± ${decimal(one.evaluation.std)} over ${one.evaluation.episodes}` : "–",
-      one.created.slice(0, 19).replace("T", " "), { text: one.reason || "–", kind: "long" }]),
+      one.created.slice(0, 19).replace("T", " "), { text: one.reason || "–", kind: "long" }, ...(shown.canAct ? [decisions(route().name, one)] : [])]),
     note || "No version is registered yet; a learner registers its best and its last.");
 }
 
@@ -186,18 +216,16 @@ function showVersions({ versions, traffic, note }) {
 
 byId("axis").addEventListener("change", (event) => {
   shown.axis = event.target.value;
-  refresh();
+  if (shown.detail) showCurves(comparedNames());
 });
 byId("skip").addEventListener("click", (event) => {
   event.preventDefault();
   byId("main").focus();
 });
-addEventListener("hashchange", refresh);
-document.addEventListener("visibilitychange", () => document.hidden || refresh());
+addEventListener("hashchange", () => {
+  byId("start").hidden = !isStart();
+  listen();
+});
+document.addEventListener("visibilitychange", listen);
 offerThemes(byId("theme"));
-
-async function live() {
-  if (!document.hidden) await refresh();
-  setTimeout(live, INTERVAL_MS);
-}
-live();
+listen();

@@ -19,49 +19,24 @@ from launch.cli.app import ui
 from launch.inspection.run_files import MAX_BYTES
 from launch.run.child_process import penstock
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
-from penstock.config.settings import ConfigurationError, load
-from penstock.config.toml_text import dump
+from penstock.config.settings import ConfigurationError
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
+from tests.support.run.left_run import SECRET, make_run
 from tests.support.storage.ready_tables import with_registry
 
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs the extra `ui`")
 
-from launch.ui.admission import Admission  # noqa: E402
+from gateway.frame.envelope import Doors  # noqa: E402
+from gateway.personal.admission import Admission  # noqa: E402
+from gateway.personal.personal_application import make_app  # noqa: E402 - where FastAPI is
 from launch.ui.catalogue import Catalogue  # noqa: E402
-from launch.ui.page import make_app  # noqa: E402 - where FastAPI is
 from launch.ui.server import Page  # noqa: E402
-
-SECRET = "correct horse"  # noqa: S105 - not one of ours
-
-
-def make_run(folder: Path, *, rows: int = 3, summary: dict[str, Any] | None = None) -> Path:
-    """A run that has ended."""
-    folder.mkdir(parents=True)
-    layers = {"run": folder.name, "seed": 4, "environment": {"id": "CartPole-v1"}}
-    settings = load([layers, {"security": {"redis_password": SECRET}}])
-    (folder / CONFIG_FILE).write_text(dump(settings))
-    lines = [
-        {
-            "time": 1.0,
-            "env_steps": 100 * n,
-            "updates": n,
-            "version": n,
-            "training_seconds": 0.5 * n,
-            "mean_return": float("nan") if n == 0 else float(n),
-            "staleness_p50": 1,
-        }
-        for n in range(rows)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if summary is not None:
-        (folder / "summary.json").write_text(json.dumps(summary))
-    return folder
 
 
 def client(folder: Path, *, any_host: bool = False, host: str = "127.0.0.1") -> Any:
     """A client that asks on loopback."""
-    app = make_app(Catalogue(folder), any_host=any_host)
+    app = make_app(Catalogue(folder), doors=Doors(any_host=any_host))
     return testclient.TestClient(app, base_url=f"http://{host}")
 
 
@@ -196,6 +171,9 @@ def test_every_file_of_the_page_is_served_under_a_strict_policy(tmp_path: Path) 
         "/dom.js",
         "/flow.js",
         "/runs.js",
+        "/send.js",
+        "/start.js",
+        "/steer.js",
         "/theme.js",
         "/icon.svg",
         "/vendor/uPlot.iife.min.js",
@@ -286,7 +264,7 @@ def test_the_page_in_the_foreground_serves_until_it_is_asked_to_end(
 
 def browser_at(folder: Path, admission: Admission) -> Any:
     """A browser that has not been let in; it keeps cookies."""
-    app = make_app(Catalogue(folder), admission=admission)
+    app = make_app(Catalogue(folder), doors=Doors(), admission=admission)
     return testclient.TestClient(app, base_url="http://127.0.0.1", follow_redirects=False)
 
 
@@ -294,7 +272,7 @@ def test_the_secret_of_the_address_lets_in_one_browser_once(tmp_path: Path) -> N
     """It is exchanged for a cookie that no script reads and no other site sends, and leaves the address."""
     make_run(tmp_path / "a")
     admission = Admission()
-    app = make_app(Catalogue(tmp_path), admission=admission)
+    app = make_app(Catalogue(tmp_path), doors=Doors(), admission=admission)
     mine, other = (
         testclient.TestClient(app, base_url="http://127.0.0.1", follow_redirects=False) for _ in range(2)
     )
