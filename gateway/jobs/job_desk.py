@@ -168,6 +168,8 @@ class JobDesk:
             outcome = Outcome(state=JobState.CANCELLED, cause=outcome.cause)
         if outcome.state is JobState.FINISHED:
             outcome, made = self._conclude(job, outcome)
+        if made is not None and made.version is not None:
+            self._name_version(job, made.version.version)
         self._accounts.run(lambda session, now: job_queue.settle(session, now, job.id, outcome, made))
         people_metrics.JOBS_ENDED.labels(outcome.state).inc()
         self._asked_to_end.discard(job.id)
@@ -182,6 +184,13 @@ class JobDesk:
             return _failed(f"its training finished; what it made was not exported: {error.strerror}"), None
         except (ValueError, CannotBegin) as error:
             return _failed(f"its training finished; what it made was not exported: {error}"), None
+
+    def _name_version(self, job: Job, label: str) -> None:
+        """Let the newest version that a run has registered be asked for by the label of what was exported."""
+        policy = f"{job.project}/{job.agent}"
+        own = [one.version for one in self._registry.list(policy) if one.run == job.id]
+        if own:
+            self._registry.name(policy, max(own), label)
 
     def _kind(self, job: Job) -> JobKind:
         template = self.template(job.template)

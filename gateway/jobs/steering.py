@@ -48,7 +48,7 @@ class TrafficChange:
 class Steering(Protocol):
     """Steers the runs of jobs, by the job's id.
 
-    Every method may raise CannotSteer. by: for the registry's own audit.
+    Every method may raise CannotSteer. version: by its number or its name. by: for the registry's own audit.
     """
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:
@@ -58,11 +58,11 @@ class Steering(Protocol):
         """Return the registered versions of a run, and its traffic."""
 
     def promote(
-        self, job: str, version: int, *, to: str, canary_share: float | None, reason: str, by: str
+        self, job: str, version: int | str, *, to: str, canary_share: float | None, reason: str, by: str
     ) -> Mapping[str, Any]:
         """Make a version `active` or `canary`, and return it."""
 
-    def roll_back(self, job: str, version: int | None, *, reason: str, by: str) -> Mapping[str, Any]:
+    def roll_back(self, job: str, version: int | str | None, *, reason: str, by: str) -> Mapping[str, Any]:
         """Withdraw a version, the canary or the active one, and return what is active then."""
 
     def set_traffic(self, job: str, change: TrafficChange, *, reason: str, by: str) -> Mapping[str, Any]:

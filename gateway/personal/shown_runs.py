@@ -54,7 +54,7 @@ class Starter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
-    """Says what the person may do beside looking. steering: by the names of runs. by: for the registry's audit."""
+    """Says what the person may do. steering: by the names of runs. by: for the registry's audit."""
 
     starter: Starter
     steering: Steering

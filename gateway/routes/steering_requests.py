@@ -11,7 +11,10 @@ from gateway.routes.request_text import Body, Text
 
 Reason = Annotated[Text, Field(max_length=500)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Version = Annotated[int, Field(ge=1, lt=2**53)]
+Version = (
+    Annotated[int, Field(ge=1, lt=2**53)] | Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,62}$")]
+)
+"""A version by its number, or by its name, such as `v15`."""
 
 
 class Wanted(Body):

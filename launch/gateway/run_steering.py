@@ -9,9 +9,10 @@ from gateway.jobs.steering import Action, CannotSteer, Order, TrafficChange
 from launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
 from launch.policy.policy_steering import Wish, rolled_back, wished
 from launch.policy.policy_view import traffic_json, version_json
-from launch.policy.registry_place import find_place, opened
+from launch.policy.registry_place import RegistryPolicy, find_place, opened
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.records import Status
+from penstock.registry.registry import Registry
 from penstock.runtime.exit import Fatal
 
 _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.STOP: "Stop"}
@@ -42,26 +43,31 @@ class RunSteering:
                 return {"versions": [], "traffic": None}
             with opened(place) as registry:
                 found = registry.list(place.policy)
-                traffic = registry.traffic(place.policy)
-        return {"versions": [version_json(one) for one in found], "traffic": traffic_json(traffic)}
+                traffic, labels = registry.traffic(place.policy), registry.labels(place.policy)
+        named = {number: label for label, number in labels.items()}
+        shown = [version_json(one) | {"label": named.get(one.version)} for one in found]
+        return {"versions": shown, "traffic": traffic_json(traffic)}
 
     def promote(
-        self, job: str, version: int, *, to: str, canary_share: float | None, reason: str, by: str
+        self, job: str, version: int | str, *, to: str, canary_share: float | None, reason: str, by: str
     ) -> Mapping[str, Any]:
         """Make a version `active` or `canary`, and return it."""
         with _told():
             place = find_place(str(self._run(job)), None, None)
             with opened(place, to_write=True) as registry:
-                return version_json(
-                    registry.promote(
-                        place.policy, version, reason, by=by, to=Status(to), canary_share=canary_share
-                    )
+                number, wanted = _number(registry, place, version), Status(to)
+                made = registry.promote(
+                    place.policy, number, reason, by=by, to=wanted, canary_share=canary_share
                 )
+        return version_json(made)
 
-    def roll_back(self, job: str, version: int | None, *, reason: str, by: str) -> Mapping[str, Any]:
+    def roll_back(self, job: str, version: int | str | None, *, reason: str, by: str) -> Mapping[str, Any]:
         """Withdraw a version, the canary or the active one, and return what is active then."""
         with _told():
-            return rolled_back(find_place(str(self._run(job)), None, None), version, reason, by=by).content
+            place = find_place(str(self._run(job)), None, None)
+            with opened(place) as registry:
+                number = None if version is None else _number(registry, place, version)
+            return rolled_back(place, number, reason, by=by).content
 
     def set_traffic(self, job: str, change: TrafficChange, *, reason: str, by: str) -> Mapping[str, Any]:
         """Change the traffic, and return it."""
@@ -80,6 +86,10 @@ def _command(calls: ControlCalls, order: Order) -> Ask:
         Action.FLUSH: lambda: calls.flush(order.min_steps, order.request_id, order.reason),
     }
     return made[order.action]()
+
+
+def _number(registry: Registry, place: RegistryPolicy, version: int | str) -> int:
+    return version if isinstance(version, int) else registry.number(place.policy, version)
 
 
 def _is_absent(url: str) -> bool:

@@ -5,6 +5,7 @@ records          what it returns
 registry_errors  what it raises
 kept             versions that are kept
 version_ranges   numbers that are reserved for the versions of a run
+version_labels   names that versions have beside their numbers, for good
 transitions      promotion, rollback, retirement
 steering         traffic of a policy
 routing          which version answers a client

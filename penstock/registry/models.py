@@ -125,6 +125,16 @@ class RangeRow(Base):
     __table_args__ = (Index("ix_version_ranges_first", "policy", "first", unique=True),)
 
 
+class LabelRow(Base):
+    """A name of a version, beside its number."""
+
+    __tablename__ = "version_labels"
+
+    policy: Mapped[str] = mapped_column(String(64), primary_key=True)
+    label: Mapped[str] = mapped_column(String(64), primary_key=True)
+    version: Mapped[int] = mapped_column(BigInteger)
+
+
 class TrafficRow(Base):
     """A policy's traffic."""
 

@@ -19,7 +19,17 @@ from typing import Self, TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from penstock.registry import feedback, judgement, kept, ratings, rows, steering, transitions, version_ranges
+from penstock.registry import (
+    feedback,
+    judgement,
+    kept,
+    ratings,
+    rows,
+    steering,
+    transitions,
+    version_labels,
+    version_ranges,
+)
 from penstock.registry.bounds import Bounds, Seen
 from penstock.registry.canary_trial import TrialState
 from penstock.registry.database import Database
@@ -135,6 +145,21 @@ class Registry:
         Returns the lowest of RANGE numbers that no other run has; the same again for the same run.
         """
         return self._database.write(lambda session: version_ranges.reserve(session, policy, run))
+
+    def name(self, policy: str, version: int, label: str) -> None:
+        """Give a version a name that it keeps for good; the same again changes nothing.
+
+        Raises UnknownVersion, ValueError for what is no name, NotAllowed for one that another version has.
+        """
+        self._database.write(lambda session: version_labels.name(session, policy, version, label))
+
+    def labels(self, policy: str) -> Mapping[str, int]:
+        """Return the numbers of versions by their names, those of the newest versions."""
+        return self._database.read(lambda session: version_labels.read(session, policy))
+
+    def number(self, policy: str, label: str) -> int:
+        """Return the number of the version that has a name; raises UnknownVersion."""
+        return self._database.read(lambda session: version_labels.number(session, policy, label))
 
     def record_evaluation(
         self, policy: str, version: int, evaluation: Evaluation, *, by: str

@@ -12,7 +12,8 @@ latest. Pure functions: no database, no clock.
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -47,6 +48,8 @@ class Arms:
     canary: int | None
     pinned: frozenset[int]
     """Versions whose weights are held."""
+    labels: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of versions by their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +105,13 @@ def exactly(arms: Arms, version: int) -> Route:
 
 
 def labels(arms: Arms) -> dict[str, int]:
-    """Return the versions that have a label and whose weights are held, by label."""
-    return {
-        key.removeprefix(LABEL): version
-        for key, version in sorted(arms.traffic.pins.items())
-        if key.startswith(LABEL) and version in arms.pinned
-    }
+    """Return the versions that have a label and whose weights are held, by label.
+
+    One that an operator has given in the traffic goes before a name of the registry's.
+    """
+    given = {key.removeprefix(LABEL): one for key, one in arms.traffic.pins.items() if key.startswith(LABEL)}
+    every = {**arms.labels, **given}
+    return {label: version for label, version in sorted(every.items()) if version in arms.pinned}
 
 
 def _shadow(arms: Arms, answering: int | None) -> int | None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from penstock.registry import rows
+from penstock.registry import rows, version_labels
 from penstock.registry.bounds import MAX_PART
 from penstock.registry.models import TrafficRow
 from penstock.registry.records import Action, Status, Traffic, check_text
@@ -21,6 +21,7 @@ def arms(session: Session, policy: str) -> Arms:
         active=by_status.get(Status.ACTIVE),
         canary=by_status.get(Status.CANARY),
         pinned=frozenset(row.version for row in held),
+        labels=version_labels.read(session, policy),
     )
 
 

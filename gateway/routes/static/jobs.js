@@ -104,7 +104,7 @@ async function versions(path, role, again) {
   const decide = (action, body) => async () => { await call("POST", `${path}/${action}`, body); await again(); };
   const reason = "from the console";
   const rows = [...found.versions].reverse().map((one) => [
-    String(one.version), one.status, one.origin,
+    one.label ? `${one.label} (${one.version})` : String(one.version), one.status, one.origin,
     one.evaluation ? `${one.evaluation.mean.toPrecision(4)} ± ${one.evaluation.std.toPrecision(3)}` : "–",
     role === "viewer" ? "–" : element("div", { class: "row" },
       button(`promote ${one.version}`, decide("promote", { version: one.version, reason })),

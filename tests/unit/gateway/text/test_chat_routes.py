@@ -8,6 +8,8 @@ import httpx
 import openai
 import pytest
 
+from penstock.registry.records import Traffic
+from penstock.registry.routing import Arms
 from tests.support.language.text_address import agents_api, served_text
 from tests.support.language.text_stand import TOOLS, TextStand, make_model
 
@@ -127,6 +129,32 @@ def test_models_are_the_policy_its_arms_and_its_versions(client: Any) -> None:
     for name in names:
         assert client.models.retrieve(name).id == name
         assert client.chat.completions.create(model=name, messages=ASKED).model == name
+
+
+def test_a_version_answers_by_its_name(client: Any, stand: TextStand) -> None:
+    """One that was given after the first call, too; it is listed, and none is known by another policy's."""
+    arms = stand.versions.arms
+    asked = {"messages": ASKED, "max_tokens": 1}
+    with pytest.raises(openai.NotFoundError, match="there is none of that name"):
+        client.chat.completions.create(model="default:v15", **asked)
+    try:
+        stand.versions.arms = Arms(
+            traffic=Traffic(policy="default"),
+            active=None,
+            canary=None,
+            pinned=frozenset({1}),
+            labels={"v15": 1, "v16": 99},
+        )
+        made = client.chat.completions.create(model="default:v15", **asked)
+        assert made.model_extra["penstock"]["version"] == 1
+        names = {one.id for one in client.models.list().data}
+        assert ("default:v15" in names, "default:v16" in names) == (True, False)
+        with pytest.raises(openai.NotFoundError, match="there is none of that name"):
+            client.chat.completions.create(model="default:v16", **asked)
+        with pytest.raises(openai.NotFoundError, match="there is none of that name"):
+            client.chat.completions.create(model="other:v15", **asked)
+    finally:
+        stand.versions.arms = arms
 
 
 @pytest.mark.parametrize(

@@ -82,3 +82,18 @@ def test_a_canary_that_is_withdrawn_leaves_the_active_version(run: Path) -> None
     steering.promote(JOB, 9, to="canary", canary_share=0.1, reason="try", by="ada")
     assert steering.roll_back(JOB, None, reason="worse", by="ada")["active"]["version"] == 3
     assert active(steering)["version"] == 3
+
+
+def test_a_version_is_decided_about_by_its_name(run: Path) -> None:
+    """What has no such name is refused in words; the list shows the names."""
+    steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
+    with Registry.open(f"sqlite:///{run / 'registry.sqlite'}") as registry:
+        other = next(one.version for one in registry.list("default") if one.version != 3)
+        registry.name("default", other, "v15")
+    with pytest.raises(CannotSteer, match="is called 'v99'"):
+        steering.promote(JOB, "v99", to="active", canary_share=None, reason="better", by="ada")
+    made = steering.promote(JOB, "v15", to="active", canary_share=None, reason="better", by="ada")
+    assert made["version"] == other
+    named = {one["version"]: one["label"] for one in steering.versions(JOB)["versions"]}
+    assert (named[3], named[other]) == (None, "v15")
+    assert steering.roll_back(JOB, "v15", reason="worse", by="ada")

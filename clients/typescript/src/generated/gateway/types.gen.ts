@@ -287,7 +287,7 @@ export type Promotion = {
     /**
      * Version
      */
-    version: number;
+    version: number | string;
 };
 
 /**
@@ -411,7 +411,7 @@ export type Withdrawal = {
     /**
      * Version
      */
-    version?: number | null;
+    version?: number | string | null;
 };
 
 /**
