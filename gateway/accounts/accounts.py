@@ -124,6 +124,15 @@ class Accounts:
         """Return what a principal is in a project; raises NoSuchThing."""
         return self._read(lambda session: projects.membership(session, principal, project))
 
+    def check_still(self, member: Membership) -> None:
+        """Raise Unauthenticated or NoSuchThing where a member has lost their session, token or project."""
+
+        def work(session: Session) -> None:
+            principal = sessions.again(session, self._clock(), member.principal)
+            projects.membership(session, principal, member.project)
+
+        self._read(work)
+
     def projects_of(self, principal: Principal) -> tuple[Membership, ...]:
         """Return what a principal belongs to."""
         return self._read(lambda session: projects.projects_of(session, principal))

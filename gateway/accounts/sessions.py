@@ -87,12 +87,33 @@ def by_access_token(session: Session, now: datetime, keys: Keys, token: str) -> 
     kind, _, id_ = str(claims["sub"]).partition("/")
     if kind == "token":
         return api_tokens.by_id(session, now, id_)
-    row, user = session.get(SessionRow, str(claims.get("sid"))), session.get(UserRow, id_)
+    return _person(session, now, id_, str(claims.get("sid")), claims.get("num"))
+
+
+def again(session: Session, now: datetime, principal: Principal) -> Principal:
+    """Return a principal as the database has it now, without its token; raises Unauthenticated.
+
+    What goes on for longer than an access token lasts asks so whether it may go on.
+    """
+    if principal.user is None or principal.session is None:
+        return api_tokens.by_id(session, now, principal.subject.partition("/")[2])
+    return _person(session, now, principal.user, principal.session, principal.number)
+
+
+def _person(session: Session, now: datetime, user_id: str, session_id: str, number: object) -> Principal:
+    """Return the person of a session that has not ended; raises Unauthenticated."""
+    row, user = session.get(SessionRow, session_id), session.get(UserRow, user_id)
     if row is None or user is None or row.user != user.id or user.disabled:
         raise Unauthenticated(_ENDED)
-    if row.ended is not None or row.expires <= now or claims.get("num") != user.session_number:
+    if row.ended is not None or row.expires <= now or number != user.session_number:
         raise Unauthenticated(_ENDED)
-    return Principal(subject=f"user/{user.id}", name=user.name, user=user.id, session=row.id)
+    return Principal(
+        subject=f"user/{user.id}",
+        name=user.name,
+        user=user.id,
+        session=row.id,
+        number=user.session_number,
+    )
 
 
 def _grant(session: Session, now: datetime, keys: Keys, row: SessionRow, user: UserRow) -> Grant:

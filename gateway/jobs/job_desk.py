@@ -19,6 +19,7 @@ from gateway.accounts.accounts import Accounts
 from gateway.jobs import job_queue, policy_versions
 from gateway.jobs.job_kinds import JobKind, PlainTraining
 from gateway.jobs.job_records import Conclusion, Job, Outcome, Template
+from gateway.jobs.log_stream import LogReaders
 from gateway.jobs.runner import CannotBegin, Runner, Stage
 from gateway.jobs.steering import Steering
 from gateway.store.tables import JobState
@@ -54,6 +55,7 @@ class JobDesk:
         registry_url: str = "",
     ) -> None:
         self.runner = runner
+        self.readers = LogReaders(accounts, runner)
         self.steering = steering
         self._models = models
         self._estimating = threading.Lock()

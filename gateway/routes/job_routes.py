@@ -1,6 +1,6 @@
 """Jobs: trainings that editors ask for from the operator's templates, and that every member follows."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -16,7 +16,6 @@ from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.jobs import job_queue
 from gateway.jobs.job_desk import JobDesk
 from gateway.jobs.job_records import Job, Template
-from gateway.jobs.log_stream import follow
 from gateway.jobs.runner import CannotBegin
 from gateway.routes.feedback_routes import Key
 from gateway.routes.request_text import Body, Line
@@ -121,14 +120,12 @@ async def log(
     """Send the log of a job as server-sent events, a line each, until the job has ended.
 
     The id of an event is the byte behind its line: a browser that connects again goes on there. The last
-    event is `state`.
+    event is `state`, or `refused` where the session, the token or the membership ends meanwhile.
     """
     parts, desk = parts_of(request), desk_of(request)
-    look: Callable[[], Job] = lambda: _find(parts, member, job)  # noqa: E731 - handed on
-    found = await run_in_threadpool(look)
+    found = await run_in_threadpool(_find, parts, member, job)
     _check_here(found, desk)
-    events: AsyncIterator[str] = follow(desk.runner, look, last_event_id)
-    return EventStream(events)
+    return EventStream(desk.readers.follow(member, found.id, last_event_id))
 
 
 def queue(

@@ -76,7 +76,8 @@ async function follow(path, signal, log, again, wasOpen) {
     if (event === "line") {
       log.append(`${data}\n`);
       log.scrollTop = log.scrollHeight;
-    } else if (wasOpen) await again();
+    } else if (event === "refused") throw new Error(data);
+    else if (wasOpen) await again();
   }
 }
 

@@ -1,0 +1,45 @@
+"""Looks that many streams share: what one of them has just found out, none asks again.
+
+A thousand pages that follow one job look at its row and its log once in a while, all together.
+"""
+
+import asyncio
+from collections.abc import Callable, Hashable
+from typing import Any, Final, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+
+T = TypeVar("T")
+MOST_KEPT: Final = 256
+"""Looks that are remembered before those that are old are let go of."""
+
+
+class SharedLooks:
+    """For one event loop. fresh_s: how long what was found stands for what is."""
+
+    def __init__(self, fresh_s: float) -> None:
+        self._fresh_s = fresh_s
+        self._known: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
+
+    async def at(self, key: Hashable, look: Callable[[], T]) -> T:
+        """Return what `look`, which blocks, finds for a key, or has found just now; raises what it raises."""
+        now = asyncio.get_running_loop().time()
+        known = self._known.get(key)
+        if known is None or self._is_old(known, now):
+            if len(self._known) >= MOST_KEPT:
+                self._known = {one: it for one, it in self._known.items() if not self._is_old(it, now)}
+            known = now, asyncio.ensure_future(run_in_threadpool(look))
+            known[1].add_done_callback(_retrieve)
+            self._known[key] = known
+        # One that leaves takes the look away from nobody.
+        found: T = await asyncio.shield(known[1])
+        return found
+
+    def _is_old(self, known: tuple[float, asyncio.Task[Any]], now: float) -> bool:
+        return known[1].done() and known[0] + self._fresh_s <= now
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Let nobody complain of an error that none of those who asked has waited for."""
+    if not task.cancelled():
+        task.exception()
