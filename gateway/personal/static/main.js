@@ -80,7 +80,7 @@ const NEWS = {
     const { name, compared } = route();
     listRuns(runs, { chosen: name, compared, address: (one) => address(one, compared), toggle });
     if (!name) showNothing("No runs yet", `Start one: penstock train CartPole-v1 --ui. They are looked for in ${folder}.`);
-    else if (shown.detail) showComparison(comparedNames());
+    else if (shown.detail) showBeside();
     return undefined;
   },
   run(detail) {
@@ -89,12 +89,11 @@ const NEWS = {
     byId("run").hidden = false;
     showRun(detail);
     showSteering(byId("steer"), detail.run, shown.canAct);
-    showCurves(comparedNames());
-    showComparison(comparedNames());
+    showBeside();
   },
   curve({ name, columns }) {
     shown.curves.set(name, columns);
-    if (shown.detail) showCurves(comparedNames());
+    if (shown.detail) showBeside();
   },
   versions(found) {
     shown.versions = found;
@@ -105,6 +104,11 @@ const NEWS = {
     else if (run === route().name) showNothing("No such run", `${detail}. Choose one from the list.`);
   },
 };
+
+function showBeside() {
+  showCurves(comparedNames());
+  showComparison(comparedNames());
+}
 
 // The run that is shown, and those beside it whose curves are there.
 function comparedNames() {
