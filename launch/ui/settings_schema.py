@@ -7,7 +7,7 @@ import textwrap
 from typing import Any, Final
 
 from penstock.config.plugin_sections import algorithm_sections
-from penstock.config.sections.algorithm import SECTIONS
+from penstock.config.sections.algorithms import SECTIONS
 from penstock.config.sections.section import Section
 from penstock.config.settings import Settings
 

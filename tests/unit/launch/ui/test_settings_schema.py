@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from launch.ui.settings_schema import settings_schema
-from penstock.config.sections.algorithm import SECTIONS
+from penstock.config.sections.algorithms import SECTIONS
 from penstock.config.settings import Settings
 
 
