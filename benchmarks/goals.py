@@ -29,6 +29,8 @@ SUGGESTIONS: Final = 1000
 STEPS: Final = 50
 EPISODES: Final = {"simulated": 100, "commands": 3}
 AIM_MS: Final = 10.0
+AT_ONCE: Final = 16
+STEPS_AT_ONCE: Final = 60
 
 
 def table(_options: Options) -> Table:
@@ -48,13 +50,15 @@ def table(_options: Options) -> Table:
             ["suggestion beside a learner, p50 / p99 ms", *_quantiles(beside)],
             ["episodes of 50 steps a minute, simulated", _episodes("simulated", folder), None],
             ["episodes of 50 steps a minute, commands (true)", _episodes("commands", folder), None],
+            [f"episodes a minute, {AT_ONCE} environments, commands of 100 ms", _at_once(folder), None],
             ["checkpoints of the run, KB", kept / 1000, None],
         ]
     return Table(
         title="goals",
         columns=("what", "value", "p99"),
         rows=rows,
-        note=f"{SUGGESTIONS} suggestions each; wanted below {AIM_MS:.0f} ms. Episodes of one environment.",
+        note=f"{SUGGESTIONS} suggestions each; wanted below {AIM_MS:.0f} ms. Episodes of one environment, or "
+        f"of {AT_ONCE} in a process each (environment.vectorise=async), which do a goal in each step.",
     )
 
 
@@ -90,6 +94,25 @@ def _suggestions(address: str) -> list[float]:
 def _quantiles(seconds: list[float]) -> tuple[float, float]:
     p50, p99 = np.quantile(np.array(seconds) * 1000, [0.5, 0.99])
     return float(p50), float(p99)
+
+
+def _at_once(folder: Path) -> float:
+    """Return episodes a minute of 16 environments in processes of their own, of commands that take 100 ms."""
+    goals = folder / "slow.toml"
+    goal = '[[goal]]\nname = "wait"\ncommand = ["/usr/bin/sleep", "0.1"]\n'
+    goals.write_text(f'folder = "{folder}"\nallow = ["/usr/bin/sleep"]\n{goal}')
+    environments = gym.make_vec(
+        "workloads.goals.tasks:Goals-v0", AT_ONCE, vectorization_mode="async", executor="commands",
+        goals=str(goals),
+    )  # fmt: skip
+    try:
+        environments.reset(seed=0)
+        begun = time.perf_counter()
+        for _ in range(STEPS_AT_ONCE):
+            environments.step(np.ones(AT_ONCE, np.int64))
+        return 60 * AT_ONCE * STEPS_AT_ONCE / STEPS / (time.perf_counter() - begun)
+    finally:
+        environments.close()
 
 
 def _episodes(executor: str, folder: Path) -> float:

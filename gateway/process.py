@@ -185,7 +185,9 @@ def main(
     registry = open_registry(places)
     try:
         desk = None if jobs is None else jobs.desk(accounts, registry, places)
-        parts = Parts(accounts=accounts, registry=registry, limits=CallLimits(), desk=desk)
+        parts = Parts(
+            accounts=accounts, registry=registry, limits=CallLimits(), desk=desk, state=places.state
+        )
         server = HttpServer(
             make_app(parts, doors, () if jobs is None else jobs.services),
             listen,

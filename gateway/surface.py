@@ -7,6 +7,9 @@ call each of its routes, and the kinds of jobs behind them.
     queue, versions_of        trainings of an agent, and what they made
     estimate                  the dry run of one
     ended                     waits until one has ended
+    state_folder              where the gateway keeps what it has on this machine
+    noted                     writes into the audit what somebody asks for
+    Page                      an answer that is a page
     ApiError                  an answer other than success
 
 It may also name in `site` a function that returns a `Site`: an application of its own over one run.
@@ -21,11 +24,13 @@ It may also name in `site` a function that returns a `Site`: an application of i
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
+from gateway.accounts import audit
 from gateway.accounts.principal import Membership
 from gateway.application import Service
 from gateway.frame.api_description import ERROR_SCHEMA, error_answer
@@ -37,7 +42,7 @@ from gateway.jobs import job_queue, policy_versions
 from gateway.jobs.job_kinds import JobKind, finite
 from gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
 from gateway.routes import job_routes
-from gateway.routes.console_routes import console_file, file_answer
+from gateway.routes.console_routes import Page, console_file, file_answer
 from gateway.routes.feedback_routes import AgentId, Key
 from gateway.routes.job_routes import Estimate
 from gateway.routes.request_text import Body, Line
@@ -62,6 +67,7 @@ __all__ = [
     "Line",
     "Membership",
     "Outcome",
+    "Page",
     "RunAddresses",
     "RunSettings",
     "Service",
@@ -77,8 +83,10 @@ __all__ = [
     "file_answer",
     "finite",
     "member_of",
+    "noted",
     "queue",
     "ratings_of",
+    "state_folder",
     "versions_of",
 ]
 
@@ -147,6 +155,28 @@ def versions_of(request: Request, member: Membership, agent: str) -> tuple[Polic
     return parts_of(request).accounts.look(
         lambda session: policy_versions.read(session, member.project, agent)
     )
+
+
+def state_folder(request: Request) -> Path:
+    """Return the folder of what the gateway keeps on this machine; raises ApiError where it keeps nothing."""
+    found = parts_of(request).state
+    if found is None:
+        raise ApiError(409, "this gateway keeps nothing on this machine")
+    return found
+
+
+def noted(request: Request, member: Membership, action: str, subject: str, **detail: Any) -> str:
+    """Write into the audit what a member asks for, and return how it names them; call it before it is done.
+
+    detail: facts that are neither secrets nor a person's text.
+    """
+    by = member.principal.subject
+    parts_of(request).accounts.run(
+        lambda session, now: audit.note(
+            session, now, by=by, action=action, project=member.project, subject=subject, **detail
+        )
+    )
+    return by
 
 
 def ratings_of(registry: Registry, policy: str) -> list[KeptRating]:

@@ -1,6 +1,7 @@
 """What the routes of a gateway work with."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from fastapi import Request
 
@@ -12,12 +13,17 @@ from penstock.registry.registry import Registry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of one gateway, made when it starts. desk: None where it runs no jobs."""
+    """The parts of one gateway, made when it starts.
+
+    desk: None where it runs no jobs. state: folder of what it keeps on this machine; None where it keeps
+    nothing.
+    """
 
     accounts: Accounts
     registry: Registry
     limits: CallLimits
     desk: JobDesk | None = None
+    state: Path | None = None
 
 
 def parts_of(request: Request) -> Parts:

@@ -17,6 +17,7 @@ from launch.commands.flag_options import with_flags_of
 from launch.commands.service_commands import actor, broker, learner, redis, serve
 from launch.control.control_commands import control_commands
 from launch.gateway.gateway_commands import gateway_commands
+from launch.jobs.job_commands import job_commands
 from launch.policy.policy_commands import policy_commands
 from launch.run.request import Request
 from penstock.runtime.command_exit import finish
@@ -99,6 +100,7 @@ for command in (redis, broker, actor, learner, serve):
 app.add_typer(policy_commands, name="policy")
 app.add_typer(control_commands, name="control")
 app.add_typer(gateway_commands, name="gateway")
+app.add_typer(job_commands, name="jobs")
 
 
 @app.command()
@@ -262,6 +264,24 @@ def plot(
 
 
 @app.command()
+def graph(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, going on or ended.")],
+    once: Annotated[bool, typer.Option("--once", help="Draw once instead of going on.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.5, max=3600, callback=finite, help="Seconds between two pictures.")
+    ] = 1.0,
+) -> None:
+    """Draw the learning curve of a run in the terminal, until it ends."""
+
+    def body() -> int:
+        from launch.commands.graph import main
+
+        return main(run, once=once, interval_s=interval)
+
+    finish(body)
+
+
+@app.command()
 def ui(
     runs: Annotated[Path, typer.Argument(help="Folder that holds runs, or one run's own.")] = Path("runs"),
     listen: Annotated[
@@ -324,13 +344,21 @@ def certificates(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Also ask this server of a model, as OpenAI's API is reached: http://HOST:PORT/v1.",
+        ),
+    ] = None,
+) -> None:
     """Check that this machine can run Penstock."""
 
     def body() -> int:
         from launch.commands.doctor import main
 
-        return main()
+        return main(tuple(endpoint or ()))
 
     finish(body)
 

@@ -1,17 +1,26 @@
 """`penstock doctor`: can this machine run Penstock? One line per check, exit 1 when one fails."""
 
 import importlib.metadata
+import json
 import os
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
 
 from penstock.config.extras import how_to_install
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 
+_ENDPOINT_S: Final = 10.0
+_MOST_REPLY_BYTES: Final = 1024**2
 _FREE_BYTES = 1024**3
 _FLOOR = (6, 2, 0)
 _PACKAGES = ("grpcio", "numpy", "torch", "redis", "hiredis", "gymnasium", "safetensors", "matplotlib")
@@ -21,9 +30,12 @@ class Unfit(Exception):
     """A check failed; the text says what to do."""
 
 
-def main() -> int:
-    """Run every check; returns the exit code."""
-    results = [_run(name, check) for name, check in CHECKS]
+def main(endpoints: Sequence[str] = ()) -> int:
+    """Run every check; returns the exit code. endpoints: URLs of servers of models that are asked as well."""
+    asked: list[tuple[str, Callable[[], str]]] = [
+        ("model", partial(check_endpoint, one)) for one in endpoints
+    ]
+    results = [_run(name, check) for name, check in (*CHECKS, *asked)]
     return EXIT_OK if all(results) else EXIT_FAILED
 
 
@@ -92,6 +104,30 @@ def check_disk() -> str:
         if size < _FREE_BYTES:
             raise Unfit(f"{path} has {size / 1024**2:.0f} MiB free; 1 GiB is wanted")
     return ", ".join(f"{path} {size / 1024**3:.0f} GiB free" for path, size in free.items())
+
+
+def check_endpoint(url: str) -> str:
+    """Ask a server of a model which models it has: `URL/models`, with the key of `OPENAI_API_KEY`."""
+    place = urlsplit(url)
+    if place.scheme not in ("http", "https") or not place.hostname:
+        raise Unfit(f"{url}: is no address; write http://HOST:PORT/v1")
+    where = place._replace(netloc=place.netloc.rpartition("@")[2]).geturl()
+    key = os.environ.get("OPENAI_API_KEY")
+    request = urllib.request.Request(  # noqa: S310 - http or https, checked above
+        f"{where.rstrip('/')}/models", headers={"Authorization": f"Bearer {key}"} if key else {}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_ENDPOINT_S) as reply:  # noqa: S310
+            told = json.loads(reply.read(_MOST_REPLY_BYTES))
+        names = [str(one["id"]) for one in told["data"]]
+    except urllib.error.HTTPError as error:
+        remedy = "set OPENAI_API_KEY" if error.code in (401, 403) else "is it the address that ends in /v1?"
+        raise Unfit(f"{where} answers {error.code}; {remedy}") from error
+    except (OSError, HTTPException) as error:
+        raise Unfit(f"{where} does not answer: {error}; is it started, and can it be reached?") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unfit(f"{where} lists no models; is it the address that ends in /v1?") from error
+    return f"{where}: {', '.join(names[:5]) or 'answers, and has no model'}"
 
 
 CHECKS: tuple[tuple[str, Callable[[], str]], ...] = (

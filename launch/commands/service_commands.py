@@ -24,6 +24,13 @@ SERVING_EXPERIMENTS: Final = "-event_engine_listener"
 EVALUATOR_NICENESS: Final = 4
 """An evaluator gives way to learning while it starts; not while it measures, since a run may wait to end."""
 
+LEARNING_NICENESS: Final = 10
+"""Learner and rollout workers give way to a policy server beside them.
+
+On two cores that much else wanted, the 99th percentile of an answer was 97 ms without it, 48 ms with 5 and
+12 ms with 10.
+"""
+
 
 def _id(name: str | None) -> str | None:
     """The name of an actor; raises typer.BadParameter for what is no id."""
@@ -95,6 +102,7 @@ def actor(
             from penstock.runtime.priority import giving_way
 
             giving_way(partial(import_module, "actor.process"), EVALUATOR_NICENESS)
+        _let_clients_go_first(settings)
         from actor.process import main
 
         return main(lifecycle, broker=broker_address, actor_id=actor_id, role=_role(role), settings=settings)
@@ -164,6 +172,7 @@ def learner(
     """Learn from the log of a run and publish weights; under torchrun as one of several ranks."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        _let_clients_go_first(settings)
         from launch.run.rank_processes import beside
         from learner.process.entry import main
         from penstock.config.configuration_error import ConfigurationError
@@ -190,3 +199,11 @@ def _role(text: str) -> "Role":
     if text not in roles:
         raise ConfigurationError(f"--role {text!r}: use rollout or evaluation")
     return roles[text]
+
+
+def _let_clients_go_first(settings: "Settings") -> None:
+    """Give way to the run's policy server on this machine, whose clients wait for each answer."""
+    if settings.serving.listen:
+        from penstock.runtime.priority import give_way
+
+        give_way(LEARNING_NICENESS)

@@ -78,6 +78,8 @@ def shortened(plan: Plan, run_dir: Path, steps: int) -> Plan:
     learner = {
         "total_steps": steps,
         "total_updates": None,
+        "total_episodes": None,
+        "episode_log": False,
         "stop_at_target": False,
         "checkpoint_interval_s": _NEVER_S,
         "record": settings.learner.record and run_dir / "record",

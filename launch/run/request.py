@@ -30,6 +30,9 @@ class Request:
     total_steps: Annotated[
         int | None, Flag(name="--total-steps", least=1, help="Environment steps at most.")
     ] = None
+    episodes: Annotated[
+        int | None, Flag(name="--episodes", least=1, help="Training episodes at most, of all actors.")
+    ] = None
     serve_at: Annotated[
         str | None,
         Flag(name="--serve", metavar="ADDRESS", help="Answer clients here as well, and learn from them."),
@@ -63,6 +66,7 @@ class Request:
                 "learner": {
                     "target_return": self.target_return,
                     "total_steps": self.total_steps,
+                    "total_episodes": self.episodes,
                     "ranks": self.ranks,
                 },
                 "broker": {"redis": self.redis},

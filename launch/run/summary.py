@@ -46,6 +46,7 @@ _ENDINGS: Final = {
     "recording": "the recording is at its end",
     "drained": "it was asked to end",
     "stalled": "no update was made any more",
+    "episodes": "all episodes are done",
 }
 """Of the learner's account, in words."""
 _SHOWN: Final[dict[str, Callable[[float], str]]] = {

@@ -12,6 +12,7 @@ from learner.algorithms.off_policy.sac import SAC
 from learner.algorithms.on_policy.impala import Impala
 from learner.algorithms.on_policy.ppo import PPO
 from learner.algorithms.on_policy.reinforce import Reinforce
+from learner.algorithms.random_actions import RandomActions
 from learner.algorithms.shared.hardware import Hardware
 from penstock.config.settings import AlgorithmSection, ConfigurationError, Settings
 from penstock.policy.policy import Policy
@@ -39,7 +40,7 @@ class HardwareMaker(Protocol):
 
 
 ON_HARDWARE: Final[Mapping[str, HardwareMaker]] = {"ppo": PPO, "impala": Impala, "reinforce": Reinforce}
-ALONE: Final[Mapping[str, Maker]] = {"clone": Clone, "dqn": DQN, "sac": SAC}
+ALONE: Final[Mapping[str, Maker]] = {"clone": Clone, "dqn": DQN, "random": RandomActions, "sac": SAC}
 ALGORITHMS: Final[Mapping[str, Maker]] = {**ALONE, "ppo": PPO, "impala": Impala, "reinforce": Reinforce}
 """All that learn single steps, in float32 on one rank."""
 _NONE: Final[Mapping[str, HardwareMaker]] = MappingProxyType({})

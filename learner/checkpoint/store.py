@@ -1,10 +1,10 @@
 """Checkpoints on disk: written whole or not at all, read only when every byte is as it was written.
 
-A checkpoint is a directory `checkpoints/ID` with `tensors.safetensors`, `state.json` and, written
-last, `manifest.json` with size and SHA-256 of the others. It is made under a temporary name, every
-file and then the parent directory is fsynced, and renamed: a crash at any moment leaves the old
-ones and at most one directory that is ignored. The manifest's own digest goes into the commit in
-Redis, so a checkpoint that was truncated, flipped or exchanged is refused.
+A checkpoint is a directory `checkpoints/ID` with `tensors.safetensors`, or `tensors.safetensors.lz4` where it
+is compressed, `state.json` and, written last, `manifest.json` with size and SHA-256 of the others. It is made
+under a temporary name, every file and then the parent directory is fsynced, and renamed: a crash at any
+moment leaves the old ones and at most one directory that is ignored. The manifest's own digest goes into the
+commit in Redis, so a checkpoint that was truncated, flipped or exchanged is refused.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import lz4.frame
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -31,6 +32,7 @@ BEST: Final = "evaluation/best"
 """Name of a checkpoint's tensor with the weights of the best evaluation, as the bytes that were published."""
 _MANIFEST: Final = "manifest.json"
 _TENSORS: Final = "tensors.safetensors"
+_COMPRESSED: Final = "tensors.safetensors.lz4"
 _STATE: Final = "state.json"
 _TEMPORARY: Final = ".tmp-"
 _POINTER: Final = "best.json"
@@ -54,11 +56,15 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The `checkpoints` directory of a run. One process writes it: the holder of the lease."""
+    """The `checkpoints` directory of a run. One process writes it: the holder of the lease.
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    compress: tensors are written as an lz4 frame; either kind is read.
+    """
+
+    def __init__(self, directory: Path, keep: int, *, compress: bool = False) -> None:
         self.directory = directory
         self.keep = keep
+        self._compress = compress
         directory.mkdir(parents=True, exist_ok=True)
 
     def write(self, checkpoint_id: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> str:
@@ -85,13 +91,17 @@ class CheckpointStore:
         self, checkpoint_id: str, temporary: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
     ) -> str:
         temporary.mkdir(mode=0o700)
+        stored = save_tensors({name: _plain(tensor) for name, tensor in tensors.items()})
+        raw_size = len(stored)
+        if self._compress:
+            stored = lz4.frame.compress(stored)
         contents = {
-            _TENSORS: save_tensors({name: _plain(tensor) for name, tensor in tensors.items()}),
+            _COMPRESSED if self._compress else _TENSORS: stored,
             _STATE: json.dumps(state, sort_keys=True).encode(),
         }
         for name, data in contents.items():
             _write_durably(temporary / name, data)
-        manifest = _manifest(checkpoint_id, contents)
+        manifest = _manifest(checkpoint_id, contents, raw_size)
         _write_durably(temporary / _MANIFEST, manifest)
         _sync_directory(temporary)
         failpoint("rename.before")
@@ -114,7 +124,7 @@ class CheckpointStore:
             )
         files = _parse_manifest(directory, manifest, checkpoint_id)
         state = _read_checked(directory, _STATE, files)
-        tensors = _read_checked(directory, _TENSORS, files)
+        tensors = _read_tensors(directory, files)
         try:
             return Checkpoint(
                 id=checkpoint_id,
@@ -191,11 +201,14 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous()
 
 
-def _manifest(checkpoint_id: str, contents: Mapping[str, bytes]) -> bytes:
-    files = {
+def _manifest(checkpoint_id: str, contents: Mapping[str, bytes], raw_size: int) -> bytes:
+    """raw_size: bytes of the tensors before they are compressed."""
+    files: dict[str, dict[str, Any]] = {
         name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for name, data in contents.items()
     }
+    if _COMPRESSED in files:
+        files[_COMPRESSED]["raw_size"] = raw_size
     return json.dumps({"format": FORMAT, "id": checkpoint_id, "files": files}, sort_keys=True).encode()
 
 
@@ -209,6 +222,21 @@ def _parse_manifest(directory: Path, manifest: bytes, checkpoint_id: str) -> dic
     if not known:
         raise Damaged(f"{directory / _MANIFEST}: not format {FORMAT} of {checkpoint_id}")
     return files
+
+
+def _read_tensors(directory: Path, files: dict[str, Any]) -> bytes:
+    if _COMPRESSED not in files:
+        return _read_checked(directory, _TENSORS, files)
+    stored, path = _read_checked(directory, _COMPRESSED, files), directory / _COMPRESSED
+    try:
+        size = int(files[_COMPRESSED]["raw_size"])
+        # One byte more than was written is enough to see a frame that would become more.
+        raw: bytes = lz4.frame.LZ4FrameDecompressor().decompress(stored, max_length=size + 1)
+    except (KeyError, TypeError, ValueError, RuntimeError, EOFError) as error:
+        raise Damaged(f"{path}: no lz4 frame of the size in the manifest ({error})") from error
+    if len(raw) != size:
+        raise Damaged(f"{path}: becomes {len(raw)} bytes, {size} were written")
+    return raw
 
 
 def _read_checked(directory: Path, name: str, files: Mapping[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ from broker.log.learner_log import LearnerLog
 from broker.log.learner_records import ReportEntry
 from learner.evaluation.evaluation import Evaluation, Result, way
 from learner.lease import LeaseKeeper
+from learner.reporting.episode_log import EpisodeLog
 from penstock.runtime import metrics
 
 WINDOW: Final = 100
@@ -34,12 +35,14 @@ class Episodes:
         evaluation: Evaluation,
         stop: threading.Event,
         on_result: Callable[[Result], None],
+        episode_log: EpisodeLog | None = None,
     ) -> None:
         self._log = learner_log
         self._lease = lease
         self._evaluation = evaluation
         self._stop = stop
         self._on_result = on_result
+        self._episode_log = episode_log
         self._lock = threading.Lock()
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[int] = deque(maxlen=WINDOW)
@@ -90,6 +93,8 @@ class Episodes:
             result = self._evaluation.collect(report)
             if result is not None:
                 self._finish(result)
+        elif self._episode_log is not None and report.episodes:
+            self._episode_log.add(self.count + 1, report.episodes)
         with self._lock:
             self._after = entry.number
             if not report.evaluation:

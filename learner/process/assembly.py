@@ -36,6 +36,7 @@ from learner.publish.weight_offers import WeightOffers
 from learner.ranks.leading import Ranks
 from learner.recording.recorded_feed import RecordedFeed
 from learner.recording.writer import RecordingWriter
+from learner.reporting.episode_log import EpisodeLog
 from learner.reporting.recorder import Recorder
 from learner.reporting.training_clock import TrainingClock
 from learner.thread_group import ThreadGroup
@@ -130,7 +131,12 @@ class _Assembly:
             base.settings.evaluation, base.model.target, stop_at_target=base.settings.learner.stop_at_target
         )
         self._episodes = Episodes(
-            base.learner_log, self._lease, self._evaluation, self._threads.stop, self._kept.evaluated
+            base.learner_log,
+            self._lease,
+            self._evaluation,
+            self._threads.stop,
+            self._kept.evaluated,
+            EpisodeLog(base.run_dir) if base.settings.learner.episode_log else None,
         )
         if checkpoint is not None and self._progress.evaluation:
             best = checkpoint.tensors.get(BEST)
@@ -334,5 +340,6 @@ class _Assembly:
             ),
             recorder=self._recorder,
             clock=self._clock,
+            episodes=lambda: self._episodes.count,
             snapshot=self._account.snapshot,
         )

@@ -12,6 +12,7 @@ class Ending(StrEnum):
     TARGET = "target"
     STEPS = "steps"
     UPDATES = "updates"
+    EPISODES = "episodes"
     NO_IMPROVEMENT = "no_improvement"
     STOPPED = "stopped"
     DRAINED = "drained"
@@ -28,6 +29,7 @@ class Ending(StrEnum):
             Ending.TARGET,
             Ending.STEPS,
             Ending.UPDATES,
+            Ending.EPISODES,
             Ending.NO_IMPROVEMENT,
             Ending.REJECTED,
             Ending.RECORDING,

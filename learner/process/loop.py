@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Loop:
-    """`run` once. snapshot: where the run is, as the recorder writes it."""
+    """`run` once. snapshot: where the run is, as the recorder writes it. episodes: of training, so far."""
 
     section: LearnerSection
     algorithm: Algorithm
@@ -63,6 +63,7 @@ class Loop:
     recorder: Recorder
     clock: TrainingClock
     snapshot: Callable[[], ProgressSnapshot]
+    episodes: Callable[[], int]
     _waited_since: float = field(init=False, default_factory=time.perf_counter)
     _is_fed: bool = field(init=False, default=True)
     _stalled: str = field(init=False, default="")
@@ -118,6 +119,9 @@ class Loop:
         total_updates = self.section.total_updates
         if total_updates is not None and self.algorithm.updates >= total_updates:
             return Ending.UPDATES
+        total_episodes = self.section.total_episodes
+        if total_episodes is not None and self.episodes() >= total_episodes:
+            return Ending.EPISODES
         return None if self._is_fed else Ending.RECORDING
 
     def _pause(self) -> None:

@@ -99,7 +99,11 @@ def open_run(
         Fatal: there is nothing to begin from, or another learner has taken over.
     """
     learner_log, lease = _take_lease(settings, model, connect, run_dir, draining, is_held=is_held)
-    store = CheckpointStore(run_dir / "checkpoints", settings.learner.keep_checkpoints)
+    store = CheckpointStore(
+        run_dir / "checkpoints",
+        settings.learner.keep_checkpoints,
+        compress=settings.learner.checkpoint_compression == "lz4",
+    )
     beginning = choose(lease, store, resumption)
     _restore(model, beginning, settings)
     write_specification(run_dir, model.specification)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.policy import weights
-from penstock.registry.weight_files import DESCRIPTION, FOLDER, replace_file
+from penstock.registry.weight_files import DESCRIPTION, FOLDER, name_latest, replace_file
 from penstock.wire.specification import RunSpecification
 
 _BLOB: Final = "final.safetensors"
@@ -51,6 +51,7 @@ def write_final(run_dir: Path, final: FinalPolicy) -> None:
     """Replace the run's final policy; raises OSError."""
     folder = run_dir / FOLDER
     replace_file(folder / _BLOB, final.blob)
+    name_latest(run_dir, _BLOB)
     known = {"version": final.version, "update": final.update, "sha256": weights.sha256(final.blob)}
     _write_description(folder / DESCRIPTION, final.specification, known)
 

@@ -26,6 +26,7 @@ from penstock.config.sections.algorithms import (
     CloneSection,
     ImpalaSection,
     PPOSection,
+    RandomSection,
     ReinforceSection,
     algorithm_name,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "OnPolicySection",
     "PPOSection",
     "PolicySection",
+    "RandomSection",
     "RegistrySection",
     "ReinforceSection",
     "ReplaySection",

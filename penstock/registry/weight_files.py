@@ -2,6 +2,7 @@
 
     runs/NAME/registry.sqlite                 the versions (unless `registry.url` names another one)
     runs/NAME/policies/VERSION.safetensors    the bytes of each that is kept
+    runs/NAME/policies/latest                 a link to the newest of them, at the end to the final policy
     runs/NAME/policies/policy.json            the run's specification, from its start on
     runs/NAME/policies/learner.lock           held by the learner of the run while it lives
 
@@ -22,6 +23,7 @@ from penstock.wire.specification import RunSpecification
 
 FOLDER: Final = "policies"
 DESCRIPTION: Final = "policy.json"
+LATEST: Final = "latest"
 _SUFFIX: Final = ".safetensors"
 _LOCK: Final = "learner.lock"
 
@@ -48,6 +50,18 @@ def write_kept(run_dir: Path, version: int, blob: bytes) -> None:
         blob: weights as safetensors.
     """
     replace_file(path_of(run_dir, version), blob)
+    name_latest(run_dir, path_of(run_dir, max(kept_files(run_dir))).name)
+
+
+def name_latest(run_dir: Path, name: str) -> None:
+    """Let `latest` be a link to a file beside it, whole at any moment; raises OSError."""
+    link = run_dir / FOLDER / LATEST
+    if link.is_symlink() and link.readlink() == Path(name):
+        return
+    temporary = link.with_name(f"{LATEST}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(name)
+    temporary.replace(link)
 
 
 def read_kept(run_dir: Path, version: int, sha256: str) -> bytes:
@@ -85,7 +99,14 @@ def kept_files(run_dir: Path) -> set[int]:
 
 def forget_kept(run_dir: Path, version: int) -> None:
     """Remove a version's weights; call it only for one that the registry has retired."""
-    path_of(run_dir, version).unlink(missing_ok=True)
+    path = path_of(run_dir, version)
+    path.unlink(missing_ok=True)
+    link, left = run_dir / FOLDER / LATEST, kept_files(run_dir)
+    if link.is_symlink() and link.readlink() == Path(path.name):
+        if left:
+            name_latest(run_dir, path_of(run_dir, max(left)).name)
+        else:
+            link.unlink()
 
 
 def forget_unfinished(run_dir: Path) -> None:

@@ -17,6 +17,7 @@ from workloads.rlhf.language_section import language
 FOLDER: Final = Path(__file__).parents[2] / "recipes"
 RECIPES: Final = sorted(FOLDER.glob("*.toml"))
 SERVICES: Final = sorted((FOLDER / "service").glob("*.toml"))
+TEXT: Final = [file for file in SERVICES if read_templates(file.parent)[file.stem].kind == "rlhf"]
 GIB: Final = 1024**3
 
 
@@ -31,7 +32,19 @@ def test_it_resolves(recipe: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", SERVICES, ids=lambda path: path.stem)
-def test_a_template_of_the_service_resolves_and_its_fragments_find_room(file: Path, tmp_path: Path) -> None:
+def test_a_template_resolves_with_its_defaults_and_its_bounds(file: Path, tmp_path: Path) -> None:
+    """The least, the most and the default of every number are values that the settings take."""
+    template = read_templates(file.parent)[file.stem]
+    for bound in ("least", "most", "default"):
+        recipe = recipe_of(file)
+        chosen = {name: getattr(one, bound) for name, one in template.numbers.items()}
+        lay_over(recipe, chosen_settings(template, template.chosen(chosen)))
+        (tmp_path / "job.toml").write_text(tomli_w.dumps(recipe))
+        make_plan(Request(what=str(tmp_path / "job.toml"), run_dir=tmp_path / "run"))
+
+
+@pytest.mark.parametrize("file", TEXT, ids=lambda path: path.stem)
+def test_a_template_of_text_has_fragments_that_find_room(file: Path, tmp_path: Path) -> None:
     """With the numbers that it has when nothing is chosen; an update is of a fragment."""
     template = read_templates(file.parent)[file.stem]
     recipe = recipe_of(file)

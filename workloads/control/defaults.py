@@ -139,6 +139,7 @@ _ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "ppo": {family: {"algorithm": section} for family, section in _PPO.items()},
     "impala": policy_gradient_defaults.IMPALA,
     "reinforce": policy_gradient_defaults.REINFORCE,
+    "random": {_GENERAL: {"evaluation": {"deterministic": False}}},  # the most likely action is not random
 }
 """What lies over the task's settings."""
 _LAYERS: Final = {"dqn": replay_defaults.DQN, "sac": replay_defaults.SAC}

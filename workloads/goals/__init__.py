@@ -6,6 +6,7 @@
     executors       what carries goals out: the simulated host, or commands of this machine
     injector        which proposals of a policy are carried out, and how likely that is
     tasks           `Goals-v0`, `Traces-v0`
+    http            the page `/rl` of a gateway
     commands        `penstock traces`, `penstock inject`
     goals_defaults  settings of a run
 
@@ -27,6 +28,7 @@ WORKLOAD = Workload(
     generator="workloads.plugin.acting:make_step_generator",
     runner="workloads.plugin.acting:make_step_runner",
     places=("goals", "trace_file"),
+    http="workloads.goals.http.goals_service:service",
     commands={
         "inject": "workloads.goals.commands.inject_command:inject",
         "traces": "workloads.goals.commands.trace_commands:trace_commands",

@@ -225,7 +225,9 @@ class LoadedVersions:
         def load() -> Loaded:
             policy = self._make_policy()
             load_into(policy, weights.blob)
-            policy.explore(weights.scalars, ExplorationSlots())
+            policy.explore(
+                {**weights.scalars, "temperature": self._section.softmax_temperature}, ExplorationSlots()
+            )
             return Loaded(policy, weights.version, weights.update, sha256(weights.blob))
 
         return await asyncio.to_thread(load)

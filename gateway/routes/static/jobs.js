@@ -7,10 +7,13 @@ import { button, choice, element, field, form, guarded, table, when } from "./el
 const OPEN = new Set(["queued", "running"]);
 const LOOK_MS = 2000;
 
-export async function jobs({ base, project, role, again }) {
-  const [{ jobs: found }, { templates }] = await Promise.all([
+// workload: of the jobs that are shown; left out: all.
+export async function jobs({ base, project, role, again, workload }) {
+  const [{ jobs: every }, { templates: offered }] = await Promise.all([
     call("GET", `${base}/jobs`), call("GET", `${base}/templates`),
   ]);
+  const templates = offered.filter((one) => workload === undefined || one.model.workload === workload);
+  const found = every.filter((one) => workload === undefined || templates.some(({ name }) => name === one.template));
   const rows = found.map((one) => [
     element("a", { href: `#/${project}/jobs/${one.id}` }, one.agent),
     one.template, one.state, one.cause || "–", when(one.created), when(one.ended),

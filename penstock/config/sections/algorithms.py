@@ -139,11 +139,26 @@ class CloneSection(AlgorithmSection):
         return self.batch_steps
 
 
+class RandomSection(AlgorithmSection):
+    """Random actions, from which nothing is learned: the baseline of a task."""
+
+    name: Literal["random"] = "random"
+    """Which algorithm, a choice."""
+    batch_steps: Positive = 2048
+    """Steps that are counted at once."""
+
+    @property
+    def update_steps(self) -> int:
+        """Return the charged steps of an update."""
+        return self.batch_steps
+
+
 SECTIONS: Final[Mapping[str, type[AlgorithmSection]]] = {
     "ppo": PPOSection,
     "impala": ImpalaSection,
     "reinforce": ReinforceSection,
     "clone": CloneSection,
+    "random": RandomSection,
     "dqn": DQNSection,
     "sac": SACSection,
 }

@@ -21,6 +21,8 @@ class LearnerSection(Section):
 
     total_steps: Positive | None = None
     """The run ends after this many environment steps; none: the workload's default."""
+    total_episodes: Annotated[Positive | None, ADVANCED] = None
+    """The run ends after this many training episodes, where nothing ends it before; none: any number."""
     total_updates: Annotated[Positive | None, ADVANCED] = None
     """The run ends after this many updates, where nothing ends it before; none: any number."""
     target_return: float | None = None
@@ -31,6 +33,8 @@ class LearnerSection(Section):
     """Seconds between checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 3
     """Committed checkpoints kept on disk."""
+    checkpoint_compression: Annotated[Literal["none", "lz4"], ADVANCED] = "none"
+    """How tensors of checkpoints are stored; lz4 makes those of replay and of first updates smaller."""
     keep_best: bool = False
     """Keep the checkpoint of the best evaluation, for `penstock train --resume RUN --best`."""
     prefetch_batches: Annotated[Positive, ADVANCED] = 2
@@ -59,6 +63,8 @@ class LearnerSection(Section):
     """Allow ranks on several machines, which exchange gradients and weights unencrypted."""
     stall_timeout_s: Annotated[Positive, ADVANCED] = 300
     """Longest time without an update while not paused, in seconds; then health is red and the run fails."""
+    episode_log: bool = False
+    """Write a line for each training episode into `episodes.jsonl` of the run's folder."""
     keep_every_updates: Positive | None = None
     """Register the version that follows every so many updates; none: only the best and the last."""
     record: Path | None = None

@@ -1,11 +1,19 @@
 """The policy server: what it answers, and what of it is learned from."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from penstock.config.sections.section import ADVANCED, NonNegative, Positive, PositiveReal, Section
+
+_LEAST_TEMPERATURE: Final = 1e-6
+
+
+def _off_or_enough(temperature: float) -> float:
+    if 0 < temperature < _LEAST_TEMPERATURE:
+        raise ValueError(f"use 0 for none, or at least {_LEAST_TEMPERATURE:g}")
+    return temperature
 
 
 class ServingSection(Section):
@@ -27,6 +35,8 @@ class ServingSection(Section):
     """Requests of one named client, or of one connection of others, per second; far more than is answered."""
     max_episodes: Annotated[int, Field(gt=0, le=100_000)] = 10_000
     """Most episodes open at once."""
+    softmax_temperature: Annotated[NonNegative, ADVANCED, AfterValidator(_off_or_enough)] = 0.0
+    """Above 0: actions of a policy of values (DQN) are drawn from the softmax of values / temperature."""
     episode_timeout_s: Annotated[PositiveReal, ADVANCED] = 60.0
     """An episode that is not heard of for this long is given up, in seconds."""
     reward_window_s: NonNegative = 0.0

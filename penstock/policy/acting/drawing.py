@@ -32,15 +32,17 @@ class Drawing:
 
     path: name of the action tensor.
     size: number of outputs of the network that it needs.
-    chooses_by_value: the outputs are values of actions, and what is random in a draw is exploration alone.
     """
-
-    chooses_by_value: bool = False
 
     def __init__(self, path: str, size: int, dtype: str) -> None:
         self.path = path
         self.size = size
         self.action_dtype = np.dtype(dtype)
+
+    @property
+    def chooses_by_value(self) -> bool:
+        """Return whether outputs are values of actions, and only exploration draws others than the best."""
+        return False
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
         """Draw from parameters [N, size]: an action [N, *shape] and its log-probability [N]."""

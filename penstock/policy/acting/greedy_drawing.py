@@ -19,19 +19,27 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
     `epsilon_spread` (Horgan et al. 2018, section 4.1). Until the scalars arrive, and where none are given,
     such as in an evaluation, ε is 0.
 
+    Where the scalar `temperature` is above 0, it draws from the softmax over values divided by it, and
+    ε does not count: a policy server gives it, so that probabilities say how much better an action is.
+
     `log_prob` and `entropy` are of the softmax over values scaled to ±1. No algorithm learns from them: they
     serve the probe, which tells weights apart by all values, whatever ε is.
     """
 
-    chooses_by_value = True
-
     def __init__(self, path: str, space: Discrete) -> None:
         super().__init__(path, space)
         self._epsilon, self._spread, self._place = 0.0, 0.0, ExplorationSlots()
+        self._temperature = 0.0
         self._rates: Reals = np.zeros(0, np.float32)
 
+    @property
+    def chooses_by_value(self) -> bool:
+        """Return whether what is random in a draw is exploration alone; it is not where a softmax draws."""
+        return not self._temperature
+
     def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
-        """Take ε and α from the scalars `epsilon` and `epsilon_spread`."""
+        """Take ε, α and the temperature from `epsilon`, `epsilon_spread` and `temperature`."""
+        self._temperature = scalars.get("temperature", 0.0)
         self._epsilon, self._spread = scalars.get("epsilon", 0.0), scalars.get("epsilon_spread", 0.0)
         self._place, self._rates = place, np.zeros(0, np.float32)
 
@@ -45,7 +53,9 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
         return self._rates
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """Draw ε-greedily."""
+        """Draw ε-greedily, or from the softmax."""
+        if self._temperature:
+            return super().draw(self._logits(parameters), random)
         rates, rows = self.rates(len(parameters)), len(parameters)
         # Of what may be chosen, the one with the largest draw; what is masked has no value.
         uniform = np.where(np.isfinite(parameters), random.random(parameters.shape, np.float32), -1.0)
@@ -54,10 +64,14 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
         """Return the best action."""
+        if self._temperature:
+            return super().mode(self._logits(parameters))
         return self._chosen(parameters, parameters.argmax(-1))
 
     def chance(self, parameters: Reals, action: Array) -> Reals:
-        """Return the log-probability with which the ε-greedy draw gives these actions, [N]."""
+        """Return the log-probability with which `draw` gives these actions, [N]."""
+        if self._temperature:
+            return super().chance(self._logits(parameters), action)
         return self._chosen(parameters, action.astype(np.intp))[1]
 
     def probe_log_prob(self, parameters: Reals, action: Array) -> Reals:
@@ -67,12 +81,17 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
         return super().chance(scaled, action)
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Return the probabilities of the ε-greedy draw."""
+        """Return the probabilities of the draw."""
+        if self._temperature:
+            return super().describe(self._logits(parameters))
         allowed = np.isfinite(parameters)
         rates = self.rates(len(parameters))[:, None]
         probability = allowed * (rates / allowed.sum(-1, keepdims=True))
         probability[np.arange(len(parameters)), parameters.argmax(-1)] += 1.0 - rates[:, 0]
         return {"probability": probability}
+
+    def _logits(self, parameters: Reals) -> Reals:
+        return parameters / parameters.dtype.type(self._temperature)
 
     def _chosen(self, parameters: Reals, index: NDArray[np.intp]) -> tuple[Array, Reals]:
         probability = self.describe(parameters)["probability"][np.arange(len(index)), index]

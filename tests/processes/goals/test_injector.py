@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,9 +32,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found.address
 
 
-def inject(server: str, folder: Path, *words: str, fail: str = "") -> "subprocess.CompletedProcess[str]":
-    """Run an injector to its end."""
-    environment = {**os.environ, FAILPOINTS_VARIABLE: fail}
+def inject(
+    server: str, folder: Path, *words: str, fail: str = "", zone: str = "UTC0"
+) -> "subprocess.CompletedProcess[str]":
+    """Run an injector to its end. zone: what its local time is, as TZ says it."""
+    environment = {**os.environ, FAILPOINTS_VARIABLE: fail, "TZ": zone}
     return subprocess.run(
         injector_words(server, folder, *words), capture_output=True, text=True, check=False, env=environment,
         timeout=120,
@@ -143,6 +146,57 @@ def test_a_daily_limit_outlives_a_restart(server: str, tmp_path: Path) -> None:
         assert done(tmp_path) == 2
 
 
+def test_in_quiet_hours_of_the_local_day_nothing_is_done(server: str, tmp_path: Path) -> None:
+    """By the zone that the process lives in: the same hours, two zones, one of them quiet now."""
+    goals_file(tmp_path)
+    hour = time.gmtime().tm_hour
+    quiet = f"{(hour - 1) % 24:02}:00-{(hour + 2) % 24:02}:00"
+    words = (*ALWAYS, "--steps", "3", "--quiet", quiet)
+    assert inject(server, tmp_path, *words, zone="UTC0").returncode == 0
+    assert done(tmp_path) == 0
+    assert "held back: quiet hours; wait, or change --quiet" in inject(server, tmp_path, "--explain").stdout
+    assert inject(server, tmp_path, *words, zone="EAST-12").returncode == 0
+    assert done(tmp_path) > 0
+
+
+def test_a_clock_that_was_set_back_costs_one_interval(server: str, tmp_path: Path) -> None:
+    """The last goal was injected a day from now, as the file says; waiting for that day would be endless."""
+    goals_file(tmp_path)
+    assert inject(server, tmp_path, *ALWAYS, "--steps", "3").returncode == 0
+    file = tmp_path / "injector" / INJECTIONS
+    later = [
+        {**json.loads(line), "timestamp": time.time() + 86_400} for line in file.read_text().splitlines()
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in later))
+    before = done(tmp_path)
+    assert inject(server, tmp_path, *ALWAYS, "--steps", "6", "--interval", "0.1").returncode == 0
+    assert done(tmp_path) > before
+
+
+def test_switched_off_it_stays_off_after_a_restart_with_auto(server: str, tmp_path: Path) -> None:
+    """Who stops an injector finds it stopped; switched on it needs no option."""
+    goals_file(tmp_path)
+    assert inject(server, tmp_path, "--steps", "1").returncode == 0
+    assert inject(server, tmp_path, "--switch", "off").returncode == 0
+    told = inject(server, tmp_path, *ALWAYS, "--steps", "3")
+    assert (told.returncode, done(tmp_path)) == (0, 0)
+    assert "auto is off in" in told.stderr
+    assert inject(server, tmp_path, "--switch", "on").returncode == 0
+    assert inject(server, tmp_path, *ALWAYS[1:], "--steps", "3").returncode == 0
+    assert done(tmp_path) > 0
+
+
+def test_a_veto_of_a_goal_that_was_done_is_refused(server: str, tmp_path: Path) -> None:
+    """It could not hold it any more; nor is one known that was never proposed."""
+    goals_file(tmp_path)
+    assert inject(server, tmp_path, *ALWAYS, "--steps", "3").returncode == 0
+    one = lines(tmp_path, FEEDBACK)[0]["goal_id"]
+    late = inject(server, tmp_path, "--veto", one)
+    assert (late.returncode, "was carried out already" in late.stderr) == (1, True)
+    unknown = inject(server, tmp_path, "--veto", "0" * 32)
+    assert (unknown.returncode, "no such goal" in unknown.stderr) == (2, True)
+
+
 def test_goals_that_fail_more_often_than_before_stop_it(server: str, tmp_path: Path) -> None:
     """Their place is gone: exit 1, and it does not start again until it is told to."""
     goals_file(tmp_path)
@@ -168,7 +222,21 @@ def test_a_policy_of_values_is_refused(tmp_path: Path) -> None:
         told = inject(found.address, tmp_path, *ALWAYS, "--steps", "3")
     assert told.returncode == 2, told.stderr
     assert "chooses by the values of actions (DQN)" in told.stderr
+    assert "--set serving.softmax_temperature=" in told.stderr
     assert done(tmp_path) == 0
+
+
+def test_a_policy_of_values_that_draws_from_a_softmax_is_taken(tmp_path: Path) -> None:
+    """Its values are −6, 0 and −2.2: by temperature 1 it is 0.9 sure, and the lines say so."""
+    goals_file(tmp_path)
+    goals_run(tmp_path / "run", discrete="epsilon_greedy", shared_trunk=True)
+    with serving(tmp_path / "server", tmp_path / "run", softmax_temperature=1.0) as found:
+        told = inject(found.address, tmp_path, *ALWAYS, "--steps", "6")
+    assert told.returncode == 0, told.stderr
+    assert done(tmp_path) > 0
+    expected = {"leave_a_file": 0.898, "leave_another": 0.0995}
+    for line in lines(tmp_path, INJECTIONS):
+        assert line["confidence"] == pytest.approx(expected[line["goal"]], abs=0.002)
 
 
 def test_two_injectors_do_not_share_a_folder(server: str, tmp_path: Path) -> None:

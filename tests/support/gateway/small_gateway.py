@@ -84,7 +84,7 @@ class SmallGateway:
         desk = (
             None if runner is None else JobDesk(accounts, registry, runner, kinds, models=folder / "models")
         )
-        parts = Parts(accounts=accounts, registry=registry, limits=calls, desk=desk)
+        parts = Parts(accounts=accounts, registry=registry, limits=calls, desk=desk, state=folder)
         app = make_app(parts, Doors(), services)
         client = TestClient(app, base_url=ADDRESS, raise_server_exceptions=False)
         return cls(accounts=accounts, registry=registry, keys=keys, clock=clock, client=client, parts=parts)

@@ -55,6 +55,10 @@ def inject(
     veto: Annotated[
         str | None, typer.Option(metavar="GOAL_ID", help="Forbid a goal that was proposed, and end.")
     ] = None,
+    switch: Annotated[
+        str | None,
+        typer.Option(metavar="on|off", help="Carry goals out from now on, or only propose them, and end."),
+    ] = None,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="Say why goals were not injected and what became of others, and end."),
@@ -65,14 +69,16 @@ def inject(
     as_json: AsJson = False,
 ) -> None:
     """Propose goals by a served policy, carry them out, and tell the server what became of them."""
-    if veto is not None or explain:
+    if veto is not None or switch is not None or explain:
 
-        def look() -> int:
-            from workloads.goals.commands.injection import say, write_veto
+        def once() -> int:
+            from workloads.goals.commands.injection import say, write_switch, write_veto
 
+            if switch is not None:
+                return write_switch(folder, switch)
             return say(folder, as_json=as_json) if veto is None else write_veto(folder, veto)
 
-        finish(look)
+        finish(once)
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from workloads.goals.commands.injection import Request, main

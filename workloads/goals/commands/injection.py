@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -19,11 +20,16 @@ from workloads.goals.executors.executor import Executor
 from workloads.goals.executors.history import History
 from workloads.goals.executors.simulated import SimulatedHost
 from workloads.goals.injector.asked_policy import AskedPolicy
+from workloads.goals.injector.auto_switch import AutoSwitch, last_switch, switch
 from workloads.goals.injector.explanation import as_text, explain
 from workloads.goals.injector.gate import Gate
 from workloads.goals.injector.injection_journal import InjectionJournal, veto
 from workloads.goals.injector.injection_rules import InjectionRules, QuietHours
 from workloads.goals.injector.injector import Drifted, Injector, Parts
+from workloads.goals.injector.pulse import Pulse
+
+OPERATOR: Final = "operator"
+"""Who uses the command line, in the files of a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +67,13 @@ def main(lifecycle: Lifecycle, settings: Settings, request: Request, *, as_json:
         InjectionJournal.held(request.folder) as journal,
         lifecycle.calling_on_drain(client.close),
     ):
+        _tell_switch(request)
         since = journal.start_again(allowed=request.resume)
         policy = AskedPolicy(client, request.client_key, History(executor.goals).width, executor.goals)
         parts = Parts(
-            policy=policy, executor=executor, journal=journal, gate=gate, rules=rules,
+            policy=policy, executor=executor, journal=journal,
+            switch=AutoSwitch(request.folder, default=request.auto), pulse=Pulse(request.folder), gate=gate,
+            rules=rules,
             random=np.random.default_rng(request.seed), pause=lifecycle.draining.wait,
             draining=lifecycle.draining.is_set,
         )  # fmt: skip
@@ -83,7 +92,15 @@ def say(folder: Path, *, as_json: bool) -> int:
 
 def write_veto(folder: Path, goal: str) -> int:
     """Forbid a goal."""
-    veto(folder, goal)
+    veto(folder, goal, OPERATOR)
+    return EXIT_OK
+
+
+def write_switch(folder: Path, wanted: str) -> int:
+    """Switch carrying out `on` or `off`; raises ConfigurationError for another word."""
+    if wanted not in ("on", "off"):
+        raise ConfigurationError(f"--switch {wanted}: say on or off")
+    switch(folder, on=wanted == "on", by=OPERATOR)
     return EXIT_OK
 
 
@@ -115,7 +132,7 @@ def _rules(request: Request) -> InjectionRules:
     except ValueError as error:
         raise ConfigurationError(f"--quiet: {error}") from error
     return InjectionRules(
-        auto=request.auto, interval_s=request.interval_s, daily_limit=request.daily_limit, quiet=quiet,
+        interval_s=request.interval_s, daily_limit=request.daily_limit, quiet=quiet,
         veto_s=request.veto_s,
     )  # fmt: skip
 
@@ -125,6 +142,16 @@ def _client(settings: Settings, request: Request) -> PolicyClient:
         return PolicyClient(request.server, credentials=credentials(settings.security), policy=request.policy)
     except ValueError as error:
         raise ConfigurationError(f"--server {request.server}: {error}") from error
+
+
+def _tell_switch(request: Request) -> None:
+    """Say where the switch of the folder counts more than the option."""
+    found = last_switch(request.folder)
+    if found is not None and found.on != request.auto:
+        sys.stderr.write(
+            f"auto is {'on' if found.on else 'off'} in {request.folder}, as it was switched; --switch "
+            "changes that\n"
+        )
 
 
 def _tell(counts: dict[str, int], *, as_json: bool) -> None:

@@ -32,6 +32,8 @@ from workloads.plugin.recordings import (
 )
 
 _RUN_FILE: Final = "run.toml"
+_WEIGHTED_FILE: Final = "by_propensity.toml"
+_LOGGED: Final = "logged"
 _ALONE: Final = np.zeros(1, np.intp)
 
 
@@ -50,11 +52,18 @@ def main(file: Path, out: Path, *, reward: tuple[str, ...], as_json: bool) -> in
         f"# From {account['episodes']} episodes; propensities: {account['propensities']}.\n"
         + tomli_w.dumps(layer)
     )
+    if log.independent and account["propensities"] == _LOGGED:
+        (out / _WEIGHTED_FILE).write_text(
+            "# Learns without the recording: what is logged counts by its propensity.\n"
+            + tomli_w.dumps(by_propensity(layer))
+        )
     text = (
         f"{out}: {account['episodes']} episodes, {account['decisions']} decisions, {len(log.faults)} faults "
         f"left out; propensities {account['propensities']}\n"
         f"learn from it: penstock train {out / _RUN_FILE} --from {out}"
     )
+    if (out / _WEIGHTED_FILE).exists():
+        text += f"\nor by its propensities: penstock train {out / _WEIGHTED_FILE}"
     sys.stdout.write((json.dumps(account) if as_json else text) + "\n")
     return EXIT_OK
 
@@ -73,6 +82,13 @@ def run_layer(file: Path, encoding: Encoding, weights: RewardWeights) -> dict[st
         "environment": {"id": "workloads.goals.tasks:Traces-v0", "kwargs": kwargs},
         "algorithm": {"name": "dqn"},
     }
+
+
+def by_propensity(layer: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run that learns from single decisions, each by its propensity: PPO."""
+    environment = layer["environment"]
+    kwargs = {**environment["kwargs"], "mode": "matched"}
+    return {**layer, "environment": {**environment, "kwargs": kwargs}, "algorithm": {"name": "ppo"}}
 
 
 def _write(
@@ -115,7 +131,7 @@ def _write(
         "decisions": len(seen),
         "fragments": fragments,
         "faults": len(log.faults),
-        "propensities": "logged" if known else "estimated",
+        "propensities": _LOGGED if known else "estimated",
     }
 
 

@@ -9,5 +9,8 @@ injection_records    the lines of both files
 injection_journal    the folder of an injector, as it is found and added to
 asked_policy         the policy server: what it proposes, and what it is told
 injector             one interval after the other
+auto_switch          whether goals are carried out, changed while an injector goes on
+pulse                what an injector says of itself while it lives
+injector_view        an injector as the page shows it
 explanation          why nothing was injected, from the folder alone
 """

@@ -70,7 +70,8 @@ class AskedPolicy:
         if told.chooses_by_value:
             raise ConfigurationError(
                 "--server: its policy chooses by the values of actions (DQN), whose probabilities say how it "
-                "explores, not how sure it is; serve one that was trained with algorithm.name=ppo"
+                "explores, not how sure it is; serve it with --set serving.softmax_temperature=0.2, by which "
+                "it draws from a softmax of its values, or one that was trained with algorithm.name=ppo"
             )
 
     def begin(self) -> None:

@@ -91,12 +91,15 @@ def _quantiles(certainties: Sequence[float]) -> dict[str, float]:
     return dict(zip(("p10", "p50", "p90", "max"), map(float, found), strict=True))
 
 
-def _short(one: Injection, found: Feedback | None) -> dict[str, Any]:
+def outcome_of(one: Injection, found: Feedback | None) -> str:
+    """Return what became of a goal, in words."""
     if not one.injected:
-        outcome = "not injected"
-    elif found is None:
-        outcome = "under way"
-    else:
-        outcome = {True: "success", False: "failure", None: "interrupted"}[found.success]
+        return "not injected"
+    if found is None:
+        return "under way"
+    return {True: "success", False: "failure", None: "interrupted"}[found.success]
+
+
+def _short(one: Injection, found: Feedback | None) -> dict[str, Any]:
     kept = one.model_dump(include={"goal_id", "goal", "confidence", "priority", "reasoning", "timestamp"})
-    return kept | {"outcome": outcome}
+    return kept | {"outcome": outcome_of(one, found)}

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import Fatal
-from workloads.goals.injector.durable_lines import DurableLines, read_lines
+from workloads.goals.injector.durable_lines import DurableLines, FollowedLines, add_alone, read_lines
 from workloads.goals.injector.injection_records import Feedback, Injection, Veto, read_record
 
 INJECTIONS: Final = "goal_injections.jsonl"
@@ -30,6 +30,8 @@ STOPPED: Final = "stopped.json"
 _LOCK: Final = "injector.lock"
 RECENT: Final = 250
 """Outcomes that fits and drift look at."""
+VETO: Final = "veto"
+"""What held back a goal that an operator forbade, as `held` in its metadata."""
 INTERRUPTED: Final = "interrupted: the injector ended while the goal was carried out"
 
 
@@ -49,7 +51,7 @@ class InjectionJournal:
 
     def __init__(self, folder: Path) -> None:
         """Read a folder; raises ConfigurationError for lines that cannot be read."""
-        self._folder = folder
+        self.folder = folder
         self._injections = DurableLines(folder / INJECTIONS)
         self._feedback = DurableLines(folder / FEEDBACK)
         self.newest = read_injections(folder)
@@ -57,7 +59,7 @@ class InjectionJournal:
         self._told = told_of(self.newest, self.outcomes)
         self._days = Counter(_day(one.timestamp) for one in self.newest.values() if one.injected)
         self._last = max((one.timestamp for one in self.newest.values() if one.injected), default=0.0)
-        self._vetoes_read = 0
+        self._vetoes = FollowedLines(folder / VETOES)
         self._vetoed: set[str] = set()
 
     @classmethod
@@ -125,15 +127,13 @@ class InjectionJournal:
 
     def is_vetoed(self, goal_id: str) -> bool:
         """Return whether the operator forbids a goal."""
-        lines = list(read_lines(self._folder / VETOES))
-        for number, line in lines[self._vetoes_read :]:
+        for number, line in self._vetoes.new():
             self._vetoed.add(read_record(Veto, VETOES, number, line).goal_id)
-        self._vetoes_read = len(lines)
         return goal_id in self._vetoed
 
     def stop(self, why: str, at: float) -> None:
         """Note that injecting has stopped until an operator allows it again."""
-        stopped = DurableLines(self._folder / STOPPED)
+        stopped = DurableLines(self.folder / STOPPED)
         stopped.add({"why": why, "timestamp": at})
         stopped.close()
 
@@ -142,13 +142,13 @@ class InjectionJournal:
 
         allowed: the operator lets it go on after a stop. Raises Fatal where it has stopped and may not.
         """
-        stops = [line for _, line in read_lines(self._folder / STOPPED)]
+        stops = [line for _, line in read_lines(self.folder / STOPPED)]
         if stops and not stops[-1].get("resumed") and not allowed:
             raise Fatal(
                 f"injecting stopped: {stops[-1].get('why')}; look with --explain, then start with --resume"
             )
         if stops and not stops[-1].get("resumed"):
-            resumed = DurableLines(self._folder / STOPPED)
+            resumed = DurableLines(self.folder / STOPPED)
             resumed.add({**stops[-1], "resumed": True, "timestamp": time.time()})
             resumed.close()
             return time.time()
@@ -185,14 +185,29 @@ def told_of(newest: dict[str, Injection], outcomes: dict[str, Feedback]) -> list
     ]
 
 
-def veto(folder: Path, goal_id: str) -> None:
-    """Note that a goal must not be carried out; raises ConfigurationError for one that was never proposed."""
-    known = read_injections(folder)
-    if goal_id not in known:
-        raise ConfigurationError(f"--veto {goal_id}: no such goal in {folder / INJECTIONS}; copy its goal_id")
-    vetoes = DurableLines(folder / VETOES)
-    vetoes.add({"goal_id": goal_id, "timestamp": time.time()})
-    vetoes.close()
+class UnknownGoal(ConfigurationError):
+    """A goal that was never proposed in a folder."""
+
+
+class TooLate(Fatal):
+    """A goal that is carried out already, or will not be in any case; the text says which."""
+
+
+def veto(folder: Path, goal_id: str, by: str = "") -> None:
+    """Note that a goal must not be carried out; again for one that was vetoed changes nothing.
+
+    Raises UnknownGoal for one that was never proposed, TooLate for one that no veto can hold.
+    """
+    found = read_injections(folder).get(goal_id)
+    if found is None:
+        raise UnknownGoal(f"--veto {goal_id}: no such goal in {folder / INJECTIONS}; copy its goal_id")
+    if found.injected:
+        raise TooLate("the goal was carried out already: give the next ones more time with --veto-s")
+    held = found.metadata.get("held")
+    if held and held != VETO:
+        raise TooLate(f"the goal is not carried out anyway: {held}")
+    if not held:
+        add_alone(folder / VETOES, Veto(goal_id=goal_id, timestamp=time.time(), by=by).model_dump())
 
 
 def _day(at: float) -> tuple[int, ...]:

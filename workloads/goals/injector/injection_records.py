@@ -2,7 +2,8 @@
 
 `goal_injections.jsonl`  a goal that was proposed; the newest line of a `goal_id` says how far it is
 `rl_feedback.jsonl`      what became of a goal that was injected; one line for each
-`goal_vetoes.jsonl`      goals that the operator forbids; written by `penstock inject --veto`
+`goal_vetoes.jsonl`      goals that an operator forbids
+`auto_switches.jsonl`    when an operator has switched carrying out on or off
 
 injected: it is carried out, or was. processed: its outcome is known, and what learns has been told.
 """
@@ -59,10 +60,19 @@ class Feedback(_Line):
 
 
 class Veto(_Line):
-    """A goal that the operator forbids."""
+    """A goal that the operator forbids. by: who it was, as the gateway's audit names them."""
 
     goal_id: _Id
     timestamp: _Real
+    by: str = ""
+
+
+class Switch(_Line):
+    """Carrying out is switched on or off. by: as that of a veto."""
+
+    on: bool
+    timestamp: _Real
+    by: str = ""
 
 
 def goal_id(episode: str, step: int) -> str:
@@ -70,14 +80,18 @@ def goal_id(episode: str, step: int) -> str:
     return sha256(f"{episode}/{step}".encode()).hexdigest()[:32]
 
 
-def read_record(kind: type[_Line], file: str, number: int, line: dict[str, Any]) -> Any:
-    """Return a line as a record of a kind; raises ConfigurationError that names file, line and field."""
+def read_record(kind: type[_Line], file: str, number: int | None, line: dict[str, Any]) -> Any:
+    """Return a line as a record of a kind; raises ConfigurationError that names file, line and field.
+
+    number: of the line, None where it is not known.
+    """
     try:
         return kind.model_validate(line)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
+        where = file if number is None else f"{file}: line {number}"
         raise ConfigurationError(
-            f"{file}: line {number}: {field}={str(first['input'])[:80]!r}: {first['msg'].lower()}; "
+            f"{where}: {field}={str(first['input'])[:80]!r}: {first['msg'].lower()}; "
             "move the file away, or repair the line"
         ) from error

@@ -31,6 +31,10 @@ class QuietHours:
             raise ValueError(f"quiet hours {text!r}: begin and end are the same; leave them out for none")
         return cls(begin, end)
 
+    def __str__(self) -> str:
+        begin, end = (divmod(one, _MINUTES) for one in (self.begin, self.end))
+        return f"{begin[0]:02}:{begin[1]:02}-{end[0]:02}:{end[1]:02}"
+
     def hold(self, at: float) -> bool:
         """Return whether a moment, Unix time in seconds, lies in them."""
         local = time.localtime(at)
@@ -44,19 +48,21 @@ class QuietHours:
 class InjectionRules:
     """What holds whatever the policy draws.
 
-    auto: goals are carried out; without it they are only proposed. interval_s: seconds between two goals, at
-    least. daily_limit: most goals of a local day. veto_s: seconds that an operator has to veto a goal.
+    interval_s: seconds between two goals, at least. daily_limit: most goals of a local day. veto_s: seconds
+    that an operator has to veto a goal.
     """
 
-    auto: bool = False
     interval_s: float = 30.0
     daily_limit: int = 1000
     quiet: tuple[QuietHours, ...] = ()
     veto_s: float = 0.0
 
-    def forbids(self, at: float, injected_today: int) -> str:
-        """Return why nothing may be injected at a moment, Unix time in seconds; "" where it may."""
-        if not self.auto:
+    def forbids(self, at: float, injected_today: int, *, auto: bool) -> str:
+        """Return why nothing may be injected at a moment, Unix time in seconds; "" where it may.
+
+        auto: goals are carried out; without it they are only proposed.
+        """
+        if not auto:
             return "auto is off"
         if any(hours.hold(at) for hours in self.quiet):
             return "quiet hours"

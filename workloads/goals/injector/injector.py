@@ -24,11 +24,13 @@ from workloads.goals.executors.executor import Executor, Outcome
 from workloads.goals.executors.history import History
 from workloads.goals.host.goal_reward import GoalReward
 from workloads.goals.injector.asked_policy import AskedPolicy, Suggestion, Unanswered
+from workloads.goals.injector.auto_switch import AutoSwitch
 from workloads.goals.injector.drift import drifted
 from workloads.goals.injector.gate import NOTHING, Gate, Gated
-from workloads.goals.injector.injection_journal import INTERRUPTED, InjectionJournal
+from workloads.goals.injector.injection_journal import INTERRUPTED, VETO, InjectionJournal
 from workloads.goals.injector.injection_records import Feedback, Injection, goal_id
 from workloads.goals.injector.injection_rules import InjectionRules
+from workloads.goals.injector.pulse import Beat, Pulse
 from workloads.goals.injector.success_probability import fit_success
 
 EPISODE_STEPS: Final = 50
@@ -48,6 +50,8 @@ class Parts:
     policy: AskedPolicy
     executor: Executor
     journal: InjectionJournal
+    switch: AutoSwitch
+    pulse: Pulse
     gate: Gate
     rules: InjectionRules
     random: np.random.Generator
@@ -65,6 +69,7 @@ class Injector:
         self._parts, self._drift_since = parts, drift_since
         self._history = History(parts.executor.goals)
         self._behind = True
+        self._version = 0
         self.counts: Counter[str] = Counter()
 
     # ------------------------------------------------------------ life
@@ -92,15 +97,18 @@ class Injector:
             if not steps or done < steps:
                 self._parts.pause(max(rules.interval_s - (time.monotonic() - begun), 0.0))
         self._end_episode(self._observe())
+        self._beat("", ended=True)
 
     def interval(self) -> None:
         """Take one decision and do what comes of it."""
         self.counts["intervals"] += 1
+        trouble = ""
         try:
             self._report()
             self._parts.policy.begin()
             observation = self._observe()
             suggestion = self._parts.policy.suggest(observation)
+            self._version = suggestion.version
             failpoint("inject.asked")
             self._decide(observation, suggestion)
             if self._parts.policy.step >= EPISODE_STEPS:
@@ -108,6 +116,8 @@ class Injector:
         except (PolicyError, Unanswered) as error:
             self.counts["unanswered"] += 1
             log.warning("nothing proposed", extra={"error": str(error)})
+            trouble = str(error)
+        self._beat(trouble)
 
     # ------------------------------------------------------------ a decision
 
@@ -117,7 +127,9 @@ class Injector:
             suggestion.chances, suggestion.action, float(self._parts.random.random())
         )
         now = self._parts.now()
-        forbidden = self._parts.rules.forbids(now, self._parts.journal.injected_on(now))
+        forbidden = self._parts.rules.forbids(
+            now, self._parts.journal.injected_on(now), auto=self._parts.switch.is_on()
+        )
         proposal = self._proposal(suggestion, gated, forbidden, now)
         if proposal is None or gated.action == NOTHING or forbidden:
             if proposal is not None:
@@ -130,7 +142,8 @@ class Injector:
             self._parts.journal.add(proposal)
             failpoint("inject.proposed", policy.step)
             self._parts.pause(self._parts.rules.veto_s)
-        why = "veto" if self._parts.journal.is_vetoed(proposal.goal_id) else ""
+        why = VETO if self._parts.journal.is_vetoed(proposal.goal_id) else ""
+        why = why or ("" if self._parts.switch.is_on() else "auto is off")
         why = why or ("the injector ends" if self._parts.draining() else "")
         if why:
             self._parts.journal.add(_held(proposal, why))
@@ -223,6 +236,19 @@ class Injector:
         if why:
             self._parts.journal.stop(why, self._parts.now())
             raise Drifted(why)
+
+    def _beat(self, trouble: str, *, ended: bool = False) -> None:
+        gate, rules = self._parts.gate, self._parts.rules
+        beat = Beat(
+            at=self._parts.now(), auto=self._parts.switch.is_on(), trouble=trouble, version=self._version,
+            threshold=gate.threshold, explore=gate.explore, interval_s=rules.interval_s,
+            daily_limit=rules.daily_limit, veto_s=rules.veto_s, quiet=[str(one) for one in rules.quiet],
+            ended=ended,
+        )  # fmt: skip
+        try:
+            self._parts.pulse.beat(beat)
+        except OSError as error:
+            log.warning("its state was not written", extra={"error": str(error)})
 
     def _observe(self) -> NDArray[np.float32]:
         return self._history.observation(self._parts.executor.read())

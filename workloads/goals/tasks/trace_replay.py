@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.config.configuration_error import ConfigurationError
 from workloads.goals.traces.answers import answers
 from workloads.goals.traces.encoding import Encoding
-from workloads.goals.traces.trace_file import Log, need_episodes
+from workloads.goals.traces.trace_file import Log, shared_episodes
 from workloads.goals.traces.trace_line import Trace
 from workloads.goals.traces.trace_reward import RewardWeights
 
@@ -46,7 +46,7 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
     ) -> None:
         if not trace_file:
             raise ConfigurationError("environment.kwargs.trace_file: is missing; name the log")
-        log = need_episodes(Path(trace_file))
+        log = shared_episodes(Path(trace_file))
         self._encoding = encoding_of(log, tuple(numbers), tuple(actions))
         self._answers = answers(mode, log, self._encoding, RewardWeights.of(reward or {}))
         self._episodes, self._mode, self._longest = log.episodes, mode, max_episode_length

@@ -6,11 +6,16 @@ Nothing is guessed: an episode with a broken, doubled or missing line is left ou
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from penstock.config.configuration_error import ConfigurationError
 from workloads.goals.traces.trace_line import MOST_LINE_BYTES, BadLine, Trace, parse
+
+MOST_LINES: Final = 500_000
+"""Lines of one file: a log is held in memory, some 4 kB a line."""
+MOST_FAULTS: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +61,32 @@ class Log:
 
 
 def read_log(path: Path) -> Log:
-    """Return what a file of JSON lines holds; raises ConfigurationError where it cannot be opened."""
+    """Return what a file of JSON lines holds.
+
+    Raises ConfigurationError where it cannot be opened, and for more lines or faults than are read.
+    """
     reading = _Reading()
     try:
         with path.open("rb") as file:
             for number, line in _lines(file):
                 reading.take(number, line)
+                _check_bounds(path, reading)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
     return reading.log()
+
+
+def _check_bounds(path: Path, reading: "_Reading") -> None:
+    if reading.lines > MOST_LINES:
+        raise ConfigurationError(
+            f"{path}: has more than {MOST_LINES:,} lines: split it, where no episode is cut"
+        )
+    if len(reading.faults) > MOST_FAULTS:
+        first = reading.faults[0]
+        raise ConfigurationError(
+            f"{path}: has more than {MOST_FAULTS:,} faults: is it a log of tasks? The first is line "
+            f"{first.line}: {first.why}"
+        )
 
 
 def need_episodes(path: Path) -> Log:
@@ -77,6 +99,20 @@ def need_episodes(path: Path) -> Log:
             "`penstock traces check` lists them"
         )
     return log
+
+
+def shared_episodes(path: Path) -> Log:
+    """Return what `need_episodes` does, read once for all of this process while the file is the same."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    return _shared(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=1)
+def _shared(path: Path, _inode: int, _changed: int, _size: int) -> Log:
+    return need_episodes(path)
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

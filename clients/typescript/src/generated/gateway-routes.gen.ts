@@ -18,6 +18,10 @@ import type {
   ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses,
   FileOfPageConsoleFileGetData,
   FileOfPageConsoleFileGetResponses,
+  FileOfPageRlFileGetData,
+  FileOfPageRlFileGetResponses,
+  ForbidApiProjectsProjectInjectorsInjectorVetoesPostData,
+  ForbidApiProjectsProjectInjectorsInjectorVetoesPostResponses,
   ForgetMeApiMeFeedbackDeleteData,
   ForgetMeApiMeFeedbackDeleteResponses,
   ForgetRaterApiProjectsProjectRatersRaterDeleteData,
@@ -26,6 +30,10 @@ import type {
   GiveApiPoliciesFeedbackAgentIdPostResponses,
   HealthApiHealthGetData,
   HealthApiHealthGetResponses,
+  InjectorApiProjectsProjectInjectorsInjectorGetData,
+  InjectorApiProjectsProjectInjectorsInjectorGetResponses,
+  InjectorsApiProjectsProjectInjectorsGetData,
+  InjectorsApiProjectsProjectInjectorsGetResponses,
   InviteApiProjectsProjectInvitationsPostData,
   InviteApiProjectsProjectInvitationsPostResponses,
   JobApiProjectsProjectJobsJobGetData,
@@ -46,6 +54,8 @@ import type {
   OpenapiApiOpenapiJsonGetResponses,
   PageGetData,
   PageGetResponses,
+  PageRlGetData,
+  PageRlGetResponses,
   PoliciesApiPoliciesAgentIdGetData,
   PoliciesApiPoliciesAgentIdGetResponses,
   ProjectApiProjectsProjectGetData,
@@ -68,6 +78,8 @@ import type {
   RollBackApiProjectsProjectJobsJobRollbackPostResponses,
   SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetData,
   SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses,
+  SetAutoApiProjectsProjectInjectorsInjectorAutoPutData,
+  SetAutoApiProjectsProjectInjectorsInjectorAutoPutResponses,
   SetMemberApiProjectsProjectMembersUserPutData,
   SetMemberApiProjectsProjectMembersUserPutResponses,
   SetTrafficApiProjectsProjectJobsJobTrafficPutData,
@@ -112,6 +124,8 @@ export interface GatewayRoutes {
   'GET /api/projects/{project}/agents/{agent_id}/links': { takes: LinksApiProjectsProjectAgentsAgentIdLinksGetData; answers: LinksApiProjectsProjectAgentsAgentIdLinksGetResponses[keyof LinksApiProjectsProjectAgentsAgentIdLinksGetResponses] };
   'GET /api/projects/{project}/agents/{agent_id}/satisfaction': { takes: SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetData; answers: SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses[keyof SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses] };
   'GET /api/projects/{project}/audit': { takes: ReadAuditApiProjectsProjectAuditGetData; answers: ReadAuditApiProjectsProjectAuditGetResponses[keyof ReadAuditApiProjectsProjectAuditGetResponses] };
+  'GET /api/projects/{project}/injectors': { takes: InjectorsApiProjectsProjectInjectorsGetData; answers: InjectorsApiProjectsProjectInjectorsGetResponses[keyof InjectorsApiProjectsProjectInjectorsGetResponses] };
+  'GET /api/projects/{project}/injectors/{injector}': { takes: InjectorApiProjectsProjectInjectorsInjectorGetData; answers: InjectorApiProjectsProjectInjectorsInjectorGetResponses[keyof InjectorApiProjectsProjectInjectorsInjectorGetResponses] };
   'GET /api/projects/{project}/jobs': { takes: JobsApiProjectsProjectJobsGetData; answers: JobsApiProjectsProjectJobsGetResponses[keyof JobsApiProjectsProjectJobsGetResponses] };
   'GET /api/projects/{project}/jobs/{job}': { takes: JobApiProjectsProjectJobsJobGetData; answers: JobApiProjectsProjectJobsJobGetResponses[keyof JobApiProjectsProjectJobsJobGetResponses] };
   'GET /api/projects/{project}/jobs/{job}/curve': { takes: CurveApiProjectsProjectJobsJobCurveGetData; answers: CurveApiProjectsProjectJobsJobCurveGetResponses[keyof CurveApiProjectsProjectJobsJobCurveGetResponses] };
@@ -121,6 +135,8 @@ export interface GatewayRoutes {
   'GET /api/projects/{project}/templates': { takes: TemplatesApiProjectsProjectTemplatesGetData; answers: TemplatesApiProjectsProjectTemplatesGetResponses[keyof TemplatesApiProjectsProjectTemplatesGetResponses] };
   'GET /api/projects/{project}/tokens': { takes: TokensApiProjectsProjectTokensGetData; answers: TokensApiProjectsProjectTokensGetResponses[keyof TokensApiProjectsProjectTokensGetResponses] };
   'GET /console/{file}': { takes: FileOfPageConsoleFileGetData; answers: FileOfPageConsoleFileGetResponses[keyof FileOfPageConsoleFileGetResponses] };
+  'GET /rl': { takes: PageRlGetData; answers: PageRlGetResponses[keyof PageRlGetResponses] };
+  'GET /rl/{file}': { takes: FileOfPageRlFileGetData; answers: FileOfPageRlFileGetResponses[keyof FileOfPageRlFileGetResponses] };
   'POST /api/auth/join': { takes: JoinApiAuthJoinPostData; answers: JoinApiAuthJoinPostResponses[keyof JoinApiAuthJoinPostResponses] };
   'POST /api/auth/password': { takes: ChangePasswordApiAuthPasswordPostData; answers: ChangePasswordApiAuthPasswordPostResponses[keyof ChangePasswordApiAuthPasswordPostResponses] };
   'POST /api/auth/sign-out': { takes: SignOutApiAuthSignOutPostData; answers: SignOutApiAuthSignOutPostResponses[keyof SignOutApiAuthSignOutPostResponses] };
@@ -133,6 +149,7 @@ export interface GatewayRoutes {
   'POST /api/projects/{project}/agents/{agent_id}/feedback': { takes: TakeInApiProjectsProjectAgentsAgentIdFeedbackPostData; answers: TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses[keyof TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses] };
   'POST /api/projects/{project}/agents/{agent_id}/links': { takes: AddLinkApiProjectsProjectAgentsAgentIdLinksPostData; answers: AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses[keyof AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses] };
   'POST /api/projects/{project}/estimates': { takes: EstimateApiProjectsProjectEstimatesPostData; answers: EstimateApiProjectsProjectEstimatesPostResponses[keyof EstimateApiProjectsProjectEstimatesPostResponses] };
+  'POST /api/projects/{project}/injectors/{injector}/vetoes': { takes: ForbidApiProjectsProjectInjectorsInjectorVetoesPostData; answers: ForbidApiProjectsProjectInjectorsInjectorVetoesPostResponses[keyof ForbidApiProjectsProjectInjectorsInjectorVetoesPostResponses] };
   'POST /api/projects/{project}/invitations': { takes: InviteApiProjectsProjectInvitationsPostData; answers: InviteApiProjectsProjectInvitationsPostResponses[keyof InviteApiProjectsProjectInvitationsPostResponses] };
   'POST /api/projects/{project}/jobs': { takes: SubmitApiProjectsProjectJobsPostData; answers: SubmitApiProjectsProjectJobsPostResponses[keyof SubmitApiProjectsProjectJobsPostResponses] };
   'POST /api/projects/{project}/jobs/{job}/cancel': { takes: CancelApiProjectsProjectJobsJobCancelPostData; answers: CancelApiProjectsProjectJobsJobCancelPostResponses[keyof CancelApiProjectsProjectJobsJobCancelPostResponses] };
@@ -140,6 +157,7 @@ export interface GatewayRoutes {
   'POST /api/projects/{project}/jobs/{job}/promote': { takes: PromoteApiProjectsProjectJobsJobPromotePostData; answers: PromoteApiProjectsProjectJobsJobPromotePostResponses[keyof PromoteApiProjectsProjectJobsJobPromotePostResponses] };
   'POST /api/projects/{project}/jobs/{job}/rollback': { takes: RollBackApiProjectsProjectJobsJobRollbackPostData; answers: RollBackApiProjectsProjectJobsJobRollbackPostResponses[keyof RollBackApiProjectsProjectJobsJobRollbackPostResponses] };
   'POST /api/projects/{project}/tokens': { takes: AddTokenApiProjectsProjectTokensPostData; answers: AddTokenApiProjectsProjectTokensPostResponses[keyof AddTokenApiProjectsProjectTokensPostResponses] };
+  'PUT /api/projects/{project}/injectors/{injector}/auto': { takes: SetAutoApiProjectsProjectInjectorsInjectorAutoPutData; answers: SetAutoApiProjectsProjectInjectorsInjectorAutoPutResponses[keyof SetAutoApiProjectsProjectInjectorsInjectorAutoPutResponses] };
   'PUT /api/projects/{project}/jobs/{job}/traffic': { takes: SetTrafficApiProjectsProjectJobsJobTrafficPutData; answers: SetTrafficApiProjectsProjectJobsJobTrafficPutResponses[keyof SetTrafficApiProjectsProjectJobsJobTrafficPutResponses] };
   'PUT /api/projects/{project}/members/{user}': { takes: SetMemberApiProjectsProjectMembersUserPutData; answers: SetMemberApiProjectsProjectMembersUserPutResponses[keyof SetMemberApiProjectsProjectMembersUserPutResponses] };
 }

@@ -179,9 +179,9 @@ def begun(case: Case, seed: int, batches: int = 2) -> Algorithm:
 
 
 def test_every_algorithm_has_a_case() -> None:
-    """A new one keeps the same contract."""
+    """A new one keeps the same contract; one whose weights never change has tests of its own."""
     named = {case.name.partition(",")[0] for case in CASES}
-    assert named == {*ALGORITHMS, "token_ppo"}
+    assert named == {*ALGORITHMS, "token_ppo"} - {"random"}
 
 
 @each(CASES)

@@ -1,5 +1,6 @@
 """Checkpoints: whole or refused, whatever happened to their bytes."""
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -35,6 +36,27 @@ def test_what_is_written_is_read_back(store: CheckpointStore) -> None:
     for name, tensor in TENSORS.items():
         assert checkpoint.tensors[name].dtype == tensor.dtype
         assert torch.equal(checkpoint.tensors[name], tensor)
+
+
+def test_compressed_ones_are_smaller_and_either_kind_is_read(tmp_path: Path) -> None:
+    """By a store of either kind; a frame that would become more than was written is damage."""
+    zeros = {**TENSORS, "moments": torch.zeros(50_000)}
+    raw, small = (CheckpointStore(tmp_path / "checkpoints", 3, compress=one) for one in (False, True))
+    raw.write("a", zeros, STATE)
+    digest = small.write("b", zeros, STATE)
+    files = [tmp_path / "checkpoints" / "a" / "tensors.safetensors"]
+    files.append(tmp_path / "checkpoints" / "b" / "tensors.safetensors.lz4")
+    assert files[1].stat().st_size < files[0].stat().st_size / 20
+    for checkpoint in (small.read("a"), raw.read("b", digest)):
+        assert checkpoint.tensors.keys() == zeros.keys()
+        assert all(torch.equal(checkpoint.tensors[name], tensor) for name, tensor in zeros.items())
+    manifest = tmp_path / "checkpoints" / "b" / "manifest.json"
+    told = json.loads(manifest.read_text())
+    for size in (told["files"]["tensors.safetensors.lz4"]["raw_size"] - 1, 0, "many", None):
+        told["files"]["tensors.safetensors.lz4"]["raw_size"] = size
+        manifest.write_text(json.dumps(told))
+        with pytest.raises(Damaged, match="tensors.safetensors.lz4"):
+            raw.read("b")
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])

@@ -4,10 +4,13 @@ from pathlib import Path
 import pytest
 
 from penstock.registry.weight_files import (
+    FOLDER,
+    LATEST,
     forget_kept,
     forget_unfinished,
     hold,
     kept_files,
+    name_latest,
     path_of,
     read_kept,
     read_specification,
@@ -74,3 +77,19 @@ def test_the_registry_lies_in_the_runs_folder_unless_another_is_named(tmp_path: 
     """An absolute path: whoever reads the URL may stand elsewhere."""
     assert registry_url(tmp_path) == f"sqlite:///{tmp_path}/registry.sqlite"
     assert registry_url(tmp_path, "postgresql://ada@db/penstock") == "postgresql://ada@db/penstock"
+
+
+def test_latest_is_the_newest_that_is_kept(tmp_path: Path) -> None:
+    """An older one that is written later is not; of one that is forgotten the next is; without any none."""
+    latest = tmp_path / FOLDER / LATEST
+    for version in (3, 9, 5):
+        write_kept(tmp_path, version, b"%d" % version)
+    assert latest.read_bytes() == b"9"
+    forget_kept(tmp_path, 9)
+    assert latest.read_bytes() == b"5"
+    for version in (3, 5):
+        forget_kept(tmp_path, version)
+    assert not latest.is_symlink()
+    (tmp_path / FOLDER / "final.safetensors").write_bytes(b"end")
+    name_latest(tmp_path, "final.safetensors")
+    assert latest.read_bytes() == b"end"

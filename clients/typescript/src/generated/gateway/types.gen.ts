@@ -267,6 +267,18 @@ export type NewTraffic = {
 };
 
 /**
+ * NewVeto
+ *
+ * The goal that must not be carried out.
+ */
+export type NewVeto = {
+    /**
+     * Goalid
+     */
+    goalId: string;
+};
+
+/**
  * Promotion
  *
  * A version that more clients shall get, and why.
@@ -396,6 +408,18 @@ export type Wanted = {
      * Requestid
      */
     requestId?: string | null;
+};
+
+/**
+ * WantedAuto
+ *
+ * Whether goals shall be carried out.
+ */
+export type WantedAuto = {
+    /**
+     * On
+     */
+    on: boolean;
 };
 
 /**
@@ -2224,6 +2248,294 @@ export type EstimateApiProjectsProjectEstimatesPostResponses = {
 
 export type EstimateApiProjectsProjectEstimatesPostResponse = EstimateApiProjectsProjectEstimatesPostResponses[keyof EstimateApiProjectsProjectEstimatesPostResponses];
 
+export type InjectorsApiProjectsProjectInjectorsGetData = {
+    body?: never;
+    path: {
+        project: string;
+    };
+    query?: never;
+    url: '/api/projects/{project}/injectors';
+};
+
+export type InjectorsApiProjectsProjectInjectorsGetErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type InjectorsApiProjectsProjectInjectorsGetError = InjectorsApiProjectsProjectInjectorsGetErrors[keyof InjectorsApiProjectsProjectInjectorsGetErrors];
+
+export type InjectorsApiProjectsProjectInjectorsGetResponses = {
+    /**
+     * Response Injectors Api Projects  Project  Injectors Get
+     *
+     * Successful Response
+     */
+    200: {
+        [key: string]: unknown;
+    };
+};
+
+export type InjectorsApiProjectsProjectInjectorsGetResponse = InjectorsApiProjectsProjectInjectorsGetResponses[keyof InjectorsApiProjectsProjectInjectorsGetResponses];
+
+export type InjectorApiProjectsProjectInjectorsInjectorGetData = {
+    body?: never;
+    path: {
+        /**
+         * Injector
+         */
+        injector: string;
+        project: string;
+    };
+    query?: never;
+    url: '/api/projects/{project}/injectors/{injector}';
+};
+
+export type InjectorApiProjectsProjectInjectorsInjectorGetErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type InjectorApiProjectsProjectInjectorsInjectorGetError = InjectorApiProjectsProjectInjectorsInjectorGetErrors[keyof InjectorApiProjectsProjectInjectorsInjectorGetErrors];
+
+export type InjectorApiProjectsProjectInjectorsInjectorGetResponses = {
+    /**
+     * Response Injector Api Projects  Project  Injectors  Injector  Get
+     *
+     * Successful Response
+     */
+    200: {
+        [key: string]: unknown;
+    };
+};
+
+export type InjectorApiProjectsProjectInjectorsInjectorGetResponse = InjectorApiProjectsProjectInjectorsInjectorGetResponses[keyof InjectorApiProjectsProjectInjectorsInjectorGetResponses];
+
+export type SetAutoApiProjectsProjectInjectorsInjectorAutoPutData = {
+    body: WantedAuto;
+    path: {
+        /**
+         * Injector
+         */
+        injector: string;
+        project: string;
+    };
+    query?: never;
+    url: '/api/projects/{project}/injectors/{injector}/auto';
+};
+
+export type SetAutoApiProjectsProjectInjectorsInjectorAutoPutErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type SetAutoApiProjectsProjectInjectorsInjectorAutoPutError = SetAutoApiProjectsProjectInjectorsInjectorAutoPutErrors[keyof SetAutoApiProjectsProjectInjectorsInjectorAutoPutErrors];
+
+export type SetAutoApiProjectsProjectInjectorsInjectorAutoPutResponses = {
+    /**
+     * Successful Response
+     */
+    204: void;
+};
+
+export type SetAutoApiProjectsProjectInjectorsInjectorAutoPutResponse = SetAutoApiProjectsProjectInjectorsInjectorAutoPutResponses[keyof SetAutoApiProjectsProjectInjectorsInjectorAutoPutResponses];
+
+export type ForbidApiProjectsProjectInjectorsInjectorVetoesPostData = {
+    body: NewVeto;
+    path: {
+        /**
+         * Injector
+         */
+        injector: string;
+        project: string;
+    };
+    query?: never;
+    url: '/api/projects/{project}/injectors/{injector}/vetoes';
+};
+
+export type ForbidApiProjectsProjectInjectorsInjectorVetoesPostErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type ForbidApiProjectsProjectInjectorsInjectorVetoesPostError = ForbidApiProjectsProjectInjectorsInjectorVetoesPostErrors[keyof ForbidApiProjectsProjectInjectorsInjectorVetoesPostErrors];
+
+export type ForbidApiProjectsProjectInjectorsInjectorVetoesPostResponses = {
+    /**
+     * Successful Response
+     */
+    204: void;
+};
+
+export type ForbidApiProjectsProjectInjectorsInjectorVetoesPostResponse = ForbidApiProjectsProjectInjectorsInjectorVetoesPostResponses[keyof ForbidApiProjectsProjectInjectorsInjectorVetoesPostResponses];
+
 export type InviteApiProjectsProjectInvitationsPostData = {
     body: NewInvitation;
     path: {
@@ -3842,3 +4154,138 @@ export type FileOfPageConsoleFileGetResponses = {
 };
 
 export type FileOfPageConsoleFileGetResponse = FileOfPageConsoleFileGetResponses[keyof FileOfPageConsoleFileGetResponses];
+
+export type PageRlGetData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/rl';
+};
+
+export type PageRlGetErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type PageRlGetError = PageRlGetErrors[keyof PageRlGetErrors];
+
+export type PageRlGetResponses = {
+    /**
+     * Successful Response
+     */
+    200: string;
+};
+
+export type PageRlGetResponse = PageRlGetResponses[keyof PageRlGetResponses];
+
+export type FileOfPageRlFileGetData = {
+    body?: never;
+    path: {
+        /**
+         * File
+         */
+        file: string;
+    };
+    query?: never;
+    url: '/rl/{file}';
+};
+
+export type FileOfPageRlFileGetErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type FileOfPageRlFileGetError = FileOfPageRlFileGetErrors[keyof FileOfPageRlFileGetErrors];
+
+export type FileOfPageRlFileGetResponses = {
+    /**
+     * Successful Response
+     */
+    200: Blob | File;
+};
+
+export type FileOfPageRlFileGetResponse = FileOfPageRlFileGetResponses[keyof FileOfPageRlFileGetResponses];

@@ -41,6 +41,24 @@ def test_draws_are_epsilon_greedy_and_say_how_likely_they_were() -> None:
     np.testing.assert_allclose(made.describe(VALUES)["probability"], [expected], atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 4.0])
+def test_a_softmax_draws_by_how_much_better_an_action_is(temperature: float) -> None:
+    """With the probabilities that it says; ε does not count, and the best stays the best."""
+    made = EpsilonGreedy("action", Discrete(4))
+    made.explore({"epsilon": 1.0, "temperature": temperature}, ExplorationSlots())
+    weights = np.exp((VALUES[0] - 5.0) / temperature)
+    expected = weights / weights.sum()
+    action, log_prob = made.draw(VALUES.repeat(50_000, 0), np.random.default_rng(0))
+    np.testing.assert_allclose(np.bincount(action, minlength=4) / len(action), expected, atol=0.01)
+    np.testing.assert_allclose(np.exp(log_prob), expected[action], rtol=1e-4)
+    np.testing.assert_allclose(made.describe(VALUES)["probability"], [expected], rtol=1e-4)
+    every = np.arange(4)
+    np.testing.assert_allclose(np.exp(made.chance(VALUES.repeat(4, 0), every)), expected, rtol=1e-4)
+    assert made.mode(VALUES)[0] == [1]
+    greedy = head(0.0)
+    assert (made.chooses_by_value, greedy.chooses_by_value) == (False, True)
+
+
 def test_each_environment_of_the_run_explores_as_in_ape_x() -> None:
     """ε^(1 + α·i/(N−1)) for environment i of all N; here the second actor of three, with four each."""
     rates = head(0.4, 7.0, ExplorationSlots(first=4, of=12)).rates(4)

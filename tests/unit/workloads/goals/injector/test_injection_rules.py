@@ -38,8 +38,8 @@ def test_hours_that_are_none_are_refused(bad: str) -> None:
 def test_the_first_rule_that_forbids_is_told() -> None:
     """Off by default."""
     quiet = (QuietHours.parse("22:00-06:00"),)
-    assert InjectionRules().forbids(at(12, 0), 0) == "auto is off"
-    rules = InjectionRules(auto=True, daily_limit=3, quiet=quiet)
-    assert rules.forbids(at(23, 0), 0) == "quiet hours"
-    assert rules.forbids(at(12, 0), 3) == "daily limit"
-    assert rules.forbids(at(12, 0), 2) == ""
+    rules = InjectionRules(daily_limit=3, quiet=quiet)
+    assert rules.forbids(at(12, 0), 0, auto=False) == "auto is off"
+    assert rules.forbids(at(23, 0), 0, auto=True) == "quiet hours"
+    assert rules.forbids(at(12, 0), 3, auto=True) == "daily limit"
+    assert rules.forbids(at(12, 0), 2, auto=True) == ""

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.goals.traces.trace_file import action_counts, need_episodes, read_log
+from workloads.goals.traces import trace_file
+from workloads.goals.traces.trace_file import action_counts, need_episodes, read_log, shared_episodes
 from workloads.goals.traces.trace_line import MOST_LINE_BYTES
 
 
@@ -71,6 +72,60 @@ def test_a_line_that_is_too_long_is_not_held_in_memory(tmp_path: Path) -> None:
     assert [fault.line for fault in log.faults] == [1]
     assert f"at most {MOST_LINE_BYTES} are read" in log.faults[0].why
     assert len(log.episodes) == 1
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("begin", ["", "\ufeff"])
+def test_files_of_other_systems_are_read(tmp_path: Path, begin: str, end: str) -> None:
+    """With a byte-order mark, with the line ends of Windows."""
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes((begin + end.join([row("a", 0), row("b", 0)]) + end).encode())
+    log = read_log(path)
+    assert (len(log.episodes), log.faults) == (2, ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"propensity": 0}, "propensity='0': input should be greater than 0"),
+        ({"propensity": 1.5}, "propensity='1.5': input should be less than or equal to 1"),
+        ({"propensity": "0.5"}, "propensity='0.5': input should be a valid number"),
+        ({"time": float("nan")}, "time='nan': input should be a finite number"),
+        ({"observation": {"cpu": 1e300, "disk": 0.0}}, "observation.cpu='1e+300'"),
+        ({"result": {"success": 1}}, "result.success='1': input should be a valid boolean"),
+    ],
+)
+def test_odd_numbers_are_faults_and_never_guessed(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    """Each names the field, what it is and what is allowed; a log without propensities is whole."""
+    log = read_log(written(tmp_path, row("bad", 0, **changes), row("good", 0)))
+    assert [fault.line for fault in log.faults] == [1]
+    assert log.faults[0].why.startswith(why), log.faults[0].why
+    assert [episode[0].episode for episode in log.episodes] == ["good"]
+
+
+def test_a_log_that_does_not_fit_into_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its lines or by its faults, with what to do."""
+    monkeypatch.setattr(trace_file, "MOST_LINES", 3)
+    path = written(tmp_path, *(row(f"e{number}", 0) for number in range(4)))
+    with pytest.raises(ConfigurationError, match="more than 3 lines: split it"):
+        read_log(path)
+    monkeypatch.setattr(trace_file, "MOST_FAULTS", 1)
+    with pytest.raises(ConfigurationError, match="more than 1 faults.*line 1: time: is missing"):
+        read_log(written(tmp_path, "{}", "{}", "{}"))
+
+
+def test_environments_of_one_process_share_a_log(tmp_path: Path) -> None:
+    """Until the file is another one; without it the error names it."""
+    path = written(tmp_path, row("a", 0))
+    first = shared_episodes(path)
+    assert shared_episodes(path) is first
+    written(tmp_path, row("a", 0), row("b", 0))
+    assert len(shared_episodes(path).episodes) == 2
+    path.unlink()
+    with pytest.raises(ConfigurationError, match="tasks.jsonl: cannot be read"):
+        shared_episodes(path)
 
 
 def test_a_file_without_an_episode_says_why(tmp_path: Path) -> None:

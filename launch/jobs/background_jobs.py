@@ -1,0 +1,153 @@
+"""Trainings in the background: `penstock train` in a session of its own, which ends with no terminal.
+
+    RUNS/NAME/job.json    the command, and which process it is
+    RUNS/NAME/train.log   what it says
+
+Whether one goes on is told by the lock of its folder, which its launcher holds as long as it lives.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from launch.run.child_process import last_line, penstock
+from launch.run.summary import SUMMARY_FILE
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.run_folder import LOCK_FILE, make_private
+from penstock.runtime.exit import Fatal
+
+JOB_FILE: Final = "job.json"
+LOG_FILE: Final = "train.log"
+_LOOK_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What is stored of a job. born: of its process, in clock ticks since the machine was started."""
+
+    command: list[str]
+    started: float
+    pid: int
+    born: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundJob:
+    """A job as it is now. state: running, finished, interrupted or failed. cause: of a failure, in words."""
+
+    name: str
+    state: str
+    started: float
+    command: list[str]
+    cause: str
+
+
+def start(runs: Path, name: str, arguments: Sequence[str]) -> BackgroundJob:
+    """Start a training and return when it has its folder in hand.
+
+    Raises ConfigurationError for a name that is taken or is none, Fatal where it ended before it had begun.
+    """
+    if not name or Path(name).name != name or name.startswith((".", "-")):
+        raise ConfigurationError(f"--name {name!r}: is no name of a folder")
+    folder = runs / name
+    if folder.exists():
+        raise ConfigurationError(f"--name {name}: {folder} is there already; give another name")
+    make_private(folder)
+    command = [*penstock("train", *arguments, "--run-dir", str(folder))]
+    with (folder / LOG_FILE).open("ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    said = Started(
+        command=list(arguments), started=time.time(), pid=process.pid, born=_born(process.pid) or 0
+    )
+    (folder / JOB_FILE).write_text(json.dumps(asdict(said)))
+    pause = threading.Event()
+    while process.poll() is None:
+        if is_held(folder):
+            return look(folder)
+        pause.wait(_LOOK_S)
+    if process.returncode:
+        why = last_line(folder / LOG_FILE)
+        shutil.rmtree(folder)  # nothing was begun: the name is free again
+        raise Fatal(f"{name} ended with {process.returncode}: {why}")
+    return look(folder)
+
+
+def read_jobs(runs: Path) -> list[BackgroundJob]:
+    """Return the jobs of a folder of runs, newest first."""
+    found = [look(file.parent) for file in runs.glob(f"*/{JOB_FILE}")]
+    return sorted(found, key=lambda one: -one.started)
+
+
+def look(folder: Path) -> BackgroundJob:
+    """Return a job as it is now; raises ConfigurationError for a folder that is none of a job."""
+    said = _started(folder)
+    state, cause = _state(folder)
+    return BackgroundJob(
+        name=folder.name, state=state, started=said.started, command=said.command, cause=cause
+    )
+
+
+def stop(folder: Path) -> None:
+    """Ask a job to end, as Ctrl-C does; one that has ended stays as it is.
+
+    Raises ConfigurationError for a folder that is none of a job.
+    """
+    said = _started(folder)
+    # The number of a process may by now be another's, which was born at another time.
+    if is_held(folder) and _born(said.pid) == said.born:
+        os.kill(said.pid, signal.SIGTERM)
+
+
+def is_held(folder: Path) -> bool:
+    """Return whether a launcher has a folder in hand."""
+    try:
+        with (folder / LOCK_FILE).open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
+def _started(folder: Path) -> Started:
+    try:
+        return Started(**json.loads((folder / JOB_FILE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"{folder}: is no job; `penstock jobs list` names those that there are"
+        ) from error
+
+
+def _state(folder: Path) -> tuple[str, str]:
+    if is_held(folder):
+        return "running", ""
+    try:
+        summary: dict[str, Any] = json.loads((folder / SUMMARY_FILE).read_text())
+    except (OSError, ValueError):
+        return "failed", last_line(folder / LOG_FILE)
+    if summary.get("interrupted"):
+        return "interrupted", ""
+    failure = str(summary.get("failure") or "")
+    return ("failed", failure) if failure else ("finished", "")
+
+
+def _born(pid: int) -> int | None:
+    try:
+        # The name of the process, in brackets, may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None

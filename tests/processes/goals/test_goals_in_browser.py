@@ -1,0 +1,195 @@
+"""The page of goals in a real browser: from a training to an injector that lives by what it learned.
+
+With PENSTOCK_SCREENSHOTS=FOLDER it leaves the pictures of docs/goals.md there.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("argon2", reason="the gateway needs its extra")
+
+from launch.run.child_process import penstock
+from penstock.runtime.health import read_endpoint
+from tests.processes.gateway.test_gateway_process import PASSWORD, operator
+from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess
+from tests.support.gateway.leftover_jobs import end_jobs
+from tests.support.run.broker_process import eventually
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra test-people")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no browser: install the Debian package chromium"),
+    pytest.mark.timeout(600),
+]
+PICTURES = os.environ.get("PENSTOCK_SCREENSHOTS")
+TEMPLATES = Path(__file__).resolve().parents[3] / "recipes" / "service"
+POINTS = "() => (document.querySelector('.curve polyline')?.getAttribute('points') ?? '').split(' ').length"
+
+
+@pytest.fixture
+def browser() -> Iterator["Browser"]:
+    """A browser."""
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
+    """A gateway with the template of goals, an editor and a viewer of `alpha`."""
+    (tmp_path / "templates").mkdir()
+    shutil.copy(TEMPLATES / "goals.toml", tmp_path / "templates")
+    for name, role in (("ada", "owner"), ("vic", "viewer")):
+        done = operator(
+            tmp_path, "user", "add", name, "--project", "alpha", "--role", role, stdin=f"{PASSWORD}\n"
+        )
+        assert done.returncode == 0, done.stderr
+    with GatewayProcess(tmp_path, "--templates", "templates") as started:
+        yield started
+    end_jobs(tmp_path)
+
+
+@contextmanager
+def program(*words: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A command that goes on meanwhile."""
+    with subprocess.Popen(penstock(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def served(folder: Path, run: Path) -> Iterator[str]:
+    """A policy server of a run; its address."""
+    endpoints = folder / "served.json"
+    with program("serve", "--run", str(run), "--listen", "127.0.0.1:0", "--endpoints", str(endpoints)):
+        eventually(lambda: read_endpoint(endpoints), "a policy server", within_s=PATIENCE_S)
+        found = read_endpoint(endpoints)
+        assert found is not None
+        yield found.address
+
+
+def signed_in(browser: "Browser", gateway: GatewayProcess, name: str, complaints: list[str]) -> "Page":
+    """A tab of the page, on a phone's width in the dark, in which somebody has signed in by the keyboard."""
+    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    tab = context.new_page()
+    tab.set_default_timeout(1000 * PATIENCE_S)
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.goto(f"{gateway.url}/rl")
+    tab.get_by_label("Name", exact=True).fill(name)
+    tab.get_by_label("Name", exact=True).press("Tab")
+    tab.keyboard.type(PASSWORD)
+    tab.keyboard.press("Enter")
+    tab.get_by_role("heading", name="Injectors").wait_for()
+    return tab
+
+
+def check(tab: "Page", name: str) -> None:
+    """Axe finds nothing and nothing is too wide, on a phone in the dark and on a desk in the light."""
+    violations(tab, name)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+    tab.set_viewport_size({"width": 1200, "height": 900})
+    tab.emulate_media(color_scheme="light")
+    violations(tab, name)
+    if PICTURES:
+        tab.screenshot(path=Path(PICTURES) / f"goals-{name}.png", full_page=True)
+    tab.set_viewport_size({"width": 390, "height": 800})
+    tab.emulate_media(color_scheme="dark")
+
+
+def violations(tab: "Page", name: str) -> None:
+    """None, as it looks now."""
+    found = axe.Axe().run(tab).response["violations"]
+    assert not found, (name, [(one["id"], one["nodes"][0]["html"]) for one in found])
+
+
+def test_from_parameters_to_a_goal_that_was_vetoed_and_one_that_was_done(
+    browser: "Browser", gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    """All against real processes; a viewer sees it and can decide nothing."""
+    complaints: list[str] = []
+    tab = signed_in(browser, gateway, "ada", complaints)
+    run = train(tab, tmp_path)
+    folder = tmp_path / "gateway-state" / "injectors" / "alpha" / "host"
+    with (
+        served(tmp_path, run) as address,
+        program(
+            "inject", "--server", address, "--policy", "alpha/my_host", "--simulated", "1",
+            "--folder", str(folder), "--interval", "1",
+            "--veto-s", "4", "--threshold", "0", "--seed", "0",
+        ),
+    ):  # fmt: skip
+        eventually((folder / "pulse.json").exists, "the injector", within_s=PATIENCE_S)
+        inject(tab)
+        watch(signed_in(browser, gateway, "vic", complaints))
+    tab.goto(f"{gateway.url}/#/alpha/audit")
+    audit = tab.get_by_role("region", name="Who did what, newest first")
+    for action in ("injector switched", "goal vetoed", "promote", "job cancelled"):
+        playwright.expect(audit).to_contain_text(action)
+    assert complaints == []
+
+
+def train(tab: "Page", folder: Path) -> Path:
+    """A training is started by the form, its curve moves, it is ended, a version is promoted; its folder."""
+    tab.get_by_label("Agent").fill("my_host")
+    tab.get_by_label("totalSteps").fill("10000000")
+    check(tab, "overview")
+    tab.get_by_role("button", name="Start").click()
+    tab.get_by_role("heading", name="Training of my_host").wait_for()
+    tab.wait_for_function(f"() => ({POINTS})() > 4")
+    seen = tab.evaluate(POINTS)
+    tab.wait_for_function(f"() => ({POINTS})() > {seen}")
+    (job,) = (folder / "gateway-state" / "jobs").glob("*/run")
+    eventually(lambda: list((job / "policies").glob("*")), "a version", within_s=PATIENCE_S)
+    tab.get_by_role("button", name="cancel").click()
+    playwright.expect(tab.locator("#state")).to_have_text("cancelled", timeout=1000 * PATIENCE_S)
+    tab.get_by_role("button", name=re.compile("^promote ")).first.click()
+    playwright.expect(tab.get_by_role("region", name="Versions")).to_contain_text("active")
+    check(tab, "training")
+    tab.get_by_role("link", name="Overview").click()
+    return job
+
+
+def inject(tab: "Page") -> None:
+    """It proposes alone, is switched on, one goal is vetoed, others are done, and it is switched off."""
+    tab.get_by_role("heading", name="Start a training").wait_for()
+    tab.get_by_role("link", name="host", exact=True).first.click()
+    tab.get_by_role("heading", name="Injector host").wait_for()
+    state = tab.locator("#state")
+    playwright.expect(state).to_contain_text("running, only proposes")
+    tab.get_by_role("button", name="Carry goals out").click()
+    playwright.expect(state).to_contain_text("running, carries goals out")
+    tab.get_by_role("button", name=re.compile("^veto ")).first.click()
+    goals = tab.get_by_role("region", name="The last twenty goals, newest first")
+    playwright.expect(goals).to_contain_text("; veto")
+    playwright.expect(goals).to_contain_text(re.compile("success|failure"))
+    check(tab, "injector")
+    tab.get_by_role("button", name="Only propose").click()
+    playwright.expect(state).to_contain_text("running, only proposes")
+
+
+def watch(tab: "Page") -> None:
+    """A viewer sees all of it."""
+    assert tab.get_by_role("heading", name="Start a training").count() == 0
+    tab.get_by_role("region", name="Injectors").get_by_role("link", name="host").click()
+    tab.get_by_role("heading", name="Injector host").wait_for()
+    playwright.expect(tab.get_by_role("img")).to_have_attribute(
+        "aria-label", re.compile("goals by certainty")
+    )
+    for name in ("Carry goals out", re.compile("^veto ")):
+        assert tab.get_by_role("button", name=name).count() == 0

@@ -1,0 +1,36 @@
+"""The switch of a folder counts more than the option, and is seen while an injector goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.config.configuration_error import ConfigurationError
+from workloads.goals.injector.auto_switch import SWITCHES, AutoSwitch, last_switch, switch
+
+
+@pytest.mark.parametrize("default", [False, True])
+def test_the_newest_line_counts_and_without_one_the_option(tmp_path: Path, default: bool) -> None:
+    """For one that looks meanwhile, and for one that begins later with the other option."""
+    seen = AutoSwitch(tmp_path, default=default)
+    assert seen.is_on() is default
+    for wanted in (not default, default, not default):
+        switch(tmp_path, on=wanted, by="ada")
+        assert seen.is_on() is wanted
+        assert AutoSwitch(tmp_path, default=default).is_on() is wanted
+    found = last_switch(tmp_path)
+    assert found is not None
+    assert (found.on, found.by) == (not default, "ada")
+
+
+def test_a_line_that_is_no_switch_is_named(tmp_path: Path) -> None:
+    """By file, line and field."""
+    (tmp_path / SWITCHES).write_text('{"on": "perhaps", "timestamp": 1.0}\n')
+    with pytest.raises(ConfigurationError, match=r"auto_switches.jsonl: line 1: on='perhaps'"):
+        AutoSwitch(tmp_path, default=False).is_on()
+
+
+def test_a_folder_that_is_none_is_not_made(tmp_path: Path) -> None:
+    """A mistyped name switches nothing."""
+    with pytest.raises(ConfigurationError, match="is no folder"):
+        switch(tmp_path / "absent", on=True)
+    assert list(tmp_path.iterdir()) == []
