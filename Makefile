@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-processes test-slow mutations soak learn staleness synchronous check format bench bench-peers protos dashboards
+.PHONY: train test test-processes test-slow test-kubernetes mutations soak learn staleness synchronous check format bench bench-peers protos dashboards
 
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
@@ -26,6 +26,10 @@ test-processes: .venv/installed-test
 
 test-slow: .venv/installed-test .venv/installed-learn
 	$(BIN)/pytest -q -m slow -n 3 --maxschedchunk 1 $(ARGS)
+
+# On the cluster that KUBECONFIG names, or on one that is built from PENSTOCK_KUBERNETES_SOURCE (docs/kubernetes.md).
+test-kubernetes: .venv/installed-test
+	$(BIN)/pytest -ra tests/kubernetes $(ARGS)
 
 # Each mechanism switched off in a copy of the tree: the test that guards it must fail.
 mutations: .venv/installed-test

@@ -76,8 +76,7 @@ def main(order: Order) -> int:
         )
     if order.users is not None:
         order.users.read_text()  # before anything is written
-    order.folder.mkdir(parents=True, exist_ok=True)
-    order.folder.chmod(0o700)
+    _make_folder(order.folder)
     authority = authority_of(order.folder)
     for name, identity in identities(order):
         issue(authority, order, name, identity)
@@ -88,6 +87,13 @@ def main(order: Order) -> int:
         _write_users(order.folder, order.users)
     print(f"{order.folder}: {', '.join(sorted(path.name for path in order.folder.iterdir()))}")
     return EXIT_OK
+
+
+def _make_folder(folder: Path) -> None:
+    """For this user alone, unless it is somebody else's, such as the root of a mounted volume."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder.stat().st_uid == os.geteuid():
+        folder.chmod(0o700)
 
 
 def identities(order: Order) -> Iterator[tuple[str, Identity]]:

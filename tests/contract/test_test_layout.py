@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TIERS = {"abuse", "contract", "deploy", "learning", "mutations", "processes", "property", "spine", "unit"}
+TIERS = {
+    *("abuse", "contract", "deploy", "kubernetes", "learning", "mutations", "processes", "property", "spine"),
+    "unit",
+}
 UNIT = ROOT / "tests" / "unit"
 
 

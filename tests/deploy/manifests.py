@@ -17,7 +17,7 @@ import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
-OVERLAYS: Final = ("local", "gpu", "production")
+OVERLAYS: Final = ("local", "gpu", "plain", "production")
 COMPONENT: Final = "app.kubernetes.io/component"
 
 Object = dict[str, Any]

@@ -68,14 +68,17 @@ def test_a_component_adds_to_the_namespace(component: str, tmp_path: Path) -> No
 def test_what_is_named_is_there(name: str) -> None:
     """Configuration, secrets, claims, accounts and ports that a pod names.
 
-    In production two secrets are the operator's.
+    On many nodes two secrets are made by a person; without operators of anybody's, so are the certificates.
     """
     objects = overlay(name)
     there = {name_of(one) for one in objects} | {
         f"Secret/{one['spec']['secretName']}" for one in kinds(objects, "Certificate")
     }
-    if name == "production":
+    if name in {"plain", "production"}:
         there |= {"Secret/redis-users", "Secret/registry"}
+    if name == "plain":
+        issued = kinds(overlay("production"), "Certificate")
+        there |= {f"Secret/{one['spec']['secretName']}" for one in issued}
     for workload in workloads(objects):
         assert f"ServiceAccount/{workload.spec['serviceAccountName']}" in there, workload.name
         volumes = {claim["metadata"]["name"] for claim in workload.claims}
@@ -142,7 +145,7 @@ def test_the_run_has_one_name(name: str, tmp_path: Path) -> None:
     assert all(wanted in job["args"] for job in jobs)
     uris = [parse(uri) for one in map(_certificate, kinds(objects, "Certificate")) for uri in one.spec.uris]
     assert {uri.run for uri in uris} <= {run}
-    assert jobs or {uri.party for uri in uris} == set(Party)
+    assert jobs or name == "plain" or {uri.party for uri in uris} == set(Party)
 
 
 def _certificate(one: Object) -> Certificate:
@@ -208,7 +211,8 @@ def test_the_overlay_of_the_page_builds(tmp_path: Path) -> None:
     A configuration and images of their own, a GPU, a Redis outside and none inside.
     """
     page = (ROOT / "docs" / "kubernetes.md").read_text()
-    (block,) = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", page, re.DOTALL)
+    small, block = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", page, re.DOTALL)
+    assert "components/two-cores" in small
     folder = tmp_path / "mine"
     folder.mkdir()
     here = "../" * (len(folder.parts) - 1) + str(ROOT.relative_to("/"))
@@ -229,3 +233,23 @@ def test_the_overlay_of_the_page_builds(tmp_path: Path) -> None:
     for one in objects:
         if one["kind"] not in KINDS:
             kubernetes_validate.validate(one, NEWEST, strict=True)
+
+
+def test_two_cores_are_enough_for_the_component_of_two_cores(tmp_path: Path) -> None:
+    """What the page says of both, in cores that all pods request together."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    for objects, said in (
+        (overlay("local"), "4.4"),
+        (render(with_components(tmp_path / "two", "two-cores")), "1.3"),
+    ):
+        requests = [
+            workload.replicas * _cores(container["resources"]["requests"]["cpu"])
+            for workload in workloads(objects)
+            for container in workload.spec["containers"]
+        ]
+        assert f"{sum(requests):.1f}" == said
+        assert f"{said} " in page
+
+
+def _cores(quantity: str) -> float:
+    return float(quantity.removesuffix("m")) / 1000 if quantity.endswith("m") else float(quantity)

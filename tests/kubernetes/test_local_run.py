@@ -1,0 +1,271 @@
+"""The local overlay on a real cluster: from nothing to a solved CartPole, and what people do to it then.
+
+One installation for all: each test leaves it learning, with all its pods ready. A client of the policy server
+calls from a pod of its own all the time. The books balance after each.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import pytest
+
+from tests.deploy.manifests import Object
+from tests.kubernetes.cluster import Cluster, KubectlError, eventually, ready
+from tests.kubernetes.installation import RUN, Installation
+from tests.kubernetes.policy_client import PolicyCaller
+
+pytestmark = pytest.mark.timeout(1800)
+ENDLESS: Final = RUN + "\n[learner]\ntotal_steps = 1000000000\n[evaluation]\ntarget_return = 1000000.0\n"
+PODS: Final = {"redis": 1, "registry": 1, "broker": 2, "learner": 1, "actor": 2, "evaluator": 1, "server": 1}
+BROKER_ROLLOUT: Final = ("deployment/broker",)
+ALL: Final = (
+    *("statefulset/redis", "statefulset/registry", "deployment/broker", "statefulset/learner"),
+    *("deployment/actor", "deployment/evaluator", "deployment/server"),
+)
+
+
+@pytest.fixture(scope="module")
+def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """Of `local`, on two cores; not applied yet."""
+    made = Installation(cluster, tmp_path_factory.mktemp("local"), "local", "two-cores")
+    try:
+        yield made
+        print(made.describe())
+    finally:
+        made.remove()
+
+
+@pytest.fixture(scope="module")
+def solved(installation: Installation) -> dict[str, Any]:
+    """What the learner wrote at its end; applied from nothing."""
+    installation.apply()
+    installation.finish_rollout(*ALL)
+
+    def look() -> dict[str, Any] | None:
+        try:
+            told: dict[str, Any] = json.loads(
+                installation.read("learner-0", "/var/lib/penstock/run/learner.json")
+            )
+        except KubectlError:  # it is not written yet
+            return None
+        return told
+
+    return eventually("a learner that has ended", look)
+
+
+@pytest.fixture(scope="module")
+def endless(installation: Installation, solved: dict[str, Any]) -> Installation:
+    """The same run, told to go on: another target is applied as the page says."""
+    assert solved["solved"]
+    installation.write(installation.cluster.tags[0], ENDLESS)
+    installation.apply()
+    installation.finish_rollout(*ALL)
+    return installation
+
+
+@pytest.fixture(scope="module")
+def caller(endless: Installation) -> PolicyCaller:
+    """Has had an answer."""
+    made = PolicyCaller(endless)
+    made.start()
+    eventually("an answer of the policy server", lambda: made.told()["answers"] > 0 or None)
+    return made
+
+
+@pytest.fixture
+def running(endless: Installation, caller: PolicyCaller) -> Iterator[Installation]:
+    """It learns before and after a test, every pod is ready, nothing is lost, the client is answered."""
+    wait_until_it_learns(endless)
+    answers = caller.told()["answers"]
+    yield endless
+    for component, count in PODS.items():
+        endless.wait_for_pods(component, count)
+    wait_until_it_learns(endless)
+    check_books(endless)
+    eventually("more answers", lambda: caller.told()["answers"] > answers + 10 or None)
+
+
+def wait_until_it_learns(installation: Installation) -> None:
+    """Until the learner has made ten more versions."""
+    before = version(installation.status())
+    eventually("ten more versions", lambda: version(installation.status()) > before + 10 or None)
+
+
+def version(status: dict[str, Any]) -> int:
+    """Of the newest weights."""
+    return int(status["latest"]["version"])
+
+
+def check_books(installation: Installation) -> None:
+    """Every acknowledged fragment was trained on, dropped for a reason or is in the log."""
+    ledger = installation.status()["learner"]["ledger"]
+    assert ledger["balanced"], ledger
+
+
+def test_from_nothing_to_a_solved_cartpole(solved: dict[str, Any], installation: Installation) -> None:
+    """Applied once, nothing else done: the target is reached, and nothing acknowledged is missing."""
+    assert solved["solved"]
+    assert solved["ledger"]["balanced"], solved["ledger"]
+    for component, count in PODS.items():
+        pods = installation.wait_for_pods(component, count)
+        assert [one["restartCount"] for pod in pods for one in pod["status"]["containerStatuses"]] == [
+            0
+        ] * count
+
+
+def test_the_same_is_applied_again(running: Installation) -> None:
+    """The Job has run: it is not run anew, no pod is replaced, no certificate is made."""
+    eventually("no Job", lambda: no_job(running))
+    before = names(running)
+    made = certificate(running)
+    running.apply()
+    running.kubectl("wait", "--for=condition=complete", "job/certificates", "--timeout=300s")
+    assert names(running) == before
+    assert certificate(running) == made
+    assert "they are made" in running.log("job/certificates")
+
+
+def certificate(installation: Installation) -> str:
+    """What a broker shows."""
+    return installation.kubectl("exec", "deployment/broker", "--", "cat", "/certificates/own.pem")
+
+
+def no_job(installation: Installation) -> bool | None:
+    """Whether its time is over."""
+    return None if installation.kubectl("get", "jobs", "--output=name").strip() else True
+
+
+def names(installation: Installation) -> set[str]:
+    """Of all pods that serve."""
+    return {pod["metadata"]["name"] for component in PODS for pod in installation.pods(component)}
+
+
+def test_of_two_brokers_one_may_be_evicted(running: Installation) -> None:
+    """The budget lets one go and keeps the other, until there are two again."""
+    first, second = (pod["metadata"]["name"] for pod in running.wait_for_pods("broker", 2))
+    evict(running, first)
+    with pytest.raises(KubectlError, match="disruption budget"):
+        evict(running, second)
+    running.wait_for_pods("broker", 2)
+    evict(running, second)
+
+
+def evict(installation: Installation, pod: str) -> None:
+    """As a drain of its node would."""
+    told = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+    path = f"/api/v1/namespaces/{installation.namespace}/pods/{pod}/eviction"
+    installation.kubectl("create", "--raw", path, "--filename=-", given=json.dumps(told))
+
+
+def test_a_learner_that_is_gone_at_once_comes_back(running: Installation) -> None:
+    """Without a word, as when its node dies: another takes the lease and goes on from a checkpoint."""
+    before = running.status()
+    replace(running, "learner-0", "--force", "--grace-period=0")
+    after = eventually("a newer epoch", lambda: newer(running, int(before["epoch"])))
+    assert int(after["acked"]) >= int(before["acked"])
+    log = running.log("learner-0")
+    assert "checkpoint" in log, log[-2000:]
+
+
+def newer(installation: Installation, epoch: int) -> dict[str, Any] | None:
+    """The status, once a learner of a later epoch is there."""
+    told = installation.status()
+    return told if int(told["epoch"]) > epoch else None
+
+
+def replace(installation: Installation, pod: str, *words: str) -> None:
+    """Delete a pod of a StatefulSet, and wait for the one that comes in its place."""
+    (before,) = installation.pods(pod.rpartition("-")[0])
+    installation.kubectl("delete", "pod", pod, *words)
+
+    def look() -> Object | None:
+        there = installation.pods(pod.rpartition("-")[0])
+        return next((one for one in there if new(one) and ready(one)), None)
+
+    def new(one: Object) -> bool:
+        return bool(one["metadata"]["uid"] != before["metadata"]["uid"])
+
+    eventually(f"another {pod}", look)
+
+
+def test_redis_goes_and_comes_back(running: Installation) -> None:
+    """It is deleted, waits for those who still write, and reads its file when it is back."""
+    before = int(running.status()["acked"])
+    replace(running, "redis-0")
+    after = eventually("a broker that knows more", lambda: acked_since(running, before))
+    assert after > before
+
+
+def acked_since(installation: Installation, before: int) -> int | None:
+    """How many fragments were acknowledged, once there are more."""
+    acked = int(installation.status()["acked"])
+    return acked if acked > before else None
+
+
+def test_actors_are_scaled_up_and_down(running: Installation) -> None:
+    """1, then 8, then 2: each that is there takes part, and each that goes gives back what it held."""
+    for count in (1, 8, 2):
+        running.kubectl("scale", "deployment/actor", f"--replicas={count}")
+        running.wait_for_pods("actor", count)
+        eventually(f"{count} sessions", partial(sessions, running, count))
+
+
+def sessions(installation: Installation, count: int) -> bool | None:
+    """Whether so many rollout workers have one, each of which has sent something."""
+    rollout = [one for one in installation.status()["sessions"] if one["role"] == "rollout"]
+    return True if len(rollout) == count and all(int(one["sequence"]) > 0 for one in rollout) else None
+
+
+def test_an_upgrade_under_load(running: Installation, caller: PolicyCaller) -> None:
+    """Another tag is applied as the page says, while it learns: each part is replaced, the run goes on."""
+    _, new = running.cluster.tags
+    before = running.status()
+    running.write(new, ENDLESS)
+    eventually("no Job", lambda: no_job(running))
+    running.apply()
+    running.finish_rollout(*ALL)
+    pods = [pod for component in PODS for pod in running.pods(component)]
+    images = {one["image"] for pod in pods for one in pod["spec"]["containers"]}
+    tags = {image.rpartition(":")[2] for image in images if "penstock-" in image}
+    assert tags == {new}, images
+    assert int(running.status()["acked"]) > int(before["acked"])
+    assert caller.told()["since_s"] < 60.0
+
+
+def test_certificates_and_passwords_are_renewed(running: Installation) -> None:
+    """By the documented commands; afterwards every process shows another certificate."""
+    made = certificate(running)
+    running.status()  # the operator is there
+    running.kubectl("exec", "deployment/operator", "--", "rm", "/made/all")
+    running.kubectl("delete", "job", "certificates", "--ignore-not-found")
+    running.apply()
+    running.kubectl("rollout", "restart", "statefulset,deployment")
+    running.finish_rollout(*ALL)
+    assert certificate(running) != made
+
+
+def test_a_setting_that_is_not_one_is_told_in_the_logs(running: Installation) -> None:
+    """The learner ends with its name; put right, it goes on."""
+    running.write(running.cluster.tags[1], ENDLESS.replace("total_steps", "total_step"))
+    running.apply()
+    eventually("an error in the log of the learner", lambda: told(running, "total_step"))
+    running.write(running.cluster.tags[1], ENDLESS)
+    running.apply()
+    running.finish_rollout(*ALL)
+
+
+def told(installation: Installation, word: str) -> bool | None:
+    """Whether the learner's newest container, or the one before it, has named a word."""
+    looks: tuple[Callable[[], str], ...] = (
+        lambda: installation.log("learner-0", "--tail=50"),
+        lambda: installation.log("learner-0", "--tail=50", "--previous"),
+    )
+    for look in looks:
+        try:
+            if f"{word}:" in look() or f"'{word}'" in look() or f"{word} " in look():
+                return True
+        except KubectlError:
+            continue
+    return None
