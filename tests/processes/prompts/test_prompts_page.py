@@ -3,11 +3,14 @@
 With PENSTOCK_SCREENSHOTS=FOLDER it leaves the picture of docs/prompts.md there.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -112,3 +115,55 @@ def test_ratings_are_learned_from(browser: "Browser", tmp_path: Path) -> None:
         assert gateway.get("/stats")["buffer_size"] == 5
     assert gateway.summary()["ledger"]["balanced"]
     assert complaints == []
+
+
+@pytest.mark.slow
+def test_a_person_checks_the_rewards_of_a_program(browser: "Browser", tmp_path: Path) -> None:
+    """Every second one of a source over HTTP; what a person prefers is in the run's registry."""
+    complaints: list[str] = []
+    with LengthRewards() as source:
+        train = (f"reward_source={source.url}", "human_check_every=2")
+        words = [f"--train=environment.kwargs.{one}" for one in train]
+        with PromptsGateway(tmp_path, *SMALL, *words) as gateway:
+            tab = opened(browser, gateway.url, complaints)
+            for action in (0, 2):
+                assert gateway.post("/mutate", prompt=PROMPT, action=action)["reward"] > 0
+            tab.reload()
+            tab.get_by_role("button", name="The one after is better").click()
+            playwright.expect(tab.locator("#checks")).to_contain_text("agreed with 1 of 1")
+            check(tab, "checks")
+            with Registry.read(f"sqlite:///{gateway.state}/run/registry.sqlite") as registry:
+                (kept,) = registry.ratings("default")
+            assert kept.rating.rejected is not None
+        assert gateway.summary()["ledger"]["balanced"]
+    assert complaints == []
+
+
+class LengthRewards:
+    """An endpoint that rewards long texts, as docs/prompts.md says what one answers."""
+
+    def __init__(self) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                """A hundredth for each character."""
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.dumps({"rewards": [len(one["response"]) / 100 for one in asked["samples"]]})
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
+                """Write nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/score"
+
+    def __enter__(self) -> Self:
+        Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -78,23 +78,24 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin with another prompt."""
         super().reset(seed=seed)
-        if self._parts.needs_people:
-            raise ConfigurationError(
-                "environment.kwargs: an actor has nobody to rate its prompts or to check its rewards; people "
-                "do so over HTTP (`penstock gateway prompts`), without actors"
-            )
         self._start, _ = self._parts.source.draw(self.np_random)
         self._prompt, self._step = self._start, 0
         return self._observe()
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """action: number of a mutation. The fifth step terminates the episode."""
+        reward = self._parts.reward
+        if reward is None or self._parts.needs_people:
+            # Not by `reset`: the evaluator of a run without actors makes one, and is asked for no step.
+            raise ConfigurationError(
+                "environment.kwargs: an actor has nobody to rate its prompts or to check its rewards; people "
+                "do so over HTTP (`penstock gateway prompts`), without actors"
+            )
         before, self._prompt = self._prompt, mutate(self._prompt, int(action))
-        assert self._parts.reward is not None
-        reward = self._parts.reward.of(self._start, before, self._prompt)
+        earned = reward.of(self._start, before, self._prompt)
         self._step += 1
         observation, info = self._observe()
-        return observation, reward, self._step == LENGTH, False, info
+        return observation, earned, self._step == LENGTH, False, info
 
     def close(self) -> None:
         """Let go of a source of rewards."""

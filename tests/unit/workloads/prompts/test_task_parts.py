@@ -53,9 +53,10 @@ def test_settings_that_do_not_fit_are_refused(task: dict[str, Any], named: str) 
 
 @pytest.mark.parametrize("task", [{"reward": "ratings"}, {"reward_source": SOURCE, "human_check_every": 3}])
 def test_an_actor_has_nobody_who_rates(task: dict[str, Any]) -> None:
-    """Its first episode says so; a run without actors has the task's spaces all the same."""
+    """Its first step says so; a run without actors has the task's spaces, and an evaluator, all the same."""
     made = gymnasium.make("workloads.prompts.tasks:Prompts-v0", **task)
     assert made.action_space.n == 5  # type: ignore[attr-defined]
+    made.reset(seed=1)
     with pytest.raises(ConfigurationError, match="over HTTP"):
-        made.reset()
+        made.step(0)
     made.close()
