@@ -38,15 +38,15 @@ PROMPTS: Final = 400
 _SEED: Final = 20_000
 _TOTAL_STEPS: Final = 98_304
 _FILE: Final = RESULTS / "prompts.jsonl"
-VARIANTS: Final[dict[str, tuple[str, ...]]] = {
-    "hashing": (),
-    "permuted": ("--set", "environment.kwargs.embedding=permuted"),
-    "blind": ("--set", "environment.kwargs.reward=blind"),
-    "minilm": (
-        *("--set", "environment.kwargs.embedding=http"),
-        *("--set", "environment.kwargs.embedding_model=minilm"),
-        *("--set", "environment.kwargs.embedding_url=http://127.0.0.1:8766/v1/embeddings"),
-    ),
+VARIANTS: Final[dict[str, dict[str, str]]] = {
+    "hashing": {},
+    "permuted": {"embedding": "permuted"},
+    "blind": {"reward": "blind"},
+    "minilm": {
+        "embedding": "http",
+        "embedding_model": "minilm",
+        "embedding_url": "http://127.0.0.1:8766/v1/embeddings",
+    },
 }
 """By name: what differs from the recipe. `minilm` asks `penstock prompts embeddings`, which has to run."""
 
@@ -125,9 +125,15 @@ def _chosen(policy: Any, embedder: Embedder, texts: Sequence[str]) -> NDArray[np
 def train(variant: str, seed: int, folder: Path) -> None:
     """Train the recipe on the prompts of the corpus; raises CalledProcessError where it fails."""
     options = ("--seed", str(seed), "--total-steps", str(_TOTAL_STEPS), "--run-dir", str(folder), "--json")
-    source = ("--set", f"environment.kwargs.prompts={CORPUS}")
-    command = [*PENSTOCK, "train", "recipes/prompts.toml", *options, *source, *VARIANTS[variant]]
+    # As one table: a setting of a table replaces the whole of it.
+    task = ", ".join(f"{name} = {json.dumps(value)}" for name, value in _task(variant).items())
+    said = ("--set", f"environment.kwargs={{{task}}}")
+    command = [*PENSTOCK, "train", "recipes/prompts.toml", *options, *said]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def _task(variant: str) -> dict[str, str]:
+    return {"prompts": CORPUS} | VARIANTS[variant]
 
 
 def record(results: Sequence[Judged]) -> None:

@@ -122,9 +122,8 @@ def test_a_person_checks_the_rewards_of_a_program(browser: "Browser", tmp_path: 
     """Every second one of a source over HTTP; what a person prefers is in the run's registry."""
     complaints: list[str] = []
     with LengthRewards() as source:
-        train = (f"reward_source={source.url}", "human_check_every=2")
-        words = [f"--train=environment.kwargs.{one}" for one in train]
-        with PromptsGateway(tmp_path, *SMALL, *words) as gateway:
+        task = f'{{reward_source = "{source.url}", human_check_every = 2}}'
+        with PromptsGateway(tmp_path, *SMALL, f"--train=environment.kwargs={task}") as gateway:
             tab = opened(browser, gateway.url, complaints)
             for action in (0, 2):
                 assert gateway.post("/mutate", prompt=PROMPT, action=action)["reward"] > 0

@@ -1,5 +1,6 @@
 """`Prompts-v0`: five mutations in a row make a prompt better, or worse."""
 
+import math
 from typing import Any, Final
 
 import gymnasium
@@ -84,18 +85,23 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """action: number of a mutation. The fifth step terminates the episode."""
+        before, self._prompt = self._prompt, mutate(self._prompt, int(action))
+        earned = self._earned(before)
+        self._step += 1
+        observation, info = self._observe()
+        return observation, earned, self._step == LENGTH, False, info
+
+    def _earned(self, before: str) -> float:
         reward = self._parts.reward
-        if reward is None or self._parts.needs_people:
-            # Not by `reset`: the evaluator of a run without actors makes one, and is asked for no step.
+        if reward is not None and not self._parts.needs_people:
+            return reward.of(self._start, before, self._prompt)
+        if self._step:
             raise ConfigurationError(
                 "environment.kwargs: an actor has nobody to rate its prompts or to check its rewards; people "
                 "do so over HTTP (`penstock gateway prompts`), without actors"
             )
-        before, self._prompt = self._prompt, mutate(self._prompt, int(action))
-        earned = reward.of(self._start, before, self._prompt)
-        self._step += 1
-        observation, info = self._observe()
-        return observation, earned, self._step == LENGTH, False, info
+        # The evaluator of a run without actors tries one step of what it makes, and is asked for no other.
+        return math.nan
 
     def close(self) -> None:
         """Let go of a source of rewards."""

@@ -1,5 +1,6 @@
 """Settings of a task are its embeddings and its rewards, or are refused by name."""
 
+import math
 from typing import Any
 
 import gymnasium
@@ -53,10 +54,11 @@ def test_settings_that_do_not_fit_are_refused(task: dict[str, Any], named: str) 
 
 @pytest.mark.parametrize("task", [{"reward": "ratings"}, {"reward_source": SOURCE, "human_check_every": 3}])
 def test_an_actor_has_nobody_who_rates(task: dict[str, Any]) -> None:
-    """Its first step says so; a run without actors has the task's spaces, and an evaluator, all the same."""
+    """Its first episode says so; a run without actors has an evaluator all the same, which tries one step."""
     made = gymnasium.make("workloads.prompts.tasks:Prompts-v0", **task)
     assert made.action_space.n == 5  # type: ignore[attr-defined]
     made.reset(seed=1)
+    assert math.isnan(float(made.step(0)[1]))
     with pytest.raises(ConfigurationError, match="over HTTP"):
         made.step(0)
     made.close()
