@@ -19,6 +19,7 @@ from gateway.routes import (
     feedback_link_routes,
     feedback_routes,
     job_routes,
+    oidc_routes,
     project_routes,
     satisfaction_routes,
 )
@@ -26,6 +27,7 @@ from penstock import __version__
 
 OWN: Final = (
     account_routes.router,
+    oidc_routes.router,
     console_routes.router,
     project_routes.router,
     feedback_routes.router,

@@ -15,6 +15,8 @@ from typing import Final
 
 from gateway.accounts.accounts import Accounts
 from gateway.accounts.expiry import sweep
+from gateway.accounts.oidc_provider import Provider, ProviderSettings
+from gateway.accounts.oidc_sign_in import OidcSignIn
 from gateway.accounts.signing_keys import make_keys, read_keys
 from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
@@ -168,10 +170,11 @@ def main(
     listen: str,
     insecure: bool,
     work: Callable[[], Work] | None = None,
+    oidc: ProviderSettings | None = None,
 ) -> int:
     """Serve until the lifecycle drains; returns the exit code. Nothing is written before all is checked.
 
-    work: says how jobs are run; None: there are none.
+    work: says how jobs are run; None: there are none. oidc: where people may sign in elsewhere.
 
     Raises ConfigurationError for an address, places or credentials that cannot be used, Fatal for a database
     that does not answer.
@@ -185,8 +188,16 @@ def main(
     registry = open_registry(places)
     try:
         desk = None if jobs is None else jobs.desk(accounts, registry, places)
+        elsewhere = (
+            None if oidc is None else OidcSignIn(Provider(oidc), accounts, read_keys(places.keys_file()))
+        )
         parts = Parts(
-            accounts=accounts, registry=registry, limits=CallLimits(), desk=desk, state=places.state
+            accounts=accounts,
+            registry=registry,
+            limits=CallLimits(),
+            desk=desk,
+            state=places.state,
+            oidc=elsewhere,
         )
         server = HttpServer(
             make_app(parts, doors, () if jobs is None else jobs.services),

@@ -39,6 +39,10 @@ class Accounts:
         self._keys = keys
         self._clock = clock
 
+    def now(self) -> datetime:
+        """Return the time by which tokens and sessions are judged."""
+        return self._clock()
+
     # ------------------------------------------------------------ who calls
 
     def authenticate(self, header: str) -> Principal:

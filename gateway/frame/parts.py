@@ -6,6 +6,7 @@ from pathlib import Path
 from fastapi import Request
 
 from gateway.accounts.accounts import Accounts
+from gateway.accounts.oidc_sign_in import OidcSignIn
 from gateway.frame.call_limits import CallLimits
 from gateway.jobs.job_desk import JobDesk
 from penstock.registry.registry import Registry
@@ -16,7 +17,7 @@ class Parts:
     """The parts of one gateway, made when it starts.
 
     desk: None where it runs no jobs. state: folder of what it keeps on this machine; None where it keeps
-    nothing.
+    nothing. oidc: None where nobody signs in elsewhere.
     """
 
     accounts: Accounts
@@ -24,6 +25,7 @@ class Parts:
     limits: CallLimits
     desk: JobDesk | None = None
     state: Path | None = None
+    oidc: OidcSignIn | None = None
 
 
 def parts_of(request: Request) -> Parts:

@@ -72,7 +72,7 @@ def token(
                 field="grant_type",
                 error="unsupported_grant_type",
             )
-    return _shown(grant)
+    return shown_grant(grant)
 
 
 @router.post("/api/auth/sign-out", status_code=204)
@@ -130,7 +130,8 @@ def _person(caller: Principal) -> str:
     return caller.user
 
 
-def _shown(grant: Grant) -> dict[str, Any]:
+def shown_grant(grant: Grant) -> dict[str, Any]:
+    """Return what a sign-in gives, as OAuth 2 has it."""
     answer = {
         "access_token": grant.access,
         "token_type": "bearer",

@@ -66,6 +66,17 @@ class UserRow(Base):
     created: Mapped[datetime] = mapped_column(UtcTime)
 
 
+class IdentityRow(Base):
+    """A person as a provider of identities knows them."""
+
+    __tablename__ = "identities"
+
+    issuer: Mapped[str] = mapped_column(String(256), primary_key=True)
+    subject: Mapped[str] = mapped_column(String(256), primary_key=True)
+    user: Mapped[str] = mapped_column("user_id", String(32), index=True)
+    since: Mapped[datetime] = mapped_column(UtcTime)
+
+
 class ProjectRow(Base):
     """A project, by the name that its addresses and policies carry."""
 

@@ -81,6 +81,10 @@ def gateway(
     jobs_at_once: Annotated[
         int, typer.Option("--jobs-at-once", min=1, help="Trainings at the same time; others queue.")
     ] = 1,
+    oidc: Annotated[
+        Path | None,
+        typer.Option("--oidc", metavar="FILE", help="People may sign in at the provider that it names."),
+    ] = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
     endpoints: EndpointFile = None,
@@ -95,6 +99,7 @@ def gateway(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from gateway.frame.envelope import Doors
         from gateway.process import Places, main
+        from launch.gateway.oidc_file import read_provider
 
         doors = Doors(hosts=frozenset(hosts or ()), origins=frozenset(origins or ()))
         places = Places(state=state, database=database, registry=registry, keys=keys, models=models)
@@ -106,6 +111,7 @@ def gateway(
             listen=listen,
             insecure=insecure,
             work=None if templates is None else partial(_work, state, templates, jobs_at_once),
+            oidc=None if oidc is None else read_provider(oidc),
         )
 
     in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)

@@ -18,6 +18,21 @@ export async function signIn(username, password) {
   keep(await exchange({ grant_type: "password", username, password }));
 }
 
+// What the provider is called at which one may sign in; null where there is none.
+export async function provider() {
+  return (await (await fetch("/api/auth/oidc")).json()).title;
+}
+
+// Leaves for the provider; the browser comes back to an address that says what came of it.
+export async function leaveForProvider(invitation) {
+  location.assign((await call("POST", "/api/auth/oidc", invitation ? { invitation } : {})).address);
+}
+
+// Takes the tokens of the session that has just begun at the provider.
+export async function arriveFromProvider() {
+  keep(await call("POST", "/api/auth/oidc/session"));
+}
+
 // A person without an account, whom somebody has invited.
 export async function signUp(name, password, invitation) {
   await send("POST", "/api/auth/sign-up", { name, password, invitation });

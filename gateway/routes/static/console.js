@@ -1,6 +1,6 @@
 // The console: what is shown is what the address says behind its `#`: PROJECT/PLACE, or PROJECT/jobs/JOB.
 
-import { call, isSignedIn, signIn, signOut, signUp } from "./api.js";
+import { arriveFromProvider, call, isSignedIn, leaveForProvider, provider, signIn, signOut, signUp } from "./api.js";
 import { button, element, field, form, guarded } from "./elements.js";
 import { job, jobs } from "./jobs.js";
 import { audit, feedback, people } from "./people.js";
@@ -12,6 +12,10 @@ let leaving = new AbortController();
 async function show() {
   leaving.abort();
   leaving = new AbortController();
+  if (location.hash === "#/arrived") {
+    history.replaceState(null, "", "/");
+    await arriveFromProvider();
+  }
   if (!isSignedIn()) return showSignIn();
   const me = await call("GET", "/api/me");
   const [project, place = "jobs", id] = decodeURIComponent(location.hash.slice(2)).split("/");
@@ -24,18 +28,35 @@ async function show() {
   fill(...(await (views[place] ?? jobs)(context)));
 }
 
-function showSignIn() {
+const REFUSED = {
+  "#/not-invited": "Nobody here knows you. Ask the owner of a project for an invitation, and sign in with it.",
+  "#/not-signed-in": "That did not sign you in. Try again.",
+};
+
+async function showSignIn() {
   document.getElementById("places").hidden = true;
   document.getElementById("who").hidden = true;
   fill(element("h2", {}, "Sign in"),
     form("Sign in", async ({ name, password }) => { await signIn(name, password); await show(); },
       field("Name", "name", { autocomplete: "username", required: true }),
       field("Password", "password", { type: "password", autocomplete: "current-password", required: true })),
+    ...(await elsewhere()),
     element("h2", {}, "Sign up"),
     form("Sign up", async ({ name, password, invitation }) => { await signUp(name, password, invitation); await show(); },
       field("Invitation", "invitation", { autocomplete: "off", required: true }),
       field("New name", "name", { autocomplete: "username", required: true }),
       field("New password", "password", { type: "password", autocomplete: "new-password", required: true })));
+}
+
+// The way to the provider, where there is one, and what came of the last time.
+async function elsewhere() {
+  const title = await provider();
+  if (title === null) return [];
+  const told = REFUSED[location.hash];
+  return [element("h2", {}, `Sign in with ${title}`),
+    ...(told ? [element("p", { role: "alert" }, told)] : []),
+    form(`Go to ${title}`, async ({ code }) => { await leaveForProvider(code); },
+      field("Invitation, the first time", "code", { autocomplete: "off" }))];
 }
 
 function showPlaces(me, member, place) {

@@ -10,6 +10,8 @@ from fastapi.testclient import TestClient
 
 from gateway.accounts import api_tokens, sessions, users
 from gateway.accounts.accounts import Accounts
+from gateway.accounts.oidc_provider import Provider, ProviderSettings
+from gateway.accounts.oidc_sign_in import OidcSignIn
 from gateway.accounts.signing_keys import Keys, make_keys, read_keys
 from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
@@ -69,11 +71,13 @@ class SmallGateway:
         *,
         runner: Runner | None = None,
         services: Sequence[Service] = (),
+        oidc: ProviderSettings | None = None,
         **limits: Rates,
     ) -> Self:
         """Open one; limits: of calls, as CallLimits takes them.
 
-        runner: of jobs, which are queued and not taken until a test has the desk look.
+        oidc: where people may sign in elsewhere. runner: of jobs, which are queued and not taken until a
+        test has the desk look.
         """
         make_keys(folder / "keys.json")
         keys, clock = read_keys(folder / "keys.json"), Clock()
@@ -84,7 +88,10 @@ class SmallGateway:
         desk = (
             None if runner is None else JobDesk(accounts, registry, runner, kinds, models=folder / "models")
         )
-        parts = Parts(accounts=accounts, registry=registry, limits=calls, desk=desk, state=folder)
+        elsewhere = None if oidc is None else OidcSignIn(Provider(oidc), accounts, keys)
+        parts = Parts(
+            accounts=accounts, registry=registry, limits=calls, desk=desk, state=folder, oidc=elsewhere
+        )
         app = make_app(parts, Doors(), services)
         client = TestClient(app, base_url=ADDRESS, raise_server_exceptions=False)
         return cls(accounts=accounts, registry=registry, keys=keys, clock=clock, client=client, parts=parts)

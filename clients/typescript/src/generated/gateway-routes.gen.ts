@@ -4,6 +4,7 @@ import type {
   AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses,
   AddTokenApiProjectsProjectTokensPostData,
   AddTokenApiProjectsProjectTokensPostResponses,
+  ArriveApiAuthOidcCallbackGetData,
   CancelApiProjectsProjectJobsJobCancelPostData,
   CancelApiProjectsProjectJobsJobCancelPostResponses,
   ChangePasswordApiAuthPasswordPostData,
@@ -42,6 +43,8 @@ import type {
   JobsApiProjectsProjectJobsGetResponses,
   JoinApiAuthJoinPostData,
   JoinApiAuthJoinPostResponses,
+  LeaveApiAuthOidcPostData,
+  LeaveApiAuthOidcPostResponses,
   LinksApiProjectsProjectAgentsAgentIdLinksGetData,
   LinksApiProjectsProjectAgentsAgentIdLinksGetResponses,
   LogApiProjectsProjectJobsJobLogGetData,
@@ -50,6 +53,8 @@ import type {
   MeApiMeGetResponses,
   MembersApiProjectsProjectMembersGetData,
   MembersApiProjectsProjectMembersGetResponses,
+  OfferedApiAuthOidcGetData,
+  OfferedApiAuthOidcGetResponses,
   OpenapiApiOpenapiJsonGetData,
   OpenapiApiOpenapiJsonGetResponses,
   PageGetData,
@@ -92,6 +97,8 @@ import type {
   SubmitApiProjectsProjectJobsPostResponses,
   TakeInApiProjectsProjectAgentsAgentIdFeedbackPostData,
   TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses,
+  TakeSessionApiAuthOidcSessionPostData,
+  TakeSessionApiAuthOidcSessionPostResponses,
   TellApiProjectsProjectAgentsAgentIdConversationsPostData,
   TellApiProjectsProjectAgentsAgentIdConversationsPostResponses,
   TemplatesApiProjectsProjectTemplatesGetData,
@@ -114,6 +121,8 @@ export interface GatewayRoutes {
   'DELETE /api/projects/{project}/raters/{rater}': { takes: ForgetRaterApiProjectsProjectRatersRaterDeleteData; answers: ForgetRaterApiProjectsProjectRatersRaterDeleteResponses[keyof ForgetRaterApiProjectsProjectRatersRaterDeleteResponses] };
   'DELETE /api/projects/{project}/tokens/{token}': { takes: RevokeTokenApiProjectsProjectTokensTokenDeleteData; answers: RevokeTokenApiProjectsProjectTokensTokenDeleteResponses[keyof RevokeTokenApiProjectsProjectTokensTokenDeleteResponses] };
   'GET /': { takes: PageGetData; answers: PageGetResponses[keyof PageGetResponses] };
+  'GET /api/auth/oidc': { takes: OfferedApiAuthOidcGetData; answers: OfferedApiAuthOidcGetResponses[keyof OfferedApiAuthOidcGetResponses] };
+  'GET /api/auth/oidc/callback': { takes: ArriveApiAuthOidcCallbackGetData; answers: unknown };
   'GET /api/health': { takes: HealthApiHealthGetData; answers: HealthApiHealthGetResponses[keyof HealthApiHealthGetResponses] };
   'GET /api/link': { takes: ReadLinkApiLinkGetData; answers: ReadLinkApiLinkGetResponses[keyof ReadLinkApiLinkGetResponses] };
   'GET /api/me': { takes: MeApiMeGetData; answers: MeApiMeGetResponses[keyof MeApiMeGetResponses] };
@@ -138,6 +147,8 @@ export interface GatewayRoutes {
   'GET /rl': { takes: PageRlGetData; answers: PageRlGetResponses[keyof PageRlGetResponses] };
   'GET /rl/{file}': { takes: FileOfPageRlFileGetData; answers: FileOfPageRlFileGetResponses[keyof FileOfPageRlFileGetResponses] };
   'POST /api/auth/join': { takes: JoinApiAuthJoinPostData; answers: JoinApiAuthJoinPostResponses[keyof JoinApiAuthJoinPostResponses] };
+  'POST /api/auth/oidc': { takes: LeaveApiAuthOidcPostData; answers: LeaveApiAuthOidcPostResponses[keyof LeaveApiAuthOidcPostResponses] };
+  'POST /api/auth/oidc/session': { takes: TakeSessionApiAuthOidcSessionPostData; answers: TakeSessionApiAuthOidcSessionPostResponses[keyof TakeSessionApiAuthOidcSessionPostResponses] };
   'POST /api/auth/password': { takes: ChangePasswordApiAuthPasswordPostData; answers: ChangePasswordApiAuthPasswordPostResponses[keyof ChangePasswordApiAuthPasswordPostResponses] };
   'POST /api/auth/sign-out': { takes: SignOutApiAuthSignOutPostData; answers: SignOutApiAuthSignOutPostResponses[keyof SignOutApiAuthSignOutPostResponses] };
   'POST /api/auth/sign-up': { takes: SignUpApiAuthSignUpPostData; answers: SignUpApiAuthSignUpPostResponses[keyof SignUpApiAuthSignUpPostResponses] };

@@ -80,6 +80,18 @@ export type Join = {
 };
 
 /**
+ * Leaving
+ *
+ * A browser that wants to sign in at the provider. invitation: of a newcomer.
+ */
+export type Leaving = {
+    /**
+     * Invitation
+     */
+    invitation?: string;
+};
+
+/**
  * LinkRating
  *
  * What the holder of a link thinks of one of its responses. item: counted from 0.
@@ -617,6 +629,280 @@ export type JoinApiAuthJoinPostResponses = {
 };
 
 export type JoinApiAuthJoinPostResponse = JoinApiAuthJoinPostResponses[keyof JoinApiAuthJoinPostResponses];
+
+export type OfferedApiAuthOidcGetData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/api/auth/oidc';
+};
+
+export type OfferedApiAuthOidcGetErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type OfferedApiAuthOidcGetError = OfferedApiAuthOidcGetErrors[keyof OfferedApiAuthOidcGetErrors];
+
+export type OfferedApiAuthOidcGetResponses = {
+    /**
+     * Response Offered Api Auth Oidc Get
+     *
+     * Successful Response
+     */
+    200: {
+        [key: string]: string | null;
+    };
+};
+
+export type OfferedApiAuthOidcGetResponse = OfferedApiAuthOidcGetResponses[keyof OfferedApiAuthOidcGetResponses];
+
+export type LeaveApiAuthOidcPostData = {
+    body: Leaving;
+    path?: never;
+    query?: never;
+    url: '/api/auth/oidc';
+};
+
+export type LeaveApiAuthOidcPostErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type LeaveApiAuthOidcPostError = LeaveApiAuthOidcPostErrors[keyof LeaveApiAuthOidcPostErrors];
+
+export type LeaveApiAuthOidcPostResponses = {
+    /**
+     * Response Leave Api Auth Oidc Post
+     *
+     * Successful Response
+     */
+    200: {
+        [key: string]: string;
+    };
+};
+
+export type LeaveApiAuthOidcPostResponse = LeaveApiAuthOidcPostResponses[keyof LeaveApiAuthOidcPostResponses];
+
+export type ArriveApiAuthOidcCallbackGetData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * State
+         */
+        state?: string;
+        /**
+         * Code
+         */
+        code?: string;
+        /**
+         * Iss
+         */
+        iss?: string;
+        /**
+         * Error
+         */
+        error?: string;
+    };
+    url: '/api/auth/oidc/callback';
+};
+
+export type ArriveApiAuthOidcCallbackGetErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type ArriveApiAuthOidcCallbackGetError = ArriveApiAuthOidcCallbackGetErrors[keyof ArriveApiAuthOidcCallbackGetErrors];
+
+export type TakeSessionApiAuthOidcSessionPostData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/api/auth/oidc/session';
+};
+
+export type TakeSessionApiAuthOidcSessionPostErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type TakeSessionApiAuthOidcSessionPostError = TakeSessionApiAuthOidcSessionPostErrors[keyof TakeSessionApiAuthOidcSessionPostErrors];
+
+export type TakeSessionApiAuthOidcSessionPostResponses = {
+    /**
+     * Successful Response
+     */
+    200: unknown;
+};
 
 export type ChangePasswordApiAuthPasswordPostData = {
     body: NewPassword;
