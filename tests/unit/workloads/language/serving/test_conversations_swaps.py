@@ -28,7 +28,9 @@ def difference(stand: TextStand, reply: TextReply, version: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("swaps", "streams"), [(12, 8), pytest.param(200, 32, marks=pytest.mark.slow)], ids=["few", "many"]
+    ("swaps", "streams"),
+    [(12, 8), pytest.param(200, 32, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+    ids=["few", "many"],
 )
 async def test_swaps_of_versions_under_streams_mix_no_answer(
     stand: TextStand, swaps: int, streams: int
