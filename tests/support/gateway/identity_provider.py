@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import jwt
-import oidc_provider_mock  # type: ignore[import-untyped, unused-ignore]
+import oidc_provider_mock
 import werkzeug.serving
 from cryptography.hazmat.primitives.asymmetric import rsa
 
