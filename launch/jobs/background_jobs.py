@@ -23,6 +23,7 @@ from launch.run.child_process import last_line, penstock
 from launch.run.summary import SUMMARY_FILE
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import LOCK_FILE, make_private
+from penstock.registry.weight_files import replace_file
 from penstock.runtime.exit import Fatal
 
 JOB_FILE: Final = "job.json"
@@ -70,7 +71,8 @@ def start(runs: Path, name: str, arguments: Sequence[str]) -> BackgroundJob:
     said = Started(
         command=list(arguments), started=time.time(), pid=process.pid, born=_born(process.pid) or 0
     )
-    (folder / JOB_FILE).write_text(json.dumps(asdict(said)))
+    # Whole or not at all: others list jobs meanwhile, and this process may be killed.
+    replace_file(folder / JOB_FILE, json.dumps(asdict(said)).encode())
     pause = threading.Event()
     while process.poll() is None:
         if is_held(folder):
@@ -85,8 +87,19 @@ def start(runs: Path, name: str, arguments: Sequence[str]) -> BackgroundJob:
 
 def read_jobs(runs: Path) -> list[BackgroundJob]:
     """Return the jobs of a folder of runs, newest first."""
-    found = [look(file.parent) for file in runs.glob(f"*/{JOB_FILE}")]
+    found = [_listed(file) for file in runs.glob(f"*/{JOB_FILE}")]
     return sorted(found, key=lambda one: -one.started)
+
+
+def _listed(file: Path) -> BackgroundJob:
+    """Return a job, or what is left of one: a file that nobody can read hides no other job."""
+    folder = file.parent
+    try:
+        return look(folder)
+    except ConfigurationError:
+        cause = f"{JOB_FILE} cannot be read"
+        state = "running" if is_held(folder) else "failed"
+        return BackgroundJob(name=folder.name, state=state, started=0.0, command=[], cause=cause)
 
 
 def look(folder: Path) -> BackgroundJob:
@@ -124,11 +137,13 @@ def is_held(folder: Path) -> bool:
 
 def _started(folder: Path) -> Started:
     try:
-        return Started(**json.loads((folder / JOB_FILE).read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        stored: dict[str, Any] = json.loads((folder / JOB_FILE).read_text())
+        said = Started(**stored | {"started": float(stored["started"]), "command": list(stored["command"])})
+    except (OSError, ValueError, TypeError, LookupError) as error:
         raise ConfigurationError(
             f"{folder}: is no job; `penstock jobs list` names those that there are"
         ) from error
+    return said
 
 
 def _state(folder: Path) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,9 +41,9 @@ def main(request: Request, *, as_json: bool) -> int:
     rows, bad = _read(request.file, request.part)
     gone = _names(request.deleted)
     found = filter_ratings(rows, rules, deleted=gone, expected=_judge(request, rows))
-    lines = [json.dumps(dict(row), ensure_ascii=False) + "\n" for row in found.kept]
+    written = b"".join(_line(row) for row in found.kept)  # before the file is touched, which may be the input
     try:
-        request.output.write_text("".join(lines))
+        request.output.write_bytes(written)
     except OSError as error:
         raise ConfigurationError(f"--output {request.output}: {error.strerror}") from error
     told = _told(found, len(rows), bad)
@@ -61,6 +61,14 @@ def _read(place: str, part: str | None) -> tuple[list[dict[str, Any]], BadRows]:
     if not rows:
         raise ConfigurationError("\n".join([f"feedback={place}: no row can be used", *bad.lines()]))
     return rows, bad
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    """Return a row as a line. Half a character, which JSON can say and UTF-8 cannot, stays an escape."""
+    try:
+        return f"{json.dumps(dict(row), ensure_ascii=False)}\n".encode()
+    except UnicodeEncodeError:
+        return f"{json.dumps(dict(row))}\n".encode()
 
 
 def _names(file: Path | None) -> frozenset[str]:

@@ -102,7 +102,7 @@ def pretrain(
         tokenizer, network = _given(model, settings)
     rows, held_rows = (supervised_rows(side, tokenizer, settings.max_tokens, bad) for side in (train, held))
     if not rows or (settings.held_out and not held_rows):
-        lines = "\n".join(["no conversation is left on one side", *bad.lines()])
+        lines = "\n".join(["no conversation is left to train on, or to hold out; give more", *bad.lines()])
         raise ConfigurationError(f"{', '.join(map(str, files))}: {lines}")
     before = _loss(network, held_rows, tokenizer, settings)
     _fit(network, rows, tokenizer, settings, stop)

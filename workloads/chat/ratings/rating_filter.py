@@ -6,6 +6,7 @@ A row without `rater` is of nobody: it is kept, and counted. Rows keep their ord
 (`at_s`, seconds, any origin) is as old as its place among the others.
 """
 
+import sys
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,5 +164,7 @@ def _rater(row: Row) -> str:
 
 def _time(row: Row, place: int) -> float:
     at_s = row.get("at_s")
-    is_number = isinstance(at_s, int | float) and not isinstance(at_s, bool)
-    return float(at_s) if is_number and at_s is not None else float(place)
+    if not isinstance(at_s, int | float) or isinstance(at_s, bool):
+        return float(place)
+    # NaN is neither older nor newer than anything, and whole numbers of JSON have no end.
+    return float(at_s) if abs(at_s) <= sys.float_info.max else float(place)

@@ -6,6 +6,7 @@ OUT/table.md            what each came to
 OUT/vary.png            gain over updates, by value
 """
 
+import copy
 import json
 import sys
 import threading
@@ -19,9 +20,10 @@ import torch
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.preparation import Progress
+from penstock.config.service_settings import over_defaults
 from penstock.config.settings import EnvironmentSection
 from penstock.runtime.exit import EXIT_OK, Fatal
-from penstock.training import TrainingFailed
+from penstock.training import TrainingFailed, lay_over
 from workloads.language.quiet import quieten
 from workloads.thoughts.commands.condition_runs import RunSettings, train_thoughts
 from workloads.thoughts.commands.conditions_table import draw_lines, read_curve
@@ -54,11 +56,14 @@ class Variation:
 def main(varied: Variation) -> int:
     """Make the runs, write table and picture, and print the table.
 
-    Raises ConfigurationError for a recipe that cannot be read, Fatal for a run that failed.
+    Raises ConfigurationError for a recipe that cannot be read and for a value that no run takes, before
+    anything is made, Fatal for a run that failed.
     """
     quieten()
     torch.set_num_threads(1)
     recipe = _recipe(varied.recipe)
+    for value in varied.values:
+        _check(recipe, varied, value)
     updates = varied.updates or int(recipe.get("learner", {}).get("total_updates", 400))
     out = varied.out.absolute()
     lines = [f"| {' | '.join(_COLUMNS)} |", "|" + "---|" * len(_COLUMNS)]
@@ -91,6 +96,21 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         found = {part: found}
     return dict(found)
+
+
+def _check(recipe: dict[str, Any], varied: Variation, value: str) -> None:
+    """Refuse a value that would fail when its turn comes, which may be hours from now."""
+    if Path(value).name != value:
+        raise ConfigurationError(
+            f"{varied.key}={value}: is no name of a folder, and runs are called by values"
+        )
+    said = copy.deepcopy(recipe)
+    try:
+        over_defaults([said])
+        lay_over(said, nested(varied.key, parsed(value)))
+        over_defaults([said])
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{varied.recipe} with {varied.key}={value}: {error}") from error
 
 
 def _recipe(file: Path) -> dict[str, Any]:

@@ -83,7 +83,9 @@ def test_what_cannot_be_used_is_refused_by_name(base: Path, file: Path) -> None:
             pretraining_settings([text])
     with pytest.raises(ConfigurationError, match="there is no such folder"):
         pretrain([file], file.parent / "never", settings, model="./nowhere")
-    with pytest.raises(ConfigurationError, match="no conversation is left on one side"):
+    with pytest.raises(
+        ConfigurationError, match="no conversation is left to train on, or to hold out; give more"
+    ):
         pretrain([long], file.parent / "never", pretraining_settings(["max_tokens=8"]))
     stop = threading.Event()
     stop.set()

@@ -142,3 +142,12 @@ def test_numbers_that_do_not_fit_are_refused_by_name(numbers: dict[str, Any], sa
     """With what they must be."""
     with pytest.raises(ConfigurationError, match=said):
         RatingRules(**numbers)
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), float("-inf"), 10**400])
+def test_a_time_that_is_no_number_of_seconds_is_none(time: float) -> None:
+    """The row is as old as its place, and does not repeat itself."""
+    found = filter_ratings([row(at_s=time)], RULES)
+    assert (len(found.kept), found.dropped) == (1, Counter())
+    found = filter_ratings([row(at_s=time), row(score=False)], RULES)
+    assert [one["score"] for one in found.kept] == [False]

@@ -32,3 +32,40 @@ def test_a_recipe_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="recipe of thoughts"):
         main(varied)
     assert not (tmp_path / "out").exists()
+
+
+THOUGHTS = Path(__file__).resolve().parents[5] / "recipes" / "thoughts-tiny.toml"
+
+
+def varied(recipe: Path, out: Path, *values: str, key: str = "algorithm.baseline") -> Variation:
+    """One seed, one update."""
+    return Variation(recipe=recipe, key=key, values=values, out=out, seeds=1, updates=1)
+
+
+def test_a_value_that_no_run_takes_is_refused_before_the_first_is_made(tmp_path: Path) -> None:
+    """The last of several as the first: nobody waits for hours to hear of it."""
+    with pytest.raises(ConfigurationError, match=r"algorithm\.baseline.*'wrong'"):
+        main(varied(THOUGHTS, tmp_path / "out", "none", "wrong"))
+    with pytest.raises(ConfigurationError, match=r"nothing=1"):
+        main(varied(THOUGHTS, tmp_path / "out", "1", key="nothing"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", ["../../elsewhere", "/elsewhere", "a/b"])
+def test_a_value_that_names_another_folder_is_refused(tmp_path: Path, value: str) -> None:
+    """Runs lie in the folder that was named."""
+    with pytest.raises(ConfigurationError, match="name of a folder"):
+        main(varied(THOUGHTS, tmp_path / "out", value, key="run.name"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "rest", ["", "environment = 3", "learner = 3\n[environment]", "[environment]\nx = 1"]
+)
+def test_a_recipe_of_thoughts_with_odd_sections_is_refused(tmp_path: Path, rest: str) -> None:
+    """In words that name the file."""
+    recipe = tmp_path / "odd.toml"
+    recipe.write_text(f'workload = "thoughts"\n{rest}\n')
+    with pytest.raises(ConfigurationError):
+        main(varied(recipe, tmp_path / "out", "none"))
+    assert not (tmp_path / "out").exists()
