@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import local_settings
 from penstock.runtime.exit import EXIT_OK
 from workloads.language.quiet import quieten
@@ -44,6 +45,10 @@ def main(run: Path, *, draws: int, at_start: bool, trust: bool) -> int:
     """
     quieten()
     torch.set_num_threads(1)
+    if not (run / CONFIG_FILE).exists():  # such a folder has the defaults, which are of another workload
+        raise ConfigurationError(
+            f"{run}: holds no {CONFIG_FILE}, so no run; name the folder of a run of thoughts"
+        )
     settings = local_settings(run, trust=trust)
     if settings.workload != "thoughts":
         raise ConfigurationError(f"{run}: its workload is {settings.workload!r}; name a run of thoughts")

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import local_settings
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from workloads.language.quiet import quieten
@@ -37,6 +38,10 @@ def check_run(run: Path, *, questions: int, deterministic: bool = False, trust: 
     deterministic: of its likeliest thoughts. trust: the folder although it was not made here.
     """
     quieten()
+    if not (run / CONFIG_FILE).exists():  # such a folder has the defaults, which are of another workload
+        raise ConfigurationError(
+            f"{run}: holds no {CONFIG_FILE}, so no run; name the folder of a run of thoughts"
+        )
     settings = local_settings(run, trust=trust)
     if settings.workload != "thoughts":
         raise ConfigurationError(f"{run}: its workload is {settings.workload!r}; name a run of thoughts")
