@@ -28,6 +28,7 @@ from penstock.runtime.exit import Fatal
 
 JOB_FILE: Final = "job.json"
 LOG_FILE: Final = "train.log"
+ASKED_FILE: Final = "job.stop"
 _LOOK_S: Final = 0.1
 
 
@@ -112,13 +113,17 @@ def look(folder: Path) -> BackgroundJob:
 
 
 def stop(folder: Path) -> None:
-    """Ask a job to end, as Ctrl-C does; one that has ended stays as it is.
+    """Ask a job to end, as Ctrl-C does; one that has ended, or was asked, stays as it is.
 
     Raises ConfigurationError for a folder that is none of a job.
     """
     said = _started(folder)
     # The number of a process may by now be another's, which was born at another time.
     if is_held(folder) and _born(said.pid) == said.born:
+        try:
+            (folder / ASKED_FILE).touch(exist_ok=False)
+        except FileExistsError:
+            return  # a second signal would end it at once, without its last checkpoint
         os.kill(said.pid, signal.SIGTERM)
 
 
