@@ -46,9 +46,10 @@ def cache_folder() -> Path:
     return Path(given) if given else ROOT / ".cache" / "kubernetes"
 
 
-def mirror() -> str:
-    """Of Debian's packages."""
-    return os.environ.get(MIRROR_VARIABLE, "http://deb.debian.org/debian")
+def mirror() -> tuple[str, ...]:
+    """Of Debian's packages, where the environment names one; else mmdebstrap's own."""
+    given = os.environ.get(MIRROR_VARIABLE)
+    return (given,) if given else ()
 
 
 def source_archive() -> Path | None:
@@ -83,7 +84,7 @@ def bootstrap(root: Path, suite: str, packages: tuple[str, ...]) -> None:
         '--aptopt=Acquire::Check-Valid-Until "false"',
         f"--include={','.join(packages)}",
     ]
-    run("mmdebstrap", *words, suite, str(root), mirror())
+    run("mmdebstrap", *words, suite, str(root), *mirror())
 
 
 def run(*words: str, **variables: str) -> None:
