@@ -63,7 +63,7 @@ class LearnerSection(Section):
     """Allow ranks on several machines, which exchange gradients and weights unencrypted."""
     stall_timeout_s: Annotated[Positive, ADVANCED] = 300
     """Longest time without an update while not paused, in seconds; then health is red and the run fails."""
-    episode_log: bool = False
+    episode_log: Annotated[bool, ADVANCED] = False
     """Write a line for each training episode into `episodes.jsonl` of the run's folder."""
     keep_every_updates: Positive | None = None
     """Register the version that follows every so many updates; none: only the best and the last."""
