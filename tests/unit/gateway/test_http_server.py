@@ -206,3 +206,15 @@ def test_a_server_that_is_ended_has_not_failed(server: HttpServer) -> None:
 def make_app_of(server: HttpServer) -> Any:
     """The application that a server serves."""
     return server._server.config.app
+
+
+def test_no_part_of_an_answer_waits_until_the_one_before_is_acknowledged(tmp_path: Path) -> None:
+    """Head and body of an answer are two parts: a connection has TCP_NODELAY from the socket that listens."""
+    gateway = SmallGateway.at(f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path)
+    served = HttpServer(make_app(gateway.parts, Doors()), "127.0.0.1:0")
+    host, _, port = served.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20):
+        connection, _ = served._socket.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+    served._socket.close()
