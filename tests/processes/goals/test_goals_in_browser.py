@@ -51,7 +51,10 @@ def browser() -> Iterator["Browser"]:
 def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
     """A gateway with the template of goals, an editor and a viewer of `alpha`."""
     (tmp_path / "templates").mkdir()
-    shutil.copy(TEMPLATES / "goals.toml", tmp_path / "templates")
+    # What is to be cancelled is not over because it was learned.
+    template = (TEMPLATES / "goals.toml").read_text()
+    template = template.replace("[learner]", "[learner]\nstop_at_target = false")
+    (tmp_path / "templates" / "goals.toml").write_text(template)
     for name, role in (("ada", "owner"), ("vic", "viewer")):
         done = operator(
             tmp_path, "user", "add", name, "--project", "alpha", "--role", role, stdin=f"{PASSWORD}\n"

@@ -40,6 +40,7 @@ NEWEST_STEP = (
 DRAWN = "() => document.querySelector('#return canvas').toDataURL()"
 CURVES = """() => {
   const from = document.querySelector('#return canvas');
+  if (from === null) return 0; // a chart is drawn anew when a run is added to it
   const copy = Object.assign(document.createElement('canvas'), { width: from.width, height: from.height });
   const context = copy.getContext('2d', { willReadFrequently: true });
   context.drawImage(from, 0, 0);
