@@ -125,8 +125,8 @@ COMMANDS: Final = {
     "an injector that is not there": (("inject", "--explain", "--folder", "absent"), "absent: is no folder"),
     "a switch of no injector": (("inject", "--switch", "on", "--folder", "absent"), "absent: is no folder"),
     "a switch to neither": (("inject", "--switch", "maybe"), "--switch maybe: say on or off"),
-    "thoughts of no run": (("thoughts", "check", "absent"), "absent: its workload is 'control'"),
-    "noise of no run": (("thoughts", "variance", "absent"), "absent: its workload is 'control'"),
+    "thoughts of no run": (("thoughts", "check", "absent"), "absent: holds no config.toml, so no run"),
+    "noise of no run": (("thoughts", "variance", "absent"), "absent: holds no config.toml, so no run"),
     "conditions of no recipe": (("thoughts", "conditions", "absent", "--out", "o"), "absent: cannot be read"),
     "an ablation of no recipe": (
         ("thoughts", "vary", "absent", "algorithm.baseline", "none", "--out", "o"), "absent: cannot be read",
