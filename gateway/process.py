@@ -23,7 +23,7 @@ from gateway.frame.call_limits import CallLimits
 from gateway.frame.envelope import Doors
 from gateway.frame.parts import Parts
 from gateway.http_server import HttpServer, check_listen
-from gateway.jobs.job_desk import AT_ONCE, JobDesk
+from gateway.jobs.job_dispatcher import AT_ONCE, JobDispatcher
 from gateway.jobs.runner import Runner
 from gateway.jobs.steering import Steering
 from gateway.store.accounts_database import open_database
@@ -107,10 +107,10 @@ class Work:
     at_once: int = AT_ONCE
     services: Sequence[Service] = ()
 
-    def desk(self, accounts: Accounts, registry: Registry, places: Places) -> JobDesk:
-        """Return the desk of the jobs."""
+    def dispatcher(self, accounts: Accounts, registry: Registry, places: Places) -> JobDispatcher:
+        """Return the dispatcher of the jobs."""
         kinds = {name: kind for one in self.services for name, kind in one.kinds.items()}
-        return JobDesk(
+        return JobDispatcher(
             accounts,
             registry,
             self.runner,
@@ -187,7 +187,7 @@ def main(
     accounts, database = open_accounts(places)
     registry = open_registry(places)
     try:
-        desk = None if jobs is None else jobs.desk(accounts, registry, places)
+        dispatcher = None if jobs is None else jobs.dispatcher(accounts, registry, places)
         elsewhere = (
             None if oidc is None else OidcSignIn(Provider(oidc), accounts, read_keys(places.keys_file()))
         )
@@ -195,7 +195,7 @@ def main(
             accounts=accounts,
             registry=registry,
             limits=CallLimits(),
-            desk=desk,
+            dispatcher=dispatcher,
             state=places.state,
             oidc=elsewhere,
         )
@@ -207,8 +207,8 @@ def main(
             insecure=insecure,
         )
         beside = [_beside(lifecycle, "expiry", lambda end: sweep(accounts, end))]
-        if desk is not None:
-            beside.append(_beside(lifecycle, "jobs", desk.work))
+        if dispatcher is not None:
+            beside.append(_beside(lifecycle, "jobs", dispatcher.work))
         server.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
         health.set_ready(True)
         announce(ROLE, metrics_port=metrics_port, address=server.address)

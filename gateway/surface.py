@@ -146,8 +146,10 @@ def estimate(
 
     It trains for some seconds. Raises ApiError and AccountError, which the gateway answers for.
     """
-    desk = job_routes.desk_of(request)
-    return job_routes.estimated(desk, member, agent=agent, template=template, numbers=numbers, kind=kind)
+    dispatcher = job_routes.dispatcher_of(request)
+    return job_routes.estimated(
+        dispatcher, member, agent=agent, template=template, numbers=numbers, kind=kind
+    )
 
 
 def versions_of(request: Request, member: Membership, agent: str) -> tuple[PolicyVersionRow, ...]:

@@ -3,11 +3,12 @@
 At most two hashes are computed at once in a process, so that a flood of sign-ins takes 128 MiB and no more.
 """
 
+import contextlib
 import threading
 from typing import Final
 
 from argon2 import PasswordHasher
-from argon2.exceptions import VerifyMismatchError
+from argon2.exceptions import InvalidHashError, VerificationError, VerifyMismatchError
 from argon2.profiles import RFC_9106_LOW_MEMORY
 
 from gateway.accounts.account_errors import BadInput
@@ -40,7 +41,10 @@ def check_password(password: str, *, name: str) -> None:
 
 
 def is_password(encoded: str | None, password: str) -> bool:
-    """Return whether a password is that of the encoded hash; takes as long where there is none (None)."""
+    """Return whether a password is that of the encoded hash; takes as long where there is none (None).
+
+    Where a hash cannot be read, no password is its own: such a person has a new one set by the operator.
+    """
     if len(password) > MAX_LENGTH:
         return False
     with _AT_ONCE:
@@ -48,4 +52,8 @@ def is_password(encoded: str | None, password: str) -> bool:
             _hasher.verify(encoded or _nobodys, password)
         except VerifyMismatchError:
             return False
-    return encoded is not None
+        except (InvalidHashError, VerificationError):
+            with contextlib.suppress(VerifyMismatchError):
+                _hasher.verify(_nobodys, password)  # an account must not be told from none by the time
+            return False
+    return bool(encoded)

@@ -8,7 +8,7 @@ from fastapi import Request
 from gateway.accounts.accounts import Accounts
 from gateway.accounts.oidc_sign_in import OidcSignIn
 from gateway.frame.call_limits import CallLimits
-from gateway.jobs.job_desk import JobDesk
+from gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.registry.registry import Registry
 
 
@@ -16,14 +16,14 @@ from penstock.registry.registry import Registry
 class Parts:
     """The parts of one gateway, made when it starts.
 
-    desk: None where it runs no jobs. state: folder of what it keeps on this machine; None where it keeps
-    nothing. oidc: None where nobody signs in elsewhere.
+    dispatcher: None where it runs no jobs. state: folder of what it keeps on this machine; None where it
+    keeps nothing. oidc: None where nobody signs in elsewhere.
     """
 
     accounts: Accounts
     registry: Registry
     limits: CallLimits
-    desk: JobDesk | None = None
+    dispatcher: JobDispatcher | None = None
     state: Path | None = None
     oidc: OidcSignIn | None = None
 

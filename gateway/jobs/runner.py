@@ -28,7 +28,7 @@ class Runner(Protocol):
     def templates(self) -> Mapping[str, Template]:
         """Return the templates by name."""
 
-    def desk(self) -> AbstractContextManager[bool]:
+    def hold(self) -> AbstractContextManager[bool]:
         """Hold the place, where no other gateway does: True inside the block, and its jobs are this one's."""
 
     def folder(self, job: str) -> Path:

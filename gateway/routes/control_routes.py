@@ -15,7 +15,7 @@ from gateway.frame.parts import parts_of
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.jobs import job_queue
 from gateway.jobs.steering import Action, Steering
-from gateway.routes.job_routes import desk_of
+from gateway.routes.job_routes import dispatcher_of
 from gateway.routes.steering_requests import NewTraffic, Promotion, Wanted, Withdrawal
 
 router = APIRouter(route_class=GuardedRoute, tags=["control"])
@@ -81,10 +81,10 @@ def _noted(request: Request, member: Membership, job: str, action: str, **detail
 
 def _steering(request: Request, member: Membership, job: str) -> Steering:
     """Return what steers a job of the project that runs, or ran, with this gateway."""
-    desk = desk_of(request)
+    dispatcher = dispatcher_of(request)
     found = parts_of(request).accounts.look(lambda session: job_queue.get(session, member.project, job))
     if found.place == "":
         raise ApiError(409, "the job has not begun: there is no run to be steered")
-    if found.place != desk.runner.place or desk.steering is None:
+    if found.place != dispatcher.runner.place or dispatcher.steering is None:
         raise ApiError(409, "the run of this job lies with the gateway of another machine: ask that one")
-    return desk.steering
+    return dispatcher.steering

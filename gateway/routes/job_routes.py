@@ -14,7 +14,7 @@ from gateway.frame.event_stream import EventStream
 from gateway.frame.parts import Parts, parts_of
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.jobs import job_queue
-from gateway.jobs.job_desk import JobDesk
+from gateway.jobs.job_dispatcher import JobDispatcher
 from gateway.jobs.job_records import Job, Template
 from gateway.jobs.runner import CannotBegin
 from gateway.routes.feedback_routes import Key
@@ -39,8 +39,8 @@ class NewJob(Body):
 @router.get("/api/projects/{project}/templates")
 def templates(request: Request) -> dict[str, Any]:
     """Return the templates that jobs are made from, with the numbers that may be chosen."""
-    desk = parts_of(request).desk
-    found = desk.runner.templates() if desk is not None else {}
+    dispatcher = parts_of(request).dispatcher
+    found = dispatcher.runner.templates() if dispatcher is not None else {}
     return {"templates": [_shown_template(one) for one in found.values()]}
 
 
@@ -84,17 +84,17 @@ def job(request: Request, member: Member, job: str) -> dict[str, Any]:
 @router.get("/api/projects/{project}/jobs/{job}/curve")
 def curve(request: Request, member: Member, job: str) -> dict[str, list[float | None]]:
     """Return the curve of a job's run so far: columns of updates, environment steps and mean return."""
-    parts, desk = parts_of(request), desk_of(request)
+    parts, dispatcher = parts_of(request), dispatcher_of(request)
     found = _find(parts, member, job)
-    _check_here(found, desk)
-    return dict(desk.runner.read_curve(found.id))
+    _check_here(found, dispatcher)
+    return dict(dispatcher.runner.read_curve(found.id))
 
 
 @router.post("/api/projects/{project}/estimates")
 def estimate(request: Request, member: Member, body: NewJob) -> dict[str, Any]:
     """Return what a training would take: its dry run, which trains for some seconds and leaves nothing."""
     found = estimated(
-        desk_of(request), member, agent=body.agent, template=body.template, numbers=body.numbers
+        dispatcher_of(request), member, agent=body.agent, template=body.template, numbers=body.numbers
     )
     return dict(found.dry_run)
 
@@ -106,7 +106,7 @@ def cancel(request: Request, member: Member, job: str) -> dict[str, Any]:
     found = parts.accounts.run(
         lambda session, now: job_queue.cancel(session, now, member.project, job, by=by)
     )
-    desk_of(request).call()
+    dispatcher_of(request).call()
     return shown(found)
 
 
@@ -122,10 +122,10 @@ async def log(
     The id of an event is the byte behind its line: a browser that connects again goes on there. The last
     event is `state`, or `refused` where the session, the token or the membership ends meanwhile.
     """
-    parts, desk = parts_of(request), desk_of(request)
+    parts, dispatcher = parts_of(request), dispatcher_of(request)
     found = await run_in_threadpool(_find, parts, member, job)
-    _check_here(found, desk)
-    return EventStream(desk.readers.follow(member, found.id, last_event_id))
+    _check_here(found, dispatcher)
+    return EventStream(dispatcher.readers.follow(member, found.id, last_event_id))
 
 
 def queue(
@@ -142,11 +142,11 @@ def queue(
 
     kind: of the template, where the caller wants one.
     """
-    desk = desk_of_parts(parts)
+    dispatcher = dispatcher_of_parts(parts)
     known = parts.accounts.look(lambda session: job_queue.by_key(session, member.project, request_key))
-    found = template_of(desk, template, kind)
+    found = template_of(dispatcher, template, kind)
     chosen = found.chosen(numbers)
-    facts = known.facts if known is not None else desk.facts(found, f"{member.project}/{agent}")
+    facts = known.facts if known is not None else dispatcher.facts(found, f"{member.project}/{agent}")
     made = parts.accounts.run(
         lambda session, now: job_queue.submit(
             session,
@@ -159,7 +159,7 @@ def queue(
             request_key=request_key,
         )
     )
-    desk.call()
+    dispatcher.call()
     return made
 
 
@@ -174,7 +174,7 @@ class Estimate:
 
 
 def estimated(
-    desk: JobDesk,
+    dispatcher: JobDispatcher,
     member: Membership,
     *,
     agent: str,
@@ -183,34 +183,34 @@ def estimated(
     kind: str | None = None,
 ) -> Estimate:
     """Return the dry run of a training, which takes some seconds; raises ApiError, AccountError."""
-    found = template_of(desk, template, kind)
+    found = template_of(dispatcher, template, kind)
     chosen, policy = found.chosen(numbers), f"{member.project}/{agent}"
-    facts = desk.facts(found, policy)
+    facts = dispatcher.facts(found, policy)
     try:
-        dry_run = desk.estimate(found, chosen, policy, facts)
+        dry_run = dispatcher.estimate(found, chosen, policy, facts)
     except CannotBegin as error:
         raise ApiError(409, str(error)) from error
     return Estimate(numbers=chosen, facts=facts, dry_run=dry_run, model=found.model)
 
 
-def template_of(desk: JobDesk, name: str, kind: str | None = None) -> Template:
+def template_of(dispatcher: JobDispatcher, name: str, kind: str | None = None) -> Template:
     """Return a template, of one kind where it is given; raises ApiError 422."""
-    found = desk.template(name)
+    found = dispatcher.template(name)
     if found is None or kind not in {None, found.kind}:
         raise ApiError(422, "this gateway offers no such template", field="template")
     return found
 
 
-def desk_of(request: Request) -> JobDesk:
-    """Return the desk of the gateway that a request came to; raises ApiError where it runs no jobs."""
-    return desk_of_parts(parts_of(request))
+def dispatcher_of(request: Request) -> JobDispatcher:
+    """Return the dispatcher of the gateway that a request came to; raises ApiError where it runs no jobs."""
+    return dispatcher_of_parts(parts_of(request))
 
 
-def desk_of_parts(parts: Parts) -> JobDesk:
-    """Return the desk; raises ApiError where the gateway runs no jobs."""
-    if parts.desk is None:
+def dispatcher_of_parts(parts: Parts) -> JobDispatcher:
+    """Return the dispatcher; raises ApiError where the gateway runs no jobs."""
+    if parts.dispatcher is None:
         raise ApiError(409, "this gateway runs no jobs: its operator starts it with --templates DIR")
-    return parts.desk
+    return parts.dispatcher
 
 
 def shown(job: Job) -> dict[str, Any]:
@@ -219,9 +219,9 @@ def shown(job: Job) -> dict[str, Any]:
     return {name: getattr(job, name) for name in Job.__dataclass_fields__ if name not in hidden}
 
 
-def _check_here(job: Job, desk: JobDesk) -> None:
+def _check_here(job: Job, dispatcher: JobDispatcher) -> None:
     """Raise ApiError for a job whose files lie elsewhere."""
-    if job.place not in {"", desk.runner.place}:
+    if job.place not in {"", dispatcher.runner.place}:
         raise ApiError(409, "the files of this job lie with the gateway of another machine: ask that one")
 
 

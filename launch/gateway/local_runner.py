@@ -1,7 +1,7 @@
 """Jobs as processes of this machine: `penstock train` in a folder each, which any gateway finds again.
 
     JOBS/place             the name of this place
-    JOBS/desk.lock         held by the gateway that looks after the place
+    JOBS/place.lock        held by the gateway that looks after the place
     JOBS/ID/lock           held by the processes of a job as long as one of them lives
     JOBS/ID/starts         a byte for each time that its process was started before it was begun
     JOBS/ID/begun.json     was there before the training began
@@ -72,9 +72,9 @@ class LocalRunner:
         return read_templates(self._templates)
 
     @contextmanager
-    def desk(self) -> Iterator[bool]:
+    def hold(self) -> Iterator[bool]:
         """Hold the place, where no other gateway does; the kernel lets go of it when a process ends."""
-        with (self._jobs / "desk.lock").open("a") as file:
+        with (self._jobs / "place.lock").open("a") as file:
             yield _try_lock(file, fcntl.LOCK_EX)
 
     def folder(self, job: str) -> Path:

@@ -64,8 +64,8 @@ def member_of(gateway: SmallGateway, header: dict[str, str]) -> Membership:
 
 def following(gateway: SmallGateway, member: Membership, job: str) -> AsyncIterator[str]:
     """The stream."""
-    assert gateway.parts.desk is not None
-    return gateway.parts.desk.readers.follow(member, job, 0)
+    assert gateway.parts.dispatcher is not None
+    return gateway.parts.dispatcher.readers.follow(member, job, 0)
 
 
 async def next_news(stream: AsyncIterator[str]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_a_hundred_readers_look_once(
 ) -> None:
     """Each gets every line."""
     monkeypatch.setattr(log_stream, "LOOK_S", 3600.0)
-    job, runner = begun(gateway, tmp_path), gateway.parts.desk.runner  # type: ignore[union-attr]
+    job, runner = begun(gateway, tmp_path), gateway.parts.dispatcher.runner  # type: ignore[union-attr]
     member = member_of(gateway, gateway.token("alpha"))
 
     async def listen() -> None:

@@ -44,6 +44,17 @@ def test_a_password_gives_tokens_and_a_wrong_one_does_not(ada: SmallGateway) -> 
     assert wrong.json() == nobody.json()
 
 
+def test_a_password_that_was_kept_as_no_hash_is_refused_as_a_wrong_one(ada: SmallGateway) -> None:
+    """Signing in and changing it both answer 401, until the operator sets a new one."""
+    ada.person("bob", "alpha")
+    reply = ada.sign_in(grant_type="password", username="bob", password="-")
+    wrong = ada.sign_in(grant_type="password", username="ada", password="wrong")
+    assert (reply.status_code, reply.json()) == (401, wrong.json())
+    body = {"current": "-", "new": NEW}
+    changed = ada.client.post("/api/auth/password", json=body, headers=ada.bearer("bob"))
+    assert changed.status_code == 401
+
+
 def test_a_refresh_token_is_exchanged_and_a_stolen_copy_ends_the_session(ada: SmallGateway) -> None:
     """The thief who comes later, and the owner, both have to sign in again; the audit says why."""
     first = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))

@@ -38,7 +38,7 @@ class Labelled(PlainTraining):
 
 @pytest.fixture
 def gateway(database_url: str, tmp_path: Path) -> SmallGateway:
-    """One whose desk looks when a test says so."""
+    """One whose dispatcher looks when a test says so."""
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "named.toml").write_text('[template]\nkind = "named"\n')
     registry = f"sqlite:///{tmp_path}/registry.sqlite" if "sqlite" in database_url else database_url
@@ -60,8 +60,8 @@ def finished(gateway: SmallGateway, editor: dict[str, str], folder: Path, versio
         of: dict[str, Any] = {"run": job, "update": 1, "sha256": "0" * 64, "size_bytes": 1}
         new = NewVersion(policy="alpha/my_agent", version=version, origin=Origin.FINAL, **of)
         gateway.registry.register(new, by="test")
-    assert gateway.parts.desk is not None
-    gateway.parts.desk.look()
+    assert gateway.parts.dispatcher is not None
+    gateway.parts.dispatcher.look()
     assert gateway.get(f"{JOBS}/{job}", editor).json()["state"] == "finished"
     return job
 

@@ -83,7 +83,7 @@ def opened(browser: "Browser", gateway: GatewayProcess, complaints: list[str]) -
 
 
 def check(tab: "Page", name: str) -> None:
-    """Axe finds nothing, on a phone in the dark and on a desk in the light."""
+    """Axe finds nothing, on a phone in the dark and on a desktop in the light."""
     violations(tab, name)
     tab.set_viewport_size(WIDE)
     tab.emulate_media(color_scheme="light")

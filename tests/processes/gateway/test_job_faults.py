@@ -1,4 +1,4 @@
-"""The desk of jobs when things around it fail: processes, disk, database."""
+"""The dispatcher of jobs when things around it fail: processes, disk, database."""
 
 import fcntl
 import json
@@ -18,7 +18,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from gateway.accounts.principal import Membership, Principal
 from gateway.jobs import job_queue
-from gateway.jobs.job_desk import JobDesk
+from gateway.jobs.job_dispatcher import JobDispatcher
 from gateway.jobs.job_records import Job
 from gateway.jobs.runner import Stage
 from gateway.store.tables import JobState, Role
@@ -36,7 +36,7 @@ MEMBER = Membership(
 
 
 class Place:
-    """A gateway's database and its desk, which looks when a test says so."""
+    """A gateway's database and its dispatcher, which looks when a test says so."""
 
     def __init__(self, folder: Path, url: str = "") -> None:
         write_templates(folder / "templates")
@@ -47,8 +47,8 @@ class Place:
             folder,
             runner=self.runner,
         )
-        assert self.gateway.parts.desk is not None
-        self.desk: JobDesk = self.gateway.parts.desk
+        assert self.gateway.parts.dispatcher is not None
+        self.dispatcher: JobDispatcher = self.gateway.parts.dispatcher
 
     def submit(self, agent: str) -> Job:
         """A new job of two updates."""
@@ -69,10 +69,10 @@ class Place:
         return self.gateway.accounts.look(lambda session: job_queue.get(session, "alpha", job.id))
 
     def ended(self, job: Job) -> Job:
-        """It, once the desk has seen it end."""
+        """It, once the dispatcher has seen it end."""
 
         def has_ended() -> bool:
-            self.desk.look()
+            self.dispatcher.look()
             return not self.now(job).state.is_open
 
         until(has_ended)
@@ -121,14 +121,14 @@ def test_a_cancellation_reaches_a_process_that_has_just_begun(place: Place) -> N
     folder = place.runner.folder(job.id)
     begun = holder(folder)
     try:
-        place.desk.look()
+        place.dispatcher.look()
         assert place.now(job).state is JobState.RUNNING
         assert place.runner.find(job.id) is Stage.GOING_ON
         place.cancel(job)
-        place.desk.look()
+        place.dispatcher.look()
         assert begun.poll() is None
         (folder / "begun.json").write_text(json.dumps({"group": begun.pid}))
-        place.desk.look()
+        place.dispatcher.look()
         assert begun.wait(PATIENCE_S) == -signal.SIGTERM
         assert place.ended(job).state is JobState.CANCELLED
     finally:
@@ -158,10 +158,10 @@ def test_jobs_go_on_while_the_database_is_gone(tmp_path: Path) -> None:
         server.start()
         place = Place(tmp_path, server.new_database("gateway"))
         job = place.submit("one")
-        place.desk.look()
+        place.dispatcher.look()
         server.stop()
         with pytest.raises(Unavailable):
-            place.desk.look()
+            place.dispatcher.look()
         until((place.runner.folder(job.id) / "ended.json").exists)
         server.start()
         assert place.ended(job).state is JobState.FINISHED

@@ -253,9 +253,9 @@ def test_one_gateway_at_a_time_has_a_place(folder: Path) -> None:
     """Another one of the same folder waits, and has it when the first is gone."""
     first, second = (LocalRunner(folder / "jobs", folder / "templates") for _ in range(2))
     assert first.place == second.place
-    with first.desk() as own, second.desk() as other:
+    with first.hold() as own, second.hold() as other:
         assert (own, other) == (True, False)
-    with second.desk() as own:
+    with second.hold() as own:
         assert own
 
 

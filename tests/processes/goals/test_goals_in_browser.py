@@ -103,7 +103,7 @@ def signed_in(browser: "Browser", gateway: GatewayProcess, name: str, complaints
 
 
 def check(tab: "Page", name: str) -> None:
-    """Axe finds nothing and nothing is too wide, on a phone in the dark and on a desk in the light."""
+    """Axe finds nothing and nothing is too wide, on a phone in the dark and on a desktop in the light."""
     violations(tab, name)
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
     tab.set_viewport_size({"width": 1200, "height": 900})

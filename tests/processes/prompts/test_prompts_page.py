@@ -65,7 +65,7 @@ def look(tab: "Page", prompt: str) -> None:
 
 
 def check(tab: "Page", name: str) -> None:
-    """Axe finds nothing, on a phone in the dark and on a desk in the light; no line is cut off."""
+    """Axe finds nothing, on a phone in the dark and on a desktop in the light; no line is cut off."""
     for viewport, scheme in ((NARROW, "dark"), (WIDE, "light")):
         tab.set_viewport_size(viewport)
         tab.emulate_media(color_scheme="dark" if scheme == "dark" else "light")

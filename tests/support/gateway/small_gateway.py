@@ -17,7 +17,7 @@ from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
 from gateway.frame.envelope import Doors
 from gateway.frame.parts import Parts
-from gateway.jobs.job_desk import JobDesk
+from gateway.jobs.job_dispatcher import JobDispatcher
 from gateway.jobs.runner import Runner
 from gateway.store.accounts_database import open_database
 from gateway.store.tables import AuditRow, Role
@@ -77,7 +77,7 @@ class SmallGateway:
         """Open one; limits: of calls, as CallLimits takes them.
 
         oidc: where people may sign in elsewhere. runner: of jobs, which are queued and not taken until a
-        test has the desk look.
+        test has the dispatcher look.
         """
         make_keys(folder / "keys.json")
         keys, clock = read_keys(folder / "keys.json"), Clock()
@@ -85,12 +85,19 @@ class SmallGateway:
         registry = Registry.open(with_registry(registry_url), migrate=True)
         calls = CallLimits(**({"address": _MANY, "account": _MANY} | limits))
         kinds = {name: kind for one in services for name, kind in one.kinds.items()}
-        desk = (
-            None if runner is None else JobDesk(accounts, registry, runner, kinds, models=folder / "models")
+        dispatcher = (
+            None
+            if runner is None
+            else JobDispatcher(accounts, registry, runner, kinds, models=folder / "models")
         )
         elsewhere = None if oidc is None else OidcSignIn(Provider(oidc), accounts, keys)
         parts = Parts(
-            accounts=accounts, registry=registry, limits=calls, desk=desk, state=folder, oidc=elsewhere
+            accounts=accounts,
+            registry=registry,
+            limits=calls,
+            dispatcher=dispatcher,
+            state=folder,
+            oidc=elsewhere,
         )
         app = make_app(parts, Doors(), services)
         client = TestClient(app, base_url=ADDRESS, raise_server_exceptions=False)

@@ -34,7 +34,7 @@ AT_ONCE: Final = 1
 log = logging.getLogger(__name__)
 
 
-class JobDesk:
+class JobDispatcher:
     """The jobs of one place.
 
     kinds: what workloads add, by the name that templates give. models: folder below which models are
@@ -71,13 +71,13 @@ class JobDesk:
                 people_metrics.JOBS_ENDED.labels(state)  # there at 0 before the first one: a rise is seen
 
     def call(self) -> None:
-        """Have the desk look soon: something was asked for."""
+        """Have the dispatcher look soon: something was asked for."""
         self._called.set()
 
     def work(self, end: threading.Event) -> None:
         """Look until `end` is set, as long as no other gateway has the place; a thread's body."""
         while not end.is_set():
-            with self.runner.desk() as own:
+            with self.runner.hold() as own:
                 while own and not end.is_set():
                     self._look_safely()
                     self._called.wait(LOOK_S)
