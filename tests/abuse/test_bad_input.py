@@ -184,7 +184,7 @@ COMMANDS: Final = {
         ("gateway", "user", "grant", "ann", "--project", "p", "--role", "king"), "--role 'king': use viewer",
     ),
     "a password of no gateway": (("gateway", "user", "password", "ann"), "no such file: start"),
-    "nobody to disable": (
+    "a person to disable who is absent": (
         ("gateway", "user", "disable", "ann", "--database", "banana"), "--database: accounts database url",
     ),
     "a token of no gateway": (("gateway", "token", "add", "t", "--project", "p"), "no such file: start"),

@@ -1,4 +1,4 @@
-"""Panels that may show nothing but 0 in a run in which nothing goes wrong.
+"""Panels that may show only 0 in a run in which nothing goes wrong.
 
 Dashboard, panel, legend and why.
 """

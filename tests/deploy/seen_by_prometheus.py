@@ -14,12 +14,12 @@ NOT_CAUSED: Final[dict[Key, str]] = {
     ("flow", "Refusals", "{{reason}} {{run}}"): "only where actors are there before the learner",
     ("flow", "Outboxes", "fullest {{run}}"): "acknowledged before the next look",
     ("flow", "Outboxes", "together {{run}}"): "as above",
-    ("fleet", "Restarts", "{{role}} {{run}}"): "nobody dies",
+    ("fleet", "Restarts", "{{role}} {{run}}"): "no process dies",
     ("fleet", "Sessions and retries", "retries {{run}}"): "the brokers stay",
     ("serving", "Shed and refused", "{{reason}} {{run}}"): "one client is no load",
-    ("serving", "Evidence of a verdict", "{{cause}} {{run}}"): "nobody makes a version the canary",
-    ("serving", "Cost of the shadow", "processors {{run}}"): "nobody makes a version the shadow",
-    ("serving", "Agreement of the shadow", "{{run}}"): "nobody makes a version the shadow",
+    ("serving", "Evidence of a verdict", "{{cause}} {{run}}"): "no version is made the canary",
+    ("serving", "Cost of the shadow", "processors {{run}}"): "no version is made the shadow",
+    ("serving", "Agreement of the shadow", "{{run}}"): "no version is made the shadow",
     ("serving", "Late rewards", "{{run}}"): "the client's rewards come with its steps",
 }
 """May be 0 or nothing in these runs, beside NOTHING_WRONG."""
@@ -65,7 +65,7 @@ def check_targets(told: Object, pods: AbstractSet[str]) -> None:
 
 
 def check_rules(told: Object) -> None:
-    """None errs, each has what it asks for, what is recorded has values, and nobody is alarmed."""
+    """None errs, each has what it asks for, what is recorded has values, and no alert fires."""
     rules = [rule for group in told["groups"] for rule in group["rules"]]
     assert {rule["type"] for rule in rules} == {"recording", "alerting"}, rules
     wrong = [rule for rule in rules if rule["health"] != "ok" or rule.get("lastError")]

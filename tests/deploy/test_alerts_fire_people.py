@@ -32,7 +32,7 @@ pytestmark = [
 JOBS: Final = "/api/projects/alpha/jobs"
 WINDOW: Final = "10s"
 QUIET: Final = {("Errors", "{{run}}"): "no database is gone", ("Jobs queued", "{{run}}"): "one job at a time"}
-"""Panels that may show nothing but 0 here."""
+"""Panels that may show only 0 here."""
 
 
 class People:

@@ -67,7 +67,7 @@ def test_no_service_has_privileges(name: str) -> None:
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service.get("user", "nobody of the image") != "0:0" or service["network_mode"] == "none"
+    assert service.get("user", "the user of the image") != "0:0" or service["network_mode"] == "none"
     tag = service["image"].rpartition(":")[2]
     assert tag not in (service["image"], "latest")
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))

@@ -105,7 +105,7 @@ class OwnCluster:
         return True
 
     def _volume(self, number: int) -> dict[str, object]:
-        """A folder that whoever mounts it may write to: there is no fsGroup for such volumes."""
+        """A folder that every pod that mounts it may write to: there is no fsGroup for such volumes."""
         folder = self._state / "volumes" / str(number)
         folder.mkdir(parents=True)
         folder.chmod(0o777)

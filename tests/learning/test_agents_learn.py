@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 WINDOW: Final = 300
 CEILING: Final = 0.5
-"""What a colour earns that nobody has told."""
+"""What an untold colour earns."""
 SOLVED: Final = 0.8
 MOST: Final = 12_000
 """Conversations after which it counts as not learned."""

@@ -22,7 +22,8 @@ class Aim(gymnasium.Env[Any, Any]):
 
     1 − |error| for the right button, else 0.
 
-    Whoever does not look presses the right one of three in a third of the cases, and points 1/2 off at best.
+    A policy that does not look presses the right one of three in a third of the cases, and points 1/2 off at
+    best.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so

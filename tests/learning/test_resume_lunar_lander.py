@@ -35,7 +35,7 @@ def stop(training: Training) -> None:
 
 
 def kill(training: Training) -> None:
-    """`kill -9` to every process at once: nobody writes a word more."""
+    """`kill -9` to every process at once: no process writes a word more."""
     for pid in (training.process.pid, *training.pids().values()):
         os.kill(pid, signal.SIGKILL)
     training.end()

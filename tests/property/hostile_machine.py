@@ -50,7 +50,7 @@ class HostileMachine(CommandMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Nobody has died yet."""
+        """No process has died yet."""
         self.past: list[int] = []
         self.versions, self.epochs = {1}, {1}
         self.old: list[tuple[LearnerLog, int]] = []
@@ -135,7 +135,7 @@ class HostileMachine(CommandMachine):
     @rule(data=st.data())
     @precondition(lambda self: not self.server.closed and self.server.weights.pins)
     def evaluated(self, data: st.DataObject) -> None:
-        """Nobody needs a pinned version any longer."""
+        """A pinned version is no longer needed."""
         version = data.draw(st.sampled_from(sorted(self.server.weights.pins)))
         self.log.end_evaluation(version)
         self.server.weights.unpin(version)

@@ -33,7 +33,7 @@ class LockStepMachine(RuleBasedStateMachine):
 
     @initialize()
     def open_everything(self) -> None:
-        """A fresh run with one publication and nobody there."""
+        """A fresh run with one publication and no actors."""
         self.runner = asyncio.Runner()
         self.raw: Any = redis.Redis.from_url(self.url)
         self.raw.flushall()

@@ -128,7 +128,7 @@ def test_two_ranks_train_one_run_and_drain_together(redis_url: str, tmp_path: Pa
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_rank_that_dies_takes_the_other_along(redis_url: str, tmp_path: Path, victim: int) -> None:
-    """Nobody waits for what does not come."""
+    """Neither waits for what does not come."""
     with Producer(redis_url) as producer, two_ranks(tmp_path, redis_url, endless(ranks=2)) as ranks:
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 2)

@@ -57,7 +57,7 @@ def short(**over: Any) -> Settings:
 
 
 def replay(server: RedisServer, run_dir: Path, given: Settings) -> dict[str, Any]:
-    """Learn from a recording before a Redis that has never seen the run; nobody sends anything."""
+    """Learn from a recording before a Redis that has never seen the run; no actor sends."""
     restart_empty(server)
     with LearnerThread(server.url, run_dir, given) as learner:
         return learner.finish()

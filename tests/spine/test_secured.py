@@ -122,7 +122,7 @@ def test_every_process_works_with_the_certificates_of_the_command(
         assert "may not call" in shown
         logs = "\n".join(path.read_text()[-2000:] for path in tmp_path.glob("*.log"))
         assert learner.wait(PATIENCE_S) == 0, logs
-        # Nobody has told the others that no learner follows: they wait for one until they are asked to end.
+        # The others were not told that no learner follows: they wait for one until they are asked to end.
         for other in (*actors, broker):
             other.terminate()
         assert [other.wait(PATIENCE_S) for other in (*actors, broker)] == [0, 0, 0], logs

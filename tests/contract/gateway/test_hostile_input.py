@@ -1,5 +1,5 @@
 """Input that is wrong on purpose, on each kind of database: refused by field, and nothing is stored."""
-# ruff: noqa: S106 - passwords of nobody
+# ruff: noqa: S106 - passwords that only these tests use
 
 from typing import Any
 

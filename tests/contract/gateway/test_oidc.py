@@ -36,7 +36,7 @@ def gateway(database_url: str, tmp_path: Path, provider: IdentityProvider) -> Sm
     settings = ProviderSettings(
         issuer=provider.issuer,
         client_id="penstock",
-        client_secret="of the client",  # noqa: S106 - of nobody
+        client_secret="of the client",  # noqa: S106 - no real client's
         gateway=ADDRESS,
         title="Example",
         domains={"example.com": Newcomers(project="alpha", role=Role.VIEWER)},
@@ -73,7 +73,7 @@ def me(gateway: SmallGateway) -> dict[str, Any]:
 
 
 def nothing_stored(gateway: SmallGateway) -> bool:
-    """Whether nobody came in."""
+    """Whether no sign-in was recorded."""
     return not {"identity added", "signed in"} & set(gateway.actions())
 
 
@@ -104,7 +104,7 @@ def test_a_person_of_the_domain_signs_in_and_is_the_same_the_next_time(
     assert gateway.actions().count("identity added") == 1
 
 
-def test_an_address_makes_nobody_the_owner_of_an_account(gateway: SmallGateway) -> None:
+def test_an_address_alone_makes_no_owner_of_an_account(gateway: SmallGateway) -> None:
     """Neither one that is not verified, nor a name that is taken: an identity is the provider's subject."""
     gateway.person("alice", "alpha", Role.OWNER)
     assert arrived(gateway, sent_back(gateway, "mallory")) == "/#/not-invited"
@@ -187,7 +187,7 @@ FORGED: Final[dict[str, Forge]] = {
 
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
-def test_a_token_that_is_wrong_lets_nobody_in(
+def test_a_token_that_is_wrong_lets_no_person_in(
     gateway: SmallGateway, provider: IdentityProvider, forge: Forge
 ) -> None:
     """By whichever claim, or by how it is signed; one that is right, signed by the same key, does."""

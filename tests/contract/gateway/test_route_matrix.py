@@ -58,7 +58,7 @@ class _Filled(dict[str, str]):
 
 
 def test_every_route_admits_whom_the_table_says(small_gateway: SmallGateway, callers: list[Caller]) -> None:
-    """Nobody knows of a project that they have no part in: 404, the same as for one that is absent."""
+    """A project is unknown to people who have no part in it: 404, the same as for one that is absent."""
     for (method, path), access in ACCESS.items():
         place = f"{method} {path}"
         if access is not Access.ANYBODY:

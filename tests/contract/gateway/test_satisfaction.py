@@ -62,7 +62,7 @@ def test_thumbs_up_are_counted_among_all_conversations(
 
 
 def test_too_little_is_said_to_be_too_little(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """Below the least number, and where nobody told which conversations there were, however many rate."""
+    """Below the least number, and where the conversations were not reported, however many rate."""
     told(small_gateway, editor, 7, 0, LEAST - 1)
     rate(small_gateway, editor, 1.0, version=7, conversation="c0")
     for _ in range(LEAST):

@@ -1,5 +1,5 @@
 """Signing in, and when it counts no more, on each kind of database."""
-# ruff: noqa: S106 - passwords of nobody
+# ruff: noqa: S106 - passwords that only these tests use
 
 import base64
 from concurrent.futures import ThreadPoolExecutor
@@ -39,9 +39,9 @@ def test_a_password_gives_tokens_and_a_wrong_one_does_not(ada: SmallGateway) -> 
     assert grant["token_type"] == "bearer"  # noqa: S105 - none
     assert ada.get("/api/me", bearer(grant)).json()["projects"] == [{"project": "alpha", "role": "owner"}]
     wrong = ada.sign_in(grant_type="password", username="ada", password="wrong")
-    nobody = ada.sign_in(grant_type="password", username="nobody", password="wrong")
-    assert wrong.status_code == nobody.status_code == 401
-    assert wrong.json() == nobody.json()
+    unknown = ada.sign_in(grant_type="password", username="unknown", password="wrong")
+    assert wrong.status_code == unknown.status_code == 401
+    assert wrong.json() == unknown.json()
 
 
 def test_a_password_that_was_kept_as_no_hash_is_refused_as_a_wrong_one(ada: SmallGateway) -> None:

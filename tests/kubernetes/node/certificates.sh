@@ -16,7 +16,7 @@ sign() { # NAME SUBJECT [NAMES]
     )
 }
 
-configure() { # NAME OF WHOM FILE [SERVER]
+configure() { # NAME USER FILE [SERVER]
     local server=${3:-https://$address:6443}
     cat > "$2" <<END
 apiVersion: v1

@@ -186,7 +186,7 @@ def test_new_tokens_leave_those_before_known_until_the_next_ones(tmp_path: Path)
 
 def test_a_line_of_the_tokens_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     """With file and number."""
-    (tmp_path / "tokens").write_text(f"# ours\n{'0' * 64} penstock://{RUN}/nobody\n")
+    (tmp_path / "tokens").write_text(f"# ours\n{'0' * 64} penstock://{RUN}/unknown\n")
     with pytest.raises(ValueError, match=r"tokens:2: "):
         AcceptedTokens(tmp_path / "tokens")
 
@@ -430,7 +430,7 @@ REFUSED: Final = {
     "plaintext beyond loopback": (
         {"tls_certificate": None, "tls_key": None, "tls_authority": None}, RUN, "0.0.0.0:0", "--insecure"
     ),
-    "TLS that asks nobody": ({"tls_authority": None}, RUN, "127.0.0.1:0", "callers would prove nothing"),
+    "TLS that asks for none": ({"tls_authority": None}, RUN, "127.0.0.1:0", "callers would prove nothing"),
     "certificates of no run": ({}, "", "127.0.0.1:0", "--set run=NAME"),
     "another's key": ({"tls_key": "actor.key"}, RUN, "127.0.0.1:0", "its own key"),
     "a file that is not there": ({"tls_authority": "gone.pem"}, RUN, "127.0.0.1:0", "gone.pem"),
@@ -451,7 +451,7 @@ def test_a_broker_that_could_not_tell_its_callers_does_not_start(
     }
     security = {key: str(tmp_path / name) for key, name in named.items() if name is not None}
     settings = {"run": run, "security": security}
-    broker = launch("unix:///nobody", tmp_path / "broker", listen=listen, settings=settings)
+    broker = launch("unix:///absent", tmp_path / "broker", listen=listen, settings=settings)
     code, last = broker.wait()
     assert code == 2
     assert message in broker.log.read_text(), last

@@ -44,7 +44,7 @@ def test_a_redis_that_comes_up_late_is_served(tmp_path: Path, redis_server: Redi
 
 def test_a_broker_that_waits_for_redis_can_be_ended(tmp_path: Path) -> None:
     """SIGTERM while waiting exits with 0 at once."""
-    broker = launch(f"unix://{tmp_path}/nobody.sock", tmp_path)
+    broker = launch(f"unix://{tmp_path}/absent.sock", tmp_path)
     eventually(lambda: "waiting for redis" in broker.log.read_text(), "the message")
     broker.process.send_signal(signal.SIGTERM)
     assert broker.wait()[0] == 0

@@ -20,7 +20,7 @@ from launch.run.child_process import penstock
 from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 
-PASSWORD = "correct horse battery"  # noqa: S105 - of nobody
+PASSWORD = "correct horse battery"  # noqa: S105 - only this test's
 
 
 def operator(folder: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

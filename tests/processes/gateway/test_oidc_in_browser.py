@@ -23,7 +23,7 @@ pytestmark = [
 
 
 def free_port() -> int:
-    """One that nobody has now: the gateway's own address stands in a file before it starts."""
+    """A port that is free now: the gateway's own address stands in a file before it starts."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -49,7 +49,7 @@ def test_a_person_signs_in_at_the_provider_and_another_is_told_what_is_lacking(t
             tab.get_by_role("button", name="Go to Example").click()
             tab.wait_for_url(f"{provider.issuer}/**")
             tab.locator("[name=sub][value=bob], button:has-text('bob')").first.click()
-            tab.get_by_role("alert").get_by_text("Nobody here knows you").wait_for()
+            tab.get_by_role("alert").get_by_text("You have no account here").wait_for()
             tab.get_by_role("button", name="Go to Example").click()
             tab.wait_for_url(f"{provider.issuer}/**")
             tab.locator("[name=sub][value=alice], button:has-text('alice')").first.click()

@@ -66,7 +66,7 @@ class Crew:
         self._processes[place] = self._begin(place)
 
     def end(self) -> None:
-        """Nobody asks any more."""
+        """End the processes that ask."""
         for process in self._processes:
             process.kill()
             process.wait()
@@ -130,7 +130,7 @@ def audited(run_dir: Path) -> dict[str, Any]:
     [(160, 4), pytest.param(100_000, 60, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])],
     ids=["few", "many"],
 )
-def test_every_trained_token_was_sampled_whoever_is_killed(
+def test_every_trained_token_was_sampled_under_kills(
     tmp_path: Path, short_folder: Path, most: int, kills: int
 ) -> None:
     """So many answers, with kills in turn among them; the audit finds no exception, and the run learned."""

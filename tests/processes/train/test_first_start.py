@@ -90,7 +90,7 @@ def test_a_first_start_with_an_empty_home(clone: Path, tmp_path: Path, name: str
 
 @pytest.mark.slow
 def test_a_first_start_with_a_home_that_is_not_there(clone: Path, tmp_path: Path) -> None:
-    """As of a service's user; nobody makes it either."""
+    """As of a service's user; no process makes it either."""
     home = tmp_path / "absent"
     check(clone, start(clone, home))
 

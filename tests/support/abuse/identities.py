@@ -92,7 +92,7 @@ def make_certificates(folder: Path) -> None:
     issue(authority_of(folder), old, "expired", Identity(run=RUN, party=Party.ACTOR))
     foreign = Identity(run=OTHER_RUN, party=Party.ACTOR)
     issue(authority_of(folder), order, "other-run", foreign)
-    issue(authority_of(folder), order, "nobody", None)
+    issue(authority_of(folder), order, "no-run", None)
     stranger = folder / "stranger-authority"
     main(Order(folder=stranger, run=RUN))
     for suffix in ("pem", "key", "token"):

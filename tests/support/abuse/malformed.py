@@ -146,7 +146,7 @@ FRAGMENTS: Final[dict[str, tuple[Callable[[int], Fragment], str]]] = {
     "codec of gzip": (lambda s: stored(s, "reward", gzip.compress(bytes(32)), "gzip"), "codec 'gzip'"),
     "no codec": (lambda s: entry(s, codec=""), "codec ''"),
     "lz4 that is gzip": (lambda s: stored(s, "reward", gzip.compress(bytes(32))), "reward: not an lz4 frame"),
-    "lz4 that is zlib, where nobody reads": (
+    "lz4 that is zlib, where it is not read": (
         lambda s: stored(s, "observation", zlib.compress(bytes(120))), "observation: not an lz4 frame"
     ),
     "lz4 that is empty": (lambda s: stored(s, "observation", b""), "observation: not an lz4 frame"),
@@ -160,7 +160,7 @@ FRAGMENTS: Final[dict[str, tuple[Callable[[int], Fragment], str]]] = {
         lambda s: stored(s, "observation", lz4.frame.compress(bytes(64))), "its frame promises 64 bytes"
     ),
     "lz4 bomb": (lambda s: stored(s, "reward", lz4.frame.compress(bytes(64 * MIB))), "reward: decodes to 33"),
-    "lz4 bomb where nobody reads": (
+    "lz4 bomb where it is not read": (
         lambda s: stored(s, "observation", lz4.frame.compress(bytes(64 * MIB))), "its frame promises 67108864"
     ),
     "a tensor is missing": (lambda s: _without(s, "action"), "missing ['action']"),

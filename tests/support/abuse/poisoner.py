@@ -4,8 +4,8 @@
         [--made-up] [--set section.key=value ...]
 
 All but the spoiled tensors is what a shipped rollout worker does: sessions, credit, outbox, journal, drain,
-and the run's own environments and policy, or with --made-up those of `benchmarks.simulated_actor`. Whoever
-was found out is held for good, so a session is left after its spoiled fragment, the K-th, and the next way
+and the run's own environments and policy, or with --made-up those of `benchmarks.simulated_actor`. A session
+that was found out is held for good, so it is left after its spoiled fragment, the K-th, and the next way
 comes in a session of its own. A line is written before the fragment may be sent.
 """
 

@@ -1,7 +1,7 @@
 """Kills, one after the other or several at once, each at a place or moment drawn from a seed.
 
 Every life of a victim has a `Doom`: a fail point at which it kills itself at the n-th time, and a time at
-which it is killed where it then is if it has not come there. The dooms depend on nothing but the seed, the
+which it is killed where it then is if it has not come there. The dooms depend only on the seed, the
 victim's name and the number of its life, so that a seed names a campaign; at which fragment the kill falls is
 up to the machine. A victim that is dead starts at once into its next life. The time counts from when it has
 first had something in hand: the kill of a process that only starts tests its start.
@@ -261,7 +261,7 @@ class Campaign:
             self.fleet.kill(member.name, IN_USE if self.doom(member).busy else "moment")
 
     def _bury(self, member: Member) -> None:
-        """A death at a fail point; any other one is nobody's doing and an error."""
+        """A death at a fail point; any other one was not caused here and is an error."""
         doom, code = self.doom(member), member.exit.code if member.exit else None
         assert doom.rule, f"{member.name} ended with {code}: {self.fleet.last_line(member.name)}"
         assert code == -9, f"{member.name} ended with {code}: {self.fleet.last_line(member.name)}"

@@ -210,7 +210,7 @@ class Fleet:
     # ---- waiting
 
     def wait(self, condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> None:
-        """Until `condition`; AssertionError after `within_s`, or when a process ended that nobody killed."""
+        """Until `condition`; AssertionError after `within_s`, or when a process ended that was not killed."""
         deadline = time.monotonic() + within_s
         while not condition():
             self.check()
@@ -223,7 +223,7 @@ class Fleet:
         self._changed.clear()
 
     def check(self) -> None:
-        """AssertionError when a process ended that nobody killed."""
+        """AssertionError when a process ended that was not killed."""
         for member in self.members.values():
             if member.exit is not None and member.process is not None and not member.expected:
                 raise AssertionError(

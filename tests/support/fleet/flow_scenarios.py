@@ -1,7 +1,7 @@
 """More experience than there is room for: three flows, for as many seconds as wanted.
 
 `overload`: actors offer twice what the learner takes. `full_redis`: others fill Redis to `maxmemory`.
-`absent_learner`: nobody learns. Each runs a fleet in `folder`, writes its figures and the audit into the
+`absent_learner`: no learner runs. Each runs a fleet in `folder`, writes its figures and the audit into the
 report and raises AssertionError for whatever does not hold. Tests and `make soak` differ in the seconds
 alone.
 """
@@ -64,7 +64,7 @@ def overload(folder: Path, seconds: float, report: Report) -> None:
             f"share staler than {STALENESS + 1} updates": f"{too_old:.2%}",
             **memory.figures(),
         }
-        assert waited > 0, "nobody had to wait: this was no overload"
+        assert waited > 0, "no actor had to wait: this was no overload"
         assert taken < 1.5 * TAKEN_PER_S * seconds, f"the learner was not slowed down: {taken} fragments"
         assert evicted == 0, f"{evicted} keys were evicted"
         assert memory.most_data < MAX_MEMORY, f"{memory.most_data} bytes of data in Redis"

@@ -4,7 +4,7 @@
 `in_rewrite`  while a child of it rewrites the append-only file; the child is slowed down to be met.
 `power_loss`  with the end of the append-only file gone: what was written in the last second, which
               `fsync_1s` may not have brought to the disk. `kill -9` alone takes nothing from the page cache.
-`of_both`     the same, and the learner dies with it: nobody remembers what was drawn in that second.
+`of_both`     the same, and the learner dies with it: no process remembers what was drawn in that second.
 """
 
 import os

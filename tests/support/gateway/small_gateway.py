@@ -25,7 +25,7 @@ from penstock.registry.registry import Registry
 from penstock.rpc.rate_limits import Rates
 from tests.support.storage.ready_tables import with_registry, with_tables
 
-PASSWORD: Final = "correct horse battery"  # noqa: S105 - of nobody
+PASSWORD: Final = "correct horse battery"  # noqa: S105 - only the tests'
 ADDRESS: Final = "http://127.0.0.1"
 _MANY: Final = Rates(calls=1e6, bytes=1e9)
 

@@ -40,7 +40,7 @@ def lookup(client: Any, chance: random.Random, *, tools: bool = True) -> float:
 
 
 def opening(client: Any, _chance: random.Random, *, apart: bool = False) -> float:
-    """Three turns; nothing but the first decides, and nothing but the third is rewarded."""
+    """Three turns; only the first decides, and only the third is rewarded."""
     messages, names, first = list[Any](), [uuid.uuid4().hex] * 3, ""
     if apart:
         names = [uuid.uuid4().hex for _ in names]

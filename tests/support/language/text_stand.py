@@ -149,7 +149,7 @@ class Line:
     queue: ServedQueue | None = None
 
     def send_queued(self) -> None:
-        """Nobody sends."""
+        """Nothing is sent."""
 
 
 class TextStand:

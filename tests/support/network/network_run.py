@@ -41,7 +41,7 @@ PATIENCE_S: Final = 60.0
 LIVES: Final = 10**9
 """Fragments of a sender that goes on until it is asked to end."""
 MOST_ENTRIES: Final = 10**6
-"""Nobody trims the log here."""
+"""The log is not trimmed here."""
 _READ_MS: Final = 50
 _RENEW_EVERY: Final = 20
 

@@ -85,7 +85,7 @@ class Weights:
         return version
 
     def unpin(self, version: int) -> None:
-        """Nobody plays it any longer."""
+        """Release a version that is no longer played."""
         self.pins.discard(version)
         self.drop()
 

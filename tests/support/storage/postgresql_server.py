@@ -24,7 +24,7 @@ _OWNER: Final = "postgres"
 
 @cache
 def find_programs() -> Path | None:
-    """The folder with `initdb` and `postgres`, None when there is none or nobody that they would run as."""
+    """The folder with `initdb` and `postgres`, None when there is none or no user that they would run as."""
     on_path = shutil.which("initdb")
     folders = [Path(on_path).resolve().parent] if on_path else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)

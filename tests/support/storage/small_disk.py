@@ -45,7 +45,10 @@ class Tmpfs(SmallDisk):
 
     def fill(self, left: int) -> None:
         """Ballast takes the rest."""
-        with self._ballast.open("wb", buffering=0) as file, suppress(OSError):  # whoever writes there as well
+        with (
+            self._ballast.open("wb", buffering=0) as file,
+            suppress(OSError),
+        ):  # others may write there as well
             while (room := self._room() - left) > 0:
                 file.write(bytes(min(room, _PIECE_BYTES)))
 
@@ -83,7 +86,7 @@ class SizeLimit(SmallDisk):
 def small_disk(kind: str, folder: Path, pid: Callable[[], int | None]) -> Iterator[SmallDisk]:
     """A disk of that kind under `folder`, which exists.
 
-    pid: whose files are limited, asked when they are; None while there is nobody.
+    pid: whose files are limited, asked when they are; None while there is no process.
     """
     if kind == "limit":
         yield SizeLimit(folder, pid)

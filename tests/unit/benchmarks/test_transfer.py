@@ -24,12 +24,12 @@ def transfer(megabytes_per_second: float) -> Transfer:
 
 
 def test_what_came_first_is_in_no_rate() -> None:
-    """Nobody knows when it set off."""
+    """When it set off is unknown."""
     done = transfer(100)
     assert (100, 4, 5) == (done.megabytes_per_second, done.entries_per_second, done.entries)
 
 
-def test_nothing_but_a_first_arrival_has_no_rate() -> None:
+def test_a_first_arrival_alone_has_no_rate() -> None:
     """Zero, and no division by it."""
     done = Transfer(processes={"reader": os.getpid()})
     done.add(1, 10)

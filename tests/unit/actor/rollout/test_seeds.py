@@ -7,7 +7,7 @@ from penstock.policy.acting.drawing import ExplorationSlots
 
 
 def test_equal_runs_draw_equal_seeds() -> None:
-    """Nothing but the arguments enters."""
+    """They depend only on the arguments."""
     assert environment_seeds(3, "actor-0", 0, 4) == environment_seeds(3, "actor-0", 0, 4)
     assert action_seed(3, "actor-0", 0) == action_seed(3, "actor-0", 0)
 

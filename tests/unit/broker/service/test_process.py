@@ -65,7 +65,7 @@ async def test_the_error_of_a_task_beside_is_raised() -> None:
 
 
 async def test_a_broker_that_drains_for_longer_than_it_may_stall_stays_live(redis_url: str) -> None:
-    """Nobody looks at Redis any more; red health for that would have it killed before its delay is over."""
+    """It no longer looks at Redis; red health for that would have it killed before its delay is over."""
     settings, clock, stop = load([{}]), Clock(), asyncio.Event()
     health = Health("broker", clock)
     inspector = connect_inspector(redis_url, settings.security)

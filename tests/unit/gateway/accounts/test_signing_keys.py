@@ -134,7 +134,7 @@ def test_a_file_that_is_no_file_of_keys_is_refused(file: Path, content: str) -> 
 
 
 def test_a_file_that_others_may_read_is_refused(file: Path) -> None:
-    """Whoever reads it signs in as anybody."""
+    """A reader of the file could sign in as any person."""
     file.chmod(0o640)
     with pytest.raises(ConfigurationError, match="others may read it"):
         read_keys(file)

@@ -1,4 +1,4 @@
-"""What a person may do is offered to the browser that was let in, and to nobody else."""
+"""What a person may do is offered to the browser that was let in, and to no other."""
 
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def test_what_cannot_be_done_is_told_in_words(tmp_path: Path) -> None:
         assert (reply.status_code, reply.json()["field"]) == (422, "name"), name
 
 
-def test_nobody_may_act_where_everybody_is_let_in(tmp_path: Path) -> None:
+def test_no_action_is_offered_where_everybody_is_let_in(tmp_path: Path) -> None:
     """The page beside a run asks for no secret, so it only shows."""
     runs = Catalogue(tmp_path)
     starter = RunStarter(tmp_path, tmp_path / "state", is_run)

@@ -136,7 +136,7 @@ def test_a_mistake_exits_2_with_its_remedy_on_stderr(arguments: tuple[str, ...],
 
 
 def test_status_of_a_broker_that_is_gone_exits_1() -> None:
-    """At once: nobody listens, nobody is waited for."""
+    """At once: no process listens, so there is none to wait for."""
     began = time.monotonic()
     code, _, err = answer("status", "--broker", "127.0.0.1:1")
     assert code == 1

@@ -70,7 +70,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         check_endpoint(url)
 
 
-def test_a_port_where_nobody_listens_is_told() -> None:
+def test_a_port_without_a_listener_is_told() -> None:
     """With what to look at."""
     with pytest.raises(Unfit, match="does not answer: .*is it started"):
         check_endpoint("http://127.0.0.1:9/v1")

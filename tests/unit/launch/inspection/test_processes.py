@@ -126,10 +126,10 @@ def test_a_red_process_says_why_and_another_ones_port_is_no_answer() -> None:
 def test_a_run_without_anything_to_see_is_seen_as_such(tmp_path: Path) -> None:
     """No endpoints, no lines, no broker."""
 
-    def nobody() -> control_pb2.StatusReply:
+    def no_broker() -> control_pb2.StatusReply:
         raise Fatal("no broker has come up yet")
 
-    seen = observe(tmp_path, nobody)
+    seen = observe(tmp_path, no_broker)
     assert (seen.sights, seen.status, seen.silence, seen.learnt) == (
         (),
         None,

@@ -10,7 +10,7 @@ from launch.jobs import background_jobs
 from launch.jobs.background_jobs import JOB_FILE, read_jobs, stop
 
 
-def test_a_file_that_nobody_can_read_hides_no_other_job(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_hides_no_other_job(tmp_path: Path) -> None:
     """Such a job has failed, and says why."""
     for name, text in (
         ("whole", json.dumps({"command": ["CartPole-v1"], "started": 5.0, "pid": 1, "born": 1})),

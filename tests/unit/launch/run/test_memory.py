@@ -21,7 +21,7 @@ def test_pages_of_files_that_several_processes_share_count_once() -> None:
 
 
 def test_the_peak_of_a_process_stays_when_it_gives_memory_back() -> None:
-    """The kernel keeps it: whoever looks late has not missed it. A process that has ended has none."""
+    """The kernel keeps it, so that a late look does not miss it. A process that has ended has none."""
     code = (
         "import sys; kept = bytearray(96 * 1024 * 1024); del kept; print('done', flush=True); "
         "sys.stdin.read()"

@@ -131,7 +131,7 @@ def test_the_module_of_a_named_environment_may_be_imported_by_its_actors(
 
 
 def test_the_module_of_a_named_network_may_be_imported_by_its_actors(tmp_path: Path) -> None:
-    """Beside those that were allowed already; nobody imports it to make a plan."""
+    """Beside those that were allowed already; a plan is made without importing it."""
     ask = ("policy.network=absent_networks:Mine", 'actor.allow_modules=["other"]')
     plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=ask))
     assert plan.settings.actor.allow_modules == ("other", "absent_networks")
@@ -175,7 +175,7 @@ def test_wrappers_of_rewards_are_kept_in_the_runs_file_and_their_modules_allowed
 def test_files_of_traces_lie_with_the_run_unless_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Absolute, for the services and for whoever resumes it from another folder."""
+    """Absolute, for the services and for a resume from another folder."""
     monkeypatch.chdir(tmp_path)
     ask = ("tracing.exporter=file",)
     plan = make_plan(Request(what="CartPole-v1", run_dir=Path("r"), assignments=ask))

@@ -64,7 +64,7 @@ def test_without_a_password_the_services_are_told_none() -> None:
 
 
 def test_a_broker_is_given_the_registry_of_the_run(tmp_path: Path) -> None:
-    """The file in the run's folder, or the one that was named; nobody else needs it on the command line."""
+    """The file in the run's folder, or the one that was named; no other service needs it there."""
     for assignments, url in (
         ((), f"sqlite:///{tmp_path}/run/registry.sqlite"),
         (("registry.url=postgresql://ada@db/penstock",), "postgresql://ada@db/penstock"),
@@ -89,7 +89,7 @@ def test_a_learner_that_is_started_again_does_not_go_back_once_more(tmp_path: Pa
 
 
 def test_a_run_from_a_recording_has_no_rollout_workers_and_records_nothing(tmp_path: Path) -> None:
-    """Also where the file of the recorded run says otherwise; lock-step needs nobody then."""
+    """Also where the file of the recorded run says otherwise; lock-step needs no actors then."""
     recording = tmp_path / "recording"
     RecordingWriter.begin(recording, specification(), "policy", 1).close()
     record = f"learner.record={tmp_path / 'other'}"
@@ -110,7 +110,7 @@ def test_a_run_from_a_recording_has_no_rollout_workers_and_records_nothing(tmp_p
 def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Folders of dead launchers go, whoever is quicker; those of living ones stay."""
+    """Folders of dead launchers go, also where another launcher is quicker; those of living ones stay."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for index in range(200):
         folder = tmp_path / f"penstock-{index}"

@@ -57,7 +57,7 @@ def test_a_run_finds_the_prediction_of_its_folder_and_of_its_configuration(tmp_p
 
 
 def test_a_prediction_of_another_configuration_is_not_this_ones(tmp_path: Path) -> None:
-    """Nor is there one where nobody made one."""
+    """Nor is there one where none was made."""
     plan = plan_in(tmp_path / "run")
     assert stored.find(plan) is None
     stored.write(

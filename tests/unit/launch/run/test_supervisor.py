@@ -81,7 +81,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness
 
 
 def test_each_service_has_its_own_process_group_and_log_file(harness: Harness) -> None:
-    """A signal to one group reaches nobody else."""
+    """A signal to one group reaches no other process."""
     code = "import os, sys; print(os.getpgid(0) == os.getpid()); print('to stderr', file=sys.stderr)"
     harness.supervisor.start(python(code))
     harness.until(lambda: harness.supervisor.is_done("worker"))

@@ -220,7 +220,7 @@ def test_loopback_has_several_names(tmp_path: Path, host: str) -> None:
     ],
 )
 def test_an_address_beyond_loopback_is_refused(tmp_path: Path, address: str, words: str) -> None:
-    """Unless it was asked for: the page knows nobody."""
+    """Unless it was asked for: the page knows no users."""
     with pytest.raises(ConfigurationError, match=words):
         Page(tmp_path, address, insecure=False)
 
@@ -344,7 +344,7 @@ def test_a_run_that_cannot_be_read_says_why_and_hides_no_other(tmp_path: Path) -
 
 
 def a_pipe(file: Path) -> None:
-    """Nobody writes to it."""
+    """Make a pipe without a writer."""
     os.mkfifo(file)
 
 

@@ -123,7 +123,7 @@ def test_the_best_version_may_solve_when_the_last_does_not() -> None:
 
 
 def test_a_candidate_that_replaces_another_names_it() -> None:
-    """Its pinned weights are kept for nobody."""
+    """The pinned weights of the former candidate are no longer kept."""
     it = evaluation()
     assert it.requested(candidate(5)) is None
     replaced = it.requested(candidate(6))
@@ -221,7 +221,7 @@ def test_without_patience_nothing_is_hopeless() -> None:
 
 
 def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
-    """An evaluation that was under way is asked for again, since nobody knows what became of it."""
+    """An evaluation that was under way is asked for again, since its outcome is unknown."""
     it = measured(patience=3, interval_steps=100)
     for version, mean in ((1, 5.0), (2, 7.0), (3, 6.0), (4, 6.5)):
         play(it, version, mean)

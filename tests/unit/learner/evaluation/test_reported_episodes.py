@@ -15,9 +15,9 @@ from penstock.wire.messages import Episode, Report
 
 def episodes() -> Episodes:
     """Told of reports by the test: nothing here reads a log."""
-    nobody: Any = None
+    absent: Any = None
     evaluation = Evaluation(EvaluationSection(), None, stop_at_target=False)
-    return Episodes(nobody, nobody, evaluation, threading.Event(), lambda _result: None)
+    return Episodes(absent, absent, evaluation, threading.Event(), lambda _result: None)
 
 
 def tell(it: Episodes, number: int, returns: list[float]) -> None:

@@ -16,7 +16,7 @@ def offered(update: int, *, trace: str = "", evaluate: bool = False) -> PendingP
 
 
 def test_newer_weights_hold_the_updates_that_were_skipped() -> None:
-    """Their traces lead to this publication, and whoever was to be evaluated still is."""
+    """Their traces lead to this publication, and what was to be evaluated still is."""
     merged = _merged(_merged(offered(1, trace="a", evaluate=True), offered(2)), offered(3, trace="b"))
     assert (merged.update, merged.settled, merged.evaluate) == (3, 30, True)
     assert merged.traces == ("a", "b")

@@ -19,7 +19,7 @@ def test_equal_fragments_are_divided_evenly() -> None:
 
 
 def test_fewer_fragments_than_ranks_leave_some_without() -> None:
-    """Nobody gets half of one."""
+    """No rank gets half of one."""
     assert sorted(map(len, parts([8], 3))) == [0, 0, 1]
     assert parts([], 2) == [[], []]
 

@@ -32,7 +32,7 @@ def test_ranks_on_several_machines_need_permission_to_speak_in_plaintext() -> No
 
 
 def test_ranks_that_are_started_again_do_not_read_what_dead_ones_have_left() -> None:
-    """Torchrun keeps its store: every attempt meets in a part of its own, whoever of it comes first."""
+    """Torchrun keeps its store: every attempt meets in a part of its own, in any order of ranks."""
     store = HashStore()
     places = [RankPlace(rank=rank, size=3) for rank in (1, 2, 0)]
     for attempt in (b"first", b"second"):

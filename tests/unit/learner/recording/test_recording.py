@@ -122,7 +122,7 @@ def _entries(folder: Path) -> list[FrameEntry]:
 
 
 def test_a_folder_is_recorded_into_once(folder: Path) -> None:
-    """Nobody's recording is lost to a second run."""
+    """A second run overwrites no recording."""
     with pytest.raises(ConfigurationError, match="holds a recording already"):
         RecordingWriter.begin(folder, specification(), "learner", LARGE)
 

@@ -98,7 +98,7 @@ async def test_nested_spaces_go_there_and_back() -> None:
 
 
 async def test_the_spaces_are_learned_once(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
-    """By whoever needs them first; after an invalid request again, as another run may be served."""
+    """By the first call that needs them; after an invalid request again, as another run may be served."""
     await asyncio.gather(*(client.act(OBSERVATION) for _ in range(5)))
     assert len(policy.heard["Describe"]) == 1
     policy.script["Act"] = [refuses(Reason.INVALID)]

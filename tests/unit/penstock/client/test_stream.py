@@ -23,7 +23,7 @@ OBSERVATION = [0.0, 0.0, 0.0, 0.0]
 async def until(condition: Any) -> None:
     """Wait for something that the server does on its own."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the server tells nobody
+        while not condition():  # noqa: ASYNC110 - the server announces nothing
             await asyncio.sleep(0.005)
 
 

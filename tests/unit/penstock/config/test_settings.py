@@ -244,7 +244,7 @@ def test_few_settings_are_shown_by_default() -> None:
 
 @pytest.mark.parametrize("key", ["learner.lease_ttl_s", "broker.session_timeout_s"])
 def test_a_timeout_of_zero_is_refused(key: str) -> None:
-    """A lease or a session that has always run out already is nobody's."""
+    """A lease or a session that has always run out already could never be held."""
     with pytest.raises(ConfigurationError, match=rf"{key}=0: .*greater than 0"):
         load([parse_assignment(f"{key}=0")])
 

@@ -1,4 +1,4 @@
-"""A canary that is worse is withdrawn, one that is as good is not, and nobody ever stops looking."""
+"""A canary that is worse is withdrawn, one that is as good is not, and the trial never stops looking."""
 
 import json
 import random
@@ -165,7 +165,7 @@ def test_slow_answers_withdraw_however_late(slower: float, most: int) -> None:
 
 
 def test_a_machine_that_stumbles_withdraws_no_canary() -> None:
-    """Half of the passes are slow, whoever is answered: hardly one of 40 trials of 200 windows withdraws."""
+    """Half of the passes are slow, of either version: hardly one of 40 trials of 200 windows withdraws."""
     withdrawn = 0
     for seed in range(40):
         draw = random.Random(seed)

@@ -51,7 +51,7 @@ def test_fair_bets_leave_its_mean_at_one_and_make_it_rarely_large(win: float, ch
 
 
 def test_it_finds_what_goes_wrong_after_a_long_time() -> None:
-    """A hundred thousand lost bets cost nothing but the logarithm of their number."""
+    """A hundred thousand lost bets cost only the logarithm of their number."""
     tired, fresh = NONE, NONE
     for _ in range(100_000):
         tired = tired.bet(-0.5)

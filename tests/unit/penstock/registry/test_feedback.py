@@ -58,7 +58,7 @@ def test_a_caller_pushes_out_its_own_rewards_alone(tmp_path: Path, monkeypatch: 
 def test_a_reward_out_of_bounds_is_refused_with_all_beside_it(
     tmp_path: Path, reward: tuple[str, int, float], why: str
 ) -> None:
-    """A row has a fixed size, whoever writes it."""
+    """A row has a fixed size in each release that writes it."""
     with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
         with pytest.raises(ValueError, match=why):
             registry.add_feedback("default", [("s-1-x", 1, 1.0), reward])

@@ -40,6 +40,6 @@ def test_ratings_come_back_as_they_were_given(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_rating_is_refused(score: float | None, rejected: str | None, message: str) -> None:
-    """Nobody's opinion is no row, and no sentinel."""
+    """A missing opinion is no row, and no sentinel."""
     with pytest.raises(ValueError, match=message):
         Rating(prompt="p", response="a", score=score, rejected=rejected)

@@ -73,7 +73,7 @@ def test_a_share_that_grows_moves_no_client_off_its_arm() -> None:
     ("canary", "latest", "arm"), [(1.0, 0.0, Arm.CANARY), (0.0, 1.0, Arm.LATEST), (0.0, 0.0, Arm.ACTIVE)]
 )
 def test_none_and_all_are_exact(canary: float, latest: float, arm: Arm) -> None:
-    """A share of 0 reaches nobody and one of 1 everybody."""
+    """A share of 0 reaches no client and one of 1 every client."""
     traffic = Traffic(policy="default", canary_share=canary, latest_share=latest)
     assert {arm} == {assign(traffic, key) for key in KEYS}
 
@@ -112,7 +112,7 @@ def test_the_shadow_computes_beside_every_version_but_itself() -> None:
 
 @pytest.mark.parametrize("key", ["", "x" * 257])
 def test_a_key_that_is_none_is_refused(key: str) -> None:
-    """Without a key nobody can be sticky."""
+    """Without a key a client cannot stay with an arm."""
     with pytest.raises(ValueError, match="client key"):
         route(ARMS, key)
 

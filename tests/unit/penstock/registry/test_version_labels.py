@@ -42,7 +42,7 @@ def test_a_version_is_found_by_its_name(registry: Registry) -> None:
 
 
 def test_a_name_stays_with_its_version(registry: Registry) -> None:
-    """Whoever asked for it gets the same one tomorrow."""
+    """A client that asks for it tomorrow gets the same one."""
     registry.name("a", 3, "v15")
     with pytest.raises(NotAllowed, match="is that of version 3"):
         registry.name("a", 8, "v15")

@@ -74,7 +74,7 @@ def test_a_folder_without_a_description_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_the_registry_lies_in_the_runs_folder_unless_another_is_named(tmp_path: Path) -> None:
-    """An absolute path: whoever reads the URL may stand elsewhere."""
+    """An absolute path: the reader of the URL may stand in another folder."""
     assert registry_url(tmp_path) == f"sqlite:///{tmp_path}/registry.sqlite"
     assert registry_url(tmp_path, "postgresql://ada@db/penstock") == "postgresql://ada@db/penstock"
 

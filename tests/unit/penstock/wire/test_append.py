@@ -101,7 +101,7 @@ def test_changed_bytes_are_read_as_protobuf_reads_them_or_refused(at: int, byte:
     try:
         request = AppendRequest.FromString(changed)
     except DecodeError:
-        return  # of a field that nobody knows
+        return  # of an unknown field
     check_same(call, request)
 
 

@@ -52,7 +52,7 @@ def test_a_tensor_message_holds_exactly_its_array() -> None:
 
 
 def test_the_array_of_a_message_is_a_read_only_view() -> None:
-    """No copy is made and nobody can write into a message."""
+    """No copy is made and the message cannot be written into."""
     array = from_tensor("x", pb.Tensor(dtype="uint8", shape=[2], data=b"ab"))
     assert not array.flags.writeable
     assert not array.flags.owndata

@@ -22,14 +22,14 @@ from workloads.language.policy.language_policy import build
 VOCABULARY = 36
 WORDS = Workload(
     name="words",
-    environment="nobody:steps",
+    environment="absent:steps",
     spaces=f"{__name__}:spaces",
     policy="workloads.language.policy.language_policy:build",
-    defaults="nobody:asks",
+    defaults="absent:asks",
     target=f"{__name__}:target",
     model="workloads.language.language_model:make_model",
-    generator="nobody:generates",
-    runner="nobody:plays",
+    generator="absent:generates",
+    runner="absent:plays",
 )
 
 

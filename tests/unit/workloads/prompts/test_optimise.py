@@ -66,6 +66,6 @@ def test_other_numbers_of_steps_are_refused(steps: int) -> None:
 
 
 def test_an_action_that_is_none_is_refused() -> None:
-    """Whoever chose it."""
+    """The refusal does not depend on who chose it."""
     with pytest.raises(PromptError, match="the policy's action=7: is no mutation"):
         best(7)

@@ -21,7 +21,7 @@ def test_a_text_that_stays_earns_nothing() -> None:
 
 
 def test_steps_before_examples_pay_and_neither_does_alone() -> None:
-    """Which whoever looks one step ahead never finds."""
+    """A search that looks one step ahead never finds it."""
     prompt = "Write a Python script."
     steps = mutate(prompt, 4)
     both = mutate(steps, 2)

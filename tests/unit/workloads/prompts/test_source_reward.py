@@ -26,7 +26,7 @@ def nothing(prompts: list[str], texts: list[str]) -> list[float | None]:
 
 
 def test_a_step_earns_the_difference_of_two_scores_and_each_text_is_scored_once() -> None:
-    """Less the price of the 16 tokens of the section; a step that changes nothing asks nobody."""
+    """Less the price of the 16 tokens of the section; a step that changes nothing asks for no score."""
     ASKED.clear()
     reward = source_reward(f"{__name__}:section_count")
     bound = mutate(PROMPT, 3)

@@ -53,7 +53,7 @@ def test_settings_that_do_not_fit_are_refused(task: dict[str, Any], named: str) 
 
 
 @pytest.mark.parametrize("task", [{"reward": "ratings"}, {"reward_source": SOURCE, "human_check_every": 3}])
-def test_an_actor_has_nobody_who_rates(task: dict[str, Any]) -> None:
+def test_an_actor_has_no_people_who_rate(task: dict[str, Any]) -> None:
     """Its first episode says so; a run without actors has an evaluator all the same, which tries one step."""
     made = gymnasium.make("workloads.prompts.tasks:Prompts-v0", **task)
     assert made.action_space.n == 5  # type: ignore[attr-defined]

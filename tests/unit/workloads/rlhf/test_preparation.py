@@ -25,7 +25,7 @@ def settings_of(**kwargs: Any) -> Settings:
 
 
 def progress() -> tuple[Progress, list[str]]:
-    """One that nobody stops, and what it was told."""
+    """A progress that is never stopped, and what it was told."""
     said: list[str] = []
     return Progress(said.append, threading.Event()), said
 
@@ -82,7 +82,7 @@ def test_a_preparation_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_bad_rows_of_feedback_are_shown_and_left_out(tmp_path: Path) -> None:
-    """While a run prepares nobody reads its logs: what is shown is what its user is told."""
+    """While a run prepares its logs are not read: what is shown is what its user is told."""
     first = prepare(settings_of(task="sentiment", reward_training=FAST), tmp_path, progress()[0])
     made = language(first.environment)
     feedback = tmp_path / "mine.jsonl"

@@ -30,7 +30,7 @@ def settings_of(**kwargs: Any) -> Settings:
 
 
 def rehearsing(*, stopped: bool = False) -> Progress:
-    """Nobody is told anything."""
+    """A progress that reports nothing."""
     stop = threading.Event()
     if stopped:
         stop.set()
@@ -63,7 +63,7 @@ def test_a_training_that_is_shorter_than_its_rehearsal_takes_what_it_took() -> N
 def test_a_rehearsal_makes_a_reward_model_that_can_be_run_with(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a few steps in place of fifty, with the time of all of them, and the scores of the feedback."""
+    """Of a few steps in place of fifty, with the time of all fifty, and the scores of the feedback."""
     monkeypatch.setattr(preparation, "_OPINIONS", 200)
     kwargs = {"epochs": 5, "batch": 16, "rank": 2, "max_tokens": 32}
     asked = settings_of(task="sentiment", model=str(base), reward_training=kwargs)

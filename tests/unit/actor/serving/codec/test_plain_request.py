@@ -221,7 +221,7 @@ def _counted() -> dict[str, float]:
 
 @pytest.mark.parametrize("wrong", [False, True])
 async def test_what_is_counted_is_the_same(wrong: bool) -> None:
-    """Calls, answers, rows and passes; nothing but the call of what is refused."""
+    """Calls, answers, rows and passes; of what is refused only the call."""
     rises = []
     for is_message in (False, True):
         stand = Stand(learns=False)

@@ -189,7 +189,7 @@ def test_one_pass_serves_an_update_of_one_step(advantage: str) -> None:
 
 
 def test_without_a_penalty_nothing_asks_the_reference() -> None:
-    """Nor is a divergence told that nobody has measured."""
+    """Nor is a divergence reported that was not measured."""
     free, held = Counted(), Counted()
     assert "kl_reference" not in make(free, kl_coefficient=0.0).update(stale(), progress=0.0).metrics
     assert "kl_reference" in make(held, kl_coefficient=0.01).update(stale(), progress=0.0).metrics

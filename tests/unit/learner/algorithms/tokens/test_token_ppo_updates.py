@@ -58,7 +58,7 @@ def test_epochs_end_where_the_policy_has_moved_far() -> None:
 
 
 def test_two_runs_are_equal_bit_by_bit() -> None:
-    """Sampling, fragments and updates, with nothing but seeds in common."""
+    """Sampling, fragments and updates, with only seeds in common."""
     states = []
     for _ in range(2):
         policy = SmallTokenPolicy()

@@ -95,7 +95,7 @@ def test_a_person_has_so_many_in_a_day() -> None:
 
 
 def test_who_is_gone_is_gone_and_who_has_no_name_is_counted() -> None:
-    """Rows of nobody are kept as they are, also where they repeat."""
+    """Rows without a rater are kept as they are, also where they repeat."""
     found = filter_ratings([row(), row("bob"), row(""), row("")], RULES, deleted={"bob"})
     assert found.dropped == {Reason.DELETED: 1}
     assert found.unnamed == 2
@@ -121,8 +121,8 @@ def test_liars_are_found_by_what_others_say(by: str) -> None:
     assert accused <= 2, (caught, accused)
 
 
-def test_nobody_is_judged_by_a_few_thumbs() -> None:
-    """Nor where nobody else rated the same."""
+def test_a_few_thumbs_judge_no_rater() -> None:
+    """Nor where no other person rated the same."""
     rows = [row("ann", response=str(number), score=False) for number in range(9)]
     agreed = [row(f"person-{other}", response=str(number)) for other in range(30) for number in range(9)]
     assert filter_ratings([*rows, *agreed], RULES).evidence == {}

@@ -41,7 +41,7 @@ def recorded(folder: Path, count: int) -> tuple[Path, list[list[truth.Event]]]:
 
 
 def a_run(folder: Path, recording: Path) -> tuple[Path, Policy]:
-    """A run that ended with a policy that nobody trained, of the recording's spaces."""
+    """A run that ended with an untrained policy, of the recording's spaces."""
     section = PolicySection()
     told = Recording(recording).specification
     policy = build(told.observation_space, told.action_space, section, 7)

@@ -1,4 +1,4 @@
-"""The engine by its name: the own one, one of an installed package, and names that nobody offers."""
+"""The engine by its name: the own one, one of an installed package, and names that no package offers."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_engines_of_all_names_answer_alike(base: Path, installed: Path) -> None:
         ("broken", "engine='broken': their_engine:missing cannot be loaded"),
     ],
 )
-def test_what_nobody_offers_is_refused_with_what_there_is(
+def test_an_unknown_engine_is_refused_with_what_there_is(
     base: Path, installed: Path, name: str, message: str
 ) -> None:
     """A package that is not there, and one that is broken."""

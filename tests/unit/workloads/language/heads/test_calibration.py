@@ -8,7 +8,7 @@ from workloads.language.heads.heads_measures import measure_head
 
 
 def test_it_finds_the_line_that_made_the_answers() -> None:
-    """From 20,000 answers; those that nobody gave count for nothing."""
+    """From 20,000 answers; missing ones count for nothing."""
     rng = np.random.default_rng(0)
     logits = 2 * rng.standard_normal(20_000)
     said = (rng.random(20_000) < 1 / (1 + np.exp(-(0.5 * logits - 1)))).astype(np.float64)

@@ -1,4 +1,4 @@
-"""What nobody rated moves nothing, and each kind of rating pulls its head to what was said."""
+"""Unrated responses move nothing, and each kind of rating pulls its head to what was said."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_it_is_the_sum_over_heads_of_means_over_what_was_said() -> None:
 
 
 def test_what_is_missing_has_no_gradient() -> None:
-    """Nor does a head that nobody rated in the batch; nothing becomes NaN."""
+    """Nor does a head without a rating in the batch; nothing becomes NaN."""
     logits = torch.randn(3, 2, requires_grad=True)
     targets = torch.tensor([[1.0, NAN], [NAN, NAN], [0.0, NAN]])
     heads_loss(logits, targets, CHOICES, NO_PAIRS, 0.0).backward()

@@ -80,7 +80,7 @@ def test_what_somebody_said_counts_instead_of_the_guess(place: Path) -> None:
 
 
 def test_more_feedback_teaches_it_more(place: Path) -> None:
-    """Everybody says that a word is bad: its thumb falls; rows that nobody can use teach nothing."""
+    """Everybody says that a word is bad: its thumb falls; rows that cannot be used teach nothing."""
     model = HeadsModel.load(place / "model")
     before = model.judge(SAMPLES)[0].shares["thumb"]
     same = {"prompt": "how soil rose", "response": "gladly seed", "key": "thumb", "score": False}

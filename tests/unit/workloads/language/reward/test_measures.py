@@ -40,7 +40,7 @@ def test_what_chance_gives_as_well_is_doubted(pairs: int, accuracy: float) -> No
 
 @pytest.mark.parametrize(("pairs", "accuracy"), [(100, 0.61), (400, 0.56), (5, 1.0), (0, None)])
 def test_what_chance_does_not_give_is_not_doubted(pairs: int, accuracy: float | None) -> None:
-    """Nor is a model that nobody measured."""
+    """Nor is a model that was not measured."""
     assert not doubt(Measures(pairs=pairs, pair_accuracy=accuracy).as_dict())
     assert not doubt(None)
 

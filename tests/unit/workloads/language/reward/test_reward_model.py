@@ -1,4 +1,4 @@
-"""A reward model scores the same whoever loads it, however its rows are laid out."""
+"""A reward model scores the same in each process that loads it, however its rows are laid out."""
 
 import json
 import shutil
@@ -84,7 +84,7 @@ def test_the_side_of_the_padding_does_not_change_a_score(base: Path, tmp_path: P
 
 
 def exactly(model: RewardModel, chosen: Sequence[Sample] = SAMPLES) -> list[float]:
-    """Scores that nobody has rounded to float32."""
+    """Scores before they are rounded to float32."""
     scores: list[float] = []
     model.network.register_forward_hook(lambda _module, _given, out: scores.extend(out.logits[:, 0].tolist()))
     rows = [model.encode(sample) for sample in chosen]

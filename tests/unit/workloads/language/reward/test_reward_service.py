@@ -193,9 +193,9 @@ def test_health_and_reflection_stand_beside_it(server: Served) -> None:
 
 def test_a_closed_client_and_one_that_finds_no_server_are_unavailable(short_folder: Path) -> None:
     """Within their deadline."""
-    nobody = RewardClient(f"unix:{short_folder}/none.sock", deadline_s=0.3)
+    absent = RewardClient(f"unix:{short_folder}/none.sock", deadline_s=0.3)
     with pytest.raises(Unavailable, match="no answer within 0.3 s"):
-        nobody.score(samples())
+        absent.score(samples())
     waiting = RewardClient(f"unix:{short_folder}/none.sock", deadline_s=PATIENCE_S)
     with ThreadPoolExecutor(1) as threads:
         waits = threads.submit(waiting.score, samples())
@@ -207,7 +207,7 @@ def test_a_closed_client_and_one_that_finds_no_server_are_unavailable(short_fold
 async def test_a_full_queue_is_overloaded_and_an_error_reaches_its_callers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody waits for what will not come."""
+    """A request that will get no answer does not wait for one."""
     monkeypatch.setattr(reward_batcher, "MAX_WAITING_ROWS", 4)
     gate = threading.Event()
 
@@ -237,6 +237,6 @@ async def test_a_full_queue_is_overloaded_and_an_error_reaches_its_callers(
 
 
 def test_every_call_of_the_service_has_its_parties() -> None:
-    """One that is forgotten is served to nobody."""
+    """A call that is missing from the table is refused to all."""
     (service,) = pb.DESCRIPTOR.services_by_name.values()
     assert CALLS.keys() == {f"/{service.full_name}/{method.name}" for method in service.methods}

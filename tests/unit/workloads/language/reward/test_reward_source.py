@@ -237,6 +237,6 @@ def test_a_name_of_no_source_is_refused(text: str, message: str) -> None:
 
 
 def test_a_function_from_the_wire_is_not_imported() -> None:
-    """Whoever writes a run's specification runs no code here."""
+    """The writer of a run's specification cannot run code here."""
     with pytest.raises(ConfigurationError, match="only where this machine's own configuration names it"):
         open_source("os:getcwd", is_local=False)

@@ -97,7 +97,7 @@ async def test_while_clients_are_answered_the_shadow_is_not_asked(dialogue: Path
 async def test_what_there_is_no_room_for_is_left_out(
     stand: TextStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And counted; a version that cannot be asked costs nobody anything."""
+    """And counted; a version that cannot be asked costs no caller anything."""
     monkeypatch.setattr(text_shadow, "MAX_TOKENS", 8)
     shadow, before = TextShadow(stand.engine, None), metrics.SHADOW_SHED._value.get()
     one = compared(shadow=99)

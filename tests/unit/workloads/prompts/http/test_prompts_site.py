@@ -1,4 +1,4 @@
-"""Who may call the API where other machines reach it: whoever has a token of the run's project."""
+"""Where other machines reach the API, callers need a token of the run's project."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def doored(tmp_path_factory: pytest.TempPathFactory) -> Doored:
     ],
     ids=["none", "nonsense", "another scheme", "long"],
 )
-def test_nobody_calls_without_a_token(doored: Doored, headers: dict[str, str]) -> None:
+def test_a_call_without_a_token_is_refused(doored: Doored, headers: dict[str, str]) -> None:
     """401, before anything of a body is read."""
     reply = doored.call("/embed", headers, EMBED)
     assert (reply.status_code, reply.json()["error"]) == (401, "unauthenticated")
@@ -96,6 +96,6 @@ def test_no_other_file_is_a_page(doored: Doored, path: str) -> None:
 
 
 def test_beyond_loopback_a_project_must_be_named() -> None:
-    """Or nobody would be asked for a token."""
+    """Without one, callers would not be asked for a token."""
     with pytest.raises(ConfigurationError, match="--project"):
         Reach(listen="0.0.0.0:8765", insecure=True).check(encrypted=False)

@@ -29,7 +29,7 @@ def kept(url: str) -> list[Rating]:
 
 
 def test_a_rating_is_kept_once(short_folder: Path) -> None:
-    """With the prompt, what it became, and the version; it is learned from by nobody."""
+    """With the prompt, what it became, and the version; this run does not learn from it."""
     url = f"sqlite:///{short_folder}/registry.sqlite"
     with small_prompts(short_folder, registry=url) as prompts:
         best = prompts.post("/optimize", prompt=PROMPT).json()
@@ -84,7 +84,7 @@ def test_ratings_are_the_reward(short_folder: Path) -> None:
         assert [one.score for one in kept(url)] == [0.25]
 
 
-def test_ratings_that_nobody_updates_from_are_bounded(short_folder: Path) -> None:
+def test_ratings_without_updates_are_bounded(short_folder: Path) -> None:
     """429, and the path can be rated after the update."""
     url = f"sqlite:///{short_folder}/registry.sqlite"
     with small_prompts(short_folder, task={"reward": "ratings"}, registry=url) as prompts:

@@ -43,7 +43,7 @@ def varied(recipe: Path, out: Path, *values: str, key: str = "algorithm.baseline
 
 
 def test_a_value_that_no_run_takes_is_refused_before_the_first_is_made(tmp_path: Path) -> None:
-    """The last of several as the first: nobody waits for hours to hear of it."""
+    """The last of several as the first: it is said at once, not after hours."""
     with pytest.raises(ConfigurationError, match=r"algorithm\.baseline.*'wrong'"):
         main(varied(THOUGHTS, tmp_path / "out", "none", "wrong"))
     with pytest.raises(ConfigurationError, match=r"nothing=1"):
