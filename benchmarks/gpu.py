@@ -2,7 +2,7 @@
 
 Fed: a thread assembles fragments into pinned memory and copies them on a stream of its own, two batches
 ahead, while PPO trains on the one before. Bare: the same networks, all rows on the device beforehand, and per
-minibatch nothing but forward, the clipped losses, backward by autograd, `clip_grad_norm_` and torch's fused
+minibatch only forward, the clipped losses, backward by autograd, `clip_grad_norm_` and torch's fused
 Adam; it prepares, measures and checks nothing. Seconds are those of the clock, from the first update after
 warming up to the end of the last.
 

@@ -1,6 +1,6 @@
 """The cost of a crowd: CPU and memory at one broker by number of actors, at the same total rate.
 
-Once with nothing but experience on its way, and once with a learner that publishes twice a second to every
+Once with only experience on its way, and once with a learner that publishes twice a second to every
 actor. Also the peak memory of each process of a whole `penstock train`.
 """
 

@@ -3,7 +3,7 @@
 Sentiment words (`language_words`), whole runs of `penstock train`: the default staleness beside lock-step, in
 which actor and learner take turns. A fragment is a batch in both, so both make the same updates of the same
 size, with one epoch, so that a batch takes about as long to generate as to train. Each arm has the number of
-threads that was fastest in a short run before. The reward is the true one, so that nothing but the two is at
+threads that was fastest in a short run before. The reward is the true one, so that only the two are at
 work.
 """
 

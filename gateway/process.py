@@ -2,7 +2,7 @@
 
     databases are opened ─► keys are read ─► HTTP is served ─► draining ─► end
 
-It holds nothing but its databases and keys: several gateways on one PostgreSQL and one file of keys are one
+It holds only its databases and keys: several gateways on one PostgreSQL and one file of keys are one
 gateway to its callers.
 """
 

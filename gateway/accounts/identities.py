@@ -14,7 +14,7 @@ from gateway.accounts.account_errors import AccountConflict, BadInput, Forbidden
 from gateway.accounts.oidc_provider import Identity, ProviderSettings
 from gateway.store.tables import IdentityRow, ProjectRow, UserRow
 
-NOT_KNOWN = "nobody here knows you: ask the owner of a project for an invitation"
+NOT_KNOWN = "you have no account here: ask the owner of a project for an invitation"
 
 
 def find(session: Session, identity: Identity) -> UserRow | None:

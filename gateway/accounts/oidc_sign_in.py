@@ -79,7 +79,7 @@ class OidcSignIn:
             )
         )
         identity = self.provider.identity(code, verifier=str(claims["verifier"]), nonce=str(claims["nonce"]))
-        password = hash_password(new_secret(REFRESH), name="nobody")
+        password = hash_password(new_secret(REFRESH), name="unused")
 
         def work(session: Session, now: datetime) -> Grant:
             attempts.forgive(session, account=account, address=address)

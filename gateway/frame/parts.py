@@ -17,7 +17,7 @@ class Parts:
     """The parts of one gateway, made when it starts.
 
     dispatcher: None where it runs no jobs. state: folder of what it keeps on this machine; None where it
-    keeps nothing. oidc: None where nobody signs in elsewhere.
+    keeps nothing. oidc: None where no provider of identities is set up.
     """
 
     accounts: Accounts

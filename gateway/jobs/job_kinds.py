@@ -45,7 +45,7 @@ class JobKind(Protocol):
 
 
 class PlainTraining:
-    """A training that needs nothing but its template: its result is what its summary says."""
+    """A training that needs only its template: its result is what its summary says."""
 
     def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
         """Return nothing."""

@@ -31,7 +31,7 @@ class SharedLooks:
             known = now, asyncio.ensure_future(run_in_threadpool(look))
             known[1].add_done_callback(_retrieve)
             self._known[key] = known
-        # One that leaves takes the look away from nobody.
+        # One that leaves does not end the look for the others.
         found: T = await asyncio.shield(known[1])
         return found
 
@@ -40,6 +40,6 @@ class SharedLooks:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Let nobody complain of an error that none of those who asked has waited for."""
+    """Take the error of a look that no caller waits for any longer, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

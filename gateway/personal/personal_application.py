@@ -38,8 +38,8 @@ def make_app(
 ) -> FastAPI:
     """Return the application.
 
-    doors: under which names it is reached. admission: who is let in; None: whoever reaches it. actions: what
-    may be done; None: everything is only looked at.
+    doors: under which names it is reached. admission: who is let in; None: everyone who reaches it. actions:
+    what may be done; None: everything is only looked at.
 
     Raises ValueError for actions without an admission.
     """

@@ -48,7 +48,7 @@ def satisfied(
     """Return the satisfaction with each version, newest first, by the scores of one aspect.
 
     `satisfaction` is the share of all conversations whose newest score is above 0.5, `low` and `high` its
-    interval of 95 %; they are null where there are too few conversations to tell, or nobody told of any.
+    interval of 95 %; they are null where there are too few conversations to tell, or none was reported.
     """
     parts = parts_of(request)
     told = parts.accounts.look(lambda session: satisfaction.counts(session, member.project, agent_id))

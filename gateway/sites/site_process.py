@@ -51,7 +51,7 @@ class RunBehind(Protocol):
         """
 
     def failure(self) -> str:
-        """Return why it is over although nobody asked it to end; "" while it goes on."""
+        """Return why it is over although it was not asked to end; "" while it goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Reach:
     insecure: bool = False
 
     def check(self, *, encrypted: bool) -> None:
-        """Raise ConfigurationError for an address that cannot be used, or that would ask nobody who calls."""
+        """Raise ConfigurationError for an address that cannot be used, or that would ask callers nothing."""
         check_listen(self.listen, encrypted=encrypted, insecure=self.insecure)
         if not is_local(self.listen) and not self.project:
             raise ConfigurationError(

@@ -40,7 +40,7 @@ _NEVER_S: Final = 10**9
 _UNENDING: Final = (
     "learner.stop_at_target=false",
     f"learner.total_steps={_MOST_STEPS}",
-    f"learner.stall_timeout_s={_NEVER_S}",  # nobody need be there for as long as they like
+    f"learner.stall_timeout_s={_NEVER_S}",  # people may stay away for as long as they like
 )
 
 
@@ -100,7 +100,7 @@ class NamedServer:
 class NamedRun:
     """A run of somebody's, by its folder.
 
-    Entering raises ConfigurationError for what is none, and for one that serves nobody.
+    Entering raises ConfigurationError for what is none, and for one without a server.
     """
 
     def __init__(self, folder: Path) -> None:

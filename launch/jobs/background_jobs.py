@@ -93,7 +93,7 @@ def read_jobs(runs: Path) -> list[BackgroundJob]:
 
 
 def _listed(file: Path) -> BackgroundJob:
-    """Return a job, or what is left of one: a file that nobody can read hides no other job."""
+    """Return a job, or what is left of one: a file that cannot be read hides no other job."""
     folder = file.parent
     try:
         return look(folder)

@@ -1,6 +1,6 @@
 """Updates that were undone: each leaves its batch as evidence, several in a row end the run.
 
-One session alone cannot end the run of others: batches that nothing but its fragments were part of count for
+One session alone cannot end the run of others: batches that consist only of its fragments count for
 one, and at the third it is held for good (`learner.probe`).
 """
 

@@ -3,7 +3,7 @@
     "PSTK" · kind u8 · length of head u32 · length of body u32 · CRC-32 u32 · head · body     (little endian)
 
 The checksum covers kind, lengths, head and body. A fragment's head is its encoded header and its body the
-payload as it came; a batch's head is JSON and names nothing but numbers.
+payload as it came; a batch's head is JSON and holds only numbers.
 """
 
 import struct

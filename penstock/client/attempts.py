@@ -29,8 +29,8 @@ _LEAST_S: Final = 0.001
 class Attempts:
     """Counts the attempts of one call, which begins when this is made.
 
-    deadline_s: of all of them, in seconds. share: of it, the longest that one attempt may take. reach_s:
-    seconds for which a server that cannot be reached is tried again.
+    deadline_s: for all attempts together, in seconds. share: of it, the longest that one attempt may take.
+    reach_s: seconds for which a server that cannot be reached is tried again.
     """
 
     def __init__(self, deadline_s: float, share: float = 0.5, reach_s: float = math.inf) -> None:

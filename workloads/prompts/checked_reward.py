@@ -98,7 +98,7 @@ class CheckedReward:
             return self._waiting[id_]
 
     def answer(self, id_: str, better: Better) -> None:
-        """Take a person's word; raises NoSuchCheck where nobody waits for it."""
+        """Take a person's word; raises NoSuchCheck where no step waits for it."""
         with self._turn:
             if id_ not in self._waiting:
                 raise NoSuchCheck("this check waits no longer: ask which do")

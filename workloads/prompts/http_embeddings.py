@@ -153,7 +153,7 @@ def read_reply(data: bytes, count: int, whose: str) -> list[NDArray[np.float32]]
 def spread(row: NDArray[np.float64], whose: str) -> NDArray[np.float32]:
     """Return numbers float64 [d], d at most WIDTH, as float32 [WIDTH] of unit length.
 
-    Raises EmbeddingError for another shape, numbers that are not finite, and nothing but 0.
+    Raises EmbeddingError for another shape, numbers that are not finite, and zeros only.
     """
     if row.ndim != 1 or not 1 <= len(row) <= WIDTH:
         raise EmbeddingError(

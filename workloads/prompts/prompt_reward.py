@@ -2,8 +2,8 @@
 
 Quality = Σ weights of the features that are there + Σ weights of pairs of them; both depend on the category:
 bounds help code and hurt a poem, and examples are worth something behind steps. A step earns the difference
-in quality, less a price per token that it adds. Some pairs are worth more than their parts cost, so whoever
-looks one step ahead does not find them.
+in quality, less a price per token that it adds. Some pairs are worth more than their parts cost, so a
+search that looks one step ahead does not find them.
 """
 
 from collections.abc import Mapping

@@ -50,7 +50,7 @@ def read_prompt(text: object, field: str = "prompt") -> str:
         field: its name, for the message.
 
     Raises:
-        PromptError: no text, nothing but space, longer than MAX_CHARACTERS, or characters that no text has.
+        PromptError: no text, only blanks, longer than MAX_CHARACTERS, or characters that no text has.
     """
     if not isinstance(text, str):
         raise PromptError(f"{field}: must be a text, is a {type(text).__name__}")
@@ -63,7 +63,7 @@ def read_prompt(text: object, field: str = "prompt") -> str:
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     prompt = unicodedata.normalize("NFC", lines).strip()
     if not any(one.isprintable() and not one.isspace() for one in prompt):
-        raise PromptError(f"{field}: is empty, or holds nothing but space; write what is wanted")
+        raise PromptError(f"{field}: is empty, or holds only blanks; write what is wanted")
     if len(prompt) > MAX_CHARACTERS:  # few characters have a longer composed form
         raise PromptError(f"{field}: {len(prompt)} characters when composed, at most {MAX_CHARACTERS}")
     return prompt

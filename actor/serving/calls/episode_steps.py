@@ -209,7 +209,7 @@ def _is_never_gone() -> bool:
 
 
 def _resolve(episode: Episode, said: bytes | Exception) -> None:
-    """All who wait for the reply to the step, of whom some may have gone."""
+    """Answer all callers that wait for the reply to the step; some may have gone."""
     waiting, episode.waiting = episode.waiting or [], None
     for future in waiting:
         if future.done():

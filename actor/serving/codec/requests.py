@@ -83,7 +83,7 @@ class RequestReader:
             return None
         if request.HasField("taken_log_prob") and not abs(request.taken_log_prob) <= MOST_LOG_PROB:
             text = f"taken_log_prob={request.taken_log_prob}: must be finite, and within ±{MOST_LOG_PROB:g}"
-            raise invalid(f"{text}: what is as unlikely as that teaches nothing but overflow")
+            raise invalid(f"{text}: so small a probability overflows in the update")
         return self._action.read("taken_action", request.taken_action, 0)
 
     def _read_state(self, request: pb.ActRequest) -> dict[str, Array]:

@@ -29,7 +29,7 @@ async function show() {
 }
 
 const REFUSED = {
-  "#/not-invited": "Nobody here knows you. Ask the owner of a project for an invitation, and sign in with it.",
+  "#/not-invited": "You have no account here. Ask the owner of a project for an invitation, and sign in with it.",
   "#/not-signed-in": "That did not sign you in. Try again.",
 };
 

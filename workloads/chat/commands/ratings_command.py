@@ -99,7 +99,7 @@ def _judge(request: Request, rows: Sequence[dict[str, Any]]) -> Expected | None:
                 sample = Sample(prompt=parse_prompt(row.get("prompt")), response=row["response"])
                 [said] = model.judge([sample])
             except (BadSample, ValueError):
-                continue  # whoever trains from the row is told what is wrong with it
+                continue  # a training from the row says what is wrong with it
             known[id(row)] = said.shares[THUMB]
     return lambda row: known.get(id(row))
 

@@ -5,8 +5,8 @@ r"""Patterns of texts that do not pass: built in, and of a file of one's own.
     pattern = '\b(?:\d[ -]?){13,19}\b'
     on = ["input", "output"]              # default: both
 
-A text is folded before it is matched: compatible letters are one (NFKC), letters are small, characters that
-nobody sees are gone, and blanks are single. So write patterns in small letters.
+A text is folded before it is matched: compatible letters are one (NFKC), letters are small, invisible
+characters are gone, and blanks are single. So write patterns in small letters.
 """
 
 import re

@@ -47,7 +47,7 @@ def others_share(rows: Sequence[tuple[str, str, bool]], strength: float = 2.0) -
     """Return what others than somebody say of a response, from their thumbs.
 
     rows: who said it, of which response, whether it is up. strength: so many thumbs of the mean of all are
-    added, so that where nobody else rated the answer is that mean.
+    added, so that without other ratings the answer is that mean.
     """
     ups: dict[str, float] = {}
     counts: dict[str, int] = {}

@@ -2,7 +2,7 @@
 
     rows ─► whose are gone ─► newest of the same ─► daily cap ─► people who agree with others ─► rows
 
-A row without `rater` is of nobody: it is kept, and counted. Rows keep their order; a row without a time
+A row without `rater` is kept, and counted. Rows keep their order; a row without a time
 (`at_s`, seconds, any origin) is as old as its place among the others.
 """
 
@@ -133,7 +133,7 @@ def _thumbs(
 
 
 def _about(row: Row) -> tuple[str, ...] | None:
-    """Return whose the row is and of what; None of nobody's."""
+    """Return who rated and what; None of a row without a rater."""
     rater = _rater(row)
     if not rater:
         return None

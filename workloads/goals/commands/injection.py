@@ -57,8 +57,8 @@ class Request:
 def main(lifecycle: Lifecycle, settings: Settings, request: Request, *, as_json: bool) -> int:
     """Inject until the process is to end; returns 1 where it has stopped itself.
 
-    Raises ConfigurationError for options, files and policies that do not fit, Fatal after a stop that nobody
-    has allowed to go on.
+    Raises ConfigurationError for options, files and policies that do not fit, Fatal after a stop that no
+    operator has allowed to go on.
     """
     executor, safe = _executor(request)
     rules, gate = _rules(request), Gate(threshold=request.threshold, explore=request.explore, safe=safe)

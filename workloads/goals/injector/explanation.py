@@ -56,7 +56,7 @@ def as_text(told: dict[str, Any]) -> str:
     """Return what `explain` found, for a person."""
     lines = [
         f"{told['proposed']} goals proposed, {told['injected']} injected, {told['succeeded']} succeeded"
-        + (f", of {told['unknown']} nobody knows" if told["unknown"] else "")
+        + (f", of {told['unknown']} the outcome is unknown" if told["unknown"] else "")
     ]
     if told["stopped"]:
         lines.append(

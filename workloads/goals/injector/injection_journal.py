@@ -4,8 +4,8 @@ Order of the lines of one goal, each on the disk before anything else happens:
 
     proposed ─► injected ─► (carried out) ─► feedback ─► processed
 
-A kill before "injected": nothing was done. Between "injected" and feedback: nobody knows, so the goal is
-booked as interrupted, and is never carried out again. Between feedback and "processed": the reward is
+A kill before "injected": nothing was done. Between "injected" and feedback: the outcome is unknown, so the
+goal is booked as interrupted, and is never carried out again. Between feedback and "processed": the reward is
 reported again, under the same request id, so that it counts once.
 """
 
@@ -102,7 +102,7 @@ class InjectionJournal:
         self._told += told_of({feedback.goal_id: self.newest[feedback.goal_id]}, self.outcomes)
 
     def interrupted(self) -> list[Injection]:
-        """Return goals that were injected and whose outcome nobody knows."""
+        """Return goals that were injected and whose outcome is unknown."""
         return [one for one in self.newest.values() if one.injected and one.goal_id not in self.outcomes]
 
     def unreported(self) -> list[tuple[Injection, Feedback]]:

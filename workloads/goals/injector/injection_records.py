@@ -47,7 +47,7 @@ class Injection(_Line):
 
 
 class Feedback(_Line):
-    """What became of a goal. success: None where it was interrupted, so that nobody knows."""
+    """What became of a goal. success: None where it was interrupted, so that it is unknown."""
 
     goal_id: _Id
     goal: _Id
@@ -76,7 +76,7 @@ class Switch(_Line):
 
 
 def goal_id(episode: str, step: int) -> str:
-    """Return the name of the goal of a step: the same for the same step, whoever asks."""
+    """Return the name of the goal of a step: the same whenever the same step is asked for."""
     return sha256(f"{episode}/{step}".encode()).hexdigest()[:32]
 
 

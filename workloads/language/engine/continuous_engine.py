@@ -151,7 +151,7 @@ class ContinuousEngine:
         """A step of a version; where it cannot go on its answers fail, and those of others do not."""
         try:
             return self._step(version, joining)
-        except Exception as error:  # noqa: BLE001 - handed to whoever asked
+        except Exception as error:  # noqa: BLE001 - handed to the callers
             _, rows = self._batches.pop(version, (None, []))
             failed = list({id(one): one for one in [*(row.growing for row in rows), *joining]}.values())
             for growing in failed:
@@ -205,7 +205,7 @@ class _Row:
             shares = self._other_logits(log_probs) if request.has_other_logits else log_probs
             token = int(shares.argmax()) if request.deterministic else self._drawn(shares)
             log_prob = float(log_probs[token])
-        except Exception as error:  # noqa: BLE001 - handed to whoever asked; the others of the batch go on
+        except Exception as error:  # noqa: BLE001 - handed to the caller; the others of the batch go on
             growing.error, growing.finish = error, "failed"
             return
         growing.ids.append(token)

@@ -12,7 +12,7 @@ from penstock.wire.specification import Probe
 from workloads.language.policy.language_policy import LanguagePolicy
 
 _OWN: Final = "default"
-"""The adapter that the policy was made with; it answers nobody."""
+"""The adapter that the policy was made with; no request is answered with it."""
 
 
 class LoadedAdapters:

@@ -2,7 +2,7 @@
 
 head            what is rated, on which scale; what somebody said of a response, by head
 judged_rows     feedback as responses with their ratings, and pairs
-heads_loss      the loss of a batch: what nobody rated does not count
+heads_loss      the loss of a batch: unrated responses do not count
 heads_measures  how good it is on what it was not trained on
 calibration     what makes a head's number a share of people
 heads_training  the training

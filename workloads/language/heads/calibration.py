@@ -33,7 +33,7 @@ class Calibration:
 
 
 def calibrate(logits: Array, said: Array) -> Calibration:
-    """Return the calibration of a head by its numbers and what was said, [S] each, NaN where nobody did.
+    """Return the calibration of a head by its numbers and what was said, [S] each, NaN where unrated.
 
     That of no change where fewer than LEAST were rated, or where it would turn the order around.
     """

@@ -21,7 +21,7 @@ RATING_WEIGHT: Final = 4.0
 def heads_loss(logits: Tensor, targets: Tensor, is_choice: Tensor, pairs: Tensor, centring: float) -> Tensor:
     """Return the loss of a batch.
 
-    logits: [S, K] of S rated responses. targets: 0 to 1, NaN where nobody said, [S, K]. is_choice: bool [K].
+    logits: [S, K] of S rated responses. targets: 0 to 1, NaN where unrated, [S, K]. is_choice: bool [K].
     pairs: logits of the comparing head, (chosen, rejected), [P, 2].
     """
     total = logits.sum() * 0.0  # of a batch without any rating too

@@ -49,7 +49,7 @@ def measure_heads(
 ) -> HeadsMeasures:
     """Return the measures of predictions.
 
-    names: of K heads. shares: predicted, 0 to 1, [S, K]. targets: said, NaN where nobody did, [S, K].
+    names: of K heads. shares: predicted, 0 to 1, [S, K]. targets: said, NaN where unrated, [S, K].
     margins: of each pair, better minus worse, [P].
     """
     found = {name: measure_head(shares[:, k], targets[:, k]) for k, name in enumerate(names)}
@@ -59,7 +59,7 @@ def measure_heads(
 
 
 def measure_head(shares: Array, targets: Array) -> HeadMeasures:
-    """Return the measures of one head; shares, targets: [S], NaN where nobody rated."""
+    """Return the measures of one head; shares, targets: [S], NaN where unrated."""
     given = ~np.isnan(targets)
     predicted, said = shares[given], targets[given]
     if not len(said):

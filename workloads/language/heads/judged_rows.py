@@ -85,7 +85,7 @@ def to_opinions(rows: Iterable[Row], heads: Sequence[Head]) -> Opinions:
         except ValueError as error:
             bad.add(where, str(error))
             continue
-        # Without a rater nobody knows whether two rows are of one.
+        # Without a rater it is unknown whether two rows are of one person.
         whose = str(row.get("rater") or where)
         key = (whose, identity(prompt), response)
         if key not in of_rater:

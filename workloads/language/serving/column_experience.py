@@ -8,7 +8,7 @@ What cannot be learned from is answered all the same, and counted in sampled tok
     fallback    the model answered without its adapter
     sibling     of several answers to the same messages another was gone on with
     stopped     its caller did not wait for its end
-    abandoned   nobody said what came of it
+    abandoned   its caller did not say what came of it
     full, too_large, stale, lost   as those of a policy server
 """
 

@@ -168,7 +168,7 @@ class Talk:
         self._let_go()
 
     def give_up(self) -> None:
-        """Nobody will say what came of it: what is behind the last reward is not learned from."""
+        """Give the conversation up: what is behind the last reward is not learned from."""
         self.choose()
         if left_out := self.live.give_up():
             self.on_unlearned("abandoned", left_out)

@@ -213,4 +213,4 @@ class _Failed(Exception):
 
 
 def no_show(_index: int, _part: str) -> None:
-    """Nobody watches an answer grow."""
+    """Show no part of an answer while it grows."""

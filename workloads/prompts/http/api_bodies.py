@@ -259,7 +259,7 @@ class MutateRequest(_Body):
 class MutateAnswer(BaseModel):
     """A mutated prompt. changed: whether the text is another one.
 
-    reward: what the step is worth; null where people rate, or nobody asked.
+    reward: what the step is worth; null where people rate, or no rating was asked for.
     """
 
     prompt: str

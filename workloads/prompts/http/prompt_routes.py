@@ -218,7 +218,9 @@ async def check(request: Request, api: Api, body: bodies.CheckRequest) -> bodies
     """Keep which of two texts a person prefers, once."""
     reward = (await api.work()).checked
     if reward is None:
-        raise ApiError(409, "nobody checks the rewards of this run: set environment.kwargs.human_check_every")
+        raise ApiError(
+            409, "the rewards of this run are not checked by people: set environment.kwargs.human_check_every"
+        )
     try:
         await api.keep_check(caller_of(request), reward.find(body.id), body.better)
         reward.answer(body.id, body.better)

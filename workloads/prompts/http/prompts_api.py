@@ -182,7 +182,7 @@ class PromptsApi:
 
     def _note_version(self, version: int) -> None:
         if self._version and self._control is None:
-            self.learning.waiting_steps = 0  # nobody says how many were taken
+            self.learning.waiting_steps = 0  # how many were taken is unknown
         self._version = version
 
     # ------------------------------------------------------------ transitions

@@ -35,7 +35,7 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
             give over HTTP: such a task has no actors.
         reward_source: instead of these, a source of scores: `module:function`, `http(s)://…`,
             `grpc://HOST:PORT`, `unix:/path`.
-        human_check_every: scores of that source of which a person checks one, over HTTP; 0: nobody does.
+        human_check_every: scores of that source of which a person checks one, over HTTP; 0: none.
         embedding_url, embedding_model, embedding_key_file: of the server, its model and the key, for `http`.
 
     Raises:
@@ -97,7 +97,7 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
             return reward.of(self._start, before, self._prompt)
         if self._step:
             raise ConfigurationError(
-                "environment.kwargs: an actor has nobody to rate its prompts or to check its rewards; people "
+                "environment.kwargs: an actor has no people who rate its prompts or check its rewards; they "
                 "do so over HTTP (`penstock gateway prompts`), without actors"
             )
         # The evaluator of a run without actors tries one step of what it makes, and is asked for no other.

@@ -235,7 +235,7 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         return self.section.baseline in ("learned", "both")
 
     def _value(self, rows: ThoughtRows, read: ThoughtPass) -> Tensor:
-        """Return the guess of each token, [n]; 0 without a learned baseline. It trains nothing but itself."""
+        """Return the guess of each token, [n]; 0 without a learned baseline. Its loss trains it alone."""
         if not self._has_baseline:
             return torch.zeros(rows.sampled)
         states = read.states.detach()

@@ -5,7 +5,7 @@
 A ring f of n symbols is drawn anew for every question and shown as its n edges in random order. A thought of
 the k − 1 symbols on the way makes k single hops of it, and that is what a thought is for: one pass of a small
 transformer follows a few hops and no more. Who can follow h hops forward and h' backward in one pass has, for
-more, nothing but a uniform draw from the other symbols, and so no better accuracy than 1 / (n − 1 − h − h').
+more, only a uniform draw from the other symbols, and so no better accuracy than 1 / (n − 1 − h − h').
 """
 
 import math

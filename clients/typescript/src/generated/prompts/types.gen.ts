@@ -202,7 +202,7 @@ export type LoadRequest = {
  *
  * A mutated prompt. changed: whether the text is another one.
  *
- * reward: what the step is worth; null where people rate, or nobody asked.
+ * reward: what the step is worth; null where people rate, or no rating was asked for.
  */
 export type MutateAnswer = {
     /**
