@@ -10,6 +10,7 @@ import requests
 from tests.support.prompts.prompts_gateway import SMALL, PromptsGateway
 
 FIGURES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "learning_rate")
+NOTHING = [0.0] * 1536
 PROMPT = "Write a function that sorts a list of {} numbers"
 
 
@@ -40,15 +41,21 @@ def test_transitions_are_learned_from_and_the_books_balance(tmp_path: Path) -> N
 
 
 def test_a_killed_gateway_finds_its_run_again(tmp_path: Path) -> None:
-    """What was learned stays; the next gateway on the folder ends it in order, and a third resumes it."""
+    """What was learned stays, nothing counts twice; the next gateway ends the run, a third resumes it."""
     with PromptsGateway(tmp_path, *SMALL) as first:
         try:
             for number in range(26):
                 first.play(PROMPT.format(number))
             version = first.post("/update")["version"]
+            answer = first.post("/select_action", embedding=NOTHING)
+            told = {name: answer[name] for name in ("action", "log_prob", "value", "ticket")}
+            transition = told | {"state": NOTHING, "reward": 0.0, "next_state": NOTHING, "done": True}
+            assert first.post("/store_experience", **transition)["verified"]
             first.kill()
             with PromptsGateway(tmp_path) as second:
-                assert second.post("/select_action", embedding=[0.0] * 1536)["version"] == version
+                again = requests.post(f"{second.url}/store_experience", json=transition, timeout=60)
+                assert (again.status_code, again.json()["field"]) == (409, "ticket")
+                assert second.post("/select_action", embedding=NOTHING)["version"] == version
                 assert second.get("/stats")["total_updates"] == 1
                 assert second.end() == 0, second.said()
         finally:

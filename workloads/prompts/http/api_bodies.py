@@ -17,7 +17,6 @@ MAX_STEPS: Final = 8
 _BYTES: Final = 4 * SIZE
 _LARGEST: Final = 1.0
 """Of a number of an embedding: those of texts are of unit length."""
-_FAR: Final = 2
 _MOST_REWARD: Final = 1e4
 _LEAST_LOG_PROB: Final = -60.0
 _ROUNDING: Final = 1e-4
@@ -59,11 +58,20 @@ def _listed(value: Any) -> NDArray[np.floating[Any]]:
         raise ValueError("must be an array of 1,536 numbers, or base64 of float32")  # noqa: TRY004 - pydantic's
     if len(value) != SIZE:
         raise ValueError(f"holds {len(value)} numbers, must be {SIZE}")
-    if not set(map(type, value)) <= {float, int}:
+    kinds = set(map(type, value))
+    if not kinds <= {float, int}:
         place = next(number for number, one in enumerate(value) if type(one) not in {float, int})
         raise ValueError(f"number {place} is no number: send numbers alone")
-    # What is too large for float64 becomes infinite, and is refused with what is beyond the bound.
-    return np.array([max(-_FAR, min(_FAR, one)) if type(one) is int else one for one in value])
+    if int in kinds:  # it may be too large for float64
+        for place, one in enumerate(value):
+            if type(one) is int and abs(one) > _LARGEST:
+                raise ValueError(f"number {place} is {_told(one)}, must be from -1 to 1")
+    return np.array(value, np.float64)
+
+
+def _told(number: int) -> str:
+    """Return a number for an error; one of many digits by how many it has."""
+    return str(number) if abs(number) < 10**15 else "of more than 15 digits"
 
 
 Embedding = Annotated[Any, PlainValidator(_array), WithJsonSchema(_EMBEDDING_SCHEMA)]

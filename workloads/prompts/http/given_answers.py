@@ -2,7 +2,7 @@
 
 A transition counts with the version and the log-probability of the answer that its action came from, not with
 what a caller says of them. An answer is used once: a transition that comes again with its ticket is the same
-one.
+one. A transition without ticket takes any unused answer that fits, and leaves it to the one that names it.
 """
 
 import hashlib
@@ -31,7 +31,10 @@ def state_key(state: Array) -> StateKey:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GivenAnswer:
-    """An answer. log_prob: None where the action was not drawn. is_used: a transition belongs to it."""
+    """An answer. log_prob: None where the action was not drawn. is_used: a transition belongs to it.
+
+    found_for: that transition, where it came without ticket.
+    """
 
     ticket: str
     state: StateKey
@@ -39,6 +42,7 @@ class GivenAnswer:
     log_prob: float | None
     version: int
     is_used: bool = False
+    found_for: bytes = b""
 
 
 class GivenAnswers:
@@ -65,6 +69,20 @@ class GivenAnswers:
         """Return the newest answer to a state that named this action and that no transition belongs to."""
         found = self._of(caller).by_place.get((state, action), ())
         return next((one for one in reversed(found) if not one.is_used), None)
+
+    def leave_to(self, caller: str, given: GivenAnswer, transition: bytes) -> None:
+        """Free an answer that was found for a transition without ticket, for the one that names it.
+
+        transition: the one that names it. The other one goes over to another unused answer. Where there is
+        none, both are the same, and the answer stays used, or they are not, and both count.
+        """
+        if not given.found_for:
+            return
+        other = self.unused(caller, given.state, given.action)
+        if other is not None:
+            other.is_used, other.found_for = True, given.found_for
+        given.is_used = other is None and given.found_for == transition
+        given.found_for = b""
 
     def _of(self, caller: str) -> "_OfCaller":
         found = self._callers.get(caller)

@@ -6,6 +6,7 @@ It holds nothing that outlives it: what was stored is in the run. When it ends, 
 import asyncio
 import logging
 import math
+import struct
 import time
 from collections import deque
 from collections.abc import Awaitable
@@ -291,12 +292,21 @@ class PromptsApi:
             )
 
     def _matched(self, caller: str, body: StoreRequest, state: Array) -> GivenAnswer | None:
-        key = state_key(state)
+        """Return the answer that a transition belongs to; None where it names none, and none fits."""
+        key, transition = state_key(state), _transition_key(body)
         if not body.ticket:
-            return self.given.unused(caller, key, body.action)
+            found = self.given.unused(caller, key, body.action)
+            if found is not None:
+                found.found_for = transition
+            return found
         given = self.given.by_ticket(caller, body.ticket)
         if given is None:
-            return None
+            raise ApiError(
+                409,
+                "ticket: it is of none of the last answers of this gateway, so whether its transition was "
+                "stored already is not known; leave the ticket out to have it stored, as unverified",
+                field="ticket",
+            )
         if given.state != key:
             raise ApiError(422, "state: the ticket is of another one; send that of this step", field="state")
         if given.action != body.action:
@@ -305,6 +315,7 @@ class PromptsApi:
                 f"action: the ticket is of action {given.action}; send the action that was answered",
                 field="action",
             )
+        self.given.leave_to(caller, given, transition)
         return given
 
     async def _check_unverified(self, body: StoreRequest, state: Array) -> None:
@@ -324,6 +335,11 @@ class PromptsApi:
     def _ended(self, total_return: float) -> None:
         self.episodes += 1
         self.returns.append(total_return)
+
+
+def _transition_key(body: StoreRequest) -> bytes:
+    """Return what a transition from a state by an action is known by."""
+    return state_key(body.next_state) + struct.pack("<d?", body.reward, body.done)
 
 
 async def answered(call: Awaitable[T]) -> T:

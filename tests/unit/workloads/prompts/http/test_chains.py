@@ -1,11 +1,14 @@
 """Transitions that are stored become episodes, with the ends, returns and versions that they have."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tests.support.prompts.small_prompts import SmallPrompts, as_base64, embedding
 from tests.support.serving.server_parts import column
 from workloads.prompts.http import chains
+from workloads.prompts.http.given_answers import GivenAnswers
 
 
 def test_transitions_that_follow_one_another_are_one_episode(prompts: SmallPrompts) -> None:
@@ -76,6 +79,59 @@ def test_a_transition_that_comes_again_with_its_ticket_counts_once(prompts: Smal
         reply = prompts.store(embedding(0), answer, embedding(1), done=True, ticket=answer["ticket"])
         assert (reply.json()["duplicate"], reply.json()["buffer_size"]) == (duplicate, 1)
     assert len(prompts.fragments()) == 1
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_transition_without_ticket_leaves_an_answer_to_the_one_that_names_it(
+    prompts: SmallPrompts, is_first: bool
+) -> None:
+    """Of two clients in one state, whichever asked first: what both store counts, and once."""
+    two = _equal_answers(prompts)
+    named = two[1] if is_first else two[0]
+    prompts.store(embedding(0), named, embedding(1), done=True, reward=-1.0)
+    for duplicate in (False, True):
+        reply = prompts.store(
+            embedding(0), named, embedding(1), done=True, reward=2.0, ticket=named["ticket"]
+        ).json()
+        assert (reply["verified"], reply["duplicate"], reply["buffer_size"]) == (True, duplicate, 2)
+    assert [column(one, "reward") for one in prompts.fragments()] == [[-1.0], [2.0]]
+
+
+def test_a_transition_that_took_all_answers_does_not_stand_for_another(prompts: SmallPrompts) -> None:
+    """Sent again without ticket it takes another answer; the one that this belongs to counts as well."""
+    two = _equal_answers(prompts)
+    for _ in two:
+        prompts.store(embedding(0), two[0], embedding(1), done=True, reward=-1.0)
+    same = prompts.store(
+        embedding(0), two[0], embedding(1), done=True, reward=-1.0, ticket=two[0]["ticket"]
+    ).json()
+    other = prompts.store(
+        embedding(0), two[1], embedding(1), done=True, reward=2.0, ticket=two[1]["ticket"]
+    ).json()
+    assert (same["duplicate"], other["duplicate"], other["buffer_size"]) == (True, False, 3)
+
+
+def _equal_answers(prompts: SmallPrompts) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two answers to one state that name one action, and no others that do."""
+    before = dict[int, dict[str, Any]]()
+    while True:
+        answer = prompts.select(embedding(0))
+        if answer["action"] in before:
+            return before[answer["action"]], answer
+        before[answer["action"]] = answer
+
+
+def test_a_ticket_of_an_earlier_gateway_is_no_leave_to_count_twice(prompts: SmallPrompts) -> None:
+    """It stored the transition, and was killed: another one refuses it, and says how it would be taken."""
+    answer = prompts.select(embedding(0))
+    prompts.store(embedding(0), answer, embedding(1), done=True, ticket=answer["ticket"])
+    prompts.api.given = GivenAnswers()
+    for _ in range(2):
+        reply = prompts.store(embedding(0), answer, embedding(1), done=True, ticket=answer["ticket"])
+        assert (reply.status_code, reply.json()["field"]) == (409, "ticket")
+    assert len(prompts.fragments()) == 1
+    taken = prompts.store(embedding(0), answer, embedding(1), done=True)
+    assert (taken.json()["verified"], len(prompts.fragments())) == (False, 1)
 
 
 def test_a_transition_of_no_answer_is_held_to_the_version_that_answers(prompts: SmallPrompts) -> None:

@@ -66,6 +66,18 @@ def test_what_is_wrong_with_a_transition_is_told_by_field(
     assert served.fragments() == []
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(2, "number 5 is 2, "), (-(10**14), f"number 5 is {-(10**14)}, "), (10**400, "of more than 15 digits")],
+)
+def test_a_number_that_is_too_large_is_told_as_it_was_sent(
+    served: SmallPrompts, number: int, said: str
+) -> None:
+    """Whole numbers of any length."""
+    reply = served.post("/select_action", embedding=[*embedding(0)[:5], number, *embedding(0)[6:]])
+    assert (reply.status_code, said in reply.json()["detail"]) == (422, True), reply.text
+
+
 def test_a_ticket_of_another_state_or_action_is_refused(served: SmallPrompts) -> None:
     """A state that does not belong to it is named, and so is the action."""
     answer = served.select(embedding(0))
