@@ -9,7 +9,6 @@ from pathlib import Path
 import grpc
 
 from actor.acting.reward import learner_reward, potentials
-from actor.serving.background_tasks import BackgroundTasks
 from actor.serving.calls.episode_requests import EpisodeRequests
 from actor.serving.calls.episode_steps import EpisodeSteps
 from actor.serving.calls.policy_service import NAME, PolicyService
@@ -31,6 +30,7 @@ from penstock.config.settings import CanarySection, ConfigurationError, ServingS
 from penstock.config.trusted import check_trusted
 from penstock.registry.weight_files import registry_url
 from penstock.rpc.access import NO_CALLS, Calls
+from penstock.runtime.background_tasks import BackgroundTasks
 from penstock.runtime.exit import Fatal
 from penstock.wire.specification import RunSpecification
 

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import grpc
 
-from actor.serving.background_tasks import BackgroundTasks
 from actor.serving.versions.loaded_versions import Weights
 from penstock.rpc.access import Calls
+from penstock.runtime.background_tasks import BackgroundTasks
 
 
 class HostedService(Protocol):

@@ -34,7 +34,6 @@ from actor.serving.assembly import (
     open_shadow_record,
     withdrawing,
 )
-from actor.serving.background_tasks import BackgroundTasks
 from actor.serving.calls.request_errors import RequestErrors
 from actor.serving.calls.step_rewards import check_amount, check_count
 from actor.serving.codec.requests import check_request_id
@@ -53,6 +52,7 @@ from learner.algorithms.shared.stored import under
 from learner.checkpoint.store import CheckpointStore
 from learner.publish.final_policy import FinalPolicy, read_final
 from penstock.config.workload import Services
+from penstock.runtime.background_tasks import BackgroundTasks
 
 __all__ = [
     "Answered",

@@ -7,7 +7,8 @@ from typing import Any
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Discrete, Space
-from workloads.thoughts.tasks.example import Task, open_task
+from workloads.thoughts.tasks.example import Task
+from workloads.thoughts.tasks.task_choice import open_task
 from workloads.thoughts.thought_layout import Layout
 from workloads.thoughts.thought_section import thoughts_section
 

@@ -1,5 +1,6 @@
 """What is asked: questions with answers, and the legal steps of a thought between them.
 
-example     a question, and the seam `module:function` by which a task of one's own comes in
-rings       hops on a ring of symbols: its ceilings without thoughts are known in closed form
+example      a question, what a task has, and questions drawn to train on or to test
+rings        hops on a ring of symbols: its ceilings without thoughts are known in closed form
+task_choice  the task by its name: `rings`, or `module:function` of one's own
 """

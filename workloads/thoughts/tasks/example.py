@@ -1,6 +1,4 @@
-"""Questions of a task, and the seam by which a task of one's own comes in.
-
-A task is what `module:function` returns when it is called without arguments (`rings` is built in):
+"""Questions of a task, and what a task has.
 
     words        all words that questions, thoughts and answers are made of
     symbols      those of them that a thought is made of
@@ -9,24 +7,21 @@ A task is what `module:function` returns when it is called without arguments (`r
     example      a question of a level, with its answer and the legal steps between them
     resume       what legally follows a thought so far, right or wrong, and the answer that it leads to
 
-Only configuration of this machine names such a function. This module loads no torch.
+`task_choice` opens a task by its name. This module loads no torch.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from penstock.config.settings import ConfigurationError
-from penstock.config.workload import load
 
-RINGS: Final = "rings"
 _SHARE: Final = 16
 """One question in so many is held out."""
 _TRIES: Final = 20_000
-_PARTS: Final = ("words", "symbols", "levels", "example", "resume")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,70 +78,6 @@ class Task(Protocol):
     def resume(self, question: Sequence[str], thought: Sequence[str]) -> Continuation | None:
         """Return what legally follows a thought so far on a question; None where nothing does."""
         ...
-
-
-def open_task(place: str) -> Task:
-    """Return a task: `rings`, `rings:N:HOPS`, or what `module:function` returns.
-
-    Raises ConfigurationError for a place that names none, and for a task whose questions are not made of its
-    words.
-    """
-    name, _, sizes = place.partition(":")
-    if name == RINGS:
-        return _rings(place, sizes)
-    if ":" not in place:
-        raise ConfigurationError(
-            f"environment.kwargs.task={place!r}: no such task; say rings, rings:N:HOPS or module:function"
-        )
-    task: Any = load(place)()
-    lacking = [part for part in _PARTS if not hasattr(task, part)]
-    if lacking:
-        raise ConfigurationError(
-            f"environment.kwargs.task={place!r}: what it returns lacks {', '.join(lacking)}; a task has "
-            f"{', '.join(_PARTS)} and most_gain (workloads/thoughts/tasks/example.py)"
-        )
-    _check(place, task)
-    checked: Task = task
-    return checked
-
-
-def _rings(place: str, sizes: str) -> Task:
-    from workloads.thoughts.tasks.rings import Rings  # noqa: PLC0415 - a task imports this module
-
-    try:
-        return Rings(*(int(one) for one in sizes.split(":"))) if sizes else Rings()
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"environment.kwargs.task={place!r}: {error}; say rings:N:HOPS, such as rings:11:6"
-        ) from error
-
-
-def _check(place: str, task: Any) -> None:
-    """Ask a question of each level and hold it against what the task says of itself."""
-    words, symbols = set(task.words), set(task.symbols)
-    if not task.levels or not symbols or not symbols <= words or len(words) != len(task.words):
-        raise ConfigurationError(
-            f"environment.kwargs.task={place!r}: needs a level, symbols among its words, and each word once"
-        )
-    if any(not word or word.startswith("<") or any(map(str.isspace, word)) for word in words):
-        raise ConfigurationError(
-            f"environment.kwargs.task={place!r}: a word is empty, has a blank or begins with '<'"
-        )
-    random = np.random.default_rng(0)
-    for level in task.levels:
-        one = task.example(random, level)
-        strange = {*one.question, *one.answer, *one.steps} - words
-        if strange or not one.question or not one.answer or not symbols.issuperset(one.steps):
-            raise ConfigurationError(
-                f"environment.kwargs.task={place!r}: a question of level {level} is not made of its words: "
-                f"{sorted(strange) or one}"
-            )
-        whole = task.resume(one.question, ())
-        if whole is None or (whole.steps, whole.answer) != (one.steps, one.answer):
-            raise ConfigurationError(
-                f"environment.kwargs.task={place!r}: resume(question, ()) must give the steps and the answer "
-                f"of the example; of level {level} it gave {whole}"
-            )
 
 
 def is_held_out(example: Example) -> bool:

@@ -3,8 +3,8 @@
 import pytest
 
 from workloads.language.tiny_models import SPECIAL, build_tokenizer
-from workloads.thoughts.tasks.example import open_task
 from workloads.thoughts.tasks.rings import Rings
+from workloads.thoughts.tasks.task_choice import open_task
 from workloads.thoughts.thought_layout import SPECIAL as OURS
 from workloads.thoughts.thought_layout import Layout
 

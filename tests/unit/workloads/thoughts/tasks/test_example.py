@@ -1,6 +1,5 @@
-"""The seam of tasks: what is opened, what is refused, and which questions are held out."""
+"""Which questions are held out, and a task that has none of a side."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,96 +7,13 @@ import pytest
 
 from penstock.config.settings import ConfigurationError
 from workloads.thoughts.tasks import example
-from workloads.thoughts.tasks.example import (
-    Continuation,
-    Example,
-    draw_mixed,
-    draw_tests,
-    is_held_out,
-    open_task,
-)
-
-
-class Sums:
-    """A task of one's own: a + b + c, with the sum of the first two as the thought."""
-
-    words = tuple(f"{one}" for one in range(10))
-    symbols = words
-    levels = (1,)
-    most_gain = None
-
-    def example(self, random: np.random.Generator, level: int) -> Example:
-        """Three digits and their sum modulo ten."""
-        question = tuple(str(one) for one in random.integers(10, size=3))
-        whole = self.resume(question, ())
-        return Example(
-            question=question, answer=whole.answer, steps=whole.steps, level=level, identity="".join(question)
-        )
-
-    def resume(self, question: Sequence[str], thought: Sequence[str]) -> Continuation:
-        """The sum of the first two, and that of it and the third."""
-        first = str((int(question[0]) + int(question[1])) % 10)
-        last = int(thought[-1]) if thought else int(first)
-        return Continuation(() if thought else (first,), (str((last + int(question[2])) % 10),))
-
-
-class WithoutResume:
-    """A task that forgets a part."""
-
-    words = symbols = ("a",)
-    levels = (1,)
-
-
-class Wordless(Sums):
-    """A task whose answers are no words of it."""
-
-    words = symbols = tuple(f"{one}" for one in range(5))
-
-
-class Blank(Sums):
-    """A task with a word of two."""
-
-    words = (*Sums.words, "a b")
-
-
-class Lying(Sums):
-    """A task whose examples are not what follows from their questions."""
-
-    def example(self, random: np.random.Generator, level: int) -> Example:
-        """An answer that does not follow."""
-        return replace(super().example(random, level), answer=("0",), steps=("0", "0"))
-
-
-def test_a_task_of_ones_own_is_opened() -> None:
-    """Named as module:function, it is made by a call without arguments."""
-    task = open_task(f"{__name__}:Sums")
-    assert draw_tests(task, 1, 3)[0].level == 1
-
-
-@pytest.mark.parametrize(
-    ("place", "named"),
-    [
-        ("mazes", "rings:N:HOPS"),
-        ("rings:x:4", "rings:11:6"),
-        ("rings:7:4:2", "rings:11:6"),
-        ("rings:3:2", "4 to 26"),
-        ("no_such_module:task", "cannot be loaded"),
-        (f"{__name__}:WithoutResume", "example, resume"),
-        (f"{__name__}:Wordless", "not made of its words"),
-        (f"{__name__}:Blank", "has a blank"),
-        (f"{__name__}:Lying", "resume"),
-    ],
-)
-def test_what_is_no_task_is_refused_with_the_reason(place: str, named: str) -> None:
-    """The message names the setting, the value and what was wrong."""
-    with pytest.raises(ConfigurationError, match=named) as refused:
-        open_task(place)
-    assert place in str(refused.value)
+from workloads.thoughts.tasks.example import Example, Task, draw_mixed, draw_tests, is_held_out
+from workloads.thoughts.tasks.rings import Rings
 
 
 def test_held_out_questions_are_never_trained_on() -> None:
     """A question belongs to one side by its identity alone, on every machine."""
-    task = open_task("rings:7:4")
+    task = Rings(7, 4)
     trained = {one.identity for one in draw_mixed(task, np.random.default_rng(0), 500)}
     tested = {one.identity for one in draw_tests(task, 0, 200)}
     assert not trained & tested
@@ -109,15 +25,15 @@ def test_held_out_questions_are_never_trained_on() -> None:
 def test_a_task_without_a_question_of_a_side_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One question alone cannot be trained on and held out."""
     monkeypatch.setattr(example, "_TRIES", 50)
-    task = Sums()
+    task = Rings(7, 4)
     monkeypatch.setattr(
-        task, "example", lambda random, level: replace(Sums.example(task, random, level), identity="one")
+        task, "example", lambda random, level: replace(Rings.example(task, random, level), identity="one")
     )
     sides = [draw_or_none(task, held_out=held_out) for held_out in (True, False)]
     assert sides.count(None) == 1
 
 
-def draw_or_none(task: Sums, *, held_out: bool) -> Example | None:
+def draw_or_none(task: Task, *, held_out: bool) -> Example | None:
     """A question, or None where it is refused."""
     try:
         return example.draw(task, np.random.default_rng(0), 1, held_out=held_out)
