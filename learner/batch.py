@@ -106,7 +106,7 @@ def assemble(
     """One batch of checked fragments (`penstock.wire.fragment.check`), on `device`.
 
     entries: number and payload bytes of each one's log entry; None: they have none. For a GPU they are put
-    together in pinned memory and copied on the current stream without waiting (`learner.upload`). Raises
+    together in pinned memory and copied on the current stream without waiting (`learner.feed.upload`). Raises
     ValueError for no fragments. Call `check_meaning` on each fragment first.
     """
     if not fragments:

@@ -31,7 +31,7 @@ def make_generator(
 
 
 class EnvironmentGenerator:
-    """Steps N environments with a local policy (see `rollout.FragmentGenerator`)."""
+    """Steps N environments with a local policy (see `actor.rollout.loop.FragmentGenerator`)."""
 
     def __init__(self, of: Run, health: Health) -> None:
         watch(health, of.actor.stall_timeout_s)

@@ -39,6 +39,7 @@ class HardwareMaker(Protocol):
         ...
 
 
+# What takes `hardware` belongs to ON_HARDWARE, what does not to ALONE, whatever its section says it can.
 ON_HARDWARE: Final[Mapping[str, HardwareMaker]] = {"ppo": PPO, "impala": Impala, "reinforce": Reinforce}
 ALONE: Final[Mapping[str, Maker]] = {"clone": Clone, "dqn": DQN, "random": RandomActions, "sac": SAC}
 ALGORITHMS: Final[Mapping[str, Maker]] = {**ALONE, "ppo": PPO, "impala": Impala, "reinforce": Reinforce}
@@ -105,7 +106,8 @@ def check_hardware(settings: Settings, ranks: int) -> None:
 def _check_networks(settings: Settings, *, compiled: bool) -> None:
     asked_for = "learner.compile=true" if compiled else f"learner.precision={settings.learner.precision!r}"
     section = settings.algorithm
-    if not (section.can_compile if compiled else section.can_round):
+    able = section.can_compile if compiled else section.can_round
+    if section.name in ALONE or not able:
         _refuse(
             f"{asked_for}: algorithm.name={section.name!r} has none of it",
             f"leave it at its default, or use {_known()}",
@@ -127,7 +129,7 @@ def _check_networks(settings: Settings, *, compiled: bool) -> None:
 
 def _check_ranks(settings: Settings, size: int) -> None:
     policy, learner = settings.policy, settings.learner
-    if not settings.algorithm.can_share:
+    if settings.algorithm.name in ALONE or not settings.algorithm.can_share:
         _refuse(
             f"algorithm.name={settings.algorithm.name!r}: runs on one rank only, and there are {size}",
             f"use {_known()}, or learner.ranks=1",

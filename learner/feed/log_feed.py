@@ -84,7 +84,7 @@ class LogFeed:
         self._restored_from = start.restored_from
         self._updates = start.updates
         self._updates_lock = threading.Lock()
-        self._pending = Pending(self._judge, self._circumstances)
+        self._pending = Pending(self._admits, self._circumstances)
         self._dropped: dict[int, Drop] = {}
         self._undelivered: dict[int, LogEntry] = {}
         self._steps_delivered: int | None = None
@@ -210,7 +210,7 @@ class LogFeed:
         """Return what a verdict depends on beside the entry."""
         return self._updates, self._quarantine.sessions, self._restored_from
 
-    def _judge(self, entry: LogEntry) -> bool:
+    def _admits(self, entry: LogEntry) -> bool:
         """Return whether an entry may be trained on; drops it where it may not."""
         reason = self._verdict(entry)
         if reason is not None:

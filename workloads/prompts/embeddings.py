@@ -2,7 +2,7 @@
 
 An `Embedder` turns texts into rows of unit length. `HashingEmbedder` is the default: it needs no model and no
 network, and prompts that share words lie near each other. No embedder loads torch: models run in processes
-of their own (`workloads.prompts.embedding_service`).
+of their own (`workloads.prompts.commands.embedding_server`).
 """
 
 import hashlib

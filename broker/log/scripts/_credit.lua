@@ -1,6 +1,5 @@
--- Credit to generate: what a session holds of it, and the outstanding steps that bound all of it. The bound on
--- staleness is here: with (S+1) batches outstanding at most, where S is `algorithm.staleness`, what is begun now
--- is trained at most S updates later.
+-- Credit to generate: what a session holds of it, and the count of outstanding steps. `_turns.lua` holds the
+-- count against the budget, which bounds staleness.
 -- Needs: run, fetches.
 
 -- What pacing knows of the run. `steps`: outstanding now, which is the steps in the log behind the settled

@@ -19,7 +19,9 @@ local function row_of(session, mine)
   return mine and mine.session == session and mine or credit_row(session)
 end
 
--- True while there is room in the budget for one more fragment of a rollout worker.
+-- True while there is room in the budget for one more fragment of a rollout worker. The bound on staleness is
+-- here: with (S+1) batches outstanding at most, where S is `algorithm.staleness`, what is begun now is trained at
+-- most S updates later.
 local function has_room(pacing, now)
   if pacing.steps >= pacing.budget then return false end
   local is_kept = pacing.server_since > 0 and now - pacing.server_since < SERVER_WAIT_MS

@@ -1,9 +1,9 @@
 """The base of algorithms that learn from each batch once and forget it: batch size, budget, staleness.
 
-Staleness is bounded twice. The `budget` of outstanding steps is (S+1) batches, S being `algorithm.staleness`:
-the broker gives credit within it (`broker/log/scripts/_credit.lua`), so that what an actor begins now is
-trained at most S updates later. What is older than `stale_after` updates all the same is dropped by the feed
-(`learner/feed/log_feed.py`).
+Staleness is bounded twice. The `budget` of outstanding steps is (S+1) batches, S being
+`algorithm.staleness`: the broker gives credit within it (`has_room` in `broker/log/scripts/_turns.lua`), so
+that what an actor begins now is trained at most S updates later. What is older than `stale_after` updates
+all the same is dropped by the feed (`learner/feed/log_feed.py`).
 """
 
 import math

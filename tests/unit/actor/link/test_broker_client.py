@@ -1,6 +1,7 @@
 """What the link repeats and what it gives up on."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import replace
@@ -18,6 +19,8 @@ from penstock.wire.messages import Report, Watch
 from tests.support.run import small_run
 
 MEGABIT = 125_000
+HEARD_S = 0.5
+"""How long a connection is heard of after a watch began on it: less than half the deadline of the watch."""
 
 
 @pytest.fixture
@@ -97,15 +100,15 @@ class Silent(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.Wei
     def ReportEpisodes(  # noqa: N802 - the name of the RPC
         self, request: experience_pb2.ReportEpisodesRequest, context: grpc.ServicerContext
     ) -> experience_pb2.ReportEpisodesReply:
-        """Something is heard on the connection, just after the watch began."""
-        return experience_pb2.ReportEpisodesReply(acked_through=1)
+        """Something is heard on the connection, soon after the watch began."""
+        return experience_pb2.ReportEpisodesReply(acked_through=request.sequence)
 
 
 def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two deadlines of a watch on it are as long as a session lives: actors that only waited lost theirs."""
-    monkeypatch.setattr("actor.link.broker_client.WATCH_GRACE_S", 2.0)
+    monkeypatch.setattr("actor.link.broker_client.WATCH_GRACE_S", 4 * HEARD_S)
     silent, stop = Silent(), threading.Event()  # type: ignore[abstract]  # the other calls are not made
     server = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(silent, server)
@@ -115,7 +118,10 @@ def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
     watcher = threading.Thread(target=lambda: broker_client.watch(Watch(session=1), stop))
     watcher.start()
     assert silent.watched.wait(20)
-    broker_client.report(Report(session=1, sequence=1, episodes=()), stop)
+    began, reported = time.monotonic(), 0
+    while time.monotonic() - began < HEARD_S:
+        reported += 1
+        broker_client.report(Report(session=1, sequence=reported, episodes=()), stop)
     watcher.join(20)
     silent.over.set()
     broker_client.close()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -12,7 +12,13 @@ from learner.algorithms.registry import ALGORITHMS, check_hardware
 from learner.model.capacity_checks import check_memory, check_schema, check_specification
 from learner.model.model import make_model
 from penstock.config import settings as configuration
-from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
+from penstock.config.settings import (
+    ConfigurationError,
+    EnvironmentSection,
+    OnPolicySection,
+    PolicySection,
+    Settings,
+)
 from penstock.wire.limits import MIB
 from penstock.wire.schema import Axes, fragment_schema
 from penstock.wire.spaces import Box, Dict, Discrete
@@ -271,6 +277,24 @@ def test_what_several_ranks_share_is_not_refused() -> None:
     for name in ("ppo", "impala", "reinforce"):
         policy = {"hidden_norm": "batch", "dropout": 0.1, "frame_stack": 2}
         check_hardware(configuration.load([{"run": "a", "algorithm": {"name": name}, "policy": policy}]), 2)
+
+
+class OnPolicyClone(OnPolicySection):
+    """Says, as its base does, that its algorithm computes on any hardware."""
+
+    name: Literal["clone"] = "clone"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layer"), [(2, {}), (1, {"compile": True}), (1, {"precision": "bfloat16"})]
+)
+def test_an_algorithm_that_takes_no_hardware_is_refused_it_whatever_its_section_says(
+    ranks: int, layer: dict[str, Any]
+) -> None:
+    """It would learn on one rank, in float32, and say nothing."""
+    settings = configuration.load([{"run": "a"}, {"learner": layer}])
+    with pytest.raises(ConfigurationError, match="algorithm.name='clone'"):
+        check_hardware(settings.model_copy(update={"algorithm": OnPolicyClone()}), ranks)
 
 
 def test_tokens_are_learned_in_mixed_precision_by_one_rank() -> None:
