@@ -56,14 +56,17 @@ def main(lifecycle: Lifecycle, settings: Settings, *, server: str, listen: str) 
     return EXIT_FAILED if http.failed else EXIT_OK
 
 
-def guarded_app(server: str, own: Credentials) -> FastAPI:
-    """Return the application over the server of text at an address, with what surrounds every request."""
+def guarded_app(server: str, own: Credentials, limits: CallLimits | None = None) -> FastAPI:
+    """Return the application over the server of text at an address, with what surrounds every request.
+
+    limits: of an address; None: those of every gateway.
+    """
 
     def make_client() -> AsyncTextClient:
         return AsyncTextClient(server, credentials=own, policy="", reach_s=REACH_S)
 
     app = make_app(make_client)
-    app.add_middleware(Envelope, doors=Doors(), admit=CallLimits().admit_address, form=in_form)
+    app.add_middleware(Envelope, doors=Doors(), admit=(limits or CallLimits()).admit_address, form=in_form)
     return app
 
 

@@ -1,0 +1,80 @@
+"""Too many requests, and defects of the gateway: in the form of the API, as its client takes them."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import openai
+import pytest
+
+from gateway.frame.call_limits import CallLimits
+from gateway.http_server import HttpServer
+from gateway.text.chat_routes import make_app
+from gateway.text.text_process import guarded_app
+from penstock.rpc.auth import Credentials
+from penstock.rpc.rate_limits import Rates
+from penstock.wire.limits import MIB
+from tests.support.language.text_address import agents_api, served_text
+from tests.support.language.text_stand import make_model
+
+ASKED: Final[list[Any]] = [{"role": "user", "content": "sum"}]
+ONE_CALL_HELD: Final = 6_000
+"""Bytes that conversations may hold: an answer of six tokens has room, several have not."""
+SELDOM: Final = Rates(calls=1e-3, bytes=MIB, settings="per address")
+"""One call is taken at once, and the next one some minutes later."""
+
+
+def agent(base_url: str) -> openai.OpenAI:
+    """The client, which tries nothing again."""
+    return openai.OpenAI(base_url=base_url, api_key="none", max_retries=0)
+
+
+def test_a_server_without_room_is_too_many_requests(tmp_path: Path) -> None:
+    """With the time after which to come again; a smaller request is answered all the same."""
+    socket = tmp_path / "text.sock"
+    with (
+        served_text(make_model(tmp_path / "model"), socket, max_buffered_bytes=ONE_CALL_HELD),
+        agents_api(socket) as base_url,
+    ):
+        client = agent(base_url)
+        with pytest.raises(openai.RateLimitError, match=r"serving\.max_buffered_bytes") as raised:
+            client.chat.completions.create(model="default", messages=ASKED, n=16)
+        assert client.chat.completions.create(model="default", messages=ASKED).choices
+    assert (raised.value.status_code, raised.value.code) == (429, "overloaded")
+    assert (raised.value.type, raised.value.response.headers["retry-after"]) == ("rate_limit_error", "1")
+
+
+def test_an_address_that_asks_too_often_is_too_many_requests(tmp_path: Path) -> None:
+    """Before the API hears of it."""
+    app = guarded_app(f"unix:{tmp_path / 'none.sock'}", Credentials(), CallLimits(SELDOM))
+    server = HttpServer(app, "127.0.0.1:0")
+    server.start()
+    try:
+        client = agent(f"{server.url}/v1")
+        with pytest.raises(openai.NotFoundError):
+            client.get("/nothing", cast_to=object)
+        with pytest.raises(
+            openai.RateLimitError, match=r"calls or .* bytes a second \(per address\)"
+        ) as raised:
+            client.models.list()
+    finally:
+        server.stop()
+    assert (raised.value.status_code, raised.value.type) == (429, "rate_limit_error")
+    assert raised.value.response.headers["retry-after"] == "1"
+
+
+def test_a_defect_is_an_error_of_the_server(tmp_path: Path) -> None:
+    """It says where to look, and nothing of what has failed."""
+
+    def defect() -> None:
+        raise RuntimeError(f"a defect beside {tmp_path}")
+
+    server = HttpServer(make_app(defect), "127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(openai.InternalServerError, match="the gateway has failed: its log") as raised:
+            agent(f"{server.url}/v1").models.list()
+    finally:
+        server.stop()
+    assert (raised.value.status_code, raised.value.type) == (500, "server_error")
+    assert (raised.value.code, raised.value.param) == ("internal", None)
+    assert str(tmp_path) not in str(raised.value)
