@@ -222,6 +222,10 @@ SHADOW_SECONDS = _answering.counter(
 SHADOW_SHED = _answering.counter(
     "policy_shadow_shed", "Answers that the shadow was not asked about, for there was no time"
 )
+ENGINE_PROBE_DIFFERENCE = _answering.gauge(
+    "engine_probe_difference_ratio",
+    "Largest |given − r| / (1 + |r|) of the engine's answers to the probe, measured when it started",
+)
 SHADOW_UNRECORDED = _answering.counter(
     "policy_shadow_unrecorded",
     "Answers of the shadow that its record could not keep up with or had no room for",

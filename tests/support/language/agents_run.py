@@ -25,6 +25,7 @@ model = "{base}"
 prompts = "{prompts}"
 reward = "workloads.rlhf.sentiment:true_rewards"
 response_tokens = 4
+engine = "{engine}"
 held_out = 0.5
 [policy.kwargs]
 rank = 8
@@ -57,12 +58,18 @@ interval_steps = 100_000_000
 
 @contextmanager
 def agents_run(
-    folder: Path, socket: Path, base: Path, *, seed: int = 0, batch_steps: int = 256
+    folder: Path,
+    socket: Path,
+    base: Path,
+    *,
+    seed: int = 0,
+    batch_steps: int = 256,
+    engine: str = "transformers",
 ) -> Iterator[Training]:
     """Train `base` with a server at `unix:SOCKET` until the block ends; nothing of it is left afterwards."""
     prompts, file = folder / "prompts.jsonl", folder / "agents.toml"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("hello", "more")))
-    places = {"base": base, "prompts": prompts, "folder": folder, "socket": socket}
+    places = {"base": base, "prompts": prompts, "folder": folder, "socket": socket, "engine": engine}
     file.write_text(_CONFIG.format(**places, seed=seed, batch_steps=batch_steps))
     training = Training(folder / "run", str(file), "--json")
     try:

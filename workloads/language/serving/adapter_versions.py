@@ -8,17 +8,28 @@ from penstock.policy.weights import sha256
 from penstock.registry.routing import Arms
 from penstock.wire.specification import Probe
 from workloads.language.engine.engine_choice import TextEngine
+from workloads.language.engine.engine_tolerance import EngineTolerance
 from workloads.plugin.serving import Choice, Loaded, LoadedVersions, Weights
 
 
 class AdapterVersions(LoadedVersions):
     """See `LoadedVersions`. Whatever loads and drops adapters does so one after the other."""
 
-    def __init__(self, engine: TextEngine, policy: Any, fetch: Any, section: ServingSection) -> None:
-        """policy: whose network the engine generates with. fetch: see `LoadedVersions`."""
+    def __init__(
+        self,
+        engine: TextEngine,
+        policy: Any,
+        fetch: Any,
+        section: ServingSection,
+        tolerance: EngineTolerance | None = None,
+    ) -> None:
+        """policy: whose network the engine generates with. fetch: see `LoadedVersions`.
+
+        tolerance: measures the engine with the first weights; None: it answers by a plain pass itself.
+        """
         super().__init__(lambda: policy, fetch, section)
         self._engine, self._policy = engine, policy
-        self._changing = asyncio.Lock()
+        self._changing, self._unmeasured = asyncio.Lock(), tolerance
 
     async def load(self, weights: Weights) -> Loaded:
         """See `LoadedVersions.load`; the policy of what is returned is that of all versions."""
@@ -26,10 +37,16 @@ class AdapterVersions(LoadedVersions):
         return Loaded(self._policy, weights.version, weights.update, sha256(weights.blob))
 
     async def take_probed(self, weights: Weights, probe: Probe) -> tuple[float, ...]:
-        """Answer `latest` with these; what the probe says under them, as they are loaded."""
+        """Answer `latest` with these; what the probe says under them, as they are loaded.
+
+        Raises RunFailed for an engine whose first answer the learner would not take.
+        """
         async with self._changing:
             loaded = await self.load(weights)
             answer = await asyncio.to_thread(self._engine.probe_answer, weights.version, probe)
+            if self._unmeasured is not None:
+                await asyncio.to_thread(self._unmeasured.measure, weights, probe, answer)
+                self._unmeasured = None
             self.follow_with(loaded)
             await self._let_go()
         return answer

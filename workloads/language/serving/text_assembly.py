@@ -13,7 +13,8 @@ from penstock.rpc.access import Calls
 from penstock.runtime.exit import Fatal
 from penstock.wire.specification import RunSpecification
 from workloads.language.conversation.chat_encoder import ChatEncoder
-from workloads.language.engine.engine_choice import TextEngine, open_engine
+from workloads.language.engine.engine_choice import OWN, TextEngine, open_engine
+from workloads.language.engine.engine_tolerance import EngineTolerance
 from workloads.language.policy.language_policy import LanguagePolicy
 from workloads.language.quiet import quieten
 from workloads.language.serving.adapter_versions import AdapterVersions
@@ -143,7 +144,13 @@ def assemble_text(
     background_tasks = BackgroundTasks()
     traffic = make_traffic(settings, source, run_follower, specification)
     fetch = no_weights if run_follower is None else run_follower.fetch
-    versions = AdapterVersions(engine, policy, fetch if traffic is None else traffic.fetch, section)
+    versions = AdapterVersions(
+        engine,
+        policy,
+        fetch if traffic is None else traffic.fetch,
+        section,
+        _tolerance(settings, of, engine_name, policy),
+    )
     now = asyncio.get_running_loop().time
     canary_monitor = CanaryMonitor(settings.canary, withdrawing(traffic, background_tasks), now)
     episodes, experience = Episodes(section, specification.unroll_length), None
@@ -190,6 +197,15 @@ def _policy(of: Run, device: str) -> LanguagePolicy:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return made.to(device)
+
+
+def _tolerance(
+    settings: Settings, of: Run, engine_name: str, policy: LanguagePolicy
+) -> EngineTolerance | None:
+    """What measures an engine that does not answer the probe by the very pass it is measured against."""
+    if engine_name == OWN and policy.device.type == "cpu":
+        return None
+    return EngineTolerance(engine_name, lambda: _policy(of, "cpu"), settings.learner.probe_tolerance)
 
 
 def _limits(specification: RunSpecification, policy: LanguagePolicy, answer_tokens: int) -> Limits:
