@@ -11,6 +11,7 @@ from gateway.frame.envelope import Doors, Envelope
 from gateway.frame.parts import Parts
 from gateway.frame.route_access import ACCESS, Table, add_routes
 from gateway.jobs.job_kinds import JobKind
+from gateway.jobs.live_jobs import LiveJobs
 from gateway.routes import (
     account_routes,
     console_routes,
@@ -68,6 +69,7 @@ def make_app(parts: Parts, doors: Doors, services: Sequence[Service] = ()) -> Fa
     )
     app.state.parts = parts
     app.state.access = {}
+    app.state.live = LiveJobs(parts.accounts, parts.dispatcher)
     add_routes(app, OWN, ACCESS)
     for one in services:
         add_routes(app, [one.router], one.access)

@@ -78,6 +78,7 @@ ACCESS: Final[Table] = {
     ("GET", "/api/projects/{project}/jobs/{job}/log"): Access.VIEWER,
     ("GET", "/api/projects/{project}/jobs/{job}/curve"): Access.VIEWER,
     ("POST", "/api/projects/{project}/estimates"): Access.EDITOR,
+    ("GET", "/api/projects/{project}/events"): Access.VIEWER,
     ("POST", "/api/projects/{project}/jobs/{job}/cancel"): Access.EDITOR,
     ("POST", "/api/projects/{project}/jobs/{job}/control/{action}"): Access.EDITOR,
     ("GET", "/api/projects/{project}/jobs/{job}/versions"): Access.VIEWER,

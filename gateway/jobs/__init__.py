@@ -8,5 +8,7 @@ job_dispatcher    the loop that takes jobs from the queue and settles them
 steering          the seam: what steers the run of a job
 policy_versions   what jobs trained
 trained_from      which trainings read ratings that were deleted
-log_stream, shared_looks  the log of a job as events, for many readers at once
+log_stream        the log of a job as events
+live_jobs         the jobs of a project as events
+shared_looks      what many readers of such streams look at together
 """

@@ -101,6 +101,12 @@ class Conclusion:
     version: TrainedVersion | None = None
 
 
+def shown(job: Job) -> dict[str, Any]:
+    """Return a job as its callers see it."""
+    hidden = {"place", "facts"}
+    return {name: getattr(job, name) for name in Job.__dataclass_fields__ if name not in hidden}
+
+
 def _checked(name: str, number: Number, said: float | None) -> float:
     value = number.default if said is None else said
     if not math.isfinite(value) or not number.least <= value <= number.most:

@@ -15,7 +15,8 @@ from gateway.frame.parts import Parts, parts_of
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.jobs import job_queue
 from gateway.jobs.job_dispatcher import JobDispatcher
-from gateway.jobs.job_records import Job, Template
+from gateway.jobs.job_records import Job, Template, shown
+from gateway.jobs.live_jobs import LiveJobs
 from gateway.jobs.runner import CannotBegin
 from gateway.routes.feedback_routes import Key
 from gateway.routes.request_text import Body, Line
@@ -128,6 +129,20 @@ async def log(
     return EventStream(dispatcher.readers.follow(member, found.id, last_event_id))
 
 
+@router.get("/api/projects/{project}/events", response_class=EventStream)
+async def events(request: Request, member: Member, job: Annotated[str, Query(max_length=64)]) -> EventStream:
+    """Send the jobs of a project as server-sent events, as they change; of one job also its run.
+
+    `jobs` is the list; of the one that is named (empty: of none), `job` is it, `curve` that of its run,
+    `versions` what its run has registered. `trouble` says what cannot be shown now, and `refused` is the
+    last event: the session, the token or the membership has ended.
+    """
+    if job:
+        await run_in_threadpool(_find, parts_of(request), member, job)
+    live: LiveJobs = request.app.state.live
+    return EventStream(live.follow(member, job))
+
+
 def queue(
     parts: Parts,
     member: Membership,
@@ -211,12 +226,6 @@ def dispatcher_of_parts(parts: Parts) -> JobDispatcher:
     if parts.dispatcher is None:
         raise ApiError(409, "this gateway runs no jobs: its operator starts it with --templates DIR")
     return parts.dispatcher
-
-
-def shown(job: Job) -> dict[str, Any]:
-    """Return a job as its callers see it."""
-    hidden = {"place", "facts"}
-    return {name: getattr(job, name) for name in Job.__dataclass_fields__ if name not in hidden}
 
 
 def _check_here(job: Job, dispatcher: JobDispatcher) -> None:

@@ -3,25 +3,32 @@
 import { call, events } from "./api.js";
 import { drawn } from "./curve.js";
 import { button, choice, element, field, form, guarded, table, when } from "./elements.js";
+import { live, refill } from "./live.js";
+import { steering, traffic } from "./steer.js";
 
 const OPEN = new Set(["queued", "running"]);
-const LOOK_MS = 2000;
 
-// workload: of the jobs that are shown; left out: all.
-export async function jobs({ base, project, role, again, workload }) {
+// workload: of the jobs that are shown; left out: all. The list grows and changes while it is looked at.
+export async function jobs({ base, project, role, signal, again, workload }) {
   const [{ jobs: every }, { templates: offered }] = await Promise.all([
     call("GET", `${base}/jobs`), call("GET", `${base}/templates`),
   ]);
   const templates = offered.filter((one) => workload === undefined || one.model.workload === workload);
-  const found = every.filter((one) => workload === undefined || templates.some(({ name }) => name === one.template));
-  const rows = found.map((one) => [
-    element("a", { href: `#/${project}/jobs/${one.id}` }, one.agent),
-    one.template, one.state, one.cause || "–", when(one.created), when(one.ended),
-  ]);
-  const parts = [element("h2", {}, "Jobs"),
-    table("Newest first", ["Agent", "Template", "State", "Cause", "Asked for", "Ended"], rows)];
+  const list = element("div", {});
+  const show = (found) => refill(list, listed(project, found.filter(
+    (one) => workload === undefined || templates.some(({ name }) => name === one.template))));
+  show(every);
+  guarded(() => live(base, "", signal, { jobs: (news) => show(news.jobs) }));
+  const parts = [element("h2", {}, "Jobs"), list];
   if (role !== "viewer" && templates.length) parts.push(starting(base, project, templates, again));
   return parts;
+}
+
+function listed(project, found) {
+  return table("Newest first", ["Agent", "Template", "State", "Cause", "Asked for", "Ended"], found.map((one) => [
+    element("a", { href: `#/${project}/jobs/${one.id}` }, one.agent),
+    one.template, one.state, one.cause || "–", when(one.created), when(one.ended),
+  ]));
 }
 
 function starting(base, project, templates, again) {
@@ -55,57 +62,55 @@ function starting(base, project, templates, again) {
   return element("section", {}, element("h2", {}, "Start a training"), made, estimate);
 }
 
-export async function job({ base, role, signal, again }, id) {
+// A job as it goes on: each part of the page is drawn anew when the gateway sends news of it.
+export async function job({ base, role, signal }, id) {
   const path = `${base}/jobs/${id}`;
   const found = await call("GET", path);
-  const state = element("strong", { id: "state" }, found.state);
-  const cause = element("span", {}, found.cause);
+  const state = element("strong", { id: "state" });
+  const cause = element("span", {});
+  const [ended, steer, every, split, curve] = ["result", "steer", "versions", "traffic", "curve"]
+    .map((name) => element("div", { class: name }));
   const log = element("pre", { tabindex: "0", role: "log", "aria-label": "Log" });
-  const parts = [element("h2", {}, `Training of ${found.agent}`),
+  const show = (now) => {
+    state.textContent = now.state;
+    cause.textContent = now.cause;
+    refill(ended, ...(now.result ? [result(now.result)] : []));
+    const isSteered = role !== "viewer" && OPEN.has(now.state);
+    if (isSteered !== steer.hasChildNodes()) refill(steer, ...(isSteered ? [steering(path)] : []));
+  };
+  show(found);
+  guarded(() => follow(path, signal, log));
+  guarded(() => live(base, id, signal, {
+    job: show,
+    curve: (columns) => refill(curve, drawn(columns)),
+    versions: (news) => {
+      refill(every, versions(path, role, news));
+      if (role !== "viewer" && news.versions.length && !split.hasChildNodes()) split.append(traffic(path, news.traffic));
+    },
+    trouble: ({ of, detail }) => refill(of === "curve" ? curve : every, element("p", {}, detail)),
+  }));
+  return [element("h2", {}, `Training of ${found.agent}`),
     element("p", {}, "State: ", state, " ", cause),
-    element("p", {}, `From ${found.template}, `, JSON.stringify(found.numbers))];
-  if (found.result) parts.push(result(found.result));
-  if (role !== "viewer" && OPEN.has(found.state)) parts.push(steering(path, again));
-  if (found.began) parts.push(await versions(path, role, again));
-  const curve = element("div", { class: "curve" });
-  parts.push(element("h3", {}, "Curve"), curve, element("h3", {}, "Log"), log);
-  guarded(() => follow(path, signal, log, again, OPEN.has(found.state)));
-  guarded(() => watch(path, signal, curve, OPEN.has(found.state)));
-  return parts;
+    element("p", {}, `From ${found.template}, `, JSON.stringify(found.numbers)),
+    ended, steer, every, split, element("h3", {}, "Curve"), curve, element("h3", {}, "Log"), log];
 }
 
-async function follow(path, signal, log, again, wasOpen) {
+async function follow(path, signal, log) {
   for await (const { event, data } of events(`${path}/log`, signal)) {
     if (event === "line") {
       log.append(`${data}\n`);
       log.scrollTop = log.scrollHeight;
     } else if (event === "refused") throw new Error(data);
-    else if (wasOpen) await again();
   }
-}
-
-// Draws the curve anew every other second, as long as the training goes on and is looked at.
-async function watch(path, signal, place, goesOn) {
-  do {
-    place.replaceChildren(drawn(await call("GET", `${path}/curve`)));
-    await new Promise((wake) => { setTimeout(wake, LOOK_MS); });
-  } while (goesOn && !signal.aborted);
 }
 
 function result(found) {
   return table("Result", ["What", "Value"], Object.entries(found).map(([key, value]) => [key, String(value)]));
 }
 
-function steering(path, again) {
-  const order = (action) => button(action, async () => { await call("POST", `${path}/control/${action}`, {}); });
-  return element("div", { class: "row", role: "group", "aria-label": "Steer" },
-    order("pause"), order("resume"), order("checkpoint"),
-    button("cancel", async () => { await call("POST", `${path}/cancel`); await again(); }));
-}
-
-async function versions(path, role, again) {
-  const found = await call("GET", `${path}/versions`);
-  const decide = (action, body) => async () => { await call("POST", `${path}/${action}`, body); await again(); };
+// The versions, newest first, and the decisions about them.
+function versions(path, role, found) {
+  const decide = (action, body) => async () => { await call("POST", `${path}/${action}`, body); };
   const reason = "from the console";
   const rows = [...found.versions].reverse().map((one) => [
     one.label ? `${one.label} (${one.version})` : String(one.version), one.status, one.origin,

@@ -27,8 +27,8 @@ CHECKS: Final = (
     "content_type_conformance",
     "response_schema_conformance",
 )
-ENDS_THE_CALLER: Final = "/(sign-out|password|log)$"
-"""What ends the session that calls, or answers when a training has ended."""
+ENDS_THE_CALLER: Final = "/(sign-out|password|log|events)$"
+"""What ends the session that calls, or answers as long as its caller listens."""
 UNSENT: Final = "POST /api/projects/{project}/agents/{agent_id}/feedback"
 """Its body is JSON lines, which schemathesis does not write."""
 

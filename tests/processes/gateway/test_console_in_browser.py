@@ -131,6 +131,54 @@ def test_a_person_trains_and_decides_and_another_sees_nothing_of_it(
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_run_is_steered_by_buttons_and_others_see_it_without_asking_again(
+    browser: "Browser", gateway: GatewayProcess
+) -> None:
+    """Pause, a named checkpoint, back to it, a flush that is refused, traffic, stop; each is in the audit."""
+    complaints: list[str] = []
+    tab, other = (signed_in(browser, gateway, "ada", complaints) for _ in range(2))
+    tab.get_by_label("Agent").fill("my_agent")
+    tab.get_by_label("maxSteps").fill("50000")
+    tab.get_by_role("button", name="Start").click()
+    tab.get_by_role("heading", name="Training of my_agent").wait_for()
+    row = other.get_by_role("row").filter(has_text="my_agent")
+    playwright.expect(row).to_contain_text("running", timeout=1000 * PATIENCE_S)
+    tab.wait_for_function(f"() => ({POINTS})() > 2")
+    asked: list[str] = []
+    for one in (tab, other):
+        one.on("request", lambda request: asked.append(f"{request.method} {request.url}"))
+    steer(tab)
+    check(tab, "steering")
+    tab.get_by_role("button", name="stop", exact=True).click()
+    playwright.expect(tab.locator("#state")).not_to_have_text("running", timeout=1000 * PATIENCE_S)
+    playwright.expect(row).not_to_contain_text("running", timeout=1000 * PATIENCE_S)
+    assert [one for one in asked if one.startswith("GET")] == []  # what changes is sent
+    tab.get_by_role("link", name="Audit").click()
+    audit = tab.get_by_role("region", name="Who did what, newest first")
+    for action in ("pause", "resume", "checkpoint", "restore", "flush", "stop"):
+        playwright.expect(audit).to_contain_text(f"run: {action}")
+    playwright.expect(audit).to_contain_text("traffic")
+    assert [one for one in complaints if "409" not in one] == []
+
+
+def steer(tab: "Page") -> None:
+    """What is asked of a run, and what it answers."""
+    told = tab.get_by_label("What the run answered")
+    for action in ("pause", "resume"):
+        tab.get_by_role("button", name=action, exact=True).click()
+        playwright.expect(told).to_contain_text(f"{action}: wanted is", timeout=1000 * PATIENCE_S)
+    tab.get_by_text("Named checkpoints, flush").click()
+    for label, button in (("Name of the checkpoint", "Keep a checkpoint"), ("Go back to", "Go back to it")):
+        tab.get_by_label(label, exact=True).fill("before")
+        tab.get_by_role("button", name=button).click()
+        playwright.expect(told).to_contain_text(": done", timeout=1000 * PATIENCE_S)
+    tab.get_by_role("button", name="Flush").click()
+    playwright.expect(told).to_contain_text("flush: ", timeout=1000 * PATIENCE_S)
+    tab.get_by_text("Traffic", exact=True).click()
+    tab.get_by_label("Share of the newest").fill("0.5")
+    tab.get_by_role("button", name="Change the traffic").click()
+
+
 def test_a_wrong_password_is_said_and_the_page_may_not_be_framed(
     browser: "Browser", gateway: GatewayProcess
 ) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,23 +88,30 @@ def learner(folder: Path, job: dict[str, Any]) -> psutil.Process | None:
     return None
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """One of its own, since it is killed."""
+@contextmanager
+def surroundings(folder: Path) -> Iterator[Place]:
+    """A gateway and a database of its own, since they are killed; both are gone afterwards."""
     programs = find_programs()
     assert programs is not None
     short = Path(tempfile.mkdtemp(prefix="ps-"))
     server = PostgresqlServer(programs, short)
-    write_templates(tmp_path / "templates")
+    write_templates(folder / "templates")
     try:
         server.start()
-        made = Place(tmp_path, server)
+        made = Place(folder, server)
         yield made
         made.gateway.end()
     finally:
-        end_jobs(tmp_path)
+        end_jobs(folder)
         server.stop()
         shutil.rmtree(short, ignore_errors=True)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """One of its own."""
+    with surroundings(tmp_path) as made:
+        yield made
 
 
 def give(place: Place, number: int, over: threading.Event, acknowledged: dict[str, str]) -> None:

@@ -15,6 +15,8 @@ import type {
   CurveApiProjectsProjectJobsJobCurveGetResponses,
   EstimateApiProjectsProjectEstimatesPostData,
   EstimateApiProjectsProjectEstimatesPostResponses,
+  EventsApiProjectsProjectEventsGetData,
+  EventsApiProjectsProjectEventsGetResponses,
   ExportApiProjectsProjectAgentsAgentIdFeedbackGetData,
   ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses,
   FileOfPageConsoleFileGetData,
@@ -133,6 +135,7 @@ export interface GatewayRoutes {
   'GET /api/projects/{project}/agents/{agent_id}/links': { takes: LinksApiProjectsProjectAgentsAgentIdLinksGetData; answers: LinksApiProjectsProjectAgentsAgentIdLinksGetResponses[keyof LinksApiProjectsProjectAgentsAgentIdLinksGetResponses] };
   'GET /api/projects/{project}/agents/{agent_id}/satisfaction': { takes: SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetData; answers: SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses[keyof SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses] };
   'GET /api/projects/{project}/audit': { takes: ReadAuditApiProjectsProjectAuditGetData; answers: ReadAuditApiProjectsProjectAuditGetResponses[keyof ReadAuditApiProjectsProjectAuditGetResponses] };
+  'GET /api/projects/{project}/events': { takes: EventsApiProjectsProjectEventsGetData; answers: EventsApiProjectsProjectEventsGetResponses[keyof EventsApiProjectsProjectEventsGetResponses] };
   'GET /api/projects/{project}/injectors': { takes: InjectorsApiProjectsProjectInjectorsGetData; answers: InjectorsApiProjectsProjectInjectorsGetResponses[keyof InjectorsApiProjectsProjectInjectorsGetResponses] };
   'GET /api/projects/{project}/injectors/{injector}': { takes: InjectorApiProjectsProjectInjectorsInjectorGetData; answers: InjectorApiProjectsProjectInjectorsInjectorGetResponses[keyof InjectorApiProjectsProjectInjectorsInjectorGetResponses] };
   'GET /api/projects/{project}/jobs': { takes: JobsApiProjectsProjectJobsGetData; answers: JobsApiProjectsProjectJobsGetResponses[keyof JobsApiProjectsProjectJobsGetResponses] };
