@@ -6,39 +6,46 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
-from workloads.goals.traces.trace_file import Log, action_counts, read_log
+from workloads.goals.traces.trace_index import TraceIndex
 
 _MOST_SHOWN: Final = 50
 
 
 def main(file: Path, *, as_json: bool) -> int:
     """Print counts and faults of a log; returns 1 where there are faults, or no whole episode."""
-    log = read_log(file)
-    account = account_of(log)
+    with TraceIndex.of(file) as index:
+        account = account_of(index)
     sys.stdout.write((json.dumps(account) if as_json else _text(account)) + "\n")
-    return EXIT_OK if log.episodes and not log.faults else EXIT_FAILED
+    return EXIT_OK if index.episodes and not index.faults else EXIT_FAILED
 
 
-def account_of(log: Log) -> dict[str, Any]:
+def account_of(index: TraceIndex) -> dict[str, Any]:
     """Return what a log holds, as JSON values."""
-    traces = log.traces
     return {
-        "lines": log.lines,
-        "episodes": len(log.episodes),
-        "episodes_left_out": len(log.broken),
-        "decisions": len(traces),
-        "independent": log.independent,
-        "with_propensity": sum(trace.propensity is not None for trace in traces),
-        "success": sum(trace.result.success for trace in traces),
-        "numbers": {
-            name: [min(trace.observation[name] for trace in traces), max(t.observation[name] for t in traces)]
-            for name in log.numbers
-        },
-        "actions": {
-            name: {"done": done, "success": well} for name, (done, well) in action_counts(log).items()
-        },
-        "faults": [{"line": fault.line, "why": fault.why} for fault in log.faults],
+        "lines": index.lines,
+        "episodes": index.episodes,
+        "episodes_left_out": len(index.broken),
+        "decisions": index.decisions,
+        "independent": index.independent,
+        "with_propensity": index.with_propensity,
+        "success": index.well.total(),
+        "numbers": _ranges(index),
+        "actions": {name: {"done": index.done[name], "success": index.well[name]} for name in index.actions},
+        "faults": [{"line": fault.line, "why": fault.why} for fault in index.faults],
     }
+
+
+def _ranges(index: TraceIndex) -> dict[str, list[float]]:
+    """Return the least and the most of each number that was observed."""
+    found: dict[str, list[float]] = {}
+    for trace in index.traces():
+        for name, value in trace.observation.items():
+            known = found.setdefault(name, [value, value])
+            if value < known[0]:
+                known[0] = value
+            elif value > known[1]:
+                known[1] = value
+    return dict(sorted(found.items()))
 
 
 def _text(account: dict[str, Any]) -> str:

@@ -6,35 +6,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import tomli_w
 import torch
-from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.service_settings import over_defaults
 from penstock.config.workload import find
 from penstock.runtime.exit import EXIT_OK
-from penstock.wire.messages import Publication
 from workloads.goals.commands.trace_evaluation import reward_weights
 from workloads.goals.traces.encoding import Encoding
-from workloads.goals.traces.propensity_model import estimated_propensities
-from workloads.goals.traces.trace_file import Log, need_episodes
+from workloads.goals.traces.measured_sample import MOST_HELD, write_sample
+from workloads.goals.traces.trace_index import TraceIndex
+from workloads.goals.traces.trace_recording import record_log
 from workloads.goals.traces.trace_reward import RewardWeights
 from workloads.plugin.learning import make_step_model
-from workloads.plugin.recordings import (
-    Ended,
-    FragmentBuilder,
-    HeaderFields,
-    RecordingWriter,
-    Stepped,
-    single_rank,
-)
+from workloads.plugin.recordings import RecordingWriter, single_rank
 
 _RUN_FILE: Final = "run.toml"
 _WEIGHTED_FILE: Final = "by_propensity.toml"
 _LOGGED: Final = "logged"
-_ALONE: Final = np.zeros(1, np.intp)
+_SAMPLE_FILE: Final = "measured.jsonl"
 
 
 def main(file: Path, out: Path, *, reward: tuple[str, ...], as_json: bool) -> int:
@@ -44,28 +35,67 @@ def main(file: Path, out: Path, *, reward: tuple[str, ...], as_json: bool) -> in
     """
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: holds something already; name a new folder")
-    log, weights = need_episodes(file), reward_weights(reward)
-    encoding = Encoding(log.numbers, log.actions)
-    layer = run_layer(file, encoding, weights)
-    account = _write(log, encoding, weights, layer, out)
+    weights = reward_weights(reward)
+    with TraceIndex.of(file) as index:
+        index.check_episodes()
+        account = _write(index, weights, out)
+    sys.stdout.write((json.dumps(account) if as_json else _text(account, out)) + "\n")
+    return EXIT_OK
+
+
+def _write(index: TraceIndex, weights: RewardWeights, out: Path) -> dict[str, Any]:
+    """Write all that belongs to the recording, and return what that is, as JSON values."""
+    encoding = Encoding(index.numbers, index.actions)
+    out.mkdir(parents=True, exist_ok=True)
+    held, measured = index.path, index.episodes
+    if index.decisions > MOST_HELD:
+        held = out / _SAMPLE_FILE
+        measured = write_sample(index, held)
+    layer = run_layer(held, encoding, weights)
+    account = {
+        "folder": str(out),
+        "episodes": index.episodes,
+        "decisions": index.decisions,
+        "fragments": _record(index, encoding, weights, layer, out),
+        "faults": len(index.faults),
+        "propensities": _LOGGED if index.with_propensity == index.decisions else "estimated",
+        "measured_by": measured,
+    }
     (out / _RUN_FILE).write_text(
-        f"# From {account['episodes']} episodes; propensities: {account['propensities']}.\n"
-        + tomli_w.dumps(layer)
+        f"# From {index.episodes} episodes, measured by {measured}; "
+        f"propensities: {account['propensities']}.\n" + tomli_w.dumps(layer)
     )
-    if log.independent and account["propensities"] == _LOGGED:
+    if index.independent and account["propensities"] == _LOGGED:
         (out / _WEIGHTED_FILE).write_text(
-            "# Learns without the recording: what is logged counts by its propensity.\n"
-            + tomli_w.dumps(by_propensity(layer))
+            f"# Learns without the recording, from {measured} episodes: what is logged counts by its "
+            "propensity.\n" + tomli_w.dumps(by_propensity(layer))
         )
+    return account
+
+
+def _record(
+    index: TraceIndex, encoding: Encoding, weights: RewardWeights, layer: dict[str, Any], out: Path
+) -> int:
+    settings = over_defaults([layer, {"run": "traces"}])
+    specification = make_step_model(settings, find("goals"), single_rank(), torch.device("cpu")).specification
+    writer = RecordingWriter.begin(out, specification, "policy", settings.learner.record_max_bytes)
+    try:
+        return record_log(index, encoding, weights, specification, writer)
+    finally:
+        writer.close()
+
+
+def _text(account: dict[str, Any], out: Path) -> str:
     text = (
-        f"{out}: {account['episodes']} episodes, {account['decisions']} decisions, {len(log.faults)} faults "
-        f"left out; propensities {account['propensities']}\n"
+        f"{out}: {account['episodes']} episodes, {account['decisions']} decisions, {account['faults']} "
+        f"faults left out; propensities {account['propensities']}\n"
         f"learn from it: penstock train {out / _RUN_FILE} --from {out}"
     )
     if (out / _WEIGHTED_FILE).exists():
         text += f"\nor by its propensities: penstock train {out / _WEIGHTED_FILE}"
-    sys.stdout.write((json.dumps(account) if as_json else text) + "\n")
-    return EXIT_OK
+    if account["measured_by"] < account["episodes"]:
+        text += f"\nmeasured by {account['measured_by']} of the episodes, which {out / _SAMPLE_FILE} holds"
+    return text
 
 
 def run_layer(file: Path, encoding: Encoding, weights: RewardWeights) -> dict[str, Any]:
@@ -89,71 +119,3 @@ def by_propensity(layer: dict[str, Any]) -> dict[str, Any]:
     environment = layer["environment"]
     kwargs = {**environment["kwargs"], "mode": "matched"}
     return {**layer, "environment": {**environment, "kwargs": kwargs}, "algorithm": {"name": "ppo"}}
-
-
-def _write(
-    log: Log, encoding: Encoding, weights: RewardWeights, layer: dict[str, Any], out: Path
-) -> dict[str, Any]:
-    settings = over_defaults([layer, {"run": "traces"}])
-    model = make_step_model(settings, find("goals"), single_rank(), torch.device("cpu"))
-    specification = model.specification
-    log_prob, known = _log_probs(log, encoding)
-    builder = FragmentBuilder(specification.schema, specification.unroll_length, 1)
-    writer = RecordingWriter.begin(out, specification, "policy", settings.learner.record_max_bytes)
-    seen = encoding.episodes(log.episodes)
-    ends = np.cumsum([len(episode) for episode in log.episodes]) - 1
-    is_end = np.isin(np.arange(len(seen)), ends)
-    fragments = 0
-    try:
-        builder.start({"observation": seen[:1]})
-        for index, trace in enumerate(log.traces):
-            action = np.array([encoding.action(trace.action)])
-            step = _stepped(seen, index, weights.reward(trace.result), ends=bool(is_end[index]))
-            builder.record({"action": action}, log_prob[index : index + 1], step)
-            if builder.is_full or index + 1 == len(seen):
-                fragments += 1
-                fields = HeaderFields(
-                    run=specification.run,
-                    session=1,
-                    sequence=fragments,
-                    weights=Publication(version=1),
-                    round=0,
-                )
-                if not writer.fragment(builder.cut(fields)[0]):
-                    raise ConfigurationError(
-                        f"{out}: the log is larger than learner.record_max_bytes; split it"
-                    )
-    finally:
-        writer.close()
-    return {
-        "folder": str(out),
-        "episodes": len(log.episodes),
-        "decisions": len(seen),
-        "fragments": fragments,
-        "faults": len(log.faults),
-        "propensities": _LOGGED if known else "estimated",
-    }
-
-
-def _stepped(seen: NDArray[np.float32], index: int, reward: float, *, ends: bool) -> Stepped:
-    after = seen[index + 1 : index + 2] if index + 1 < len(seen) else seen[index : index + 1]
-    last = Ended(_ALONE, {"observation": seen[index : index + 1]}) if ends else None
-    return Stepped(
-        observation={"observation": after},
-        reward=np.array([reward]),
-        terminated=np.array([ends]),
-        truncated=np.zeros(1, np.bool_),
-        valid=None,
-        ended=last,
-    )
-
-
-def _log_probs(log: Log, encoding: Encoding) -> tuple[NDArray[np.float32], bool]:
-    """Return log μ of every decision, float32 [n], and whether the log knows all of them."""
-    told = [trace.propensity for trace in log.traces]
-    if all(one is not None for one in told):
-        return np.log(np.array(told, np.float64)).astype(np.float32), True
-    action = np.array([encoding.action(trace.action) for trace in log.traces], np.int64)
-    guessed = estimated_propensities(encoding.episodes(log.episodes), action, len(encoding.actions))
-    logged = np.array([one or guess for one, guess in zip(told, guessed, strict=True)])
-    return np.log(logged).astype(np.float32), False

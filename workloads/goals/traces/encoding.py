@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -62,14 +63,15 @@ class Encoding:
         return self.actions.index(name)
 
 
-def _hashed(goal: str) -> list[float]:
+@lru_cache(maxsize=1024)
+def _hashed(goal: str) -> tuple[float, ...]:
     """Words of a text as a signed hash of length 1 (Weinberger et al. 2009); zeros without words."""
     vector = [0.0] * GOAL_WIDTH
     for word in re.findall(r"\w+", goal.lower()):
         digest = blake2b(word.encode(), digest_size=8).digest()
         vector[digest[0] % GOAL_WIDTH] += 1.0 if digest[1] & 1 else -1.0
     length = math.hypot(*vector) or 1.0
-    return [one / length for one in vector]
+    return tuple(one / length for one in vector)
 
 
 def _last(result: Result | None) -> list[float]:

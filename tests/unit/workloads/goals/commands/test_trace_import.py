@@ -58,3 +58,18 @@ def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
     reply = CliRunner().invoke(trace_commands, ["import", str(path), "--out", str(tmp_path)])
     assert reply.exit_code == 2
     assert "holds something already" in reply.output
+
+
+def test_a_log_that_no_environment_holds_is_recorded_whole_and_measured_by_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large: all decisions are in the recording, and the run's environment plays some episodes."""
+    monkeypatch.setattr("workloads.goals.traces.trace_file.MOST_LINES", COUNT // 2)
+    monkeypatch.setattr("workloads.goals.traces.measured_sample.MOST_HELD", 100)
+    monkeypatch.setattr("workloads.goals.commands.trace_import.MOST_HELD", 100)
+    account, rows = imported(bandit_log(tmp_path, 0, COUNT), tmp_path / "out")
+    assert (account["episodes"], account["measured_by"], len(rows["action"])) == (COUNT, 100, COUNT)
+    told = tomllib.loads((tmp_path / "out" / "run.toml").read_text())
+    sample = Path(told["environment"]["kwargs"]["trace_file"])
+    assert (sample.parent, len(sample.read_text().splitlines())) == (tmp_path / "out", 100)
+    assert "from 100 episodes" in (tmp_path / "out" / "by_propensity.toml").read_text()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.goals.traces import trace_file
-from workloads.goals.traces.trace_file import action_counts, need_episodes, read_log, shared_episodes
+from workloads.goals.traces import trace_file, trace_index
+from workloads.goals.traces.trace_file import need_episodes, read_log, shared_episodes
 from workloads.goals.traces.trace_line import MOST_LINE_BYTES
 
 
@@ -39,7 +39,6 @@ def test_episodes_are_put_together(tmp_path: Path) -> None:
     assert [[trace.step for trace in episode] for episode in log.episodes] == [[0, 1], [0]]
     assert (log.lines, log.faults, log.independent) == (3, (), False)
     assert (log.actions, log.numbers) == (("stop", "wait"), ("cpu", "disk"))
-    assert action_counts(log) == {"stop": (1, 1), "wait": (2, 1)}
 
 
 def test_faults_are_named_by_line_and_cost_their_episode(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_a_log_that_does_not_fit_into_memory_is_refused(
     path = written(tmp_path, *(row(f"e{number}", 0) for number in range(4)))
     with pytest.raises(ConfigurationError, match="more than 3 lines: split it"):
         read_log(path)
-    monkeypatch.setattr(trace_file, "MOST_FAULTS", 1)
+    monkeypatch.setattr(trace_index, "MOST_FAULTS", 1)
     with pytest.raises(ConfigurationError, match="more than 1 faults.*line 1: time: is missing"):
         read_log(written(tmp_path, "{}", "{}", "{}"))
 
