@@ -82,6 +82,7 @@ ACCESS: Final[Table] = {
     ("POST", "/api/projects/{project}/jobs/{job}/cancel"): Access.EDITOR,
     ("POST", "/api/projects/{project}/jobs/{job}/control/{action}"): Access.EDITOR,
     ("GET", "/api/projects/{project}/jobs/{job}/versions"): Access.VIEWER,
+    ("GET", "/api/projects/{project}/jobs/{job}/versions/{version}/weights"): Access.EDITOR,
     ("POST", "/api/projects/{project}/jobs/{job}/promote"): Access.EDITOR,
     ("POST", "/api/projects/{project}/jobs/{job}/rollback"): Access.EDITOR,
     ("PUT", "/api/projects/{project}/jobs/{job}/traffic"): Access.EDITOR,

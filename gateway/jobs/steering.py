@@ -45,6 +45,14 @@ class TrafficChange:
     shadow: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionFile:
+    """Holds a version of a policy as a file. name: for who keeps it. content: safetensors."""
+
+    name: str
+    content: bytes
+
+
 class Steering(Protocol):
     """Steers the runs of jobs, by the job's id.
 
@@ -56,6 +64,9 @@ class Steering(Protocol):
 
     def versions(self, job: str) -> Mapping[str, Any]:
         """Return the registered versions of a run, and its traffic."""
+
+    def weights(self, job: str, version: int | str) -> VersionFile:
+        """Return a registered version as a file."""
 
     def promote(
         self, job: str, version: int | str, *, to: str, canary_share: float | None, reason: str, by: str

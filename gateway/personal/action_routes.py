@@ -10,7 +10,14 @@ from gateway.frame.api_errors import ApiError
 from gateway.jobs.steering import Action
 from gateway.personal.shown_runs import Actions, CannotStart, Runs
 from gateway.routes.request_text import Body
-from gateway.routes.steering_requests import NewTraffic, Promotion, Wanted, Withdrawal
+from gateway.routes.steering_requests import (
+    NewTraffic,
+    Promotion,
+    VersionNumber,
+    Wanted,
+    WeightsFile,
+    Withdrawal,
+)
 
 
 class NewRun(Body):
@@ -43,6 +50,12 @@ def add_actions(app: FastAPI, runs: Runs, actions: Actions) -> None:
         """Tell a run what is wanted."""
         runs.detail(name)  # a name that is none is told before anything is asked
         return steering.order(name, body.order(action))
+
+    @router.get("/api/runs/{name}/versions/{version}/weights", response_class=WeightsFile)
+    def weights(name: str, version: VersionNumber) -> WeightsFile:
+        """Return the weights of a version as a file of safetensors."""
+        runs.detail(name)
+        return WeightsFile.of(steering.weights(name, version))
 
     @router.post("/api/runs/{name}/promote")
     def promote(name: str, body: Promotion) -> Mapping[str, Any]:

@@ -16,7 +16,14 @@ from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.jobs import job_queue
 from gateway.jobs.steering import Action, Steering
 from gateway.routes.job_routes import dispatcher_of
-from gateway.routes.steering_requests import NewTraffic, Promotion, Wanted, Withdrawal
+from gateway.routes.steering_requests import (
+    NewTraffic,
+    Promotion,
+    VersionNumber,
+    Wanted,
+    WeightsFile,
+    Withdrawal,
+)
 
 router = APIRouter(route_class=GuardedRoute, tags=["control"])
 
@@ -36,6 +43,17 @@ def control(request: Request, member: Member, job: str, action: Action, body: Wa
 def versions(request: Request, member: Member, job: str) -> Mapping[str, Any]:
     """Return the versions that a run has registered, with their evaluations, and its traffic."""
     return _steering(request, member, job).versions(job)
+
+
+@router.get(
+    "/api/projects/{project}/jobs/{job}/versions/{version}/weights",
+    response_class=WeightsFile,
+    responses={200: {"content": {WeightsFile.media_type: {}}}},
+)
+def weights(request: Request, member: Member, job: str, version: VersionNumber) -> WeightsFile:
+    """Return the weights of a version as a file of safetensors."""
+    steering = _noted(request, member, job, "weights read", version=version)
+    return WeightsFile.of(steering.weights(job, version))
 
 
 @router.post("/api/projects/{project}/jobs/{job}/promote")

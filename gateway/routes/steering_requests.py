@@ -1,12 +1,14 @@
 """What is asked of a run and its versions, as requests say it."""
 
+import re
 import secrets
 from typing import Annotated, Literal
 
+from fastapi import Path, Response
 from pydantic import Field
 
 from gateway.frame.api_errors import ApiError
-from gateway.jobs.steering import Action, Order, TrafficChange
+from gateway.jobs.steering import Action, Order, TrafficChange, VersionFile
 from gateway.routes.request_text import Body, Text
 
 Reason = Annotated[Text, Field(max_length=500)]
@@ -15,6 +17,19 @@ Version = (
     Annotated[int, Field(ge=1, lt=2**53)] | Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,62}$")]
 )
 """A version by its number, or by its name, such as `v15`."""
+VersionNumber = Annotated[int, Path(ge=1, lt=2**53)]
+
+
+class WeightsFile(Response):
+    """An answer that is a version's weights, for a browser to keep as a file."""
+
+    media_type = "application/octet-stream"
+
+    @classmethod
+    def of(cls, file: VersionFile) -> "WeightsFile":
+        """Return a file as an answer."""
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", file.name)
+        return cls(file.content, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
 class Wanted(Body):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway.jobs.steering import Action, CannotSteer, Order, TrafficChange
+from gateway.jobs.steering import Action, CannotSteer, Order, TrafficChange, VersionFile
 from launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
 from launch.policy.policy_steering import Wish, rolled_back, wished
 from launch.policy.policy_view import traffic_json, version_json
@@ -13,6 +13,7 @@ from launch.policy.registry_place import RegistryPolicy, find_place, opened
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
+from penstock.registry.weight_files import read_kept
 from penstock.runtime.exit import Fatal
 
 _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.STOP: "Stop"}
@@ -47,6 +48,16 @@ class RunSteering:
         named = {number: label for label, number in labels.items()}
         shown = [version_json(one) | {"label": named.get(one.version)} for one in found]
         return {"versions": shown, "traffic": traffic_json(traffic)}
+
+    def weights(self, job: str, version: int | str) -> VersionFile:
+        """Return a registered version as a file, if its bytes are those that were registered."""
+        with _told():
+            place = find_place(str(self._run(job)), None, None)
+            with opened(place) as registry:
+                found = registry.get(place.policy, _number(registry, place, version))
+            assert place.folder is not None
+            content = read_kept(place.folder, found.version, found.sha256)
+        return VersionFile(name=f"{found.policy}-{found.version}.safetensors", content=content)
 
     def promote(
         self, job: str, version: int | str, *, to: str, canary_share: float | None, reason: str, by: str

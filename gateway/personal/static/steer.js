@@ -20,7 +20,8 @@ export function decisions(name, one) {
   const decide = (action) => () =>
     send("POST", `/api/runs/${encodeURIComponent(name)}/${action}`, { version: one.version, reason: REASON });
   return { kind: "row", text: element("span", { class: "row" },
-    pressed(`promote ${one.version}`, decide("promote")), pressed(`roll back ${one.version}`, decide("rollback"))) };
+    pressed(`promote ${one.version}`, decide("promote")), pressed(`roll back ${one.version}`, decide("rollback")),
+    element("a", { href: `/api/runs/${encodeURIComponent(name)}/versions/${one.version}/weights`, download: "" }, `download ${one.version}`)) };
 }
 
 function pressed(text, act) {

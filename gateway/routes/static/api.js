@@ -56,6 +56,17 @@ export async function lines(path) {
   return text.split("\n").filter(Boolean).map((line) => JSON.parse(line));
 }
 
+// Has the browser keep the answer as a file, under the name that the gateway gives it.
+export async function keepFile(path) {
+  const reply = await send("GET", path);
+  const address = URL.createObjectURL(await reply.blob());
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = /filename="([^"]+)"/.exec(reply.headers.get("Content-Disposition") ?? "")?.[1] ?? "";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}
+
 // Yields { event, data } of a stream of server-sent events; ends with it, or when `signal` says so.
 export async function* events(path, signal) {
   const reply = await send("GET", path, undefined, signal);

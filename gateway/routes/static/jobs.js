@@ -1,6 +1,6 @@
 // Trainings: asked for from a template, followed, steered, and what versions came of them.
 
-import { call, events } from "./api.js";
+import { call, events, keepFile } from "./api.js";
 import { drawn } from "./curve.js";
 import { button, choice, element, field, form, guarded, table, when } from "./elements.js";
 import { live, refill } from "./live.js";
@@ -117,7 +117,8 @@ function versions(path, role, found) {
     one.evaluation ? `${one.evaluation.mean.toPrecision(4)} ± ${one.evaluation.std.toPrecision(3)}` : "–",
     role === "viewer" ? "–" : element("div", { class: "row" },
       button(`promote ${one.version}`, decide("promote", { version: one.version, reason })),
-      button(`roll back ${one.version}`, decide("rollback", { version: one.version, reason }))),
+      button(`roll back ${one.version}`, decide("rollback", { version: one.version, reason })),
+      button(`download ${one.version}`, () => keepFile(`${path}/versions/${one.version}/weights`))),
   ]);
   return table("Versions", ["Version", "Status", "Origin", "Evaluation", "Decide"], rows);
 }

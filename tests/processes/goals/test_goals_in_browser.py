@@ -142,7 +142,7 @@ def test_from_parameters_to_a_goal_that_was_vetoed_and_one_that_was_done(
         watch(signed_in(browser, gateway, "vic", complaints))
     tab.goto(f"{gateway.url}/#/alpha/audit")
     audit = tab.get_by_role("region", name="Who did what, newest first")
-    for action in ("injector switched", "goal vetoed", "promote", "job cancelled"):
+    for action in ("injector switched", "goal vetoed", "promote", "weights read", "job cancelled"):
         playwright.expect(audit).to_contain_text(action)
     assert complaints == []
 
@@ -163,6 +163,12 @@ def train(tab: "Page", folder: Path) -> Path:
     playwright.expect(tab.locator("#state")).to_have_text("cancelled", timeout=1000 * PATIENCE_S)
     tab.get_by_role("button", name=re.compile("^promote ")).first.click()
     playwright.expect(tab.get_by_role("region", name="Versions")).to_contain_text("active")
+    with tab.expect_download() as kept:
+        tab.get_by_role("button", name=re.compile("^download ")).first.click()
+    name = kept.value.suggested_filename
+    assert re.fullmatch(r"alpha-my_host-\d+\.safetensors", name), name
+    version = name.removesuffix(".safetensors").rpartition("-")[2]
+    assert kept.value.path().read_bytes() == (job / "policies" / f"{version}.safetensors").read_bytes()
     check(tab, "training")
     tab.get_by_role("link", name="Overview").click()
     return job

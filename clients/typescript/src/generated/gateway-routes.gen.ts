@@ -113,6 +113,8 @@ import type {
   TrainPolicyApiPoliciesTrainPolicyAgentIdPostResponses,
   VersionsApiProjectsProjectJobsJobVersionsGetData,
   VersionsApiProjectsProjectJobsJobVersionsGetResponses,
+  WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetData,
+  WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetResponses,
 } from './gateway/types.gen.js';
 
 /** The routes of gateway: what each takes, and what it answers. */
@@ -143,6 +145,7 @@ export interface GatewayRoutes {
   'GET /api/projects/{project}/jobs/{job}/curve': { takes: CurveApiProjectsProjectJobsJobCurveGetData; answers: CurveApiProjectsProjectJobsJobCurveGetResponses[keyof CurveApiProjectsProjectJobsJobCurveGetResponses] };
   'GET /api/projects/{project}/jobs/{job}/log': { takes: LogApiProjectsProjectJobsJobLogGetData; answers: LogApiProjectsProjectJobsJobLogGetResponses[keyof LogApiProjectsProjectJobsJobLogGetResponses] };
   'GET /api/projects/{project}/jobs/{job}/versions': { takes: VersionsApiProjectsProjectJobsJobVersionsGetData; answers: VersionsApiProjectsProjectJobsJobVersionsGetResponses[keyof VersionsApiProjectsProjectJobsJobVersionsGetResponses] };
+  'GET /api/projects/{project}/jobs/{job}/versions/{version}/weights': { takes: WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetData; answers: WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetResponses[keyof WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetResponses] };
   'GET /api/projects/{project}/members': { takes: MembersApiProjectsProjectMembersGetData; answers: MembersApiProjectsProjectMembersGetResponses[keyof MembersApiProjectsProjectMembersGetResponses] };
   'GET /api/projects/{project}/templates': { takes: TemplatesApiProjectsProjectTemplatesGetData; answers: TemplatesApiProjectsProjectTemplatesGetResponses[keyof TemplatesApiProjectsProjectTemplatesGetResponses] };
   'GET /api/projects/{project}/tokens': { takes: TokensApiProjectsProjectTokensGetData; answers: TokensApiProjectsProjectTokensGetResponses[keyof TokensApiProjectsProjectTokensGetResponses] };

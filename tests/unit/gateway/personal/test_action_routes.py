@@ -25,6 +25,7 @@ DONE: Any = {
     "POST /api/runs/a/rollback": {"reason": "x"},
     "PUT /api/runs/a/traffic": {"canaryShare": 0.1, "reason": "x"},
 }
+WEIGHTS = "/api/runs/a/versions/1/weights"
 
 
 def app_of(folder: Path, admission: Admission) -> Any:
@@ -55,6 +56,7 @@ def test_only_the_browser_that_was_let_in_may_act(tmp_path: Path) -> None:
         form = mine.request(method, path, content=b"name=mine", headers={"Content-Type": "text/plain"})
         assert form.status_code == 422, words
     assert other.get("/api/settings").status_code == 401
+    assert other.get(WEIGHTS).status_code == 401
     assert mine.get("/api/settings").json()["properties"]["learner"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
 
@@ -68,6 +70,9 @@ def test_what_cannot_be_done_is_told_in_words(tmp_path: Path) -> None:
     ended = mine.post("/api/runs/a/control/pause", json={})
     assert (ended.status_code, ended.json()["error"]) == (409, "conflict")
     assert mine.post("/api/runs/b/control/pause", json={}).status_code == 404
+    assert mine.get(WEIGHTS).status_code == 409
+    assert mine.get(WEIGHTS.replace("1", "x")).status_code == 422
+    assert mine.get(WEIGHTS.replace("/a/", "/b/")).status_code == 404
     assert mine.post("/api/runs/..%2Fa/promote", json=DONE["POST /api/runs/a/promote"]).status_code == 404
     assert mine.post("/api/runs/a/promote", json=DONE["POST /api/runs/a/promote"]).status_code == 409
     assert mine.post("/api/runs/a/control/restore", json={}).json()["field"] == "name"

@@ -14,7 +14,7 @@ from penstock.policy import weights
 from penstock.policy.build import build
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
-from penstock.registry.weight_files import read_kept, registry_url, write_kept
+from penstock.registry.weight_files import path_of, read_kept, registry_url, write_kept
 from penstock.wire.spaces import Discrete
 from tests.support.run.small_run import OBSERVATION, RUN, specification
 from tests.support.storage.ready_tables import with_registry
@@ -66,6 +66,21 @@ def test_after_a_rollback_the_version_before_is_active_and_can_be_served(run: Pa
         assert (said["withdrawn"]["version"], said["active"]["version"]) == (version, found["version"])
         assert (found["origin"], said["awaits_number"]) == ("rollback", False)
         assert read_kept(run, found["version"], found["sha256"]) == first
+
+
+def test_a_version_is_read_as_a_file_only_as_it_was_registered(run: Path) -> None:
+    """By its number or its name; a file that was damaged is refused, and so is a version that is none."""
+    steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
+    file = steering.weights(JOB, 5)
+    assert (file.name, weights.sha256(file.content)) == (
+        "default-5.safetensors",
+        steering.versions(JOB)["versions"][1]["sha256"],
+    )
+    with pytest.raises(CannotSteer, match="version=7"):
+        steering.weights(JOB, 7)
+    path_of(run, 5).write_bytes(file.content[:-1] + b"x")
+    with pytest.raises(CannotSteer, match="damaged"):
+        steering.weights(JOB, 5)
 
 
 def test_a_version_with_none_before_it_stays_active_and_the_refusal_says_what_to_do(run: Path) -> None:

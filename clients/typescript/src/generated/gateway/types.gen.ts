@@ -3800,6 +3800,81 @@ export type VersionsApiProjectsProjectJobsJobVersionsGetResponses = {
 
 export type VersionsApiProjectsProjectJobsJobVersionsGetResponse = VersionsApiProjectsProjectJobsJobVersionsGetResponses[keyof VersionsApiProjectsProjectJobsJobVersionsGetResponses];
 
+export type WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetData = {
+    body?: never;
+    path: {
+        /**
+         * Job
+         */
+        job: string;
+        /**
+         * Version
+         */
+        version: number;
+        project: string;
+    };
+    query?: never;
+    url: '/api/projects/{project}/jobs/{job}/versions/{version}/weights';
+};
+
+export type WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetError = WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetErrors[keyof WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetErrors];
+
+export type WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetResponses = {
+    /**
+     * Successful Response
+     */
+    200: Blob | File;
+};
+
+export type WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetResponse = WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetResponses[keyof WeightsApiProjectsProjectJobsJobVersionsVersionWeightsGetResponses];
+
 export type RevokeLinkApiProjectsProjectLinksLinkDeleteData = {
     body?: never;
     path: {
