@@ -80,6 +80,8 @@ __all__ = [
 ]
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
+_REPLACED = "kwargs"
+"""A table that is replaced as a whole, since its arguments belong together."""
 _SECRETS = ("security.redis_password", "registry.url", "tracing.endpoint")
 
 log = logging.getLogger(__name__)
@@ -146,12 +148,16 @@ def _note_old_keys(path: Path, old_keys: tuple[str, ...]) -> None:
     log.warning("%s was written by an earlier version: %s", path, moves)
 
 
+class _Some(dict[str, Any]):
+    """Some of the arguments of a table that is else replaced as a whole."""
+
+
 def parse_assignment(text: str) -> dict[str, Any]:
     """Return `section.key=value` as nested dictionaries; the value is TOML where it parses, else a string.
 
     Raises ConfigurationError for a text without "=" or without a key.
 
-    A secret is a string, whatever it looks like.
+    A secret is a string, whatever it looks like. A key inside `kwargs` changes that one of them.
     """
     key, equals, value = text.partition("=")
     if not equals or not key:
@@ -162,8 +168,10 @@ def parse_assignment(text: str) -> dict[str, Any]:
         parsed = value
     if key in _SECRETS and not isinstance(parsed, str):
         parsed = value
-    for part in reversed(key.split(".")):
-        parsed = {part: parsed}
+    parts = key.split(".")
+    for index in reversed(range(len(parts))):
+        inside = index and parts[index - 1] == _REPLACED
+        parsed = _Some({parts[index]: parsed}) if inside else {parts[index]: parsed}
     return dict(parsed)
 
 
@@ -178,11 +186,19 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay `over` on `base`, section by section, and return the result."""
-    result = dict(base)
+    """Lay `over` on `base`, section by section, and return the result.
+
+    A table `kwargs` replaces the one below it, whose arguments are those of something else; single ones of an
+    assignment are laid on it.
+    """
+    result: dict[str, Any] = _Some(base) if isinstance(base, _Some) else dict(base)
     for key, value in over.items():
         inner = result.get(key)
-        if isinstance(inner, Mapping) and isinstance(value, Mapping) and key != "kwargs":
+        if (
+            isinstance(inner, Mapping)
+            and isinstance(value, Mapping)
+            and (key != _REPLACED or isinstance(value, _Some))
+        ):
             result[key] = merge(inner, value)
         else:
             result[key] = value

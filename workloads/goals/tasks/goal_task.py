@@ -82,6 +82,11 @@ def _make(executor: str, goals: str) -> Executor:
             f"environment.kwargs.executor={executor!r}: must be one of {', '.join(_EXECUTORS)}"
         )
     if executor == "simulated":
+        if goals:
+            raise ConfigurationError(
+                f"environment.kwargs.goals={goals!r}: is for environment.kwargs.executor='commands'; "
+                "set that too, or leave the file out"
+            )
         return SimulatedHost()
     if not goals:
         raise ConfigurationError("environment.kwargs.goals: is missing; name the file of the commands")

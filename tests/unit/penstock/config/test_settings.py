@@ -1,9 +1,11 @@
 import ast
+import functools
 import inspect
 import itertools
 import logging
 import textwrap
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,23 @@ def test_arguments_of_the_environment_are_replaced_as_a_whole() -> None:
     """Half of one environment's arguments and half of another's make no environment."""
     merged = merge({"environment": {"kwargs": {"a": 1}}}, {"environment": {"kwargs": {"b": 2}}})
     assert merged["environment"]["kwargs"] == {"b": 2}
+
+
+def test_an_argument_that_is_assigned_by_itself_is_laid_on_the_others() -> None:
+    """Two after one another, on a file's, also inside a table; a table that is assigned replaces all."""
+    file = {"environment": {"kwargs": {"a": 1, "deep": {"x": 1, "y": 2}}}}
+    said = ["environment.kwargs.b=2", "environment.kwargs.a=3", "environment.kwargs.deep.x=5"]
+
+    def kwargs(*assignments: str, base: Mapping[str, Any] = file) -> Any:
+        layers = [base, *(parse_assignment(one) for one in assignments)]
+        return functools.reduce(merge, layers)["environment"]["kwargs"]
+
+    assert kwargs(*said) == {"a": 3, "b": 2, "deep": {"x": 5, "y": 2}}
+    assert kwargs(*said[:2], base={}) == {"a": 3, "b": 2}
+    assert kwargs(*said, "environment.kwargs={c = 4}") == {"c": 4}
+    assert kwargs("environment.kwargs={c = 4}", "environment.kwargs.d=5") == {"c": 4, "d": 5}
+    variables = {f"PENSTOCK_ENVIRONMENT__KWARGS__{name}": "7" for name in ("E", "F")}
+    assert merge(file, from_environment(variables))["environment"]["kwargs"].keys() == {"a", "deep", "e", "f"}
 
 
 @pytest.mark.parametrize(

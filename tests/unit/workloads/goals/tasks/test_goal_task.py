@@ -96,6 +96,7 @@ def test_commands_act_on_this_machine(tmp_path: Path) -> None:
     [
         ({"executor": "shell"}, "executor='shell': must be one of simulated, commands"),
         ({"executor": "commands"}, "environment.kwargs.goals: is missing"),
+        ({"goals": "goals.toml"}, "environment.kwargs.goals='goals.toml': is for .*executor='commands'"),
         ({"rewards": {"luck": 1.0}}, "rewards=.*luck"),
     ],
 )
