@@ -46,6 +46,8 @@ def main(request: Request, *, as_json: bool) -> int:
     log = need_episodes(request.file)
     weights = reward_weights(request.reward)
     late: Late = read_late(request.late, request.late_policy) if request.late else {}
+    if request.late and not late:
+        sys.stderr.write(f"--late: there are no late rewards of policy {request.late_policy!r}\n")
     told = [_judged(request, log, name, weights, late) for name in request.policies]
     logged = {"logged": _logged(log, weights, late, request.discount)}
     return _finish(told, logged, as_json=as_json)
@@ -134,4 +136,10 @@ def _text(told: dict[str, Any]) -> str:
         f"[{told[name]['low']:.4f}, {told[name]['high']:.4f}]"
         for name in _ESTIMATES
     ]
-    return "\n".join([used, *rows, f"  effective sample size {told['effective']:.1f}"])
+    rows.append(f"  effective sample size {told['effective']:.1f}")
+    if told["self_normalised"]["low"] == told["self_normalised"]["high"]:
+        rows.append(
+            f"  all that counts earned the same: a share of up to {3 / told['effective']:.1%} that earns "
+            "something else would not show, and the intervals leave it out"
+        )
+    return "\n".join([used, *rows])

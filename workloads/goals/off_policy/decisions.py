@@ -19,6 +19,7 @@ class Decisions:
         log_logged: float64 [n], log μ of the action under the policy that acted.
         predicted: float64 [n], a model's return from this decision on, of the action that was taken.
         expected: float64 [n], that model's return averaged over the actions of the judged policy.
+        action: int64 [n], what was done, where it is one of n; None: it is something else.
 
     Raises:
         ValueError: arrays of different lengths, episodes out of order, or a number that cannot be used.
@@ -30,9 +31,11 @@ class Decisions:
     log_logged: Floats
     predicted: Floats
     expected: Floats
+    action: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        lengths = {field.name: len(getattr(self, field.name)) for field in fields(self)}
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        lengths = {name: len(array) for name, array in given.items() if array is not None}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"decisions: arrays of different lengths: {lengths}")
         steps = np.diff(self.episode, prepend=-1)

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import numpy as np
+
 from workloads.goals.off_policy.decisions import Decisions
 from workloads.goals.off_policy.estimators import Estimate, Estimates, estimate
 
@@ -25,6 +27,7 @@ def judge(decisions: Decisions, discount: float) -> Estimates:
         raise TooLittle(
             f"{count} episodes with known propensities, fewer than {LEAST_EFFECTIVE:.0f}: log more of them"
         )
+    _check_propensities(decisions)
     found = estimate(decisions, discount)
     if found.effective < LEAST_EFFECTIVE:
         raise TooLittle(
@@ -39,6 +42,25 @@ def judge(decisions: Decisions, discount: float) -> Estimates:
             "actions, or the policy does what was never tried"
         )
     return found
+
+
+def _check_propensities(decisions: Decisions) -> None:
+    """Hold the log against itself: 1{a was done} / μ(a) has mean of 1, or less where a cannot be.
+
+    A join by the wrong key is found so whatever policy is judged: its own ratios may have a mean of 1.
+    """
+    if decisions.action is None:
+        return
+    for action in np.unique(decisions.action):
+        ratio = np.where(decisions.action == action, np.exp(-decisions.log_logged), 0.0)
+        error = float(ratio.std(ddof=1)) / np.sqrt(len(ratio))
+        above = float(ratio.mean()) - 1
+        if above > max(_MOST_ERRORS * error, 1e-6):
+            raise TooLittle(
+                f"the propensities do not belong to the actions: by them action {action} was done "
+                f"{above + 1:.2f} times (± {error:.2f}) as often as it can have been; were they joined by "
+                "the right key?"
+            )
 
 
 def _is_off(mean: Estimate) -> bool:

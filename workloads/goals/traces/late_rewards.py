@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.registry import Registry
+from penstock.registry.registry_errors import RegistryError
 
 _PAGE = 1000
 _SCHEMES = ("sqlite:", "postgresql:")
@@ -26,7 +27,7 @@ class _LateReward(BaseModel):
 
     episode: Annotated[str, Field(min_length=1, max_length=128)]
     step: Annotated[int, Field(ge=0, strict=True)]
-    amount: Annotated[float, Field(allow_inf_nan=False, strict=True)]
+    amount: Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False, strict=True)]
 
 
 def read_late(place: str, policy: str) -> Late:
@@ -47,7 +48,11 @@ def _summed(rewards: Iterable[tuple[str, int, float]]) -> Late:
 
 
 def _of_file(path: Path) -> Iterable[tuple[str, int, float]]:
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ConfigurationError(f"--late {path}: cannot be read: {error.strerror}") from error
+    with file:
         for number, line in enumerate(file, 1):
             try:
                 one = _LateReward.model_validate(json.loads(line))
@@ -61,11 +66,11 @@ def _of_file(path: Path) -> Iterable[tuple[str, int, float]]:
 
 
 def _of_registry(url: str, policy: str) -> Iterable[tuple[str, int, float]]:
-    registry = Registry.open(url)
     try:
-        after = 0
-        while page := registry.feedback(policy, after, _PAGE):
-            yield from ((one.episode, one.step, one.amount) for one in page)
-            after = page[-1].number
-    finally:
-        registry.close()
+        with Registry.read(url) as registry:
+            after = 0
+            while page := registry.feedback(policy, after, _PAGE):
+                yield from ((one.episode, one.step, one.amount) for one in page)
+                after = page[-1].number
+    except (RegistryError, ValueError) as error:
+        raise ConfigurationError(f"--late: {error}") from error

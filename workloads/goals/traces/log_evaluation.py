@@ -67,6 +67,7 @@ def ask(
         log_logged=np.log([one.propensity or 1.0 for one in traces]),
         predicted=model[rows, action],
         expected=(chosen * model).sum(1),
+        action=action,
     )
     met = sum((trace.episode, trace.step) in late for trace in log.traces)
     return Question(

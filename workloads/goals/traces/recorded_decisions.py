@@ -103,6 +103,7 @@ def _decisions(
     seen = {name: array for name, array in rows.items() if name.partition("/")[0] in ("observation", "mask")}
     action = {name: array for name, array in rows.items() if name.partition("/")[0] == "action"}
     reward = rows["reward"].astype(np.float64)
+    index: NDArray[np.int64] | None = None
     logged = np.minimum(rows["log_prob"].astype(np.float64), 0.0)
     spaces = specification.observation_space, specification.action_space
     if isinstance(spaces[0], Box) and isinstance(spaces[1], Discrete):
@@ -125,4 +126,5 @@ def _decisions(
         log_logged=logged,
         predicted=predicted,
         expected=expected,
+        action=index,
     )

@@ -91,6 +91,8 @@ class TraceIndex:
 
     def check_episodes(self) -> None:
         """Raise ConfigurationError where there is no whole episode."""
+        if not self.lines:
+            raise ConfigurationError(f"{self.path}: is empty: a log has a line for each decision")
         if not self.episodes:
             first = f", the first at line {self.faults[0].line}: {self.faults[0].why}" if self.faults else ""
             raise ConfigurationError(

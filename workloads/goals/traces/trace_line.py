@@ -20,6 +20,8 @@ MOST_STEPS: Final = 10_000
 
 _Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12, strict=True)]
 _Name = Annotated[str, Field(min_length=1, max_length=128)]
+_Action = Annotated[str, Field(max_length=128, pattern=r"^[^\s\p{Cc}]([^\p{Cc}]*[^\s\p{Cc}])?$")]
+"""Without white space around it, and without control characters: two actions that look the same are one."""
 
 
 class Result(BaseModel):
@@ -44,7 +46,7 @@ class Trace(BaseModel):
     step: Annotated[int, Field(ge=0, lt=MOST_STEPS, strict=True)]
     observation: Annotated[dict[_Name, _Number], Field(min_length=1, max_length=4096)]
     goal: Annotated[str, Field(max_length=4096)] = ""
-    action: _Name
+    action: _Action
     propensity: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)] | None = None
     result: Result
     metadata: dict[str, Any] = {}
@@ -59,11 +61,21 @@ def parse(line: bytes) -> Trace:
     if len(line) > MOST_LINE_BYTES:
         raise BadLine(f"{len(line)} bytes: at most {MOST_LINE_BYTES} are read; shorten result.output")
     try:
-        return Trace.model_validate(json.loads(line))
+        return Trace.model_validate(json.loads(line.decode("utf-8-sig"), object_pairs_hook=_once))
     except ValidationError as error:
         raise BadLine("; ".join(_told(one) for one in error.errors()[:3])) from error
     except (ValueError, RecursionError) as error:
         raise BadLine(f"no JSON object: {error}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; raises ValueError for one that says something twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return found
 
 
 def _told(one: Any) -> str:

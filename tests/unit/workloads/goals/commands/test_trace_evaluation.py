@@ -1,6 +1,8 @@
 """`penstock traces`, as its user calls it, on logs whose truth is known."""
 
 import json
+import random
+import re
 from pathlib import Path
 from typing import Final
 
@@ -95,6 +97,58 @@ def test_late_rewards_enter(tmp_path: Path) -> None:
     assert three["self_normalised"] == two["self_normalised"]
 
 
+@pytest.mark.parametrize("policy", ["uniform", "always:action0", "always:action1", "always:action2"])
+def test_propensities_of_other_lines_are_refused_whatever_policy_is_judged(
+    tmp_path: Path, policy: str
+) -> None:
+    """A join by the wrong key leaves the mean of 1 / μ as it is, by which `uniform` is weighted."""
+    events = truth.bandit_log(3, 2000)
+    shuffled = [event.logged for event in events]
+    random.Random(0).shuffle(shuffled)
+    pairs = zip(events, shuffled, strict=True)
+    path = written(tmp_path, [line(n, event, propensity=one) for n, (event, one) in enumerate(pairs)])
+    code, output = call("evaluate", path, "--policy", policy, *PLAIN)
+    assert (code, "the propensities do not belong to the actions" in output) == (1, True), output
+
+
+def test_an_interval_without_width_says_what_it_leaves_out(tmp_path: Path) -> None:
+    """Where all that counts had success: failures that are rare would not have been seen."""
+    events = truth.bandit_log(0, 600)
+    path = written(tmp_path, [line(n, one, result={"success": True}) for n, one in enumerate(events)])
+    code, output = call("evaluate", path, "--policy", "always:action1", *PLAIN)
+    assert (code, "would not show, and the intervals leave it out" in output) == (0, True), output
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('{"episode": "e1", "step": 0, "amount": 1e308}', "late.jsonl: line 1: amount: .*less than or equal"),
+        (None, "--late .*late.jsonl: cannot be read: No such file"),
+    ],
+)
+def test_late_rewards_that_cannot_be_are_named(tmp_path: Path, content: str | None, why: str) -> None:
+    """By file, line and field; exit 2."""
+    path = written(tmp_path, [line(n, event) for n, event in enumerate(truth.bandit_log(0, 60))])
+    if content is not None:
+        (tmp_path / "late.jsonl").write_text(content + "\n")
+    code, output = call("evaluate", path, "--policy", "uniform", "--late", tmp_path / "late.jsonl")
+    assert code == 2, output
+    assert re.search(why, output.replace("\n", " ")), output
+
+
+def test_a_registry_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """A file that is absent, a server that does not answer, a policy without late rewards."""
+    path = written(tmp_path, [line(n, event) for n, event in enumerate(truth.bandit_log(0, 600))])
+    asked = ("evaluate", path, "--policy", "uniform", *PLAIN, "--late")
+    for url in (f"sqlite:///{tmp_path}/absent.sqlite", "postgresql://x@127.0.0.1:1/x"):
+        code, output = call(*asked, url)
+        assert (code, "--late: registry" in output.replace("\n", " ")) == (2, True), output
+    url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
+    Registry.open(with_registry(url), migrate=True).close()
+    code, output = call(*asked, url, "--late-policy", "nix")
+    assert (code, "there are no late rewards of policy 'nix'" in output) == (0, True), output
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -107,8 +161,6 @@ def test_late_rewards_enter(tmp_path: Path) -> None:
 )
 def test_bad_usage_is_exit_2(tmp_path: Path, words: tuple[str, ...], why: str) -> None:
     """With the option and what would do."""
-    import re
-
     path = written(tmp_path, [line(n, event) for n, event in enumerate(truth.bandit_log(0, 50))])
     code, output = call("evaluate", path, *words)
     assert code == 2

@@ -91,6 +91,8 @@ def test_files_of_other_systems_are_read(tmp_path: Path, begin: str, end: str) -
         ({"propensity": "0.5"}, "propensity='0.5': input should be a valid number"),
         ({"time": float("nan")}, "time='nan': input should be a finite number"),
         ({"observation": {"cpu": 1e300, "disk": 0.0}}, "observation.cpu='1e+300'"),
+        ({"action": "wait "}, "action='wait '"),
+        ({"action": "\0"}, "action="),
         ({"result": {"success": 1}}, "result.success='1': input should be a valid boolean"),
     ],
 )
@@ -100,6 +102,22 @@ def test_odd_numbers_are_faults_and_never_guessed(tmp_path: Path, changes: dict[
     assert [fault.line for fault in log.faults] == [1]
     assert log.faults[0].why.startswith(why), log.faults[0].why
     assert [episode[0].episode for episode in log.episodes] == ["good"]
+
+
+def test_a_key_that_is_there_twice_is_a_fault(tmp_path: Path) -> None:
+    """Which of them is meant is not guessed; nor is an encoding."""
+    twice = row("a", 0)[:-1] + ', "action": "stop"}'
+    log = read_log(written(tmp_path, twice, row("b", 0)))
+    assert [(fault.line, fault.why) for fault in log.faults] == [
+        (1, "no JSON object: 'action' is there twice")
+    ]
+    path = tmp_path / "wide.jsonl"
+    path.write_bytes((row("a", 0) + "\n").encode("utf-16-be"))
+    with pytest.raises(ConfigurationError, match="holds no whole episode"):
+        need_episodes(path)
+    path.write_bytes(b"")
+    with pytest.raises(ConfigurationError, match="is empty"):
+        need_episodes(path)
 
 
 def test_a_log_that_does_not_fit_into_memory_is_refused(
