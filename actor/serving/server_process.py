@@ -22,6 +22,7 @@ import torch
 from actor.link.broker_client import BrokerClient
 from actor.link.connect import SWITCH_INTERVAL_S, connect
 from actor.serving.assembly import Source, assemble
+from actor.serving.drain_bounds import CALLS_S
 from actor.serving.experience.run_follower import RunFollower
 from actor.serving.hosted_service import HostedService
 from penstock.config.settings import ConfigurationError, Settings
@@ -41,11 +42,6 @@ from penstock.wire.specification import RunSpecification
 log = logging.getLogger(__name__)
 
 ROLE: Final = "server"
-DRAIN_GRACE_S: Final = 5.0
-"""Longest wait for open calls at the end, in seconds.
-
-A call takes milliseconds; what is still open after this long is a stream whose client does not close it.
-"""
 STREAMS_PER_CONNECTION: Final = 1024
 """A client that speaks for many environments has one connection for all of them."""
 _SWEEP_S: Final = 0.05
@@ -200,7 +196,7 @@ async def _drain(
     frame: ServerFrame, hosted: HostedService, run_follower: RunFollower | None, lifecycle: Lifecycle
 ) -> None:
     """Say so, finish what is in flight, hand over what was learned."""
-    await frame.drain(DRAIN_GRACE_S)
+    await frame.drain(CALLS_S)
     await hosted.finish()
     if run_follower is not None:
         lifecycle.drain("the server is done")

@@ -81,10 +81,16 @@ def _newcomers(file: Path, domain: str, one: _Newcomers) -> Newcomers:
 def _secret(file: Path) -> str:
     try:
         if file.stat().st_mode & _OTHERS:
-            raise ConfigurationError(f"{file}: others may read it; chmod 600 it, and renew the secret")
+            raise ConfigurationError(
+                f"client_secret_file={str(file)!r}: others may read it; chmod 600 it, and renew the secret"
+            )
         found = file.read_text().strip()
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{file}: the client's secret cannot be read: {error}") from error
+        raise ConfigurationError(
+            f"client_secret_file={str(file)!r}: the client's secret cannot be read: {error}"
+        ) from error
     if not found:
-        raise ConfigurationError(f"{file}: is empty; write the client's secret into it")
+        raise ConfigurationError(
+            f"client_secret_file={str(file)!r}: is empty; write the client's secret into it"
+        )
     return found

@@ -25,6 +25,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import LOCK_FILE, make_private
 from penstock.registry.weight_files import replace_file
 from penstock.runtime.exit import Fatal
+from penstock.runtime.failpoint import failpoint
 
 JOB_FILE: Final = "job.json"
 LOG_FILE: Final = "train.log"
@@ -53,27 +54,32 @@ class BackgroundJob:
     cause: str
 
 
+def folder_of(runs: Path, name: str) -> Path:
+    """Return the folder of a job; raises ConfigurationError for a name that leads elsewhere."""
+    if not name or Path(name).name != name or name.startswith((".", "-")):
+        raise ConfigurationError(f"--name {name!r}: is no name of a folder")
+    return runs / name
+
+
 def start(runs: Path, name: str, arguments: Sequence[str]) -> BackgroundJob:
     """Start a training and return when it has its folder in hand.
 
     Raises ConfigurationError for a name that is taken or is none, Fatal where it ended before it had begun.
     """
-    if not name or Path(name).name != name or name.startswith((".", "-")):
-        raise ConfigurationError(f"--name {name!r}: is no name of a folder")
-    folder = runs / name
+    folder = folder_of(runs, name)
     if folder.exists():
         raise ConfigurationError(f"--name {name}: {folder} is there already; give another name")
     make_private(folder)
     command = [*penstock("train", *arguments, "--run-dir", str(folder))]
+    # Before there is a process: if this one is killed in between, the job is listed all the same.
+    _keep(folder, Started(command=list(arguments), started=time.time(), pid=0, born=0))
     with (folder / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-    said = Started(
-        command=list(arguments), started=time.time(), pid=process.pid, born=_born(process.pid) or 0
-    )
-    # Whole or not at all: others list jobs meanwhile, and this process may be killed.
-    replace_file(folder / JOB_FILE, json.dumps(asdict(said)).encode())
+    failpoint("jobs.started")
+    born = _born(process.pid) or 0
+    _keep(folder, Started(command=list(arguments), started=time.time(), pid=process.pid, born=born))
     pause = threading.Event()
     while process.poll() is None:
         if is_held(folder):
@@ -84,6 +90,11 @@ def start(runs: Path, name: str, arguments: Sequence[str]) -> BackgroundJob:
         shutil.rmtree(folder)  # nothing was begun: the name is free again
         raise Fatal(f"{name} ended with {process.returncode}: {why}")
     return look(folder)
+
+
+def _keep(folder: Path, said: Started) -> None:
+    """Store it whole or not at all: others list jobs meanwhile, and this process may be killed."""
+    replace_file(folder / JOB_FILE, json.dumps(asdict(said)).encode())
 
 
 def read_jobs(runs: Path) -> list[BackgroundJob]:
@@ -115,9 +126,14 @@ def look(folder: Path) -> BackgroundJob:
 def stop(folder: Path) -> None:
     """Ask a job to end, as Ctrl-C does; one that has ended, or was asked, stays as it is.
 
-    Raises ConfigurationError for a folder that is none of a job.
+    Raises ConfigurationError for a folder that is none of a job, Fatal where its process is not known.
     """
     said = _started(folder)
+    if not said.pid and is_held(folder):
+        raise Fatal(
+            f"{folder.name}: was started by a command that was killed, so its process is not known; end the "
+            f"`penstock train` whose --run-dir is {folder}, or `penstock control stop {folder}`"
+        )
     # The number of a process may by now be another's, which was born at another time.
     if is_held(folder) and _born(said.pid) == said.born:
         try:

@@ -69,9 +69,9 @@ def logs(
     def body() -> int:
         import threading
 
-        from launch.jobs.background_jobs import LOG_FILE, look
+        from launch.jobs.background_jobs import LOG_FILE, folder_of, look
 
-        folder, pause = runs / name, threading.Event()
+        folder, pause = folder_of(runs, name), threading.Event()
         look(folder)
         with (folder / LOG_FILE).open("rb") as file:
             while True:
@@ -90,9 +90,10 @@ def stop(name: Name, runs: Runs = _RUNS) -> None:
     """Ask a job to end; it concludes as after Ctrl-C, and `penstock train --resume` goes on with it."""
 
     def body() -> int:
+        from launch.jobs.background_jobs import folder_of
         from launch.jobs.background_jobs import stop as run
 
-        run(runs / name)
+        run(folder_of(runs, name))
         return 0
 
     finish(body)

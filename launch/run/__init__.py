@@ -6,6 +6,7 @@ resumed_run         whether a run can go on under other settings
 preparation         what its workload makes first
 services            which services it has, with their command lines
 run                 from start to drain
+drain_bounds        by when the services of a drain are gone
 supervisor          keeps services alive
 supervised_service  whether one that died is started again
 child_process       one service as a process

@@ -1,9 +1,9 @@
 """The processes of one run, from start to drain.
 
 All start at once: each waits for those it needs. Ends when the learner ends, on Ctrl-C or SIGTERM
-(everything drains within DRAIN_S), or when a service keeps dying. The order of a drain is the way of
-a fragment: actors, learner, broker, Redis. If this process is killed, the kernel closes the lifeline
-and every service drains by itself.
+(everything drains within the times of `drain_bounds`), or when a service keeps dying. The order of a drain is
+the way of a fragment: actors, policy server, learner, broker, Redis. If this process is killed, the kernel
+closes the lifeline and every service drains by itself.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from launch.run.child_process import DrainStage, Folder
 from launch.run.disk import explain
+from launch.run.drain_bounds import gone_by
 from launch.run.learner_account import LearnerAccount
 from launch.run.live_view import View
 from launch.run.memory import of_process
@@ -35,18 +36,9 @@ from penstock.runtime.lifecycle import Lifecycle
 TICK_S: Final = 0.1
 HEALTH_INTERVAL_S: Final = 5.0
 NOTICE_INTERVAL_S: Final = 10.0
-DRAIN_S: Final = 15.0
 SUPERVISION: Final = "supervision"
 STALL_S: Final = 60.0
 """Health turns red when the services have not been looked at for this long."""
-GONE_BY_S: Final = {
-    DrainStage.ACTING: 4.0,
-    DrainStage.SERVING: 8.0,
-    DrainStage.LEARNER: 11.0,
-    DrainStage.BROKER: 12.5,
-    DrainStage.REDIS: DRAIN_S - 0.5,
-}
-"""By when the services of each stage shall be gone, in order, in seconds since the drain began."""
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +173,7 @@ class Run:
         self._say(f"waiting for {', '.join(waited_for) or 'the first experience'}")
 
     def _drain(self) -> None:
-        """Actors, learner, broker, Redis: within DRAIN_S, then the hard way."""
+        """Actors, policy server, learner, broker, Redis: within their bounds, then the hard way."""
         self._health.set_ready(ready=False, why="draining")
         self._note_endpoints()
         supervisor = self._supervisor
@@ -189,7 +181,8 @@ class Run:
             self._say("draining: actors, learner (last checkpoint), broker, redis")
         began_s = time.monotonic()
         late: list[str] = []
-        for stage, until_s in GONE_BY_S.items():
+        bounds = gone_by(serves=bool(supervisor.names(DrainStage.SERVING)))
+        for stage, until_s in bounds.items():
             if stage is DrainStage.REDIS:
                 self._note_redis()
             late += supervisor.stop(supervisor.names(stage), max(0.0, began_s + until_s - time.monotonic()))

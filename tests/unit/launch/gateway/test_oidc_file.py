@@ -45,7 +45,7 @@ def test_a_whole_file_is_read(folder: Path) -> None:
         ('client_id = "penstock"', "", "client_id"),
         ('client_id = "penstock"', 'client_id = ""', "client_id"),
         ('client_id = "penstock"', "client_id = ", "cannot be read as TOML"),
-        ('"secret"', '"absent"', "cannot be read"),
+        ('"secret"', '"absent"', "client_secret_file='.*absent': .*cannot be read"),
         ('project = "alpha"', 'project = "No Project"', "Example.com.project"),
         ('project = "alpha"', 'project = "alpha"\nrole = "owner"', "role: viewer or editor"),
         ('project = "alpha"', 'project = "alpha"\nmore = 1', "more"),

@@ -2,12 +2,18 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from launch.jobs import background_jobs
 from launch.jobs.background_jobs import JOB_FILE, read_jobs, stop
+from launch.jobs.job_commands import job_commands
+from launch.run.child_process import penstock
+from penstock.runtime.exit import Fatal
+from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 
 
 def test_a_file_that_cannot_be_read_hides_no_other_job(tmp_path: Path) -> None:
@@ -39,3 +45,37 @@ def test_a_job_that_is_asked_twice_to_end_gets_one_signal(
     stop(tmp_path)
     stop(tmp_path)
     assert sent == [12]
+
+
+@pytest.mark.parametrize("name", ["../other", "other/x", "..", "", ".hidden"])
+@pytest.mark.parametrize("command", ["logs", "stop"])
+def test_a_name_of_a_job_leads_nowhere_else(tmp_path: Path, command: str, name: str) -> None:
+    """A job beside the folder of runs is none of its jobs."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0, "pid": 1, "born": 1}))
+    (other / "train.log").write_text("secret")
+    (tmp_path / "runs").mkdir()
+    told = CliRunner().invoke(job_commands, [command, name, "--runs", str(tmp_path / "runs")])
+    assert (told.exit_code, "is no name of a folder" in told.output) == (2, True), told.output
+
+
+def test_a_job_whose_start_was_killed_is_listed(tmp_path: Path) -> None:
+    """Its process may live: the name is not lost, nor is what it was started with."""
+    done = subprocess.run(
+        penstock("jobs", "start", "--name", "a", "--runs", str(tmp_path), "no-environment"),
+        env=os.environ | {FAILPOINTS_VARIABLE: "jobs.started=kill"},
+        capture_output=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == -9, done.stderr
+    assert [(one.name, one.command) for one in read_jobs(tmp_path)] == [("a", ["no-environment"])]
+
+
+def test_a_job_whose_process_is_not_known_is_not_signalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on; the refusal says how it is ended."""
+    monkeypatch.setattr(background_jobs, "is_held", lambda _: True)
+    (tmp_path / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0, "pid": 0, "born": 0}))
+    with pytest.raises(Fatal, match="penstock control stop"):
+        stop(tmp_path)

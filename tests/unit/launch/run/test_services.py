@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from actor.serving.drain_bounds import CALLS_S, FLUSH_S
 from launch.run import services
 from launch.run.child_process import DrainStage, without_configuration
+from launch.run.drain_bounds import gone_by
 from launch.run.plan import make_plan, prepare_folder
 from launch.run.request import Request
-from launch.run.run import GONE_BY_S
 from launch.run.services import private_folder, service_environment, service_specs
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.recording.writer import RecordingWriter
@@ -167,7 +168,19 @@ def test_every_service_is_in_a_stage_of_the_drain(tmp_path: Path, monkeypatch: p
         "actor-0": DrainStage.ACTING,
         "evaluator": DrainStage.ACTING,
     }
-    assert set(DrainStage) == set(GONE_BY_S)
+    assert list(gone_by(serves=True)) == list(DrainStage)
+
+
+def test_a_policy_server_has_the_time_that_its_flush_may_take() -> None:
+    """Whatever the actors took before it; without one the others do not wait for it."""
+    serving, alone = gone_by(serves=True), gone_by(serves=False)
+    assert serving[DrainStage.SERVING] - serving[DrainStage.ACTING] > CALLS_S + FLUSH_S
+    assert list(serving.values()) == sorted(serving.values())
+    assert alone[DrainStage.REDIS] < 15
+    assert (
+        serving[DrainStage.REDIS] - serving[DrainStage.SERVING]
+        == alone[DrainStage.REDIS] - alone[DrainStage.SERVING]
+    )
 
 
 def dump_inline(kwargs: dict[str, object]) -> str:
