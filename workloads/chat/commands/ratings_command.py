@@ -56,11 +56,26 @@ def _read(place: str, part: str | None) -> tuple[list[dict[str, Any]], BadRows]:
     for where, row in rows_of(place, part):
         if isinstance(row, ValueError):
             bad.add(where, str(row))
+        elif why := _why_no_rating(row):
+            bad.add(where, why)
         else:
             rows.append(dict(row))
     if not rows:
         raise ConfigurationError("\n".join([f"feedback={place}: no row can be used", *bad.lines()]))
     return rows, bad
+
+
+def _why_no_rating(row: Mapping[str, Any]) -> str:
+    """Return what a row lacks to be a rating, "" where it is one."""
+    if row.get("prompt") is None:
+        return "prompt: is missing"
+    wanted = ("chosen", "rejected") if row.get("chosen") is not None else ("response",)
+    for name in wanted:
+        if not isinstance(row.get(name), str):
+            return f"{name}={row.get(name)!r:.80}: must be a text"
+    if wanted == ("response",) and not isinstance(row.get("score"), bool | int | float):
+        return f"score={row.get('score')!r:.80}: must be a number, true or false"
+    return ""
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
@@ -115,6 +130,7 @@ def _told(found: Filtered, count: int, bad: BadRows) -> dict[str, Any]:
         },
         "evidence": {rater: round(one, 2) for rater, one in sorted(found.evidence.items())},
         "unnamed": found.unnamed,
+        "bad": bad.count,
         "unreadable": bad.lines(),
     }
 
@@ -131,5 +147,6 @@ def _lines(told: dict[str, Any], output: Path) -> list[str]:
         *people[:SHOWN],
         *([f"  … and {rest} more people; --json names all"] if rest > 0 else []),
         f"{told['unnamed']} rows name no rater: nothing is known of who sent them",
+        *([f"{told['bad']} rows are no ratings:"] if told["bad"] else []),
         *told["unreadable"],
     ]

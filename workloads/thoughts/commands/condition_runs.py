@@ -47,7 +47,8 @@ def train_thoughts(
     lay_over(said, over)
     lay_over(said, settings.more or {})
     run_dir.mkdir(parents=True, exist_ok=True)
-    file = run_dir.with_suffix(".toml")
+    # Not `with_suffix`: of 0.01-0 and 0.02-0 it makes the same name.
+    file = run_dir.with_name(f"{run_dir.name}.toml")
     file.write_text(tomli_w.dumps(said))
     start(TrainingConfig(file, run_dir=run_dir)).result()
     return dict(json.loads(summary.read_text()))

@@ -5,14 +5,18 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.service_settings import over_defaults
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.training import TrainingFailed
 from workloads.thoughts.commands.conditions import ALL, NAMES, Plan, run_seed
 from workloads.thoughts.commands.conditions_table import must_be_theatre, write_results
+from workloads.thoughts.thought_environment import task_of
+from workloads.thoughts.thought_section import thoughts_section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,7 @@ def make_plan(asked: Asked) -> Plan:
             "recipes/thoughts-tiny.toml"
         )
     _check_numbers(asked.only)
+    _check_recipe(asked.recipe, recipe)
     return Plan(
         recipe=recipe,
         out=asked.out.absolute(),
@@ -64,6 +69,17 @@ def make_plan(asked: Asked) -> Plan:
         conditions=asked.only or ALL,
         say=_say,
     )
+
+
+def _check_recipe(file: Path, recipe: dict[str, Any]) -> None:
+    """Refuse what would fail when the first run begins, after what is made before it."""
+    try:
+        settings = over_defaults([recipe])
+        thoughts_section(settings.environment)
+        task_of(settings.environment)
+        over_defaults([{**recipe, "algorithm": {**recipe.get("algorithm", {}), "reward_from": "another"}}])
+    except (ConfigurationError, ValueError) as error:
+        raise ConfigurationError(f"{file}: {error}") from error
 
 
 def _check_numbers(only: Sequence[int]) -> None:

@@ -52,6 +52,31 @@ def test_what_counts_is_written_and_the_rest_is_told(place: Path, capsys: pytest
     assert told["raters"] == {"ann": {"repeated": 2}}
 
 
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"nothing": 1}, "prompt: is missing"),
+        ({"prompt": "a", "response": "b"}, "score=None: must be a number"),
+        ({"prompt": "a", "response": "b", "score": "high"}, "score='high': must be a number"),
+        ({"prompt": "a", "response": 7, "score": 1}, "response=7: must be a text"),
+        ({"prompt": "a", "chosen": "b"}, "rejected=None: must be a text"),
+    ],
+)
+def test_a_row_that_is_no_rating_does_not_count(
+    place: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], why: str
+) -> None:
+    """It is named as one that cannot be read is, and is not written."""
+    file = place / "said.jsonl"
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    file.write_text("".join(json.dumps(one) + "\n" for one in (row, pair)))
+    assert main(request(place), as_json=False) == 0
+    said = capsys.readouterr().out
+    assert "1 of 1 rows count" in said
+    assert "1 rows are no ratings:" in said
+    assert why in said
+    assert [json.loads(line) for line in (place / "kept.jsonl").read_text().splitlines()] == [pair]
+
+
 def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
     """A file, a place to write to, a list of names, a number, a judge."""
     for said, text in (

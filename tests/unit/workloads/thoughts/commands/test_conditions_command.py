@@ -35,3 +35,22 @@ def test_what_is_no_recipe_of_thoughts_is_refused(tmp_path: Path) -> None:
         make_plan(asked(ROOT / "recipes" / "goals.toml"))
     with pytest.raises(ConfigurationError, match="1 to 7"):
         make_plan(replace(asked(ROOT / "recipes" / "thoughts-tiny.toml"), only=(8,)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("rings:7:4", "rings:0:0", "rings"),
+        ("[learner]", "[learner]\nno_such = 1", "no_such"),
+        ("[algorithm]", "[algorithm]\nno_such = 1", "no_such"),
+        ("[environment.kwargs]", "[environment.kwargs]\nno_such = 1", "no_such"),
+    ],
+)
+def test_a_recipe_that_no_run_takes_is_refused_at_once(tmp_path: Path, old: str, new: str, why: str) -> None:
+    """Not after the model that all begin with was made, nor when its turn comes."""
+    text = (ROOT / "recipes" / "thoughts-tiny.toml").read_text()
+    assert old in text
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigurationError, match=why):
+        make_plan(asked(recipe))

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.config.settings import ConfigurationError
+from penstock.training import TrainingConfig
+from workloads.thoughts.commands import condition_runs
 from workloads.thoughts.commands.vary_command import Variation, main, nested, parsed
 
 
@@ -69,3 +71,26 @@ def test_a_recipe_of_thoughts_with_odd_sections_is_refused(tmp_path: Path, rest:
     with pytest.raises(ConfigurationError):
         main(varied(recipe, tmp_path / "out", "none"))
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_of_decimal_values_have_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.01 and 0.02 do not differ in what a suffix would leave of them."""
+    begun: list[Path] = []
+
+    class Ended(Exception):
+        """No run is made here."""
+
+    def start(config: TrainingConfig) -> None:
+        assert isinstance(config.what, Path)
+        begun.append(config.what)
+        raise Ended
+
+    monkeypatch.setattr(condition_runs, "start", start)
+    for value in ("0.01", "0.02"):
+        with pytest.raises(Ended):
+            condition_runs.train_thoughts(
+                {}, tmp_path / "model", tmp_path / f"{value}-0", condition_runs.RunSettings(seed=0, updates=1)
+            )
+    assert [one.name for one in begun] == ["0.01-0.toml", "0.02-0.toml"]
