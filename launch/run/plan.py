@@ -19,13 +19,21 @@ from penstock.config import toml_text
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.run_seal import check_own, seal
 from penstock.config.service_settings import over_defaults
-from penstock.config.settings import ActorSection, ConfigurationError, RegistrySection, Section, Settings
+from penstock.config.settings import (
+    ActorSection,
+    ConfigurationError,
+    LearnerSection,
+    RegistrySection,
+    Section,
+    Settings,
+)
 from penstock.config.trusted import module_of
 from penstock.config.workload import find, load
 from penstock.wire.ids import new_run_name
 
 TRACES = "traces"
 _ASKED = "config.next.toml"
+_NEVER_S = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +74,11 @@ def make_plan(request: Request) -> Plan:
     else:
         settings = resolve(_first_layer(request.what), request)
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
-        sections = {"actor": _allowing_modules(settings), "registry": _following_the_learner(settings)}
+        sections: dict[str, Section] = {
+            "actor": _allowing_modules(settings),
+            "registry": _following_the_learner(settings),
+            "learner": _waiting_for_clients(settings),
+        }
         settings = settings.model_copy(update={"run": name, **sections})
         settings = settings.model_copy(update=_from_recording(settings, request.recording))
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
@@ -95,6 +107,14 @@ def _following_the_learner(settings: Settings) -> RegistrySection:
     if not settings.serving.listen or "activate_first" in section.model_fields_set:
         return section
     return section.model_copy(update={"activate_first": False})
+
+
+def _waiting_for_clients(settings: Settings) -> LearnerSection:
+    """Clients may stay away as long as they like, unless the user says otherwise: actors may not."""
+    section = settings.learner
+    if settings.actor.count or not settings.serving.listen or "stall_timeout_s" in section.model_fields_set:
+        return section
+    return section.model_copy(update={"stall_timeout_s": _NEVER_S})
 
 
 def _from_recording(settings: Settings, recording: Path | None) -> dict[str, Section]:

@@ -10,7 +10,15 @@ from learner.checkpoint.resume_options import ResumeOptions
 from penstock.config import toml_text
 from penstock.config.run_folder import held_folder
 from penstock.config.service_settings import learner_settings, service_settings
-from penstock.config.settings import ConfigurationError, ImpalaSection, PPOSection, Settings, load, parse_toml
+from penstock.config.settings import (
+    ConfigurationError,
+    ImpalaSection,
+    LearnerSection,
+    PPOSection,
+    Settings,
+    load,
+    parse_toml,
+)
 
 
 def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +74,21 @@ def test_lock_step_without_rollout_workers_is_refused(tmp_path: Path) -> None:
     said = ("algorithm.name=impala", "algorithm.staleness=0", "actor.count=0", "serving.listen=127.0.0.1:0")
     with pytest.raises(ConfigurationError, match=r"algorithm\.staleness=0: lock-step"):
         make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=said))
+
+
+def test_a_run_that_learns_from_clients_waits_for_them_unless_it_is_told_how_long(tmp_path: Path) -> None:
+    """They may stay away for hours; actors are the run's own, and may not."""
+
+    def limit(actors: int, *assignments: str) -> float:
+        request = Request(
+            what="CartPole-v1", actors=actors, serve_at="127.0.0.1:0", run_dir=tmp_path / "run",
+            assignments=assignments,
+        )  # fmt: skip
+        return make_plan(request).settings.learner.stall_timeout_s
+
+    assert limit(0) > 1e8
+    assert limit(2) == LearnerSection().stall_timeout_s
+    assert limit(0, "learner.stall_timeout_s=60") == 60
 
 
 def test_a_run_is_its_name_and_a_random_suffix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
