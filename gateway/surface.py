@@ -33,9 +33,11 @@ from starlette.concurrency import run_in_threadpool
 from gateway.accounts import audit
 from gateway.accounts.principal import Membership
 from gateway.application import Service
+from gateway.event_text import event
 from gateway.frame.api_description import ERROR_SCHEMA, error_answer
 from gateway.frame.api_errors import ApiError
 from gateway.frame.api_errors import add_handlers as add_error_handlers
+from gateway.frame.event_stream import EventStream
 from gateway.frame.parts import parts_of
 from gateway.frame.route_access import Access, GuardedRoute, member_of
 from gateway.jobs import job_queue, policy_versions
@@ -46,6 +48,9 @@ from gateway.routes.console_routes import Page, console_file, file_answer
 from gateway.routes.feedback_routes import AgentId, Key
 from gateway.routes.job_routes import Estimate
 from gateway.routes.request_text import Body, Line
+from gateway.satisfaction import LEAST, THUMB, Satisfaction, satisfaction
+from gateway.sites.json_route import Handler, JsonRoute
+from gateway.sites.run_errors import answered, not_yet, of_run
 from gateway.sites.site import RunAddresses, RunSettings, Site, Upstream, caller_of
 from gateway.store.tables import JobState, PolicyVersionRow
 from penstock.registry.ratings import KeptRating
@@ -53,16 +58,21 @@ from penstock.registry.registry import Registry
 
 __all__ = [
     "ERROR_SCHEMA",
+    "LEAST",
+    "THUMB",
     "Access",
     "AgentId",
     "ApiError",
     "Body",
     "Conclusion",
     "Estimate",
+    "EventStream",
     "GuardedRoute",
+    "Handler",
     "Job",
     "JobKind",
     "JobState",
+    "JsonRoute",
     "Key",
     "Line",
     "Membership",
@@ -70,22 +80,28 @@ __all__ = [
     "Page",
     "RunAddresses",
     "RunSettings",
+    "Satisfaction",
     "Service",
     "Site",
     "TrainedVersion",
     "Upstream",
     "add_error_handlers",
+    "answered",
     "caller_of",
     "console_file",
     "ended",
     "error_answer",
     "estimate",
+    "event",
     "file_answer",
     "finite",
     "member_of",
+    "not_yet",
     "noted",
+    "of_run",
     "queue",
     "ratings_of",
+    "satisfaction",
     "state_folder",
     "versions_of",
 ]

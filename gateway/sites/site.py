@@ -32,12 +32,14 @@ class Upstream:
 
     addresses: returns where the processes of the run are now; it may be asked at any time, from any thread.
     credentials: for calls to them. settings: returns what the run was begun with, None while it is not known;
-    it raises ConfigurationError for those of a folder that this user did not make.
+    it raises ConfigurationError for those of a folder that this user did not make. state: folder in which the
+    application may keep what it has to remember, made where it is not there; None: nowhere.
     """
 
     addresses: Callable[[], RunAddresses]
     credentials: Credentials
     settings: Callable[[], RunSettings | None] = lambda: RunSettings(task={})
+    state: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

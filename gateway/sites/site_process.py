@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 from fastapi import FastAPI
@@ -86,9 +87,11 @@ def main(
     site: Site,
     behind: AbstractContextManager[RunBehind],
     reach: Reach,
+    state: Path | None = None,
 ) -> int:
     """Serve until the lifecycle drains or the run is over; returns the exit code.
 
+    state: folder in which the application may keep what it has to remember.
     Raises ConfigurationError for what cannot be used, Fatal for a run that failed.
     """
     section = settings.security
@@ -99,7 +102,7 @@ def main(
     with ExitStack() as stack:
         accounts = stack.enter_context(reach.accounts()) if reach.project and reach.accounts else None
         run = stack.enter_context(behind)
-        upstream = Upstream(addresses=run.addresses, credentials=own, settings=run.settings)
+        upstream = Upstream(addresses=run.addresses, credentials=own, settings=run.settings, state=state)
         app = guarded_app(site, upstream, reach, accounts)
         http = HttpServer(
             app,

@@ -63,7 +63,10 @@ def _command(name: str) -> "Callable[..., None]":
         listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT.")] = "127.0.0.1:8765",
         state: Annotated[
             Path | None,
-            typer.Option("--state", help="Folder of the run that is begun here; default: NAME-state."),
+            typer.Option(
+                "--state",
+                help="Folder of what it keeps, and of the run that is begun here; default: NAME-state.",
+            ),
         ] = None,
         recipe: Annotated[
             Path | None, typer.Option("--recipe", help="What is trained; default: the workload's own.")
@@ -112,7 +115,8 @@ def _command(name: str) -> "Callable[..., None]":
                 accounts=lambda: _accounts(accounts, database, keys),
                 insecure=insecure,
             )
-            return main(lifecycle, settings, site=site, behind=behind, reach=reach)
+            kept = state or Path(f"{name}-state")
+            return main(lifecycle, settings, site=site, behind=behind, reach=reach, state=kept)
 
         in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
 

@@ -23,7 +23,11 @@ from penstock.client.values import Arm, Fallback, ServedVersion
 from penstock.v1 import policy_pb2
 from penstock.v1 import text_pb2 as pb
 
-_FINISHES: Final = {pb.FINISH_LENGTH: "length", pb.FINISH_TOOL_CALLS: "tool_calls"}
+_FINISHES: Final = {
+    pb.FINISH_LENGTH: "length",
+    pb.FINISH_TOOL_CALLS: "tool_calls",
+    pb.FINISH_CONTENT_FILTER: "content_filter",
+}
 
 _MOST_ID: Final = 2**32 - 1
 

@@ -59,7 +59,8 @@ class TextAnswer:
     """An answer.
 
     message: the assistant's, to be sent back as it is. token_ids: as they were sampled. log_prob: of each,
-    under the version at temperature 1. tokens: text of each. finish: "stop", "length" or "tool_calls".
+    under the version at temperature 1. tokens: text of each. finish: "stop", "length", "tool_calls" or
+    "content_filter", of which the guard kept a part back with all token ids.
     """
 
     message: dict[str, Any]

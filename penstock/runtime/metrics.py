@@ -219,6 +219,9 @@ SHADOW_AGREEMENT = _answering.summary(
 SHADOW_SECONDS = _answering.counter(
     "policy_shadow_seconds", "Processor time that the shadow has cost the server, in seconds"
 )
+TEXT_BLOCKED = _answering.counter(
+    "text_blocked", "Messages and answers that did not pass the guard of text", "arm", "direction", "by"
+)
 SHADOW_SHED = _answering.counter(
     "policy_shadow_shed", "Answers that the shadow was not asked about, for there was no time"
 )

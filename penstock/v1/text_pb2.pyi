@@ -35,6 +35,8 @@ class _FinishEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Finish.ValueTy
     """At its most tokens."""
     FINISH_TOOL_CALLS: _Finish.ValueType  # 3
     """By itself, with calls of tools."""
+    FINISH_CONTENT_FILTER: _Finish.ValueType  # 4
+    """By the guard: what was checked before is there, the rest is not, and neither are its token ids."""
 
 class Finish(_Finish, metaclass=_FinishEnumTypeWrapper):
     """How an answer ended."""
@@ -47,6 +49,8 @@ FINISH_LENGTH: Finish.ValueType  # 2
 """At its most tokens."""
 FINISH_TOOL_CALLS: Finish.ValueType  # 3
 """By itself, with calls of tools."""
+FINISH_CONTENT_FILTER: Finish.ValueType  # 4
+"""By the guard: what was checked before is there, the rest is not, and neither are its token ids."""
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final

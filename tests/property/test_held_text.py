@@ -6,10 +6,10 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.chat.guard.guard import Guard
-from workloads.chat.guard.guard_rules import Rule
-from workloads.chat.guard.held_text import MAX_HELD, HeldText
-from workloads.chat.guard.verdict import Direction
+from workloads.language.guard.guard import Guard
+from workloads.language.guard.guard_rules import Rule
+from workloads.language.guard.held_text import MAX_HELD, HeldText
+from workloads.language.guard.verdict import Direction
 
 PHRASE = "open the vault"
 GUARD = Guard((Rule("vault", re.compile(r"open\W+the\W+vault")), Rule("end", re.compile(r"never\. say"))))

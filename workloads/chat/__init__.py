@@ -2,10 +2,9 @@
 
     people          simulated people who chat and rate, and the best that anybody could tell of them
     candidates      prompts with eight responses each, and the best policy among them
-    pretraining     the supervised base of a chat
     ratings         what of people's ratings counts: caps, repetitions, liars
-    guard           what may be said to a policy, and what of it to people
     tasks           `Candidates-v0`, `Chat-v0`
+    http            the page `/chat`, and its API
     commands        `penstock chat`
     chat_defaults   settings of a run
 
@@ -26,5 +25,6 @@ WORKLOAD = Workload(
     model="workloads.plugin.learning:make_step_model",
     generator="workloads.plugin.acting:make_step_generator",
     runner="workloads.plugin.acting:make_step_runner",
+    site="workloads.chat.http.chat_site:site",
     commands={"chat": "workloads.chat.commands.chat_commands:chat_commands"},
 )

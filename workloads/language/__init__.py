@@ -10,6 +10,8 @@
     generation/         generating responses, having them rewarded, and making fragments of them
     conversation/       conversations of several turns, and columns of fragments made of them
     engine/             single requests answered, many at once, each under the version that it names
+    pretraining/        a base: conversations that a model learns before anybody rates it
+    guard/              what may be said to a model, and what of it to people
     serving/            answers and conversations of clients, and what is learned from them
     language_model      the learner's side of a language model
 

@@ -1,19 +1,20 @@
 """A language model of some 0.1 million parameters, made and pre-trained on the spot: nothing is downloaded.
 
 tokenizer = build_tokenizer(words)                  one token per word; <pad>, <bos>, <eos> are three tokens
+tokenizer = learn_tokenizer(texts, size=2048)       pieces of words; there is none that it does not know
 model = build_model(tokenizer, seed=0)
 pretrain(model, tokenizer, texts, steps=200, seed=0)
 save(model, tokenizer, folder)                      a folder that any `from_pretrained` takes
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer as WordTokenizer
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, get_scheduler
 
@@ -28,7 +29,41 @@ CHAT_TEMPLATE: Final = (
     "{% if message.role == 'assistant' %} {{ eos_token }}{% endif %}{% endfor %}"
 )
 """Of a model that knows no roles: a single message is the prompt that the text alone would be."""
+SPOKEN: Final = ("<pad>", "<bos>", "<eos>", "<ask>")
+SPOKEN_TEMPLATE: Final = (
+    "{{ bos_token }}{% for message in messages %}{{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% else %}<ask>{% endif %}{% endfor %}"
+)
+"""Of `learn_tokenizer`: what somebody asks ends with `<ask>`, an answer with the end token."""
 _IGNORED: Final = -100
+
+
+def learn_tokenizer(texts: Iterable[str], *, size: int, max_tokens: int) -> Tokenizer:
+    """Learn a tokenizer of at most about `size` pieces of words and single bytes, with a chat template.
+
+    Blanks at the ends of a text are no part of it. max_tokens: that a model of it will read.
+    """
+    inner = WordTokenizer(models.BPE())
+    inner.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=list(SPOKEN), initial_alphabet=alphabet, show_progress=False
+    )
+    inner.train_from_iterator(texts, trainer)
+    bos = inner.token_to_id("<bos>")
+    inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",  # noqa: S106 - no password
+        bos_token="<bos>",  # noqa: S106
+        eos_token="<eos>",  # noqa: S106
+        additional_special_tokens=["<ask>"],
+        model_max_length=max_tokens,
+    )
+    tokenizer.chat_template = SPOKEN_TEMPLATE
+    return tokenizer
 
 
 def build_tokenizer(words: Sequence[str]) -> Tokenizer:

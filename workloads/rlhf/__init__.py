@@ -6,6 +6,7 @@
     response_generator    what a rollout worker generates with
     response_evaluation   what an evaluation measures with
     preparation           what a run needs before it starts
+    chat_task             a small model that has learned conversations
     rehearsal             the same in short
     artefacts             what a run leaves
     text_server           what answers clients of a run
@@ -33,8 +34,8 @@ WORKLOAD = Workload(
     model="workloads.language.language_model:make_model",
     generator="workloads.rlhf.response_generator:make_generator",
     runner="workloads.rlhf.response_evaluation:make_runner",
-    places=("model", "prompts", "reward", "true_reward"),
-    unsent=("feedback",),
+    places=("model", "prompts", "reward", "true_reward", "guard_rules", "guard_classifier"),
+    unsent=("feedback", "conversations", "base_training"),
     algorithms={"token_ppo": "penstock.config.sections.token:TokenPPOSection"},
     commands={
         "reward": "workloads.rlhf.commands.reward_commands:reward_commands",

@@ -3,7 +3,7 @@
 It says which prompts, how long the responses are, and what rewards them.
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -14,11 +14,19 @@ from penstock.config.settings import ConfigurationError, EnvironmentSection
 class Language(Section):
     """What a run of language models asks of its actors."""
 
-    task: Literal["", "sentiment", "words"] = ""
+    task: Literal["", "sentiment", "words", "chat"] = ""
     """A built-in task: what it needs and is not named is made on the spot.
 
     sentiment: model, feedback and prompts. words: a tiny model that knows the words of the feedback alone.
+    chat: a small model that has learned conversations, and their questions as prompts.
     """
+    conversations: str = ""
+    """Of the task `chat`: a file of conversations, as `penstock chat pretrain` takes.
+
+    Empty: those of a package.
+    """
+    base_training: dict[str, bool | int | float] = Field(default_factory=dict)
+    """Of the task `chat`: how its model is trained; the keys of `penstock chat pretrain --set`."""
     model: str = ""
     """Folder or hub name of the model that is trained; actors read its tokenizer and vocabulary."""
     prompts: str = ""
@@ -51,6 +59,14 @@ class Language(Section):
     """Where the actors generate; auto: CUDA where there is one."""
     engine: str = "transformers"
     """What a server of text answers with: transformers, or what an installed package offers."""
+    guard: bool = False
+    """Whether a server of text checks what it is asked and what it answers, by built-in rules."""
+    guard_rules: str = ""
+    """File of further rules, as `penstock chat guard check --rules` takes."""
+    guard_classifier: str = ""
+    """File of `penstock chat guard train`: it checks what the server is asked."""
+    guard_penalty: Annotated[float, Field(ge=-100.0, le=0.0)] = 0.0
+    """Reward of an answer that was blocked; 0: it is not learned from."""
     group: Positive = 1
     """Responses to each prompt in a fragment; group-relative advantages need several."""
     feedback: str = ""

@@ -2,6 +2,7 @@
 
     task = "sentiment"    RUN/base_model/, a tiny pre-trained model; RUN/feedback.jsonl, noisy opinions
     task = "words"        RUN/base_model/, a tiny model that is pre-trained on the feedback's own texts
+    task = "chat"         see `chat_task`
     feedback              RUN/reward_model/, trained on it, unless `reward` names one
     prompts               those of the feedback, unless they are named
 
@@ -32,7 +33,15 @@ log = logging.getLogger(__name__)
 BASE_MODEL: Final = "base_model"
 FEEDBACK: Final = "feedback.jsonl"
 REWARD_MODEL: Final = "reward_model"
-_PLACES: Final = ("model", "prompts", "feedback", "reward")
+_PLACES: Final = (
+    "model",
+    "prompts",
+    "feedback",
+    "reward",
+    "conversations",
+    "guard_rules",
+    "guard_classifier",
+)
 _TEXTS: Final = 4000
 _STEPS: Final = 400
 _OPINIONS: Final = 2500
@@ -60,6 +69,10 @@ def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[d
     made: dict[str, Any] = {}
     if section.task == "sentiment":
         made |= _sentiment(section, run_dir, settings.seed, progress)
+    if section.task == "chat":
+        from workloads.rlhf.chat_task import made_for_chat  # noqa: PLC0415 - only for this task
+
+        made |= made_for_chat(section, run_dir, run_dir / BASE_MODEL, settings.seed, progress)
     if section.task == "words" and not section.model:
         made["model"] = str(_model_of_words(section, run_dir / BASE_MODEL, settings.seed, progress))
     section = section.model_copy(update=made)

@@ -2,6 +2,7 @@
 
 from penstock.config.settings import Settings
 from penstock.wire.specification import RunSpecification
+from workloads.language.serving.answer_guard import open_guard
 from workloads.language.serving.text_assembly import TextParts, assemble_text
 from workloads.language.tokenizer import load_tokenizer
 from workloads.plugin import acting
@@ -27,4 +28,10 @@ def make_server(
         answer_tokens=section.response_tokens,
         device=section.device,
         engine_name=section.engine,
+        guard=open_guard(
+            is_on=section.guard,
+            rules=section.guard_rules,
+            classifier=section.guard_classifier,
+            penalty=section.guard_penalty,
+        ),
     )

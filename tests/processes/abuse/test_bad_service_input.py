@@ -22,6 +22,7 @@ ACTOR: Final = ("actor", "--broker", "unix:///absent/broker.sock")
 SERVE: Final = ("serve", "--run", "run")
 GATEWAY: Final = ("gateway", "--listen", "127.0.0.1:0")
 PROMPTS: Final = ("gateway", "prompts", "--listen", "127.0.0.1:0")
+CHAT: Final = ("gateway", "chat", "--listen", "127.0.0.1:0")
 TEXT: Final = ("gateway", "text", "--server", "unix:absent", "--listen", "127.0.0.1:0")
 TRAIN: Final = ("train", "CartPole-v1", "--total-steps", "64")
 INJECT: Final = ("inject", "--simulated", "0")
@@ -47,6 +48,11 @@ REFUSED: Final = {
     "a server of a file": (("serve", "--run", "file"), "file/policies/policy.json: "),
     "a server beyond loopback": ((*SERVE, "--listen", "0.0.0.0:0"), "plaintext beyond loopback"),
     "a page on a word": (("ui", "run", "--listen", "banana"), "--listen banana: write HOST:PORT"),
+    "a chat with no run": ((*CHAT, "--run", "absent"), "--run absent: no folder of a run"),
+    "a chat of no recipe": ((*CHAT, "--recipe", "absent.toml"), "--recipe absent.toml: no such file"),
+    "a chat beyond loopback": (
+        ("gateway", "chat", "--listen", "0.0.0.0:0", "--insecure"), "beyond this machine a token",
+    ),
     "a gateway nowhere": (("gateway", "--listen", "banana"), "--listen banana: write HOST:PORT"),
     "a gateway beyond loopback": (("gateway", "--listen", "0.0.0.0:0"), "would travel in plaintext"),
     "a gateway of no certificate": (

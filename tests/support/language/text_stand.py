@@ -32,6 +32,7 @@ from workloads.language.policy.language_policy import LanguagePolicy
 from workloads.language.policy.policy_section import LanguageSection
 from workloads.language.prompt import Message, ToolCall
 from workloads.language.serving.adapter_versions import AdapterVersions
+from workloads.language.serving.answer_guard import AnswerGuard
 from workloads.language.serving.asks import Ask, TextReply
 from workloads.language.serving.column_experience import ColumnExperience
 from workloads.language.serving.conversations import Conversations, Limits
@@ -162,6 +163,7 @@ class TextStand:
         learns: bool = True,
         feedback: Any = None,
         record: ShadowRecord | None = None,
+        guard: AnswerGuard | None = None,
         **serving: Any,
     ) -> None:
         self.section, self.now_s = ServingSection(**serving), 0.0
@@ -186,7 +188,7 @@ class TextStand:
             self.limits,
             ChatEncoder(TOKENIZER),
             self.versions,
-            TextAnswerer(self.engine, TOKENIZER, self.section, 32, monitor.answered),
+            TextAnswerer(self.engine, TOKENIZER, self.section, 32, monitor.answered, guard),
             Episodes(self.section, UNROLL),
             self.experience,
             feedback,

@@ -35,13 +35,15 @@ class PromptsGateway:
     """A gateway on a free port. Entering waits until it is healthy; leaving ends it, and its run with it."""
 
     _count = 0
+    site = "prompts"
+    """Which API it serves."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         PromptsGateway._count += 1
         self.state = folder / "state"
         self.log = folder / f"gateway-{PromptsGateway._count}.log"
         self._endpoints = folder / f"gateway-{PromptsGateway._count}.json"
-        words = ("gateway", "prompts", "--listen", "127.0.0.1:0", "--endpoints", str(self._endpoints))
+        words = ("gateway", self.site, "--listen", "127.0.0.1:0", "--endpoints", str(self._endpoints))
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 penstock(*words, "--state", str(self.state), *options),

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
-from workloads.chat.guard.guard import Guard
-from workloads.chat.guard.guard_rows import packaged_rows, read_rows
-from workloads.chat.guard.guard_rules import BUILT_IN, read_rules
-from workloads.chat.guard.guard_training import Share, train_guard
-from workloads.chat.guard.text_classifier import load_classifier
-from workloads.chat.guard.verdict import Direction
+from workloads.language.guard.guard import Guard
+from workloads.language.guard.guard_rows import packaged_rows, read_rows
+from workloads.language.guard.guard_rules import BUILT_IN, read_rules
+from workloads.language.guard.guard_training import Share, train_guard
+from workloads.language.guard.text_classifier import load_classifier
+from workloads.language.guard.verdict import Direction
 
 
 def train(output: Path, rows: Path | None, *, threshold: float, as_json: bool) -> int:

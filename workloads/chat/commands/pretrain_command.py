@@ -23,7 +23,7 @@ def main(
 ) -> int:
     """Train a base and print the summary; raises ConfigurationError for what cannot be used."""
     try:
-        from workloads.chat.pretraining.supervised_base import pretrain, pretraining_settings
+        from workloads.language.pretraining.supervised_base import pretrain, pretraining_settings
         from workloads.language.quiet import quieten
     except ModuleNotFoundError as error:
         raise ConfigurationError(

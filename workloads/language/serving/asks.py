@@ -20,7 +20,7 @@ MAX_BIASED: Final = 1024
 """Most token ids whose logits a request changes."""
 _MOST_BIAS: Final = 100.0
 
-Finish = Literal["stop", "length", "tool_calls"]
+Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextAnswer:
-    """An answer. ids: as sampled. log_prob: of each. tokens: text of each. ended: by itself."""
+    """An answer. ids: as sampled. log_prob: of each. tokens: text of each. ended: by itself.
+
+    Of one that was blocked (`content_filter`) ids and log_prob are for the learner alone.
+    """
 
     message: Message
     ids: tuple[int, ...]
@@ -101,6 +104,11 @@ class TextAnswer:
     tokens: tuple[str, ...]
     finish: Finish
     ended: bool
+
+    @property
+    def is_blocked(self) -> bool:
+        """Return whether the guard let not all of it pass."""
+        return self.finish == "content_filter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ What cannot be learned from is answered all the same, and counted in sampled tok
     arm         the conversation follows a version that is not the learner's newest
     unasked     its client does not want it, or there is no conversation
     sampling    it was not drawn from the policy as it is
+    blocked     the guard let not all of it pass, and that is no reward
     fallback    the model answered without its adapter
     sibling     of several answers to the same messages another was gone on with
     stopped     its caller did not wait for its end
@@ -26,7 +27,7 @@ from workloads.plugin.fragments import HeaderFields, LearnerReward
 from workloads.plugin.serving import RunFollower, SampleJournal, ServedQueue, count_not_learned
 
 REASONS: Final = (
-    *("arm", "unasked", "sampling", "fallback", "sibling", "stopped"),
+    *("arm", "unasked", "sampling", "blocked", "fallback", "sibling", "stopped"),
     *("abandoned", "full", "too_large", "stale", "lost"),
 )
 

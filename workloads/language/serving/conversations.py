@@ -166,11 +166,13 @@ class Conversations:
         prompt = Prompt(ids=ids, most=most, call_id=f"call-{talk.episode.number}-{talk.next_turn}")
         drawn = await self._drawn(choice, prompt, ask, until_s, show, talk.name)
         unlearned = self._unlearned(talk, ask, drawn)
+        siblings = [self._sibling(drawn, index, unlearned) for index in range(len(drawn.answers))]
+        unlearned = unlearned or next((one.unlearned for one in siblings if one.unlearned), "")
         if self._experience is not None:
             self._experience.note_sampled(talk.name, drawn.version, drawn.answers)
         named = {"conversation_id": talk.episode.id, "turn": talk.next_turn, "unlearned": unlearned}
         reply = _reply(drawn, choice.arm, prompt, named)
-        talk.answered(ask, reply, [_sibling(drawn, index, unlearned) for index in range(len(drawn.answers))])
+        talk.answered(ask, reply, siblings)
         self._count(talk)
         return reply
 
@@ -178,6 +180,8 @@ class Conversations:
         self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show, conversation: str = ""
     ) -> Drawn:
         """Answers, of which the shadow is asked afterwards, if there is one."""
+        if self._answerer.guard is not None:
+            self._answerer.guard.check_asked(ask.messages, choice.arm)
         drawn = await self._answerer.answer(choice, prompt, ask, until_s, show)
         shadow = None
         if choice.loaded is not None and not drawn.is_fallback:
@@ -202,6 +206,16 @@ class Conversations:
         if not talk.episode.learned:
             return talk.episode.unlearned_as
         return ask.unlearned or ("fallback" if drawn.is_fallback else "")
+
+    def _sibling(self, drawn: Drawn, index: int, unlearned: str) -> Sibling:
+        one, penalty = drawn.answers[index], 0.0
+        if one.is_blocked and not unlearned:
+            penalty = 0.0 if self._answerer.guard is None else self._answerer.guard.penalty
+            unlearned = "" if penalty else "blocked"
+        sampled = Sampled(one.ids, one.log_prob, drawn.version, drawn.update)
+        return Sibling(
+            sampled=sampled, message=one.message, ended=one.ended, unlearned=unlearned, penalty=penalty
+        )
 
     async def _chosen(self, ask: Ask) -> Choice:
         if ask.version:
@@ -449,9 +463,3 @@ def _reply(drawn: Drawn, arm: Arm, prompt: Prompt, named: Mapping[str, Any]) -> 
         prompt_tokens=len(prompt.ids),
         **named,
     )
-
-
-def _sibling(drawn: Drawn, index: int, unlearned: str) -> Sibling:
-    one = drawn.answers[index]
-    sampled = Sampled(one.ids, one.log_prob, drawn.version, drawn.update)
-    return Sibling(sampled=sampled, message=one.message, ended=one.ended, unlearned=unlearned)

@@ -29,12 +29,16 @@ Unlearned = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sibling:
-    """An answer that may be gone on with. unlearned: why it is not learned from; "": it is."""
+    """An answer that may be gone on with. unlearned: why it is not learned from; "": it is.
+
+    penalty: reward that it has as soon as it is a turn.
+    """
 
     sampled: Sampled
     message: Message
     ended: bool
     unlearned: str = ""
+    penalty: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +139,8 @@ class Talk:
             self._turns.append(None)
         else:
             self._turns.append(self.live.answer(chosen.sampled, chosen.message))
+            if chosen.penalty:
+                self.reward(len(self._turns) - 1, chosen.penalty)
         self._has_ended = chosen.ended
 
     # ---- rewards

@@ -1,7 +1,7 @@
 """An answer of the chosen version, or of the model without its adapter where that version cannot.
 
 choice ─► the engine, a row for each answer ─► text as it grows ─► stops, calls of tools ─► TextAnswer
-└─ cannot go on ─► the adapter switched off: version 0
+└─ cannot go on, or the guard leaves nothing of it ─► the adapter switched off: version 0
 """
 
 import asyncio
@@ -10,9 +10,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.config.settings import ServingSection
+from penstock.registry.routing import Arm
 from penstock.wire.refusal import Reason, Refusal, Refused
 from workloads.language.engine.engine_choice import TextEngine
 from workloads.language.engine.requests import Growing, Request
+from workloads.language.guard.held_text import HeldText
+from workloads.language.guard.verdict import Direction
+from workloads.language.prompt import Message
+from workloads.language.serving.answer_guard import AnswerGuard
 from workloads.language.serving.answer_text import AnswerText, as_message
 from workloads.language.serving.asks import Ask, TextAnswer
 from workloads.language.tokenizer import Tokenizer
@@ -58,8 +63,13 @@ class TextAnswerer:
         section: ServingSection,
         max_rows: int,
         tell: Callable[[Answered], None],
+        guard: AnswerGuard | None = None,
     ) -> None:
-        """max_rows: answers that grow at once. tell: told of each answer, and of what could not be."""
+        """max_rows: answers that grow at once. tell: told of each answer, and of what could not be.
+
+        guard: what answers pass before anybody sees them; None: nothing is checked.
+        """
+        self.guard = guard
         self._engine, self._tokenizer, self._section = engine, tokenizer, section
         self._most_waiting, self._tell = WAITING_PER_ROW * max_rows, tell
         self._loop = asyncio.get_running_loop()
@@ -69,19 +79,46 @@ class TextAnswerer:
         loaded = None if choice.is_previous else choice.loaded
         if loaded is not None:
             try:
-                answers = await self._drawn(loaded.version, prompt, ask, until_s, show)
+                answers = await self._drawn(loaded.version, prompt, ask, until_s, show, choice.arm)
             except _Failed as error:
                 self._tell_failure(choice, error)
             else:
+                if self._needs_another(answers):
+                    return await self._instead(choice, answers, prompt, ask, until_s, show)
                 self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback=""))
                 return Drawn(answers=answers, version=loaded.version, update=loaded.update, is_fallback=False)
         if self._section.fallback == "none":
             text = "no version can answer, and serving.fallback=none"
             raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=RETRY_MS))
         try:
-            answers = await self._drawn(0, prompt, ask, until_s, show)
+            answers = await self._drawn(0, prompt, ask, until_s, show, choice.arm)
         except _Failed as error:
             text = "neither the version nor the model without its adapter can answer"
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=RETRY_MS)) from error
+        return Drawn(answers=answers, version=0, update=0, is_fallback=True)
+
+    def _needs_another(self, answers: tuple[TextAnswer, ...]) -> bool:
+        """Whether the guard left nothing of what a version said, and nothing is to be learned from it."""
+        if self.guard is None or self.guard.penalty or self._section.fallback == "none":
+            return False
+        return all(one.is_blocked and not one.message.content for one in answers)
+
+    async def _instead(
+        self,
+        choice: Choice,
+        blocked: tuple[TextAnswer, ...],
+        prompt: Prompt,
+        ask: Ask,
+        until_s: float,
+        show: Show,
+    ) -> Drawn:
+        """The model without its adapter answers for what was blocked, which counts against the version."""
+        count_not_learned("blocked", sum(len(one.ids) for one in blocked))
+        self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback="adapter_off", is_to_blame=True))
+        try:
+            answers = await self._drawn(0, prompt, ask, until_s, show, choice.arm)
+        except _Failed as error:
+            text = "the guard kept the answer back, and the model without its adapter cannot answer"
             raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=RETRY_MS)) from error
         return Drawn(answers=answers, version=0, update=0, is_fallback=True)
 
@@ -98,7 +135,7 @@ class TextAnswerer:
         )
 
     async def _drawn(
-        self, version: int, prompt: Prompt, ask: Ask, until_s: float, show: Show
+        self, version: int, prompt: Prompt, ask: Ask, until_s: float, show: Show, arm: Arm
     ) -> tuple[TextAnswer, ...]:
         if self._engine.waiting + ask.count > self._most_waiting:
             text = f"{self._engine.waiting} answers wait already: ask again later, or another server"
@@ -106,7 +143,7 @@ class TextAnswerer:
         growths = [self._submit(index, version, prompt, ask) for index in range(ask.count)]
         try:
             async with asyncio.timeout_at(until_s):
-                answers = await asyncio.gather(*(self._grown(one, ask, show) for one in growths))
+                answers = await asyncio.gather(*(self._grown(one, ask, show, arm) for one in growths))
         except TimeoutError as error:
             text = (
                 "the caller's time was over before the answer was whole; give more, or a smaller max_tokens"
@@ -151,9 +188,10 @@ class TextAnswerer:
         """Ids of what an answer begins with."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
-    async def _grown(self, one: "_Growth", ask: Ask, show: Show) -> TextAnswer:
+    async def _grown(self, one: "_Growth", ask: Ask, show: Show, arm: Arm) -> TextAnswer:
         """Follow one answer to its end; raises _Failed."""
         growing, text, count = one.growing, one.text, 0
+        held = None if self.guard is None else self.guard.held()
         while True:
             # What was written before the end was told is there when it is.
             finish = growing.finish
@@ -163,7 +201,15 @@ class TextAnswerer:
             if finish == "failed":
                 raise _Failed(growing.error)
             is_over = bool(finish) or text.is_stopped
-            if part := text.take_shown(is_over=is_over and not ask.tools):
+            part = text.take_shown(is_over=is_over and not ask.tools)
+            if held is not None and self.guard is not None:
+                part = held.feed(part) + (held.finish() if is_over else "")
+                verdict = self.guard.check_whole(text.text) if is_over and ask.tools else held.verdict
+                if held.verdict.is_blocked or verdict.is_blocked:
+                    growing.cancel()
+                    self.guard.count(verdict, Direction.OUTPUT, arm)
+                    return _blocked(one, held, count)
+            if part:
                 show(one.index, part)
             if is_over:
                 return _whole(one, ask, count, finish)
@@ -186,6 +232,18 @@ def _whole(one: "_Growth", ask: Ask, count: int, finish: str) -> TextAnswer:
         tokens=tuple(text.tokens),
         finish="length" if is_cut else "tool_calls" if message.tool_calls else "stop",
         ended=finish == "eos" and not text.is_stopped,
+    )
+
+
+def _blocked(one: "_Growth", held: HeldText, count: int) -> TextAnswer:
+    """The part that has left, and what was sampled, for the learner alone."""
+    return TextAnswer(
+        message=Message("assistant", held.left),
+        ids=tuple(one.growing.ids[:count]),
+        log_prob=tuple(one.growing.log_prob[:count]),
+        tokens=(),
+        finish="content_filter",
+        ended=False,
     )
 
 

@@ -18,6 +18,7 @@ from workloads.language.engine.engine_tolerance import EngineTolerance
 from workloads.language.policy.language_policy import LanguagePolicy
 from workloads.language.quiet import quieten
 from workloads.language.serving.adapter_versions import AdapterVersions
+from workloads.language.serving.answer_guard import AnswerGuard
 from workloads.language.serving.column_experience import ColumnExperience
 from workloads.language.serving.conversations import Conversations, Limits
 from workloads.language.serving.text_answerer import TextAnswerer
@@ -117,12 +118,14 @@ def assemble_text(
     answer_tokens: int,
     device: str,
     engine_name: str,
+    guard: AnswerGuard | None = None,
 ) -> TextParts:
     """Return the server of a run of a language model.
 
     of: the run, as it was read. tokenizer: of its model. answer_tokens: of an answer where a request does not
-    say. device: where it generates, "auto": CUDA where there is one. engine_name: see `open_engine`. Raises
-    ConfigurationError for settings that fit neither one another nor the run.
+    say. device: where it generates, "auto": CUDA where there is one. engine_name: see `open_engine`. guard:
+    what messages and answers pass. Raises ConfigurationError for settings that fit neither one another nor
+    the run.
     """
     quieten()
     torch.set_num_threads(of.actor.threads)
@@ -166,7 +169,7 @@ def assemble_text(
         _limits(specification, policy, answer_tokens),
         encoder,
         versions,
-        TextAnswerer(engine, tokenizer, section, MAX_ROWS, canary_monitor.answered),
+        TextAnswerer(engine, tokenizer, section, MAX_ROWS, canary_monitor.answered, guard),
         episodes,
         experience,
         None if traffic is None else traffic.keep_feedback,

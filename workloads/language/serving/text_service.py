@@ -47,6 +47,7 @@ _FINISHES: Final = {
     "stop": pb.FINISH_STOP,
     "length": pb.FINISH_LENGTH,
     "tool_calls": pb.FINISH_TOOL_CALLS,
+    "content_filter": pb.FINISH_CONTENT_FILTER,
 }
 
 
@@ -309,10 +310,12 @@ def _to_proto(request: pb.GenerateRequest, reply: TextReply) -> pb.GenerateReply
 def _answer(answer: TextAnswer) -> pb.TextAnswer:
     message = answer.message
     calls = [pb.ToolCall(id=one.id, name=one.name, arguments=one.arguments) for one in message.tool_calls]
-    return pb.TextAnswer(
+    told = pb.TextAnswer(
         message=pb.TextMessage(role=message.role, content=message.content, tool_calls=calls),
-        token_ids=answer.ids,
-        log_prob=answer.log_prob,
         finish=_FINISHES[answer.finish],
-        tokens=answer.tokens,
     )
+    if not answer.is_blocked:  # its ids are as good as its text
+        told.token_ids.extend(answer.ids)
+        told.log_prob.extend(answer.log_prob)
+        told.tokens.extend(answer.tokens)
+    return told

@@ -1,4 +1,4 @@
-"""Routes that take JSON alone, and a short way through them for those that programs call at every step.
+"""A short way through routes that take JSON alone, for those that programs call at every step.
 
 The framework reads a body with Python's JSON, looks for what else a function needs, and checks what it
 answers. A `DirectRoute` does the one thing that its function asks for: its model reads the bytes, and the
@@ -6,38 +6,14 @@ answer, a model already, is written as it is. Errors and the description of the 
 """
 
 import inspect
-from collections.abc import Callable, Coroutine
 from typing import Any, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from gateway.surface import ApiError
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-
-class JsonRoute(APIRoute):
-    """A route that takes JSON alone, so that no form of another page reaches it."""
-
-    def get_route_handler(self) -> Handler:
-        """Return the handler behind the check."""
-        handle = self.inner_handler()
-
-        async def checked(request: Request) -> Response:
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if request.method == "POST" and kind != "application/json":
-                raise ApiError(415, "content-type: send application/json")
-            return await handle(request)
-
-        return checked
-
-    def inner_handler(self) -> Handler:
-        """Return the handler of the framework."""
-        return super().get_route_handler()
+from gateway.surface import ApiError, Handler, JsonRoute
 
 
 class DirectRoute(JsonRoute):

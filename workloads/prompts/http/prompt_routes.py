@@ -8,15 +8,15 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from fastapi import APIRouter, Depends, Request
 
-from gateway.surface import ApiError, caller_of
+from gateway.surface import ApiError, JsonRoute, answered, caller_of
 from penstock.client import CommandRefusal
 from workloads.prompts.checked_reward import NoSuchCheck
 from workloads.prompts.http import api_bodies as bodies
 from workloads.prompts.http.given_answers import state_key
-from workloads.prompts.http.json_routes import DirectRoute, JsonRoute
+from workloads.prompts.http.json_routes import DirectRoute
 from workloads.prompts.http.prompt_paths import best_path, drawn_path
 from workloads.prompts.http.prompt_work import checked_prompt, numbers
-from workloads.prompts.http.prompts_api import PromptsApi, answered
+from workloads.prompts.http.prompts_api import PromptsApi
 from workloads.prompts.mutations import MUTATION_TYPES
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -9,23 +9,16 @@ import math
 import struct
 import time
 from collections import deque
-from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Final
 
-from gateway.surface import ApiError, RunAddresses, Upstream
+from gateway.surface import ApiError, RunAddresses, Upstream, answered, not_yet
 from penstock.client import (
     Action,
     Arm,
     AsyncControlClient,
     AsyncPolicyClient,
-    DeadlinePassed,
-    InvalidRequest,
-    NotAllowed,
-    NotReady,
-    Overloaded,
     PolicyError,
-    Unreachable,
 )
 from penstock.config.configuration_error import ConfigurationError
 from penstock.wire.tensor import Array
@@ -37,8 +30,6 @@ from workloads.prompts.http.prompt_work import PromptWork
 from workloads.prompts.http.rated_paths import ShownPaths, keep_check, keep_rating
 from workloads.prompts.http.run_learning import RunLearning
 from workloads.prompts.task_parts import parts_of
-
-T = TypeVar("T")
 
 MOST_WAITING: Final = 4096
 """Steps that may wait for an update."""
@@ -84,14 +75,14 @@ class PromptsApi:
         """Return the client of the policy server; raises ApiError 503 where there is none yet."""
         await self._connect()
         if self._client is None:
-            raise _not_yet("its policy server has not come up")
+            raise not_yet("its policy server has not come up")
         return self._client
 
     async def control(self) -> AsyncControlClient:
         """Return the client of the broker; raises ApiError 503 where none is known."""
         await self._connect()
         if self._control is None:
-            raise _not_yet("its broker is not known (with --server, name it by --broker)")
+            raise not_yet("its broker is not known (with --server, name it by --broker)")
         return self._control
 
     async def keep_house(self) -> None:
@@ -158,7 +149,7 @@ class PromptsApi:
             client.act(state, deterministic=deterministic, distribution=distribution, value=True, mask=mask)
         )
         if answer.fallback is not None or answer.log_prob is None or answer.value is None:
-            raise _not_yet("no version of the policy answers")
+            raise not_yet("no version of the policy answers")
         if answer.version != self._version:
             self._note_version(answer.version)
         return answer
@@ -237,7 +228,7 @@ class PromptsApi:
         try:
             found = await asyncio.to_thread(self.upstream.settings)
             if found is None:
-                raise _not_yet("its settings have not been written")
+                raise not_yet("its settings have not been written")
             self._work = PromptWork(await asyncio.to_thread(parts_of, found.task))
         except ConfigurationError as error:
             raise ApiError(409, str(error)) from error
@@ -340,34 +331,3 @@ class PromptsApi:
 def _transition_key(body: StoreRequest) -> bytes:
     """Return what a transition from a state by an action is known by."""
     return state_key(body.next_state) + struct.pack("<d?", body.reward, body.done)
-
-
-async def answered(call: Awaitable[T]) -> T:
-    """Return the result of a call of the run; raises ApiError for what it refuses and where it is silent."""
-    try:
-        return await call
-    except ValueError as error:
-        raise ApiError(422, str(error)) from error
-    except PolicyError as error:
-        raise _of_run(error) from error
-
-
-def _of_run(error: PolicyError) -> ApiError:
-    detail = str(error) if error.refusal is None else error.refusal.detail
-    match error:
-        case InvalidRequest():
-            return ApiError(422, detail)
-        case Overloaded():
-            return ApiError(429, detail, retry_s=1)
-        case NotAllowed():
-            return ApiError(502, f"the run does not know this gateway: {detail}", error="bad_gateway")
-        case DeadlinePassed():
-            return ApiError(504, detail, error="timeout", retry_s=1)
-        case NotReady() | Unreachable():
-            return _not_yet(detail)
-        case _:
-            return ApiError(502, detail, error="bad_gateway")
-
-
-def _not_yet(why: str) -> ApiError:
-    return ApiError(503, f"the run behind it is not ready: {why}; try again", retry_s=1)

@@ -1,0 +1,100 @@
+"""`penstock gateway chat` as a process with a run of its own, whose model has learned a few conversations."""
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any, Self
+
+from tests.support.prompts.prompts_gateway import PATIENCE_S, PromptsGateway
+
+TALKS = [
+    ("hello", "Hello there, nice to meet you."),
+    ("how are you", "I am well. And you?"),
+    ("what do you eat", "I eat nothing but words."),
+    ("tell me a joke", "I know none. Ask me later."),
+]
+
+
+class ChatGateway(PromptsGateway):
+    """A gateway on a free port. options: as of its command, behind those of the small model."""
+
+    site = "chat"
+
+    def __init__(self, folder: Path, *options: str, task: str = "") -> None:
+        """task: further keys of `environment.kwargs`, as TOML."""
+        file = folder / "talks.jsonl"
+        rows = [json.dumps({"prompt": asked, "response": said}) for asked, said in TALKS * 6]
+        file.write_text("".join(f"{row}\n" for row in rows))
+        base = (
+            "{epochs = 30, batch = 8, learning_rate = 1e-2, hidden = 32, layers = 1, pieces = 320, "
+            "max_tokens = 128, held_out = 0.0}"
+        )
+        kwargs = (
+            f'task = "chat", conversations = "{file}", base_training = {base}, response_tokens = 24, '
+            f'reward = "{REWARD}", held_out = 0.5'
+        )
+        small = (
+            f"--train=environment.kwargs={{{kwargs}{task}}}",
+            "--train=actor.unroll_length=127",
+            "--train=evaluation.episodes=2",
+        )
+        super().__init__(folder, *small, *options)
+        self.me = secrets.token_hex(16)
+
+    def begin(self) -> "Talk":
+        """A conversation."""
+        return Talk(self, str(self.post("/api/chat/begin", me=self.me)["conversation"]))
+
+
+REWARD = "tests.support.chat.chat_gateway:is_short"
+
+
+def is_short(prompts: list[Any], responses: list[str]) -> list[float]:
+    """A reward that the evaluation of such a run measures."""
+    del prompts
+    return [1 / (1 + len(one)) for one in responses]
+
+
+class Talk:
+    """A conversation over HTTP."""
+
+    def __init__(self, gateway: ChatGateway, conversation: str) -> None:
+        self._gateway, self.id = gateway, conversation
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What each request names."""
+        return {"me": self._gateway.me, "conversation": self.id}
+
+    def say(self, text: str | None) -> tuple[list[str], str, dict[str, Any]]:
+        """The parts that came, the kind of the last event, and what it holds."""
+        reply = self._gateway.session.post(
+            f"{self._gateway.url}/api/chat/say",
+            json={**self.named, **({} if text is None else {"text": text})},
+            timeout=PATIENCE_S,
+        )
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        events = [_read(one) for one in reply.text.split("\n\n") if one]
+        *parts, (kind, data) = events
+        return [str(one["text"]) for _, one in parts], kind, data
+
+    def tell(self, what: str, turn: int, **said: Any) -> dict[str, Any]:
+        """Rate an answer."""
+        body = {"id": secrets.token_hex(16), **said}
+        return dict(self._gateway.post(f"/api/chat/{what}", turn=turn, **self.named, **body))
+
+    def end(self) -> None:
+        """It is over."""
+        self._gateway.post("/api/chat/end", **self.named)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.end()
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    kind, data = text.split("\n")
+    return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))

@@ -1,0 +1,27 @@
+"""The book of answers: counts by version, and what it holds after it was opened again."""
+
+from pathlib import Path
+
+from workloads.chat.http.answer_book import AnswerBook, VersionCounts
+
+
+def test_conversations_are_counted_once_and_outlive_the_book(tmp_path: Path) -> None:
+    """A conversation that two versions answered counts for both."""
+    book = AnswerBook(tmp_path / "made")
+    book.note("a", 0, 3, fallback=False)
+    book.note("a", 1, 3, fallback=False, blocked="output")
+    book.note("a", 2, 4, fallback=False)
+    book.note("b", 0, 0, fallback=True)
+    again = AnswerBook(tmp_path / "made")
+    assert again.counts() == [
+        VersionCounts(version=4, conversations=1, answers=1, fallbacks=0, blocked=0),
+        VersionCounts(version=3, conversations=1, answers=2, fallbacks=0, blocked=1),
+        VersionCounts(version=0, conversations=1, answers=1, fallbacks=1, blocked=0),
+    ]
+    assert again.blocked() == {"output": 1}
+
+
+def test_it_is_nobody_elses(tmp_path: Path) -> None:
+    """The folder that it makes is its user's alone."""
+    AnswerBook(tmp_path / "made")
+    assert (tmp_path / "made").stat().st_mode & 0o077 == 0

@@ -1,0 +1,94 @@
+"""A base from conversations: it learns, it is read by everything else, and it can be trained further."""
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.config.settings import ConfigurationError
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.retry import Interrupted
+from workloads.chat.commands.pretrain_command import main
+from workloads.chat.people.chat_texts import draw_prompt, draw_response
+from workloads.chat.tasks.chat_environment import ChatEnvironment
+from workloads.language.pretraining.supervised_base import RESULT, pretrain, pretraining_settings
+
+SETTINGS = ("epochs=12", "max_tokens=48", "hidden=32", "layers=1", "learning_rate=1e-2")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Talks of two answers, and one that is none."""
+    rng, rows = np.random.default_rng(0), []
+    for _ in range(150):
+        messages = []
+        for _turn in range(2):
+            prompt = draw_prompt(rng)
+            messages += [
+                {"role": "user", "content": prompt},
+                {"role": "assistant", "content": draw_response(rng, prompt)},
+            ]
+        rows.append({"messages": messages})
+    file = tmp_path_factory.mktemp("talks") / "talks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": []}]))
+    return file
+
+
+@pytest.fixture(scope="module")
+def base(file: Path) -> Path:
+    """What the command writes."""
+    out = file.parent / "base"
+    assert main(Lifecycle("pretrain"), [file], out, model=None, assignments=SETTINGS, as_json=False) == 0
+    return out
+
+
+def test_a_base_has_learned_how_people_are_answered(base: Path) -> None:
+    """On conversations held out the loss has fallen; a conversation that is none is counted."""
+    told = json.loads((base / RESULT).read_text())
+    assert told["loss"] < told["loss_before"] - 0.5
+    assert told["conversations"] + told["held_out"] == 150
+    assert 3 <= told["held_out"] <= 40
+    assert told["bad_shown"] == ["talks.jsonl line 151: prompt is an empty conversation"]
+
+
+def test_an_environment_speaks_with_its_tokenizer(base: Path) -> None:
+    """As the folder of any model."""
+    environment = ChatEnvironment(model=str(base), max_length=48)
+    observation, info = environment.reset(seed=0)
+    assert info["messages"][0]["role"] == "user"
+    assert (observation != environment._tokenizer.unk_token_id).all()
+
+
+def test_a_model_that_is_there_is_trained_further(base: Path, file: Path) -> None:
+    """From where it stands; the folder that it came from stays as it was."""
+    before = (base / "model.safetensors").read_bytes()
+    settings = pretraining_settings(["epochs=1", "max_tokens=48", "learning_rate=1e-4"])
+    told = pretrain([file], file.parent / "further", settings, model=str(base))
+    known = json.loads((base / RESULT).read_text())
+    assert told["loss_before"] == pytest.approx(known["loss"], abs=1e-3)
+    assert (base / "model.safetensors").read_bytes() == before
+
+
+def test_what_cannot_be_used_is_refused_by_name(base: Path, file: Path) -> None:
+    """A folder that is taken, settings, a model, and too few tokens; a training that was stopped."""
+    settings = pretraining_settings(SETTINGS)
+    long = file.parent / "long.jsonl"
+    long.write_text(json.dumps({"prompt": "how", "response": "the " * 20}) + "\n")
+    with pytest.raises(ConfigurationError, match="holds a model already"):
+        pretrain([file], base, settings)
+    for text, said in (("epochs=0", "epochs=0"), ("hidden=30", "hidden=30: must be a multiple of 4")):
+        with pytest.raises(ConfigurationError, match=said):
+            pretraining_settings([text])
+    with pytest.raises(ConfigurationError, match="there is no such folder"):
+        pretrain([file], file.parent / "never", settings, model="./nowhere")
+    with pytest.raises(
+        ConfigurationError, match="no conversation is left to train on, or to hold out; give more"
+    ):
+        pretrain([long], file.parent / "never", pretraining_settings(["max_tokens=8"]))
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Interrupted):
+        pretrain([file], file.parent / "stopped", settings, stop=stop)
+    assert not (file.parent / "stopped").exists()

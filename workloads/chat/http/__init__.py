@@ -1,0 +1,12 @@
+"""The page `/chat` of a gateway and its API: people talk to the versions of a run and rate what they say.
+
+chat_site      the application over one run, and what the gateway is told of it
+chat_routes    the calls
+chat_bodies    what requests hold
+chat_api       conversations with the run, and what is said of their answers
+talk_record    one conversation as the page has it
+answer_book    which answers there were: by version, fallbacks, what was blocked; no texts
+overview       satisfaction by version, for those who look after the chat
+
+The files of the page are in static.
+"""

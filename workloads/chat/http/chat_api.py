@@ -1,0 +1,320 @@
+"""Conversations of people with the run behind the page, and what they say of its answers.
+
+    begin ─► say … ─► rate ─► end          the text server answers; the registry keeps ratings
+
+A thumb is a rating and, while its turn is still open at the text server, the reward of that turn: so the
+learner gets it with the tokens that earned it, and drops it where they are stale. Conversations live in
+memory and end with the gateway; ratings and counts are on the disk before a call is answered.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.surface import ApiError, RunAddresses, Upstream, answered, event, not_yet, of_run
+from penstock.client import AsyncTextClient, InvalidRequest, PolicyError
+from penstock.client.text_async import AsyncAnswerStream
+from penstock.config.configuration_error import ConfigurationError
+from penstock.registry.ratings import Rating
+from penstock.registry.registry import Registry
+from workloads.chat.http.answer_book import AnswerBook
+from workloads.chat.http.chat_bodies import OfTurn, Prefer, Stars, Thumb
+from workloads.chat.http.talk_record import Answered, TalkRecord
+
+POLICY: Final = "default"
+THUMB: Final = "thumb"
+SOURCE: Final = "chat"
+MOST_TALKS: Final = 1024
+BLOCKED: Final = "blocked by "
+"""In the text of a refusal, before the name of what has blocked."""
+_REACH_S: Final = 2.0
+_LOOK_S: Final = 1.0
+_TOO_LONG: Final = "do not fit"
+_PAGE: Final = 1000
+
+
+@dataclass(slots=True, eq=False)
+class ChatApi:
+    """What the routes work with; used by one event loop."""
+
+    upstream: Upstream
+    most_talks: int = MOST_TALKS
+    book: AnswerBook = field(init=False)
+    _talks: "OrderedDict[str, TalkRecord]" = field(default_factory=OrderedDict)
+    _client: AsyncTextClient | None = None
+    _address: str = ""
+    _registry: str = ""
+    _looked_s: float = -1.0
+
+    def __post_init__(self) -> None:
+        self.book = AnswerBook(self.upstream.state or Path("chat-state"))
+
+    # ------------------------------------------------------------ the run
+
+    async def client(self) -> AsyncTextClient:
+        """Return the client of the text server; raises ApiError 503 where there is none yet."""
+        now_s = time.monotonic()
+        if self._client is None or now_s - self._looked_s > _LOOK_S:
+            self._looked_s = now_s
+            found: RunAddresses = await asyncio.to_thread(self.upstream.addresses)
+            if found.server != self._address:
+                await self.close()
+                self._address = found.server
+                if found.server:
+                    own = self.upstream.credentials
+                    self._client = AsyncTextClient(found.server, credentials=own, policy="", reach_s=_REACH_S)
+        if self._client is None:
+            raise not_yet("its model is still being made, or its server has not come up")
+        return self._client
+
+    async def registry(self) -> str:
+        """Return the URL of the run's registry; raises ApiError where it is not known."""
+        if not self._registry:
+            try:
+                found = await asyncio.to_thread(self.upstream.settings)
+            except ConfigurationError as error:
+                raise ApiError(409, str(error)) from error
+            self._registry = found.registry if found is not None else ""
+        if not self._registry:
+            raise ApiError(
+                409,
+                "the run's registry, which keeps what people say, is not known: serve the run by --run, or "
+                "name its registry.url with --set",
+            )
+        return self._registry
+
+    async def close(self) -> None:
+        """Close the connection; the text server gives open conversations up after a while."""
+        client, self._client = self._client, None
+        self._talks.clear()
+        if client is not None:
+            await client.close()
+
+    # ------------------------------------------------------------ conversations
+
+    async def begin(self, caller: str, me: str) -> TalkRecord:
+        """Begin a conversation; the same person gets the same arm. Raises ApiError."""
+        client = await self.client()
+        started = await answered(client.start_conversation(f"{caller} {me}"[:128]))
+        talk = TalkRecord(conversation=started, caller=caller, me=me)
+        self._talks[talk.id] = talk
+        while len(self._talks) > self.most_talks:
+            self._talks.popitem(last=False)
+        return talk
+
+    def find(self, caller: str, me: str, conversation: str) -> TalkRecord:
+        """Return a conversation of somebody; raises ApiError 404 for one that is not theirs, or forgotten."""
+        talk = self._talks.get(conversation)
+        if talk is None or (talk.caller, talk.me) != (caller, me):
+            raise ApiError(404, "conversation: is not remembered here: begin a new one", field="conversation")
+        self._talks.move_to_end(conversation)
+        return talk
+
+    async def say(self, talk: TalkRecord, text: str | None) -> AsyncIterator[str]:
+        """Say something, and yield the answer as events: `part` …, then `answer` or `refused`.
+
+        text: None: answer the last message once more. Raises ApiError before the first event.
+        """
+        if talk.busy.locked():
+            raise ApiError(409, "an answer of this conversation is still coming: wait, or stop it")
+        newest = talk.newest
+        if text is None and newest is None:
+            raise ApiError(409, "text: nothing was answered yet: say something", field="text")
+        before = list(newest.before) if text is None and newest else [*talk.messages, _user(text or "")]
+        async with talk.busy:
+            async for one in self._answer(talk, before, again=text is None):
+                yield one
+
+    async def _answer(
+        self, talk: TalkRecord, before: list[dict[str, Any]], *, again: bool
+    ) -> AsyncIterator[str]:
+        while True:
+            stream = talk.conversation.stream(before, regenerate=again)
+            try:
+                async for part in stream:
+                    yield event("part", {"text": part.text})
+                yield await self._whole(talk, tuple(before), stream, again=again)
+            except InvalidRequest as error:
+                detail = str(error) if error.refusal is None else error.refusal.detail
+                if _TOO_LONG in detail and len(before) > 2:
+                    before = before[2:]
+                    continue
+                if BLOCKED in detail:
+                    by = detail.partition(BLOCKED)[2].partition(";")[0]
+                    await self._note_blocked(talk, by)
+                yield event("refused", {"detail": detail})
+            except PolicyError as error:
+                yield event("refused", {"detail": str(of_run(error).detail)})
+            finally:
+                stream.close()
+            return
+
+    async def _whole(
+        self, talk: TalkRecord, before: tuple[dict[str, Any], ...], stream: AsyncAnswerStream, *, again: bool
+    ) -> str:
+        given = stream.result
+        assert given is not None
+        first = talk.newest if again else None  # its turn is another one where it was rated before
+        one = given.answers[0]
+        answer = Answered(
+            turn=given.turn, version=given.version, before=before, message=one.message, other=first
+        )
+        talk.take(answer)
+        blocked = "output" if one.finish == "content_filter" else ""
+        is_fallback = given.fallback is not None
+        await asyncio.to_thread(
+            self.book.note, talk.name, given.turn, given.version, fallback=is_fallback, blocked=blocked
+        )
+        return event(
+            "answer",
+            {
+                "text": answer.text,
+                "turn": given.turn,
+                "version": given.version,
+                "arm": given.arm.name.lower() if given.arm else None,
+                "fallback": is_fallback,
+                "blocked": bool(blocked),
+                "learned": given.learned,
+                "finish": one.finish,
+                "again": first is not None,
+            },
+        )
+
+    async def _note_blocked(self, talk: TalkRecord, by: str) -> None:
+        newest = talk.newest
+        version = newest.version if newest else 0
+        turn = newest.turn + 1 if newest else 0
+        await asyncio.to_thread(
+            self.book.note, talk.name, turn, version, fallback=False, blocked=f"input {by}"
+        )
+
+    async def end(self, talk: TalkRecord) -> None:
+        """End a conversation: its turns go to the learner with their rewards. Raises ApiError."""
+        async with talk.busy:
+            self._talks.pop(talk.id, None)
+            if talk.answers:
+                await answered(talk.conversation.end(request_id="end"))
+            else:
+                await answered(talk.conversation.abandon())
+
+    # ------------------------------------------------------------ what people say
+
+    async def thumb(self, talk: TalkRecord, body: Thumb) -> bool:
+        """Keep a thumb; returns whether it also rewards the turn at the learner. Raises ApiError."""
+        answer = _answer_of(talk, body)
+        amount = 1.0 if body.up else -1.0
+        await self._keep(_rating(talk, answer, body, key=THUMB, score=amount))
+        if amount == answer.thumb:
+            return True
+        more = amount - answer.thumb
+        try:
+            late = await talk.conversation.rewards([(answer.turn, more)], request_id=f"thumb-{body.id}")
+        except PolicyError:
+            return False  # the rating is kept; the turn is over, or its server has gone
+        answer.thumb = amount
+        return not late
+
+    async def stars(self, talk: TalkRecord, body: Stars) -> None:
+        """Keep what somebody thinks of one side of an answer; raises ApiError."""
+        answer = _answer_of(talk, body)
+        await self._keep(_rating(talk, answer, body, key=body.key, score=float(body.stars)))
+
+    async def prefer(self, talk: TalkRecord, body: Prefer) -> str:
+        """Keep which of two answers is better, go on with it, and return it. Raises ApiError."""
+        second = _answer_of(talk, body)
+        first = second.other
+        if first is None:
+            raise ApiError(409, "turn: there is one answer: ask for another one first", field="turn")
+        better, worse = (first, second) if body.better == "first" else (second, first)
+        await self._keep(_rating(talk, better, body, key="preferred", rejected=worse.text))
+        second.other = None
+        if talk.newest is second:
+            talk.take(better)
+        return better.text
+
+    async def export(self, caller: str, me: str) -> list[dict[str, Any]]:
+        """Return everything that somebody has said of answers, oldest first."""
+        rater, url = rater_of(caller, me), await self.registry()
+        return await asyncio.to_thread(_ratings_by, url, rater)
+
+    async def forget(self, caller: str, me: str) -> int:
+        """Delete everything that somebody has said of answers; returns how many ratings it was."""
+        rater, url = rater_of(caller, me), await self.registry()
+        return await asyncio.to_thread(_delete, url, rater)
+
+    async def _keep(self, rating: Rating) -> None:
+        await asyncio.to_thread(_store, await self.registry(), rating)
+
+
+def rater_of(caller: str, me: str) -> str:
+    """Return the opaque name under which ratings of somebody are kept."""
+    return f"{caller}/{me}" if caller else me
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _answer_of(talk: TalkRecord, body: OfTurn) -> Answered:
+    answer = talk.answers.get(body.turn)
+    if answer is None:
+        raise ApiError(404, f"turn={body.turn}: has no answer", field="turn")
+    return answer
+
+
+def _rating(
+    talk: TalkRecord,
+    answer: Answered,
+    body: OfTurn,
+    *,
+    key: str,
+    score: float | None = None,
+    rejected: str | None = None,
+) -> Rating:
+    return Rating(
+        prompt=[{"role": str(one["role"]), "content": str(one["content"])} for one in answer.before],
+        response=answer.text,
+        score=score,
+        rejected=rejected,
+        key=key,
+        source=SOURCE,
+        conversation=talk.name,
+        version=answer.version or None,
+        rater=rater_of(talk.caller, talk.me),
+        request_key=f"chat-{body.id}",
+    )
+
+
+def _store(url: str, rating: Rating) -> None:
+    with Registry.open(url, migrate=True) as opened:
+        opened.add_ratings(POLICY, (rating,))
+
+
+def _delete(url: str, rater: str) -> int:
+    with Registry.open(url, migrate=True) as opened:
+        return sum(len(numbers) for numbers in opened.delete_ratings("", rater).values())
+
+
+def _ratings_by(url: str, rater: str) -> list[dict[str, Any]]:
+    found, after = list[dict[str, Any]](), 0
+    with Registry.open(url, migrate=True) as opened:
+        while page := opened.ratings(POLICY, after, _PAGE):
+            after = page[-1].number
+            found += [
+                {
+                    "prompt": kept.rating.prompt,
+                    "response": kept.rating.response,
+                    "key": kept.rating.key,
+                    "score": kept.rating.score,
+                    "rejected": kept.rating.rejected,
+                    "version": kept.rating.version,
+                    "created": kept.created.isoformat(),
+                }
+                for kept in page
+                if kept.rating.rater == rater
+            ]
+    return found

@@ -1,0 +1,62 @@
+"""What requests of the page hold. `me` is a secret name that a browser makes for itself."""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+MAX_CHARACTERS: Final = 4000
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{8,160}$")]
+Key = Literal["relevance", "helpfulness", "safety"]
+
+
+class Body(BaseModel):
+    """What every request has in common: no other fields than those that it names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Me(Body):
+    """Somebody."""
+
+    me: Name
+
+
+class OfTalk(Me):
+    """Somebody's conversation."""
+
+    conversation: Name
+
+
+class Say(OfTalk):
+    """Something said; `text` absent: the last answer once more."""
+
+    text: (
+        Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_CHARACTERS)]
+        | None
+    ) = None
+
+
+class OfTurn(OfTalk):
+    """An answer. id: of this request; the same one counts once."""
+
+    id: Name
+    turn: Annotated[int, Field(ge=0, le=10**6)]
+
+
+class Thumb(OfTurn):
+    """Whether somebody likes an answer."""
+
+    up: bool
+
+
+class Stars(OfTurn):
+    """What somebody thinks of one side of an answer."""
+
+    key: Key
+    stars: Annotated[int, Field(ge=1, le=5)]
+
+
+class Prefer(OfTurn):
+    """Which of the two answers to the same message somebody prefers."""
+
+    better: Literal["first", "second"]

@@ -1,0 +1,97 @@
+"""The calls of the page: conversations, ratings, one's own data, and the overview."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from gateway.surface import EventStream, JsonRoute, answered, caller_of
+from workloads.chat.http import chat_bodies as bodies
+from workloads.chat.http.chat_api import ChatApi
+from workloads.chat.http.overview import overview
+
+router = APIRouter(route_class=JsonRoute, tags=["chat"])
+
+
+async def api_of(request: Request) -> ChatApi:
+    """Return what the routes work with."""
+    found: ChatApi = request.app.state.api
+    return found
+
+
+Api = Annotated[ChatApi, Depends(api_of)]
+
+
+@router.get("/health")
+async def health(api: Api) -> dict[str, Any]:
+    """Tell that something would be answered."""
+    found = await answered((await api.client()).describe())
+    return {"status": "ok", "versions": [one.version for one in found.versions]}
+
+
+@router.post("/api/chat/begin")
+async def begin(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
+    """Begin a conversation."""
+    talk = await api.begin(caller_of(request), body.me)
+    return {"conversation": talk.id}
+
+
+@router.post("/api/chat/say", response_class=EventStream)
+async def say(request: Request, api: Api, body: bodies.Say) -> EventStream:
+    """Say something, or have the last message answered once more; the answer comes as events."""
+    talk = api.find(caller_of(request), body.me, body.conversation)
+    events = api.say(talk, body.text)
+    first = await anext(events)  # what is refused before it is an error of the call
+    return EventStream(_behind(first, events))
+
+
+@router.post("/api/chat/thumb")
+async def thumb(request: Request, api: Api, body: bodies.Thumb) -> dict[str, Any]:
+    """Keep whether somebody likes an answer."""
+    talk = api.find(caller_of(request), body.me, body.conversation)
+    return {"stored": True, "rewarded": await api.thumb(talk, body)}
+
+
+@router.post("/api/chat/stars")
+async def stars(request: Request, api: Api, body: bodies.Stars) -> dict[str, Any]:
+    """Keep what somebody thinks of one side of an answer."""
+    await api.stars(api.find(caller_of(request), body.me, body.conversation), body)
+    return {"stored": True}
+
+
+@router.post("/api/chat/prefer")
+async def prefer(request: Request, api: Api, body: bodies.Prefer) -> dict[str, Any]:
+    """Keep which of two answers is better; the conversation goes on with it."""
+    text = await api.prefer(api.find(caller_of(request), body.me, body.conversation), body)
+    return {"stored": True, "text": text}
+
+
+@router.post("/api/chat/end")
+async def end(request: Request, api: Api, body: bodies.OfTalk) -> dict[str, Any]:
+    """End a conversation."""
+    await api.end(api.find(caller_of(request), body.me, body.conversation))
+    return {"ended": True}
+
+
+@router.post("/api/chat/mine")
+async def mine(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
+    """Return everything that somebody has said of answers."""
+    return {"ratings": await api.export(caller_of(request), body.me)}
+
+
+@router.post("/api/chat/forget")
+async def forget(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
+    """Delete everything that somebody has said of answers."""
+    return {"deleted": await api.forget(caller_of(request), body.me)}
+
+
+@router.get("/api/chat/overview")
+async def look(api: Api) -> dict[str, Any]:
+    """Return satisfaction by version, arms, fallbacks, what was blocked, and decisions."""
+    return await overview(api)
+
+
+async def _behind(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]:
+    yield first
+    async for one in events:
+        yield one

@@ -1,0 +1,150 @@
+// A page to talk to the versions of a run and to rate what they say.
+
+import { Refused, call, follow, forgetMe, keepToken, me } from "./calls.js";
+import { button, element, field, form, guarded } from "./elements.js";
+import { look } from "./overview.js";
+import { preference, ratings } from "./ratings.js";
+
+const parts = Object.fromEntries(["door", "talk", "look", "mine"].map((id) => [id, document.getElementById(id)]));
+const log = element("div", { id: "log", role: "log", "aria-label": "What was said" });
+const text = element("textarea", { name: "text", required: true, maxlength: "4000" });
+const stop = button("Stop", async () => growing?.abort());
+const again = button("Answer once more", () => opened(() => answer(null)));
+let conversation = null;
+let growing = null;
+
+const who = (one) => (one.fallback ? "base model (fallback)" : `version ${one.version}${one.arm ? `, ${one.arm}` : ""}`);
+
+function bubble(mine, name) {
+  const said = element("p", {}, "");
+  const around = element("div", { class: mine ? "said mine" : "said" }, element("div", { class: "who" }, name), said);
+  log.append(around);
+  return { around, said };
+}
+
+async function answer(words) {
+  if (conversation === null) conversation = (await call("POST", "/api/chat/begin", { me: me() })).conversation;
+  const asked = words === null ? null : bubble(true, "you");
+  if (asked) asked.said.textContent = words;
+  const { around, said } = bubble(false, "…");
+  const name = around.querySelector(".who");
+  growing = new AbortController();
+  stop.disabled = false;
+  again.disabled = true;
+  around.setAttribute("aria-busy", "true");
+  try {
+    await follow("/api/chat/say", { me: me(), conversation, ...(words === null ? {} : { text: words }) }, growing.signal, (kind, data) => {
+      if (kind === "part") said.textContent += data.text;
+      if (kind === "refused") refused(asked, around, data.detail);
+      if (kind === "answer") whole(around, said, name, data);
+    });
+  } catch (error) {
+    if (error.name !== "AbortError") {
+      asked?.around.remove();
+      around.remove();
+      if (error.status === 404) conversation = null;
+      throw error;
+    }
+    name.textContent = "stopped: not part of the conversation";
+  } finally {
+    around.removeAttribute("aria-busy");
+    growing = null;
+    stop.disabled = true;
+    around.scrollIntoView({ block: "nearest" });
+  }
+}
+
+function refused(asked, around, detail) {
+  around.querySelector(".who").textContent = "not answered";
+  around.querySelector("p").textContent = detail;
+  around.querySelector("p").classList.add("bad");
+  asked?.around.querySelector(".who").append(" (not part of the conversation)");
+}
+
+function whole(around, said, name, data) {
+  said.textContent = data.text;
+  name.textContent = data.blocked ? `${who(data)}: the rest was blocked by the guard` : who(data);
+  again.disabled = false;
+  const told = element("p", { role: "status", class: "who" }, "");
+  if (!data.again) {
+    around.append(ratings(conversation, data.turn, told), told);
+    return;
+  }
+  around.append(preference(conversation, data.turn, (chosen) => {
+    around.querySelector("[role=group]").remove();
+    told.textContent = `Kept. The conversation goes on with: ${chosen}`;
+    again.focus();
+  }), told);
+}
+
+async function end() {
+  growing?.abort();
+  if (conversation !== null) await call("POST", "/api/chat/end", { me: me(), conversation });
+  conversation = null;
+  again.disabled = true;
+  log.replaceChildren();
+  text.focus();
+}
+
+function begin() {
+  stop.disabled = again.disabled = true;
+  const ask = form("Send", async ({ text: words }) => {
+    text.value = "";
+    await opened(() => answer(words.trim()));
+  }, element("label", {}, "Say something", text));
+  ask.id = "ask";
+  text.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    ask.requestSubmit();
+  });
+  parts.talk.replaceChildren(log, ask, element("div", { class: "row" }, stop, again, button("New conversation", () => opened(end))));
+}
+
+async function showMine() {
+  const { ratings: kept } = await call("POST", "/api/chat/mine", { me: me() });
+  const file = URL.createObjectURL(new Blob([JSON.stringify(kept, null, 1)], { type: "application/json" }));
+  parts.mine.replaceChildren(
+    element("h2", {}, "Your data"),
+    element("p", { id: "kept" }, `${kept.length} ratings of yours are kept, with the messages that they are about. Conversations `
+      + "without a rating are counted, and their texts are not kept."),
+    element("div", { class: "row" },
+      element("a", { href: file, download: "ratings.json" }, "Download them"),
+      button("Delete them", async () => {
+        await call("POST", "/api/chat/forget", { me: me() });
+        forgetMe();
+        conversation = null;
+        await showMine();
+      })));
+}
+
+// Shows the part of the page that the address names.
+async function turn() {
+  const name = ["look", "mine"].find((one) => location.hash === `#${one}`) ?? "talk";
+  for (const one of ["talk", "look", "mine"]) parts[one].hidden = one !== name;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (name === "look") await opened(() => look(parts.look));
+  if (name === "mine") await opened(showMine);
+}
+
+// Asks for a token where the server does, and goes on with it.
+async function opened(act) {
+  try {
+    await act();
+    parts.door.hidden = true;
+  } catch (error) {
+    if (!(error instanceof Refused) || error.status !== 401) throw error;
+    parts.door.hidden = false;
+    parts.door.replaceChildren(form("Go on", async ({ token }) => {
+      keepToken(token);
+      await opened(act);
+    }, field("Token of the project", "token", { type: "password", required: true, autocomplete: "off" })));
+  }
+}
+
+begin();
+window.addEventListener("hashchange", () => guarded(turn));
+guarded(turn);
