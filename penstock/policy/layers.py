@@ -72,7 +72,11 @@ class BatchNorm(nn.Module):
 
     def _merged(self, new: Moments) -> tuple[Tensor, Tensor]:
         weight = (1.0 / (self.merges + 1.0)).clamp(min=_NEWEST_SHARE)
-        return self.mean.lerp(new.mean, weight), self.variance.lerp(new.spread / new.count, weight)
+        variance = new.spread / new.count
+        # Rows that are all alike tell no scale: divided by it, the next small change of the weights below
+        # would be 300 times as large, in every layer.
+        merged = self.variance.lerp(variance, weight).where(variance > _EPSILON, self.variance)
+        return self.mean.lerp(new.mean, weight), merged
 
 
 @dataclass(frozen=True, slots=True)

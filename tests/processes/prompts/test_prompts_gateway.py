@@ -30,8 +30,13 @@ def test_transitions_are_learned_from_and_the_books_balance(tmp_path: Path) -> N
         stats = gateway.get("/stats")
         assert (stats["total_updates"], stats["total_episodes"]) == (1, 26)
         assert (stats["open_chains"], stats["unverified"], stats["lost"]) == (0, 0, 0)
+        taken = requests.post(f"{gateway.url}/save", json={"path": saved["path"]}, timeout=60)
+        assert (taken.status_code, taken.json()["field"]) == (409, "path")
+        assert str(tmp_path) not in taken.json()["detail"]
+        gateway.play(PROMPT.format(26), steps=2)
         loaded = gateway.post("/load", path=saved["path"])
         assert loaded["version"] > made["version"]
+        assert (loaded["given_up"], gateway.get("/stats")["buffer_size"]) == (2, 0)
         absent = requests.post(f"{gateway.url}/load", json={"path": "absent"}, timeout=60)
         assert (absent.status_code, absent.json()["error"]) == (404, "File not found")
         assert gateway.end() == 0, gateway.said()

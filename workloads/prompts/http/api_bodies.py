@@ -83,8 +83,8 @@ ActionNumber = Annotated[int, Field(ge=0, lt=ACTIONS, strict=True)]
 CheckpointName = Annotated[
     str,
     Field(
-        pattern=r"^[a-z0-9-]{1,64}$",
-        description="A name, not a place: up to 64 of a-z, 0-9 and '-'.",
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$",
+        description="A name, not a place: up to 64 of a-z, 0-9 and '-', with a letter or digit at both ends.",
         examples=["before-the-show"],
     ),
 ]
@@ -196,10 +196,14 @@ class LoadRequest(_Body):
 
 
 class LoadAnswer(BaseModel):
-    """The run has gone back. version: under which the weights answer."""
+    """The run has gone back. version: under which the weights answer.
+
+    given_up: steps that waited for an update.
+    """
 
     loaded: Literal[True]
     version: int
+    given_up: int
 
 
 class HealthAnswer(BaseModel):

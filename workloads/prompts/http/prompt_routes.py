@@ -155,8 +155,8 @@ async def save(api: Api, body: bodies.SaveRequest) -> bodies.SaveAnswer:
 @router.post("/load")
 async def load(api: Api, body: bodies.LoadRequest) -> bodies.LoadAnswer:
     """Go back to a named checkpoint; what counts goes on."""
-    version = await answered(api.learning.load(await api.control(), body.path))
-    return bodies.LoadAnswer(loaded=True, version=version)
+    version, given_up = await answered(api.learning.load(await api.control(), body.path))
+    return bodies.LoadAnswer(loaded=True, version=version, given_up=given_up)
 
 
 @_at_each_step("/embed")

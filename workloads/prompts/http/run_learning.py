@@ -26,6 +26,12 @@ _FIGURES_S: Final = 5.0
 _KEPT_UPDATES: Final = 10
 _REASON: Final = "asked for over HTTP"
 
+_NOT_KEPT: Final[dict[CommandRefusal | None, str]] = {
+    CommandRefusal.NAME: "path: a checkpoint has this name already; choose another",
+    CommandRefusal.LIMIT: "path: no more checkpoints may have names, or the disk is full: make room",
+}
+"""Refusals whose own words name folders of the run."""
+
 Ask = Callable[[str], Awaitable[CommandReport]]
 """(request id) → the command as it stands."""
 
@@ -72,19 +78,21 @@ class RunLearning:
             f"save {name}", lambda id_: control.checkpoint(id_, name, reason=_REASON)
         )
         if report.state is CommandState.REFUSED:
-            raise ApiError(409, report.detail, field="path")
+            raise ApiError(409, _NOT_KEPT.get(report.refusal, report.detail), field="path")
 
-    async def load(self, control: AsyncControlClient, name: str) -> int:
-        """Go back to a named checkpoint; returns the version that answers then.
+    async def load(self, control: AsyncControlClient, name: str) -> tuple[int, int]:
+        """Go back to a named checkpoint; returns the version that answers then, and the steps given up.
 
-        Raises ApiError, PolicyError.
+        Those are what waited for an update: it was chosen by weights that are there no more. Raises ApiError,
+        PolicyError.
         """
         report = await self._answered(f"load {name}", lambda id_: control.restore(id_, name, reason=_REASON))
         if report.refusal is CommandRefusal.NAME:
             raise ApiError(404, report.detail, field="path", error="File not found")
         if report.state is CommandState.REFUSED:
             raise ApiError(409, report.detail, field="path")
-        return report.version
+        given_up, self.waiting_steps = self.waiting_steps, 0
+        return report.version, given_up
 
     def mean(self, name: str) -> float | None:
         """Return the mean of a figure over the last updates; None where none has it."""

@@ -1,5 +1,7 @@
 """Batch normalisation with statistics that stand still, and dropout that only the learner switches on."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -82,6 +84,23 @@ def test_layers_are_measured_as_they_will_be_fed() -> None:
         torch.testing.assert_close(
             answer.var(0, correction=0), torch.ones(answer.shape[1]), atol=1e-3, rtol=0
         )
+
+
+def test_rows_that_are_alike_set_no_scale() -> None:
+    """A small change of the weights stays one in all layers behind, beside a row that differs as well."""
+    first = nn.Linear(8, 8)
+    net = nn.Sequential(
+        first, *(part for _ in range(3) for part in (BatchNorm(8), nn.Tanh(), nn.Linear(8, 8)))
+    )
+    alike = torch.full((200, 8), 0.5)
+    for given in (alike, torch.cat([rows(1, 8) / 100, alike])):
+        measured = measure(net, partial(net, given))
+        assert measured is not None
+        measured.merge()
+    before = net(alike)
+    with torch.no_grad():
+        first.weight += 1e-3
+    assert (net(alike) - before).abs().max() < 0.05
 
 
 def test_a_checksum_tells_what_is_not_finite() -> None:

@@ -170,9 +170,13 @@ export type HealthAnswer = {
 /**
  * LoadAnswer
  *
- * The run has gone back. version: under which the weights answer.
+ * The run has gone back. version: under which the weights answer. given_up: steps that waited for an update.
  */
 export type LoadAnswer = {
+    /**
+     * Given Up
+     */
+    given_up: number;
     /**
      * Loaded
      */
@@ -192,7 +196,7 @@ export type LoadRequest = {
     /**
      * Path
      *
-     * A name, not a place: up to 64 of a-z, 0-9 and '-'.
+     * A name, not a place: up to 64 of a-z, 0-9 and '-', with a letter or digit at both ends.
      */
     path: string;
 };

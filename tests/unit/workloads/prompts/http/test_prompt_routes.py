@@ -89,7 +89,9 @@ def test_a_ticket_of_another_state_or_action_is_refused(served: SmallPrompts) ->
     assert (acted.status_code, acted.json()["field"]) == (422, "action")
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "/var/x", "a/b", "A", "", "x" * 65, "a\0b", "model.pt"])
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/var/x", "a/b", "A", "", "x" * 65, "a\0b", "model.pt", "-", "--help"]
+)
 @pytest.mark.parametrize("path", ["/save", "/load"])
 def test_a_place_is_no_name(served: SmallPrompts, path: str, name: str) -> None:
     """Checkpoints have names; nothing of the network is used as a path."""
