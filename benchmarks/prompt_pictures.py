@@ -17,6 +17,7 @@ _MEANING: Final = {
     "fixed": "best fixed sequence for all prompts",
     "blind": "the recipe, paid without regard to the category",
     "permuted": "the recipe, embeddings of other texts",
+    "minilm": "the recipe, embeddings of MiniLM",
 }
 _TABLE: Final = re.compile(r"(?<=<!-- scores -->\n).*?(?=<!-- end of scores -->)", re.DOTALL)
 
