@@ -239,6 +239,16 @@ def test_a_policy_of_values_that_draws_from_a_softmax_is_taken(tmp_path: Path) -
         assert line["confidence"] == pytest.approx(expected[line["goal"]], abs=0.002)
 
 
+def test_a_policy_that_the_server_has_not_is_refused_at_once(server: str, tmp_path: Path) -> None:
+    """By name: no later interval would be answered either."""
+    goals_file(tmp_path)
+    told = inject(server, tmp_path, "--policy", "nix", "--steps", "2")
+    assert told.returncode == 2, told.stdout
+    assert "policy='nix'" in told.stderr
+    told = inject(server, tmp_path, "--client-key", "k" * 5000, "--steps", "2")
+    assert (told.returncode, len(told.stderr) < 1000) == (2, True), told.stderr
+
+
 def test_two_injectors_do_not_share_a_folder(server: str, tmp_path: Path) -> None:
     """The second is refused by name."""
     goals_file(tmp_path)

@@ -70,7 +70,7 @@ class CommandFile(_Strict):
 def read_commands(path: Path) -> CommandFile:
     """Return a checked file; raises ConfigurationError that names the entry and what would do."""
     try:
-        told = CommandFile.model_validate(tomllib.loads(path.read_text()))
+        told = CommandFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])

@@ -77,11 +77,17 @@ class AskedPolicy:
     def begin(self) -> None:
         """Begin an episode where none is open.
 
-        Raises ConfigurationError where the policy does not fit the goals, and PolicyError where no server is.
+        Raises ConfigurationError where the policy does not fit the goals, or is none of the server's, and
+        PolicyError where no server is.
         """
-        if self._episode is None:
+        if self._episode is not None:
+            return
+        try:
             self._check()
             self._episode, self.step = self._client.start_episode(self._key), 0
+        except InvalidRequest as error:
+            # It would be refused at each interval, for as long as nobody looks.
+            raise ConfigurationError(f"--server: refuses what it is asked: {error!s:.300}") from error
 
     def suggest(self, observation: NDArray[np.float32]) -> Suggestion:
         """Ask what the policy would do; raises Unanswered where a fallback answered, and PolicyError."""

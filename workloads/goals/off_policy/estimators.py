@@ -9,7 +9,7 @@ Per-decision importance sampling and its weighted form are those of Precup, Sutt
 doubly robust estimate that of Jiang and Li (2016). An episode that has ended keeps its last weight and earns
 0. Intervals are normal, from the variance between episodes, or decisions for
 the mean ratio; that of the self-normalised estimate is its delta
-method.
+method. Where single decisions hardly ever earned something else, intervals of shares are at least kept.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ from workloads.goals.off_policy.decisions import Decisions, Floats
 
 _Z: Final = 1.959963984540054
 """95 % of a normal distribution lie within so many standard deviations."""
+_FEW: Final = 5.0
+"""Of fewer decisions that earned something else a normal interval says too little."""
 _LARGEST_LOG: Final = 300.0
 """Above it weights and their squares overflow; one of them leaves an effective sample size of 1 anyway."""
 
@@ -85,12 +87,34 @@ def estimate(decisions: Decisions, discount: float) -> Estimates:
             normalised += scale * weight * (reward - value) * count / total
         effective = min(effective, _effective(weight))
         before = weight
+    normal, robust = _of(normalised + mean), _of(doubly)
+    if count == len(decisions.reward):
+        normal, robust = (_widened(one, decisions.reward, effective) for one in (normal, robust))
     return Estimates(
         ips=_of(ips),
-        self_normalised=_of(normalised + mean),
-        doubly_robust=_of(doubly),
+        self_normalised=normal,
+        doubly_robust=robust,
         mean_ratio=_of(np.exp(np.minimum(ratio, _LARGEST_LOG))),
         effective=effective,
+    )
+
+
+def _widened(found: Estimate, reward: Floats, effective: float) -> Estimate:
+    """Return an estimate of single decisions that lies near the least or the most that was ever earned.
+
+    The few that earned something else are then hardly in the sample, nor is their variance. So the interval
+    is at least that of a share with two successes and two failures added (Agresti and Coull 1998).
+    """
+    low, high = float(reward.min()), float(reward.max())
+    if high == low:
+        return found
+    share = min(max((found.value - low) / (high - low), 0.0), 1.0)
+    if effective * min(share, 1 - share) >= _FEW:
+        return found
+    drawn = (effective * share + 2) / (effective + 4)
+    half = _Z * float(np.sqrt(drawn * (1 - drawn) / (effective + 4))) * (high - low)
+    return Estimate(
+        value=found.value, low=min(found.low, found.value - half), high=max(found.high, found.value + half)
     )
 
 

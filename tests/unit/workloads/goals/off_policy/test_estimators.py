@@ -158,3 +158,26 @@ def test_decisions_that_cannot_be_used_are_refused(changed: dict[str, np.ndarray
     """The message names the field."""
     with pytest.raises(ValueError, match=why):
         replace(decisions_of(bandit(0), truth.TARGET, 1.0), **changed)
+
+
+def test_intervals_cover_the_truth_where_failures_are_rare() -> None:
+    """Many logs then hold no failure of the judged policy, and a sample without one has no variance."""
+    rate, draws, covered = 0.98, 200, {"self_normalised": 0, "doubly_robust": 0}
+    for seed in range(draws):
+        random = np.random.default_rng(seed)
+        action = random.integers(3, size=240)
+        reward = (random.random(240) < rate).astype(float)
+        chosen = action == 1
+        mean = np.array([reward[action == one].mean() for one in range(3)])
+        with np.errstate(divide="ignore"):
+            log_target = np.log(chosen.astype(float))
+        decisions = Decisions(
+            episode=np.arange(240), reward=reward, log_target=log_target,
+            log_logged=np.full(240, -np.log(3.0)), predicted=mean[action], expected=np.full(240, mean[1]),
+            action=action,
+        )  # fmt: skip
+        found = estimate(decisions, 1.0)
+        for name in covered:
+            one = getattr(found, name)
+            covered[name] += one.low <= rate <= one.high
+    assert min(covered.values()) >= 0.9 * draws, covered
