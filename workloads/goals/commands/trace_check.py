@@ -60,6 +60,8 @@ def _text(account: dict[str, Any]) -> str:
         for name, one in account["actions"].items()
     ]
     faults = account["faults"]
+    if not account["lines"]:
+        told.append("the file is empty: a log has a line for each decision")
     if faults:
         told.append(f"{len(faults)} faults, {account['episodes_left_out']} episodes left out for them:")
     told += [f"  line {fault['line']}: {fault['why']}" for fault in faults[:_MOST_SHOWN]]

@@ -37,6 +37,8 @@ def test_check_names_what_is_wrong_with_a_line(tmp_path: Path) -> None:
     assert "line 812: propensity='7." in output
     code, output = call("check", written(tmp_path, lines), "--json")
     assert json.loads(output)["faults"][0]["line"] == 812
+    code, output = call("check", written(tmp_path, []))
+    assert (code, "the file is empty" in output) == (1, True)
 
 
 def test_policies_are_judged_beside_closed_forms(tmp_path: Path) -> None:
