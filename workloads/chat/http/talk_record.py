@@ -42,12 +42,12 @@ class TalkRecord:
 
     @property
     def id(self) -> str:
-        """Return what the page calls it, which nobody guesses."""
+        """Return what the page calls it, which cannot be guessed."""
         return self.conversation.conversation_id
 
     @property
     def name(self) -> str:
-        """Return what books call it: the id without the part that nobody guesses."""
+        """Return what books call it: the id without the part that cannot be guessed."""
         return self.id.rpartition("-")[0]
 
     @property

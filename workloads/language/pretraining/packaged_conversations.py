@@ -58,7 +58,7 @@ def _typed(text: str) -> str:
 
 
 def _said(lines: Any) -> Iterator[str]:
-    """Yield the texts of a dialogue, an even number of them: what nobody answers is left out."""
+    """Yield the texts of a dialogue, an even number of them: what has no answer is left out."""
     texts = [text for line in lines if (text := " ".join(str(line).split()))]
     yield from texts[: len(texts) // 2 * 2]
 

@@ -21,7 +21,7 @@ def test_conversations_are_counted_once_and_outlive_the_book(tmp_path: Path) -> 
     assert again.blocked() == {"output": 1}
 
 
-def test_it_is_nobody_elses(tmp_path: Path) -> None:
+def test_it_is_its_users_alone(tmp_path: Path) -> None:
     """The folder that it makes is its user's alone."""
     AnswerBook(tmp_path / "made")
     assert (tmp_path / "made").stat().st_mode & 0o077 == 0
