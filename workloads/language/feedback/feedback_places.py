@@ -113,9 +113,11 @@ def _ratings(url: str, policy: str | None) -> Iterator[Row]:
 
 
 def _rating(kept: KeptRating) -> dict[str, Any]:
-    """A row in the form that files have."""
+    """A row in the form that files have. at_s: Unix, in seconds."""
     rating = kept.rating
-    row: dict[str, Any] = {"prompt": rating.prompt, "key": rating.key}
+    row: dict[str, Any] = {"prompt": rating.prompt, "key": rating.key, "at_s": kept.created.timestamp()}
+    if rating.rater:
+        row["rater"] = rating.rater
     if rating.rejected is not None:
         return {**row, "chosen": rating.response, "rejected": rating.rejected}
     return {**row, "response": rating.response, "score": rating.score}
