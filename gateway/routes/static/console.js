@@ -2,8 +2,9 @@
 
 import { arriveFromProvider, call, isSignedIn, leaveForProvider, provider, signIn, signOut, signUp } from "./api.js";
 import { button, element, field, form, guarded } from "./elements.js";
+import { feedback } from "./feedback.js";
 import { job, jobs } from "./jobs.js";
-import { audit, feedback, people } from "./people.js";
+import { audit, people } from "./people.js";
 
 const PLACES = { jobs: "Jobs", feedback: "Feedback", people: "People", audit: "Audit" };
 const main = document.getElementById("main");

@@ -253,6 +253,11 @@ def rate(tab: "Page") -> None:
     tab.get_by_label("Agent", exact=True).fill("my_agent")
     tab.get_by_role("button", name="Show").click()
     tab.get_by_text("12 ratings, 0.50 on average").wait_for()
+    tab.get_by_text("Only some").click()
+    tab.get_by_label("Score at least").fill("0.9")
+    tab.get_by_label("With the words").fill("QUESTION 5")
+    tab.get_by_role("button", name="Show").click()
+    tab.get_by_text("1 of 12 ratings: too few to tell").wait_for()
     check(tab, "feedback")
 
 
@@ -289,5 +294,8 @@ def decide(tab: "Page") -> None:
         row(number).get_by_role("button", name="promote").click()
         playwright.expect(row(number)).to_contain_text("active")
     check(tab, "job")
+    with tab.expect_download() as downloaded:
+        row(newest).get_by_role("button", name="download").click()
+    assert downloaded.value.suggested_filename.endswith(f"-{newest}.safetensors")
     row(newest).get_by_role("button", name="roll back").click()
     playwright.expect(row(newest)).to_contain_text("rolled")

@@ -1,0 +1,87 @@
+// Feedback on what agents answered: what there is, by what one asks for, and one's own.
+
+import { call, lines } from "./api.js";
+import { element, field, form, table, when } from "./elements.js";
+
+const MOST_READ = 20000;
+const MOST_SHOWN = 200;
+const ENOUGH = 10;
+
+export async function feedback({ base, role }) {
+  const shown = element("div", {});
+  const score = { type: "number", min: 0, max: 1, step: "any" };
+  const act = async ({ agent, ...wanted }) => {
+    const path = `${base}/agents/${encodeURIComponent(agent)}`;
+    const every = await read(path);
+    const found = every.filter((one) => fits(one, wanted));
+    const rows = found.reverse().slice(0, MOST_SHOWN).map((one) => [
+      when(one.createdAt), one.key, one.version ?? "–", JSON.stringify(one.prompt), one.response, String(one.score), one.notes]);
+    const { leastConversations, versions } = await call("GET", `${path}/satisfaction`);
+    shown.replaceChildren(element("p", {}, told(found, every)), satisfied(leastConversations, versions),
+      table("Newest ratings", ["When", "Aspect", "Version", "Prompt", "Response", "Score", "Notes"], rows));
+  };
+  const parts = [element("h2", {}, "Feedback"),
+    form("Show", act, field("Agent", "agent", { required: true, maxlength: 39 }),
+      element("details", {}, element("summary", {}, "Only some"),
+        field("Only of aspect", "key", { maxlength: 64 }),
+        field("Only of version", "version", { type: "number", min: 1, step: 1 }),
+        field("Score at least", "least", score), field("Score at most", "most", score),
+        field("With the words", "words", { maxlength: 200 }))), shown];
+  if (role !== "viewer") parts.push(...rating(base));
+  return parts;
+}
+
+// All ratings of an agent, oldest first; the first MOST_READ where there are more.
+async function read(path) {
+  const found = [];
+  while (found.length < MOST_READ) {
+    const page = await lines(`${path}/feedback?after=${found.at(-1)?.number ?? 0}`);
+    if (!page.length) break;
+    found.push(...page);
+  }
+  return found;
+}
+
+function fits(one, { key, version, least, most, words }) {
+  const text = [JSON.stringify(one.prompt), one.response, one.notes].join("\n").toLowerCase();
+  return (!key || one.key === key) && (!version || one.version === Number(version))
+    && (least === "" || one.score >= Number(least)) && (most === "" || one.score <= Number(most))
+    && text.includes(words.toLowerCase());
+}
+
+function told(found, every) {
+  const scores = found.map((one) => one.score).filter((one) => one !== null);
+  const mean = scores.reduce((sum, one) => sum + one, 0) / scores.length;
+  const of = found.length === every.length ? "" : ` of ${every.length}`;
+  const rest = every.length < MOST_READ ? "" : `; only the oldest ${every.length} were looked at`;
+  return scores.length < ENOUGH ? `${scores.length}${of} ratings: too few to tell how good the agent is${rest}`
+    : `${scores.length}${of} ratings, ${mean.toFixed(2)} on average${rest}`;
+}
+
+// Thumbs-up over all conversations of a version: of those who rate, more are content or cross than of the others.
+function satisfied(least, versions) {
+  const share = (value) => `${(100 * value).toFixed(0)} %`;
+  const rows = versions.map((one) => [
+    String(one.version),
+    one.satisfaction === null ? `cannot tell, below ${least} conversations`
+      : `${share(one.satisfaction)} (${share(one.low)} to ${share(one.high)})`,
+    one.ratingRate === null ? "–" : share(one.ratingRate), String(one.conversations), String(one.rated),
+  ]);
+  return table("Satisfaction with versions", ["Version", "Thumbs-up of all conversations", "Rated", "Conversations", "Ratings"], rows);
+}
+
+function rating(base) {
+  const told = element("p", { role: "status", "aria-label": "Rated" });
+  let count = 0;
+  const act = async ({ agent, prompt, response, score, notes }) => {
+    const body = { prompt, response, score: Number(score), notes };
+    await call("POST", `/api/policies/feedback/${encodeURIComponent(agent)}`, body, base.split("/").at(-1));
+    count += 1;
+    told.textContent = `${count} stored`;
+  };
+  return [element("h3", {}, "Rate an answer"),
+    form("Rate", act, field("Of agent", "agent", { required: true, maxlength: 39 }),
+      field("Prompt", "prompt", { required: true }), field("Response", "response", { required: true }),
+      field("Score, 0 to 1", "score", { type: "number", min: 0, max: 1, step: 0.1, required: true }),
+      field("Notes", "notes")), told];
+}
