@@ -26,7 +26,7 @@ from gateway.jobs.job_records import shown
 from gateway.jobs.log_stream import LOOK_S, QUIET_LOOKS, RIGHTS_S
 from gateway.jobs.shared_looks import SharedLooks
 from gateway.jobs.steering import CannotSteer
-from penstock.registry.registry_errors import Unavailable
+from penstock.registry.registry_errors import RegistryError, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _told(kind: str, look: Callable[[], Any]) -> str:
     """Return what a look finds as an event; what cannot be shown hides nothing else."""
     try:
         return event(kind, jsonable_encoder(look()))
-    except CannotSteer as error:
+    except (CannotSteer, RegistryError) as error:
         detail = str(error)
     except OSError as error:
         detail = error.strerror or "it cannot be read"

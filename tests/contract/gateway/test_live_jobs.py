@@ -13,6 +13,8 @@ from gateway.jobs import job_queue, live_jobs
 from gateway.jobs.live_jobs import LiveJobs
 from gateway.store.tables import Role
 from launch.gateway.local_runner import LocalRunner
+from launch.gateway.run_steering import RunSteering
+from penstock.registry.registry_errors import Unavailable
 from tests.contract.gateway.test_log_streams import JOBS, member_of
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway
@@ -129,5 +131,28 @@ def test_who_is_no_member_any_more_is_told_nothing_more(gateway: SmallGateway) -
         assert (await news(stream))[0] == "refused"
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
+
+    asyncio.run(listen())
+
+
+def test_a_registry_that_does_not_answer_hides_nothing_else(gateway: SmallGateway) -> None:
+    """What cannot be shown is told as trouble, once, and the job goes on being shown."""
+
+    class Away(RunSteering):
+        def versions(self, job: str) -> dict[str, Any]:
+            raise Unavailable("the registry does not answer")
+
+    dispatcher = gateway.parts.dispatcher
+    assert dispatcher is not None
+    dispatcher.steering = Away(lambda job: dispatcher.runner.folder(job))
+    job = submitted(gateway, "mine")
+    place = dispatcher.runner.place
+    gateway.accounts.run(lambda session, now: job_queue.claim(session, now, place, 1))
+
+    async def listen() -> None:
+        stream = live(gateway).follow(member(gateway), job)
+        found = [await news(stream) for _ in range(4)]
+        assert [kind for kind, _ in found] == ["jobs", "job", "curve", "trouble"]
+        assert found[3][1] == {"of": "versions", "detail": "the registry does not answer"}
 
     asyncio.run(listen())

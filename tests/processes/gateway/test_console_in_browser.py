@@ -266,7 +266,7 @@ def estimate_and_start(tab: "Page") -> None:
     tab.get_by_role("link", name="Jobs").click()
     tab.get_by_role("heading", name="Start a training").wait_for()
     tab.get_by_label("Agent", exact=True).fill("my_agent")
-    tab.get_by_label("maxSteps").fill("60")
+    tab.get_by_label("maxSteps").fill("200")
     tab.get_by_role("button", name="Estimate").click()
     playwright.expect(tab.get_by_label("Estimate")).to_contain_text("minutes", timeout=1000 * PATIENCE_S)
     check(tab, "jobs")
