@@ -78,7 +78,7 @@ def table(options: Options) -> Table:
     with _answering() as there, _client() as ask:
         rounds = [[_measured(ask, row, there) for row in ROWS] for _ in range(options.repeat)]
         updates = [_update(there) for _ in range(UPDATES)]
-        memory = {role: _resident_mib(pid) for role, pid in there.pids.items() if role != "bare"}
+        memory = {role: resident_mib(pid) for role, pid in there.pids.items() if role != "bare"}
     rows: list[list[Cell]] = [
         [row.name, *(statistics.median(one[at][name] for one in rounds) for name in _COLUMNS)]
         for at, row in enumerate(ROWS)
@@ -156,7 +156,7 @@ def _client() -> Iterator[Ask]:
 @contextmanager
 def _answering() -> Iterator[Answering]:
     """Start a gateway with its run, and bare FastAPI; both end at the end."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, _bare() as (bare, bare_pid):
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, bare_fastapi() as (bare, bare_pid):
         state, endpoints = Path(name) / "state", Path(name) / "gateway.json"
         words = ("gateway", "prompts", "--listen", "127.0.0.1:0", "--state", str(state))
         with (Path(name) / "log").open("wb") as log:
@@ -195,8 +195,8 @@ def _status(address: str) -> int:
 
 
 @contextmanager
-def _bare() -> Iterator[tuple[str, int]]:
-    """Start bare FastAPI; yield its address and its process."""
+def bare_fastapi() -> Iterator[tuple[str, int]]:
+    """Start bare FastAPI; yields its address and its process."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.bare_fastapi", str(port)])
@@ -221,6 +221,7 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
-def _resident_mib(pid: int) -> float:
+def resident_mib(pid: int) -> float:
+    """Return what a process holds in memory, in MiB."""
     fields = Path(f"/proc/{pid}/statm").read_text().split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
