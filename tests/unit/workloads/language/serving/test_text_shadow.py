@@ -84,6 +84,7 @@ async def test_while_clients_are_answered_the_shadow_is_not_asked(dialogue: Path
     answer = stand.engine.submit(Request(ids=(4, 8), most=3, version=1))
     for _ in range(2):
         stand.shadow.sweep()
+        assert stand.shadow._running is None
         assert not answer.finish
         stand.engine.step()
     assert agreements() == before
