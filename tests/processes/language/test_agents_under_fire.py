@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,12 +28,31 @@ from tests.support.run.training import Training, is_alive
 
 CLIENT: Final = "client"
 VICTIMS: Final = ("server", "broker", "learner", CLIENT)
-GOES_ON: Final = 600
-"""Tokens that are trained after the last kill."""
 TOKENS: Final = 4
 """Of an answer, at most."""
 PATIENCE_S: Final = 120.0
 _FOREVER: Final = 100_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dose:
+    """turns: answers of the server at least. kills: of all victims together, in turn.
+
+    goes_on: tokens that are trained after the last kill. taught: steps of the model that guesses. agents,
+    crowd: conversations at once by OpenAI's API, and by the text client. thinks_s: of an agent, in seconds.
+    """
+
+    turns: int
+    kills: int
+    goes_on: int
+    taught: int
+    agents: int
+    crowd: int
+    thinks_s: float
+
+
+FEW: Final = Dose(turns=120, kills=4, goes_on=128, taught=20, agents=2, crowd=4, thinks_s=0.5)
+MANY: Final = Dose(turns=100_000, kills=60, goes_on=600, taught=40, agents=8, crowd=32, thinks_s=0.0)
 
 
 class Crew:
@@ -41,18 +61,22 @@ class Crew:
     One knows OpenAI's API alone, the other speaks to the server itself.
     """
 
-    def __init__(self, base_url: str, socket: Path) -> None:
+    def __init__(self, base_url: str, socket: Path, dose: Dose) -> None:
         self._commands = (
             ("tests.support.language.agents", "unruly", base_url, str(_FOREVER)),
             ("tests.support.language.text_crowd", f"unix:{socket}"),
         )
+        self._at_once, self._thinks_s = (dose.agents, dose.crowd), dose.thinks_s
         self._lives = 0
         self._processes = [self._begin(place) for place in range(len(self._commands))]
 
     def _begin(self, place: int) -> "subprocess.Popen[bytes]":
         self._lives += 1
         return subprocess.Popen(
-            [sys.executable, "-m", *self._commands[place], str(self._lives)],
+            [
+                *(sys.executable, "-m", *self._commands[place]),
+                *map(str, (self._lives, self._at_once[place], self._thinks_s)),
+            ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -73,9 +97,9 @@ class Crew:
 
 
 @contextmanager
-def crew_of(base_url: str, socket: Path) -> Iterator[Crew]:
+def crew_of(base_url: str, socket: Path, dose: Dose) -> Iterator[Crew]:
     """Clients of both kinds, until the block ends."""
-    crew = Crew(base_url, socket)
+    crew = Crew(base_url, socket, dose)
     try:
         yield crew
     finally:
@@ -126,37 +150,37 @@ def audited(run_dir: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("most", "kills"),
-    [(160, 4), pytest.param(100_000, 60, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])],
+    "dose",
+    [FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])],
     ids=["few", "many"],
 )
 def test_every_trained_token_was_sampled_under_kills(
-    tmp_path: Path, short_folder: Path, most: int, kills: int
+    tmp_path: Path, short_folder: Path, dose: Dose
 ) -> None:
     """So many answers, with kills in turn among them; the audit finds no exception, and the run learned."""
     draw, hits = random.Random(7), Counter[str]()
-    socket = short_folder / "text.sock"
+    socket, base = short_folder / "text.sock", make_guesser(tmp_path / "base", steps=dose.taught)
     with (
-        agents_run(tmp_path, socket, make_guesser(tmp_path / "base", steps=40), batch_steps=64) as training,
+        agents_run(tmp_path, socket, base, batch_steps=64) as training,
         gateway(socket, tmp_path) as base_url,
-        crew_of(base_url, socket) as crew,
+        crew_of(base_url, socket, dose) as crew,
     ):
-        turns, pace = Turns(training.run_dir / "journals"), most // (kills + 1)
-        while hits.total() < kills or turns.so_far() < most:
+        turns, pace = Turns(training.run_dir / "journals"), dose.turns // (dose.kills + 1)
+        while hits.total() < dose.kills or turns.so_far() < dose.turns:
             goal = turns.so_far() + draw.randint(pace // 2, pace + pace // 2)
             training.until(partial(is_past, turns, goal))
-            if hits.total() < kills:
+            if hits.total() < dose.kills:
                 victim = VICTIMS[hits.total() % len(VICTIMS)]
                 kill(training, victim) if victim != CLIENT else crew.kill_one()
                 hits[victim] += 1
         trained = training.steps()
-        training.until(lambda: training.steps() >= trained + GOES_ON)
+        training.until(lambda: training.steps() >= trained + dose.goes_on)
         crew.end()
         training.process.send_signal(signal.SIGTERM)
         code, _, err = training.end()
         assert code == 130, err
         report = audited(training.run_dir)
     print(json.dumps({"kills": hits, "sampled": report["sampled"], "fragments": report["fragments"]}))
-    assert report["sampled"]["answers"] >= most
-    assert report["sampled"]["trained"] >= GOES_ON // TOKENS
+    assert report["sampled"]["answers"] >= dose.turns
+    assert report["sampled"]["trained"] >= dose.goes_on // TOKENS
     assert min(hits[name] for name in VICTIMS) >= 1

@@ -1,7 +1,8 @@
 """Agents as their authors write them: scripts that know the package `openai` alone, and post rewards.
 
-    python -m tests.support.language.agents TASK BASE_URL CONVERSATIONS SEED      prints what each one earned,
-nan where it was cut off
+    python -m tests.support.language.agents TASK BASE_URL CONVERSATIONS SEED [AT_ONCE [THINKS_S]]
+
+prints what each conversation earned, nan where it was cut off. THINKS_S: before each.
 
 lookup          what colour is it? The tool tells; nothing else does, so that a guess is right half the time
 guess           the same without the tool
@@ -14,6 +15,7 @@ unruly          the tool again and again; messages are repeated and edited, answ
 import math
 import random
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -23,7 +25,7 @@ import openai
 
 COLOURS: Final = ("red", "blue")
 TOOL: Final = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
-AT_ONCE: Final = 8
+AT_ONCE: Final = "8"
 
 
 def lookup(client: Any, chance: random.Random, *, tools: bool = True) -> float:
@@ -108,7 +110,8 @@ def post(client: Any, **body: Any) -> None:
     client.post("/rewards", body=body, cast_to=object)
 
 
-def _tried(task: str, client: Any, chance: random.Random) -> float:
+def _tried(task: str, client: Any, chance: random.Random, thinks_s: float) -> float:
+    time.sleep(thinks_s)
     try:
         return TASKS[task](client, chance)
     except openai.APIError as error:
@@ -116,16 +119,20 @@ def _tried(task: str, client: Any, chance: random.Random) -> float:
         return math.nan
 
 
-def main(task: str, base_url: str, conversations: str, seed: str) -> None:
+def main(
+    task: str, base_url: str, conversations: str, seed: str, at_once: str = AT_ONCE, thinks_s: str = "0"
+) -> None:
     """Have so many conversations, some at a time."""
     client = openai.OpenAI(base_url=base_url, api_key="none", timeout=30)
     seeds = random.Random(int(seed))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(int(at_once)) as pool:
         left = int(conversations)
         while left > 0:
-            count = min(left, 4 * AT_ONCE)
+            count = min(left, 4 * int(at_once))
             chances = [random.Random(seeds.random()) for _ in range(count)]
-            for done in as_completed([pool.submit(_tried, task, client, chance) for chance in chances]):
+            for done in as_completed(
+                [pool.submit(_tried, task, client, chance, float(thinks_s)) for chance in chances]
+            ):
                 sys.stdout.write(f"{done.result()}\n")
                 sys.stdout.flush()
             left -= count

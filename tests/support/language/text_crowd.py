@@ -1,6 +1,6 @@
 """Many agents at once by the text client, in one process, as unruly as those of `agents`.
 
-python -m tests.support.language.text_crowd ADDRESS SEED      until it is killed
+python -m tests.support.language.text_crowd ADDRESS SEED AT_ONCE THINKS_S      until it is killed
 """
 
 import asyncio
@@ -12,13 +12,12 @@ from typing import Any, Final
 from penstock.client import AsyncTextClient, PolicyError
 from tests.support.language.agents import COLOURS, TOOL
 
-AT_ONCE: Final = 32
 PAUSE_S: Final = 0.2
 """After a conversation that was cut off: who comes again at once keeps a server that starts from starting."""
 
 
-async def converse(client: AsyncTextClient, chance: random.Random) -> None:
-    """One conversation; raises PolicyError."""
+async def converse(client: AsyncTextClient, chance: random.Random, thinks_s: float) -> None:
+    """One conversation, whose agent thinks before each turn; raises PolicyError."""
     conversation = await client.start_conversation(name=uuid.uuid4().hex)
     messages: list[dict[str, Any]] = []
     for turn in range(chance.randint(2, 5)):
@@ -26,6 +25,7 @@ async def converse(client: AsyncTextClient, chance: random.Random) -> None:
             messages.append({"role": "user", "content": "colour"})
         if chance.random() < 0.05:
             messages[0] = {"role": "user", "content": chance.choice(("hello", "more"))}
+        await asyncio.sleep(thinks_s)
         given = await conversation.generate(messages, tools=[TOOL])
         if chance.random() < 0.1:
             given = await conversation.generate(messages, tools=[TOOL], regenerate=chance.random() < 0.5)
@@ -42,21 +42,22 @@ async def converse(client: AsyncTextClient, chance: random.Random) -> None:
         await conversation.end()
 
 
-async def converse_on(client: AsyncTextClient, chance: random.Random) -> None:
+async def converse_on(client: AsyncTextClient, chance: random.Random, thinks_s: float) -> None:
     """For ever."""
     while True:
         try:
-            await converse(client, chance)
+            await converse(client, chance, thinks_s)
         except PolicyError as error:
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             await asyncio.sleep(PAUSE_S)
 
 
-async def main(address: str, seed: str) -> None:
+async def main(address: str, seed: str, at_once: str, thinks_s: str) -> None:
     """All of them beside one another."""
     seeds = random.Random(int(seed))
     async with AsyncTextClient(address) as client:
-        await asyncio.gather(*(converse_on(client, random.Random(seeds.random())) for _ in range(AT_ONCE)))
+        chances = [random.Random(seeds.random()) for _ in range(int(at_once))]
+        await asyncio.gather(*(converse_on(client, chance, float(thinks_s)) for chance in chances))
 
 
 if __name__ == "__main__":
