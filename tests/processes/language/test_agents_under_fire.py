@@ -154,9 +154,7 @@ def audited(run_dir: Path) -> dict[str, Any]:
     [FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])],
     ids=["few", "many"],
 )
-def test_every_trained_token_was_sampled_under_kills(
-    tmp_path: Path, short_folder: Path, dose: Dose
-) -> None:
+def test_every_trained_token_was_sampled_under_kills(tmp_path: Path, short_folder: Path, dose: Dose) -> None:
     """So many answers, with kills in turn among them; the audit finds no exception, and the run learned."""
     draw, hits = random.Random(7), Counter[str]()
     socket, base = short_folder / "text.sock", make_guesser(tmp_path / "base", steps=dose.taught)
