@@ -170,7 +170,9 @@ export type HealthAnswer = {
 /**
  * LoadAnswer
  *
- * The run has gone back. version: under which the weights answer. given_up: steps that waited for an update.
+ * The run has gone back. version: under which the weights answer.
+ *
+ * given_up: steps that waited for an update.
  */
 export type LoadAnswer = {
     /**
