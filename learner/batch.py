@@ -141,7 +141,10 @@ def assemble(
 
 
 def nothing(schema: FragmentSchema) -> tuple[FragmentHeader, dict[str, Array]]:
-    """A fragment without slots: a rank that gets no other assembles a batch without columns from it."""
+    """Return a fragment without slots, with tensors [1, 0, ...] by name.
+
+    A rank that gets no other fragment assembles a batch without columns from it.
+    """
     header = FragmentHeader(
         run="",
         session=0,
@@ -220,7 +223,10 @@ class _Columns:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A CPU tensor on `device`, without waiting for the copy; what follows on the current stream sees it."""
+    """Send a CPU tensor to `device` without waiting for the copy; shape and dtype stay.
+
+    What follows on the current stream sees it.
+    """
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -114,7 +114,10 @@ class LeaseKeeper:
         return self._log.snapshot()
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """The result of `call`, which is repeated while the log waits to be opened again."""
+        """Return the result of `call`, which is repeated while the log waits to be opened again.
+
+        Raises Interrupted when the process ends first, and Fatal when another learner has taken over.
+        """
         while True:
             try:
                 return call()
@@ -159,5 +162,5 @@ class LeaseKeeper:
 
 
 def fenced(error: Refused) -> Fatal:
-    """The end of a learner whose writes are refused."""
+    """Return the Fatal that ends a learner whose writes are refused."""
     return Fatal(f"this learner may not write any longer ({error.refusal}); it ends without writing")

@@ -58,7 +58,7 @@ class Replica(Protocol):
     """What answers the probe with given weights; a `Policy` is one."""
 
     def load_state_dict(self, state_dict: dict[str, Tensor], /) -> object:
-        """Take these weights over."""
+        """Take these weights over; by name, in the shape and dtype of its own."""
         ...
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array], /) -> Array:
@@ -89,7 +89,10 @@ class Quarantine:
         self._sessions: frozenset[int] = frozenset()
 
     def expect(self, version: int, sha256: str, weights: Mapping[str, Array]) -> None:
-        """These weights were published: remember what they answer."""
+        """Remember what published weights answer.
+
+        version, sha256: of the publication. weights: by name, in the shape and dtype of the policy's.
+        """
         self._replica.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
         answer = self._replica.log_prob(self._probe.observation, self._probe.action)
         with self._lock:

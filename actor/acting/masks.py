@@ -28,9 +28,10 @@ class Masks:
         self._steps = np.zeros(slots, np.int64)
 
     def read(self, observation: Any, infos: dict[str, Any]) -> Rows:
-        """The masks that came with an observation; where none came nothing is allowed.
+        """Return the masks that came with an observation, bool [N, n] by name.
 
-        Raises Fatal for another form.
+        Where none came nothing is allowed. observation, infos: of N slots, as a vector environment returns
+        them. Raises Fatal for another form.
         """
         is_part = isinstance(observation, dict) and self._key in observation
         given = observation[self._key] if is_part else infos.get(self._key)
@@ -47,7 +48,10 @@ class Masks:
         return dict(zip(self._sizes, cuts, strict=True))
 
     def last(self, final: Any, infos: dict[str, Any], slots: NDArray[np.intp]) -> Rows:
-        """The masks of K last observations, which come as an object array of single ones; infos: theirs."""
+        """Return the masks of K last observations, bool [K, n] by name.
+
+        final: object array [N] of single observations. infos: of these. slots: int [K], whose episodes ended.
+        """
         given = final[slots[0]]
         if not isinstance(given, dict) or self._key not in given:
             return {name: mask[slots] for name, mask in self.read(None, infos).items()}
@@ -56,17 +60,20 @@ class Masks:
         return dict(zip(self._sizes, cuts, strict=True))
 
     def free(self, rows: Rows, slots: NDArray[np.intp]) -> None:
-        """Allow everything where the action will be ignored."""
+        """Allow everything, in place, in the slots int [K] whose action will be ignored."""
         for name in self._sizes:
             rows[name][slots] = True
 
     def keep(self, first: Rows, before: Rows, begins: NDArray[np.bool_]) -> None:
-        """Keep the masks of the step where no episode begins."""
+        """Put the masks of `before` into `first` in slots in which no episode begins; begins: bool [N]."""
         for name in self._sizes:
             first[name][~begins] = before[name][~begins]
 
     def check(self, rows: Rows, begins: NDArray[np.bool_] | None) -> None:
-        """Count a step; raises Fatal that names slot and step where nothing is allowed."""
+        """Count a step; raises Fatal that names slot and step where nothing is allowed.
+
+        rows: bool [N, n] by name. begins: bool [N], slots in which an episode begins; None: in none.
+        """
         self._steps += 1
         if begins is not None:
             self._steps[begins] = 0

@@ -98,7 +98,11 @@ class BrokerClient:
     def open_session(
         self, actor_id: str, role: Role, stop: threading.Event, *, describe_only: bool = False
     ) -> SessionReply | Refusal:
-        """OpenSession; with `describe_only` it tells the run and opens none."""
+        """Open a session, or with `describe_only` only read the run's specification.
+
+        Returns a Refusal where the broker says no. Raises Fatal for a specification that cannot be used, and
+        Interrupted when `stop` is set before an answer comes.
+        """
         request = experience_pb2.OpenSessionRequest(
             actor_id=actor_id,
             role=experience_pb2.Role.ValueType(role.value),

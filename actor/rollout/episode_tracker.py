@@ -38,9 +38,10 @@ class Episodes:
         ends: Ends,
         version: int,
     ) -> list[Episode]:
-        """Count an unroll and return the episodes that it finished; `version`: the weights it acted with.
+        """Count an unroll of T steps of N slots and return the episodes that it finished.
 
-        reward_TN is 0 where valid_TN is False.
+        reward_TN: float32 [T, N], 0 where valid_TN is False. valid_TN, terminated_TN: bool [T, N]. version:
+        of the weights it acted with.
         """
         total = np.cumsum(reward_TN, axis=0, dtype=np.float64)
         steps = np.cumsum(valid_TN, axis=0, dtype=np.int64)

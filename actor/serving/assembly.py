@@ -245,7 +245,10 @@ def check_range(section: CanarySection) -> None:
 
 
 def check_window(section: ServingSection, specification: RunSpecification) -> None:
-    """Refuse a window in which the learner gets so far ahead that nothing could be learned from any more."""
+    """Raise ConfigurationError for a window of rewards in which the learner gets too far ahead.
+
+    Nothing of an episode could then be learned from.
+    """
     rate, stale_after, batch = (
         section.declared_steps_per_s,
         specification.stale_after,

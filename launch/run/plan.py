@@ -62,7 +62,10 @@ class Plan:
 
 
 def make_plan(request: Request) -> Plan:
-    """Resolve a request; writes nothing."""
+    """Resolve a request into settings and folders; writes nothing.
+
+    Raises ConfigurationError for settings, folders and a resumption that do not fit.
+    """
     if request.resumption.best and not request.resumption.resume:
         raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
     if request.resumption.resume:

@@ -67,7 +67,8 @@ class Update:
 class AlgorithmState:
     """All of an algorithm that a checkpoint holds: copies, safe to write from another thread.
 
-    tensors: by path, on the CPU (weights, optimiser moments, normaliser, generator states).
+    tensors: by path, each of the shape and dtype it is trained in, on the CPU (weights, optimiser moments,
+    normaliser, generator states).
     numbers: JSON values.
     """
 
@@ -195,7 +196,7 @@ class Algorithm(ABC):
         Entries that are not needed are passed over.
 
         Called only where `retain_from` names an entry. Raises ValueError for an entry that is not what it
-        was.
+        was, and NotImplementedError in an algorithm that retains entries and does not define this.
         """
         raise NotImplementedError(f"{type(self).__name__} retains log entries and cannot take them back")
 

@@ -128,7 +128,7 @@ class Checkpointer:
         Args:
             algorithm: what is learned.
             progress: where the run is.
-            beside: tensors that are not the algorithm's.
+            beside: tensors that are not the algorithm's, by name, of any shape and dtype.
             answers: to the commands that the checkpoint of an id contains first.
         """
         started = time.perf_counter()

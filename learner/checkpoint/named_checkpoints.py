@@ -47,7 +47,7 @@ class NamedCheckpoints:
         Args:
             name: an id.
             command: request id of the command that names it.
-            tensors: of the algorithm.
+            tensors: of the algorithm, by path, of any shape and dtype.
             state: JSON object, as in any checkpoint.
 
         Raises:

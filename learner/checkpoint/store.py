@@ -47,7 +47,10 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint as it was read. tensors: on the CPU. state: JSON object."""
+    """Holds a checkpoint as it was read.
+
+    tensors: by path, on the CPU, in the shape and dtype they were written in. state: JSON object.
+    """
 
     id: str
     manifest_sha256: str
@@ -72,7 +75,7 @@ class CheckpointStore:
 
         Args:
             checkpoint_id: name of its directory.
-            tensors: by name.
+            tensors: by path, of any shape and dtype.
             state: JSON object.
 
         Raises:
@@ -193,7 +196,7 @@ def bytes_tensor(data: bytes) -> Tensor:
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """Return the bytes of such a tensor."""
+    """Return the bytes that `bytes_tensor` made a tensor of, uint8 [n]."""
     return tensor.numpy().tobytes()
 
 

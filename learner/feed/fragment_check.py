@@ -27,6 +27,8 @@ def check_meaning(
 ) -> Mapping[str, Array]:
     """Return what a well-formed fragment is trained on; raise ValueError that says why it cannot be.
 
+    arrays: by name, in the shape and dtype of the run's schema.
+
     It cannot with a truncated step without its final observation, a final row that points outside or at a
     step that did not end, a `reward` or `log_prob` that is not finite where valid, the log-probability of a
     choice above 0, a mask that allows nothing or forbids what was taken where a step is valid, or any other

@@ -62,5 +62,5 @@ class LogBatch:
 
 
 def reward_of(arrays: Mapping[str, Array]) -> float:
-    """Sum of a fragment's rewards over its valid steps."""
+    """Return the sum of a fragment's rewards, float32 [T, N], over its valid steps."""
     return float(arrays["reward"].sum(where=arrays["valid"].astype(bool), dtype=float))

@@ -124,7 +124,11 @@ class OwnPayloads:
         ]
 
     def batch(self, entries: Sequence[LogEntry]) -> Staged:
-        """See `Payloads`; one without columns for no entries. Fetches what was not checked here."""
+        """Assemble the entries as `Payloads` says; a batch without columns for no entries.
+
+        It fetches what was not checked here. Raises Fatal where the payload of an entry that was good is not
+        good now.
+        """
         lacking = [entry for entry in entries if entry.number not in self._loaded]
         for entry, found in zip(lacking, self.check(lacking), strict=True):
             if found.state is not State.GOOD:

@@ -103,7 +103,10 @@ class RecordedFeed:
     # ---- the loop's side
 
     def take(self, timeout_s: float) -> LogBatch | None:
-        """See `Feed`."""
+        """Return the next batch; None when there is none within `timeout_s` seconds.
+
+        Raises FeedEnded where the recording is at its end.
+        """
         try:
             log_batch = None if self._is_exhausted else self._queue.get(timeout=timeout_s)
         except queue.Empty:
@@ -117,7 +120,7 @@ class RecordedFeed:
         """Do nothing: what was dropped when it was recorded is in no batch of the recording."""
 
     def flush(self, flush: Flush) -> None:
-        """See `Feed`."""
+        """Raise NotImplementedError: in a recording nothing is pending."""
         raise NotImplementedError("the run learns from a recording, in which nothing is pending")
 
     def too_few(self, number: int) -> int | None:

@@ -58,7 +58,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         on_denied: Callable[[str], None] = lambda _label: None,
         calls: Calls = NO_CALLS,
     ) -> None:
-        """`run`: whose callers are served; `on_denied` is told why a call was not, as a metric's label."""
+        """Make a gate; raises ValueError where callers prove themselves by tokens and none are accepted.
+
+        run: whose callers are served. on_denied: is told why a call was not, as a metric's label.
+        """
         if proof is Proof.TOKEN and tokens is None:
             raise ValueError("proof=TOKEN: name the accepted tokens")
         self._proof, self._run, self._limits, self._tokens = proof, run, limits, tokens

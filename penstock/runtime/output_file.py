@@ -44,7 +44,10 @@ def output_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def check_output(path: Path) -> None:
-    """Raise OSError that names a place where no file can stand, before the work for it is done."""
+    """Raise OSError that names a place where no file can stand, before the work for it is done.
+
+    It is IsADirectoryError for a folder, FileNotFoundError where the folder around it is absent.
+    """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not path.absolute().parent.is_dir():

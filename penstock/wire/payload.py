@@ -49,9 +49,10 @@ def _store(array: Array, codec: str) -> tuple[Any, int]:
 
 
 def read_payload(header: FragmentHeader, payload: bytes | memoryview) -> dict[str, Array]:
-    """Return every tensor by name: read-only views of `payload`, decoded copies where compressed.
+    """Return every tensor by name, in the shape and dtype of the table.
 
-    Raises ValueError when the payload does not hold what the table describes.
+    They are read-only views of `payload`, decoded copies where compressed. Raises ValueError when the payload
+    does not hold what the table describes.
     """
     return {entry.name: read_entry(entry, payload) for entry in header.tensors}
 

@@ -31,7 +31,7 @@ _OBSERVATION, _ACTION, _STATE, _FINAL = "observation", "action", "state", "final
 class Range:
     """Bounds what one tensor may hold behind its leading axes. low, high: of one value, or of each element.
 
-    stated: what the space says, for messages.
+    stated: what the space says, for messages. Its methods take arrays [..., *shape] of the tensor's dtype.
     """
 
     low: Any

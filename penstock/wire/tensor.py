@@ -34,7 +34,7 @@ if sys.byteorder != "little":
 
 
 def all_finite(array: Array) -> bool:
-    """Return whether an array of real numbers holds neither NaN nor infinity."""
+    """Return whether an array of real numbers, of any shape, holds neither NaN nor infinity."""
     if array.size <= FEW:
         # Only finite numbers have a finite sum; where one overflows each is asked.
         numbers: list[Any] = array.ravel().tolist()
@@ -101,7 +101,7 @@ def to_tensor(array: Array) -> pb.Tensor:
 
 
 def from_tensor(field: str, message: pb.Tensor) -> Array:
-    """Return a read-only view of the message's data; raises ValueError that names `field`."""
+    """Return a read-only view of the message's data, in its shape and dtype; raises ValueError by `field`."""
     array = read_array(field, message.data, message.dtype, message.shape)
     if array.nbytes != len(message.data):
         raise ValueError(f"{field}: {len(message.data)} bytes for {array.nbytes} of content")

@@ -95,9 +95,9 @@ _FOLDER: Final = "checkpoints"
 def checkpoint_tensors(run_dir: Path, part: str) -> dict[str, Tensor] | None:
     """Return the tensors of one part of a run's newest whole checkpoint, on the CPU, by name in it.
 
-    run_dir: the run's folder. part: the first element of the tensors' paths, such as "critic".
-    None: the run has no checkpoint that is whole. Call it when the learner has ended, because the learner
-    writes to that folder.
+    They have the shape and dtype they were trained in. run_dir: the run's folder. part: the first element of
+    the tensors' paths, such as "critic". None: the run has no checkpoint that is whole. Call it when the
+    learner has ended, because the learner writes to that folder.
     """
     folder = run_dir / _FOLDER
     if not folder.is_dir():

@@ -144,7 +144,10 @@ class ThinkingModel:
     def log_prob_of_thoughts(
         self, questions: Sequence[Ids], thoughts: Sequence[Ids]
     ) -> list[NDArray[np.float64]]:
-        """Return the log-probability of each token of thoughts, none of which is empty."""
+        """Return the log-probabilities of the tokens of each thought, float64 [tokens].
+
+        questions, thoughts: ids, equally many of both; no thought is empty.
+        """
         rows = [self.layout.begun(*one) for one in zip(questions, thoughts, strict=True)]
         counts = [len(one) for one in thoughts]
         found = outputs(self.network, rows, answer_places(rows, counts), self.layout.pad).log_probs

@@ -21,13 +21,13 @@ MARKS: Final = ("<think>", "</think>", "=", ".")
 
 
 class Layout:
-    """Of one task.
+    """Knows the tokens of one task; raises ValueError where a word of the task is a mark.
 
     pad, bos, think, end, equals, filler: ids of the marks. symbols: ids of what a thought is made of.
     """
 
     def __init__(self, task: Task) -> None:
-        """Raises ValueError for a word that is a mark."""
+        """Raise ValueError for a word that is a mark."""
         shared = set(task.words) & {*SPECIAL, *MARKS}
         if shared:
             raise ValueError(f"words of the task are marks: {sorted(shared)}")

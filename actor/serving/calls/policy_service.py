@@ -107,7 +107,10 @@ class PolicyService:
         return self._handler.writer.encode(request, answered)
 
     async def act_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """See policy.proto. Ends, with all that it has begun, when its caller goes away."""
+        """Answer a stream of requests as policy.proto says; ends when its caller goes away.
+
+        Raises Malformed for bytes that are no ActRequest.
+        """
         try:
             await ActStream(self._handler, self._answer, self._on_answer).serve(requests, context)
         except DecodeError as error:

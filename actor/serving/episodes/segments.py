@@ -77,9 +77,10 @@ class Segment:
         compress: bool,
         reward: Callable[[Mapping[str, Array]], Array] | None = None,
     ) -> Fragment:
-        """Return a fragment without session or number, which it gets when it is sent.
+        """Return the T steps as a fragment of one slot; session and number come when it is sent.
 
-        reward: see `FragmentBuilder`.
+        schema: of the run. reward: see `FragmentBuilder`; it gets the tensors by name, in the shapes of
+        the schema.
         """
         fields = HeaderFields(
             run=run,

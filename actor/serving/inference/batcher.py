@@ -85,7 +85,8 @@ class Batcher:
     ) -> None:
         """Queue a question as `ask` does, without a future.
 
-        `on_result` is called with the pass, even before this returns, unless `is_gone`.
+        `on_result` is called with the pass, even before this returns, unless `is_gone`. until_s: by the clock
+        of the loop. Raises Refused (OVERLOADED) when its turn would come too late.
         """
         now = self._loop.time()
         waiting = _Waiting(loaded, question, until_s, now, on_result, is_gone)

@@ -175,9 +175,10 @@ class Traffic:
         self._said = wrong
 
     async def keep_feedback(self, caller: str, rewards: Sequence[tuple[str, int, float]]) -> None:
-        """Rewards (episode id, step, amount) of a caller that came too late.
+        """Store rewards (episode id, step, amount) that came too late to be learned from now.
 
-        Raises Refused (NOT_READY) when it cannot be.
+        caller: who sent them. Raises Refused (NOT_READY) when they cannot be stored: there is no registry yet
+        (Unavailable), or it fails.
         """
         try:
             if self._registry is None:

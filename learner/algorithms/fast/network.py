@@ -41,9 +41,10 @@ class Network(Protocol):
         ...
 
     def gradient(self, built: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-        """∂loss/∂parameters, flat, where `slopes` are ∂loss/∂built, for what was built on the latest outputs.
+        """Return ∂loss/∂parameters, flat, for what was built on the latest outputs.
 
-        The tensor is reused by the next call; parameters that nothing depends on get 0.
+        built: scalars or [M, ...] each. slopes: ∂loss/∂built, of the same shapes. The tensor is reused by the
+        next call; parameters that nothing depends on get 0.
         """
         ...
 

@@ -18,7 +18,7 @@ _BETA_2 = 0.999
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A copy to go back to."""
+    """Holds a copy to go back to: parameters and both moments, [P] each, and the count of steps."""
 
     parameters: Tensor
     first: Tensor
@@ -27,7 +27,7 @@ class Backup:
 
 
 def flatten(module: nn.Module | Mapping[str, nn.Parameter]) -> Tensor:
-    """Move all parameters of a module, or these, into one flat tensor that they become views of."""
+    """Move all parameters of a module, or these, into one flat tensor [P] that they become views of."""
     parameters = list(module.parameters() if isinstance(module, nn.Module) else module.values())
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     for parameter, part in zip(parameters, flat.split([own.numel() for own in parameters]), strict=True):
@@ -60,12 +60,12 @@ class FlatAdam:
         self.steps = 0
 
     def gradient_of(self, loss: Tensor) -> Tensor:
-        """∂loss/∂parameters by autograd, flat; the tensor is reused by the next call."""
+        """Return ∂loss/∂parameters by autograd, flat [P]; loss: scalar. The next call reuses the tensor."""
         pieces = torch.autograd.grad(loss, self.own, materialize_grads=True)
         return torch.cat([piece.reshape(-1) for piece in pieces], out=self.flat_gradient)
 
     def step(self, gradient: Tensor, learning_rate: float, max_norm: float) -> Tensor:
-        """One step down `gradient`, which is scaled to `max_norm` where longer (0: never), in place.
+        """Take one step down `gradient` [P], which is scaled to `max_norm` where longer (0: never), in place.
 
         Returns the gradient's norm before that, a scalar on the device.
         """
@@ -83,22 +83,28 @@ class FlatAdam:
         return norm
 
     def checksum(self) -> Tensor:
-        """Finite exactly when parameters and moments are, short of sums beyond the range of the dtype."""
+        """Return a scalar that is finite exactly when parameters and moments are.
+
+        Sums beyond the range of the dtype are the exception.
+        """
         return self.parameters.sum() + self.first.sum() + self.second.sum()
 
     def backup(self) -> Backup:
-        """A copy of all that `step` changes."""
+        """Return a copy of all that `step` changes."""
         return Backup(self.parameters.clone(), self.first.clone(), self.second.clone(), self.steps)
 
     def restore(self, backup: Backup) -> None:
-        """Back to a copy."""
+        """Go back to a copy, in place."""
         self.parameters.copy_(backup.parameters)
         self.first.copy_(backup.first)
         self.second.copy_(backup.second)
         self.steps = backup.steps
 
     def moments(self) -> dict[str, Tensor]:
-        """Copies of both moments by parameter: `first/NAME`, `second/NAME`, on the CPU."""
+        """Return copies of both moments on the CPU, as `first/NAME` and `second/NAME`.
+
+        Each has the shape of its parameter.
+        """
         result = {}
         for kind, flat in (("first", self.first), ("second", self.second)):
             for name, parameter, cut in zip(self._names, self.own, self._cuts, strict=True):
@@ -106,7 +112,10 @@ class FlatAdam:
         return result
 
     def load_moments(self, moments: Mapping[str, Tensor], steps: int) -> None:
-        """Inverse of `moments`; raises ValueError that names a missing or misshapen one."""
+        """Take over what `moments` returned, of the shapes of the parameters; steps: taken so far.
+
+        Raises ValueError that names a missing or misshapen one.
+        """
         flats = []
         for kind in ("first", "second"):
             for name, parameter in zip(self._names, self.own, strict=True):

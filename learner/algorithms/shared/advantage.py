@@ -46,7 +46,7 @@ def next_values(
     final_step: Tensor,
     final_values: Tensor,
 ) -> Tensor:
-    """The value that follows each step.
+    """Return the value that follows each step, [T, B].
 
     observed: [T+1, B], V of every observation.   terminated: bool [T, B].
     final_slot, final_step: int64 [K]; final_values: [K], V of the true last observation of each.
@@ -66,7 +66,7 @@ def gae(
     discount: float | Tensor,
     gae_lambda: float,
 ) -> Advantages:
-    """Generalised advantage estimates (Schulman et al. 2016, eq. 16).
+    """Estimate advantages and targets by generalised estimation (Schulman et al. 2016, eq. 16); all [T, B].
 
     discount: γ, of all steps or of each, [T, B].
 
@@ -91,7 +91,7 @@ def vtrace(
     rho_clip: float,
     c_clip: float,
 ) -> Advantages:
-    """V-trace (Espeholt et al. 2018, eq. 1), with λ.
+    """Estimate advantages and targets by V-trace (Espeholt et al. 2018, eq. 1), with λ; all [T, B].
 
     ρ_t = min(ρ̄, π/μ), c_t = λ min(c̄, π/μ), log π/μ = `log_ratios`;
     v_t − V_t = ρ_t (r_t + γ V_{t+1} − V_t) + γ c_t (v_{t+1} − V_{t+1}) where the trace carries;

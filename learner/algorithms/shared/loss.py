@@ -26,17 +26,26 @@ class Surrogate:
 
 
 def weighted(behaviour: Tensor, proximal: Tensor, advantage: Tensor, rho_clip: float) -> Surrogate:
-    """The policy gradient of V-trace (Espeholt et al. 2018, section 4.2): ρ A, ρ = min(ρ̄, π/μ)."""
+    """Weight advantages as the policy gradient of V-trace: ρ A, ρ = min(ρ̄, π/μ).
+
+    behaviour, proximal: log μ and log π_prox, [n]. advantage: [n]. rho_clip: ρ̄. Espeholt et al. 2018,
+    section 4.2.
+    """
     return Surrogate(proximal, behaviour_weight(behaviour, proximal, rho_clip) * advantage)
 
 
 def coupled(behaviour: Tensor, advantage: Tensor) -> Surrogate:
-    """PPO around the policy that acted (Schulman et al. 2017, eq. 7): anchor μ, weight 1."""
+    """Anchor PPO at the policy that acted (Schulman et al. 2017, eq. 7): anchor μ, weight 1.
+
+    behaviour: log μ, [n]. advantage: [n].
+    """
     return Surrogate(behaviour, advantage)
 
 
 def decoupled(behaviour: Tensor, proximal: Tensor, advantage: Tensor, weight_cap: float) -> Surrogate:
-    """PPO around π_prox with experience of μ (Hilton, Cobbe, Schulman 2021, eq. 2).
+    """Anchor PPO at π_prox with experience of μ (Hilton, Cobbe, Schulman 2021, eq. 2).
+
+    behaviour, proximal: log μ and log π_prox, [n]. advantage: [n].
 
     L = −E[ (π_prox/μ) min(r A, clip(r, 1−ε, 1+ε) A) ], r = π_θ/π_prox. The weight π_prox/μ is positive and
     fixed for the batch, so it joins the advantage; it is truncated at `weight_cap`.
@@ -46,7 +55,7 @@ def decoupled(behaviour: Tensor, proximal: Tensor, advantage: Tensor, weight_cap
 
 
 def behaviour_weight(behaviour: Tensor, proximal: Tensor, cap: float) -> Tensor:
-    """min(π_prox/μ, cap), [n]."""
+    """Return min(π_prox/μ, cap), [n]; behaviour, proximal: log μ and log π_prox, [n]."""
     return (proximal - behaviour).exp().clamp(max=cap)
 
 
@@ -62,8 +71,9 @@ class Sloped:
 
 
 def policy_gradient(log_prob: Tensor, weighted_advantage: Tensor, total: int | None = None) -> Sloped:
-    """−mean w A log π_θ, and its slope by log π_θ (Williams 1992, eq. 11; Espeholt et al. 2018, section 4.2).
+    """Return −mean w A log π_θ, and its slope by log π_θ.
 
+    Williams 1992, eq. 11; Espeholt et al. 2018, section 4.2. log_prob, weighted_advantage: [n].
     total: rows that the mean is over, where these are one rank's share of them; None: these.
     """
     count = len(log_prob) if total is None else total
@@ -79,9 +89,10 @@ def policy_loss(
     dual_clip: float | None = None,
     total: int | None = None,
 ) -> Sloped:
-    """−mean min(r A, clip(r, 1−ε, 1+ε) A), r = π_θ/π_anchor, and its slope by log π_θ.
+    """Return −mean min(r A, clip(r, 1−ε, 1+ε) A), r = π_θ/π_anchor, and its slope by log π_θ.
 
-    total: as in `policy_gradient`.
+    log_prob, anchor: log π_θ and log π_anchor, [n]. weighted_advantage: [n]. clip_range: ε. total: as in
+    `policy_gradient`.
     ∂(r A)/∂log π_θ = r A where the first is the smaller; where it is not, the clipped one is constant.
     With `dual_clip` c > 1 the smaller one is held above c A where A < 0 (Ye et al. 2020, eq. 5), so that an
     action that became very likely since does not push without limit.
@@ -102,7 +113,9 @@ def policy_loss(
 def value_loss(
     value: Tensor, target: Tensor, old_value: Tensor, clip: float | None, total: int | None = None
 ) -> Sloped:
-    """½ mean squared error, and its slope by the value. total: as in `policy_gradient`.
+    """Return half the mean squared error, and its slope by the value.
+
+    value, target, old_value: [n]. total: as in `policy_gradient`.
 
     With `clip` the larger of that and the error of the value held within ± clip of `old_value`, as in
     the code published with Schulman et al. 2017; where that is the larger and is held, it is constant.
@@ -121,37 +134,49 @@ def value_loss(
 
 
 def standardise(advantage: Tensor) -> Tensor:
-    """Mean 0 and standard deviation 1 over the steps of a batch, [n]; one step becomes 0."""
+    """Shift and scale advantages [n] to mean 0 and standard deviation 1; a single step becomes 0."""
     if len(advantage) < 2:
         return advantage - advantage.mean()
     return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
 
 def divergence(before: Tensor, after: Tensor) -> Tensor:
-    """KL(before ‖ after) from log-probabilities of actions drawn by `before`: E[r − 1 − log r] ≥ 0."""
+    """Estimate KL(before ‖ after) as the mean of r − 1 − log r ≥ 0, a scalar.
+
+    before, after: log-probabilities [n] of actions drawn by `before`.
+    """
     log_ratio = after - before
     return (log_ratio.clamp(max=_MOST_TOLD).exp() - 1.0 - log_ratio).mean()
 
 
 def clip_fraction(log_prob: Tensor, anchor: Tensor, clip_range: float) -> Tensor:
-    """Share of steps whose ratio to the anchor lies outside 1 ± ε."""
+    """Return the share of steps whose ratio to the anchor lies outside 1 ± ε, a scalar.
+
+    log_prob, anchor: [n]. clip_range: ε.
+    """
     return (((log_prob - anchor).exp() - 1.0).abs() > clip_range).to(log_prob.dtype).mean()
 
 
 def effective_sample_size(behaviour: Tensor, log_prob: Tensor) -> Tensor:
-    """(Σw)² / (n Σw²), w = π/μ: 1 on policy, 1/n when one step has all the weight."""
+    """Return (Σw)² / (n Σw²), w = π/μ: 1 on policy, 1/n when one step has all the weight.
+
+    behaviour, log_prob: log μ and log π, [n].
+    """
     log_weight = log_prob - behaviour
     log_size = 2.0 * log_weight.logsumexp(0) - (2.0 * log_weight).logsumexp(0)
     return log_size.exp() / len(log_weight)
 
 
 def largest_ratio(behaviour: Tensor, log_prob: Tensor) -> Tensor:
-    """Max π/μ, where that is at most e^60: metrics are of float32."""
+    """Return the largest π/μ, at most e^60: metrics are float32. behaviour, log_prob: log μ, log π, [n]."""
     return (log_prob - behaviour).max().clamp(max=_MOST_TOLD).exp()
 
 
 def explained_variance(value: Tensor, target: Tensor) -> Tensor:
-    """1 − var(target − value)/var(target); 0 where the targets are all alike."""
+    """Return 1 − var(target − value)/var(target), a scalar; 0 where the targets are all alike.
+
+    value, target: [n].
+    """
     # In float64, since squares of large targets leave the range of float32.
     wide = target.double()
     variance = wide.var(correction=0)

@@ -35,7 +35,7 @@ class MinibatchSplit(Protocol):
         ...
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Rows [..., n] in the order of `index` → those of all ranks, [..., N], in one order for all."""
+        """Gather rows [..., n] in the order of `index` into those of all ranks, [..., N], in one order."""
         ...
 
 
@@ -60,11 +60,11 @@ class RankRows(Protocol):
         ...
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Own rows [..., n] → those of all ranks, [..., N], in the order that a single rank has them in."""
+        """Gather own rows [..., n] into those of all ranks, [..., N], in the order of a single rank."""
         ...
 
     def own(self, rows: Tensor) -> Tensor:
-        """Inverse of `gather`."""
+        """Return this rank's own rows [..., n] of rows [..., N] of all ranks: the inverse of `gather`."""
         ...
 
 
@@ -97,7 +97,7 @@ class RankGroup(Protocol):
         ...
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Add up over all ranks, in place; equal bits on every rank."""
+        """Add a tensor of any shape up over all ranks, in place; equal bits on every rank."""
         ...
 
     def moments(self, own: Moments) -> Moments:
@@ -147,11 +147,11 @@ class SingleRankGroup:
     rank = 0
 
     def rows_of(self, steps: Tensor) -> RankRows:
-        """Return all rows: there is one rank."""
+        """Return all rows of steps bool [T, B]: there is one rank."""
         return _SingleRankRows(steps, int(steps.sum()))
 
     def columns(self, values: Tensor) -> Tensor:
-        """Return the values, on the CPU: there is one rank."""
+        """Return the columns [T, B], on the CPU: there is one rank."""
         return values.cpu()
 
     def listed(self, numbers: Sequence[int]) -> tuple[list[int], int]:
@@ -159,7 +159,7 @@ class SingleRankGroup:
         return list(numbers), 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Return the tensor: there is one rank."""
+        """Return the tensor, of any shape: there is one rank."""
         return tensor
 
     def moments(self, own: Moments) -> Moments:

@@ -43,7 +43,7 @@ class Rows(Steps):
         return Rows(self.inputs.select(index), action, self.columns.index_select(1, index))
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator["Rows"]:
-        """Yield minibatches in order, as views.
+        """Yield minibatches of the n rows in order, as views, [m] rows each.
 
         sizes: of each, rows of this rank and of all (`rank_group.MinibatchSplit`).
         """

@@ -77,7 +77,7 @@ class Sequences(Steps):
         )
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator[Rows]:
-        """Yield minibatches in order.
+        """Yield minibatches of the B columns in order, [n] steps each.
 
         sizes: of each, columns of this rank, which is the only one (`rank_group.MinibatchSplit`).
         """

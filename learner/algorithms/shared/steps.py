@@ -18,37 +18,37 @@ class Steps:
 
     @property
     def anchor(self) -> Tensor:
-        """Log-probability that the ratio is taken to."""
+        """Return the log-probability that the ratio is taken to, [n]."""
         return self.columns[0]
 
     @property
     def weighted_advantage(self) -> Tensor:
-        """Advantage times behaviour weight."""
+        """Return advantage times behaviour weight, [n]."""
         return self.columns[1]
 
     @property
     def target(self) -> Tensor:
-        """What the critic is drawn to."""
+        """Return the value that the critic is drawn to, [n]."""
         return self.columns[2]
 
     @property
     def old_value(self) -> Tensor:
-        """V at the start of the batch."""
+        """Return V at the start of the batch, [n]."""
         return self.columns[3]
 
     @property
     def behaviour(self) -> Tensor:
-        """Return log μ(a|s) under the behaviour policy."""
+        """Return log μ(a|s) under the behaviour policy, [n]."""
         return self.columns[4]
 
     @property
     def proximal(self) -> Tensor:
-        """Return log π_prox(a|s) under the proximal policy."""
+        """Return log π_prox(a|s) under the proximal policy, [n]."""
         return self.columns[5]
 
 
 @dataclass(frozen=True, slots=True)
 class AllRankSteps(Steps):
-    """Those of all ranks together, after an epoch."""
+    """Holds the steps of all ranks together, after an epoch. columns: [6, n], as of `Steps`."""
 
     columns: Tensor

@@ -10,14 +10,20 @@ from learner.algorithms.algorithm import AlgorithmState
 
 
 def copies(part: str, module: nn.Module) -> dict[str, Tensor]:
-    """Return what a module's `state_dict` holds, on the CPU."""
+    """Return copies of what a module's `state_dict` holds, on the CPU, of equal shape and dtype.
+
+    part: first element of their paths.
+    """
     return {
         f"{part}/{key}": value.detach().to("cpu", copy=True) for key, value in module.state_dict().items()
     }
 
 
 def load_copies(module: nn.Module, part: str, tensors: Mapping[str, Tensor]) -> None:
-    """Inverse of `copies`, all or nothing; raises ValueError that names what is missing or misshapen."""
+    """Copy what `copies` returned back into a module, all or nothing.
+
+    tensors: by path, of the module's shapes. Raises ValueError that names what is missing or misshapen.
+    """
     own, found = module.state_dict(), under(tensors, f"{part}/")
     for key, tensor in own.items():
         if key not in found or found[key].shape != tensor.shape:
@@ -54,5 +60,5 @@ def taken_over(own: AlgorithmState, found: AlgorithmState, *, going_on: Collecti
 
 
 def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose path begins so, by the rest of it."""
+    """Return the tensors whose path begins with `prefix`, by the rest of it; shape and dtype stay."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -52,7 +52,7 @@ class ArrayPolicy(ActingPolicy):
         self._forward: NumpyForward | None = None
 
     def initial_state(self, count: int) -> dict[str, Array]:
-        """Return nothing: a row's outputs depend on the row alone."""
+        """Return {}, in place of arrays [count, ...]: a row's outputs depend on the row alone."""
         return {}
 
     def use_threads(self, count: int) -> None:
@@ -67,7 +67,10 @@ class ArrayPolicy(ActingPolicy):
         self._forward = NumpyForward(self._layout, self._normaliser(arrays), list(self._layers(arrays)))
 
     def step(self, row: Mapping[str, Array]) -> Step:
-        """Return the network's outputs; see `ActingPolicy.step`. Raises RuntimeError before any weights."""
+        """Return the network's outputs, float32 [N, size]; row: arrays [N, ...] by path.
+
+        Raises RuntimeError before any weights.
+        """
         if self._forward is None:
             raise RuntimeError("this policy acts once weights are loaded")
         return Step(self._forward(row), _NO_STATE)

@@ -12,7 +12,7 @@ from penstock.wire.tensor import FEW, Array
 
 
 class CategoricalDrawing(Drawing):
-    """One of n choices; parameters are logits."""
+    """Draws one of n choices; parameters are logits [N, n], actions indices [N], masks bool [N, n]."""
 
     def __init__(self, path: str, space: Discrete) -> None:
         super().__init__(path, space.n, space.dtype)
@@ -47,7 +47,10 @@ class CategoricalDrawing(Drawing):
         return index.astype(self.action_dtype)
 
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
-        """Return parameters with a logit of minus infinity where a choice is not allowed."""
+        """Return parameters with a logit of minus infinity where a choice is not allowed.
+
+        Raises ValueError for a row that allows nothing.
+        """
         if not allowed.any(-1).all():
             row = int(allowed.any(-1).argmin())
             raise ValueError(f"{self.path}: the mask of row {row} allows nothing")
@@ -87,7 +90,10 @@ class CategoricalDrawing(Drawing):
 
 
 class MultiCategoricalDrawing(Drawing):
-    """Independent categoricals; their logits stand behind one another."""
+    """Draws p independent choices; parameters are their logits behind one another, [N, size].
+
+    Actions are indices [N, p], masks bool [N, size].
+    """
 
     def __init__(self, path: str, space: MultiDiscrete) -> None:
         super().__init__(path, sum(space.nvec), space.dtype)
@@ -138,7 +144,7 @@ class MultiCategoricalDrawing(Drawing):
 
 
 class BernoulliDrawing(Drawing):
-    """Independent bits; parameters are a logit for each."""
+    """Draws n independent bits; parameters are logits [N, n], actions [N, n]."""
 
     def __init__(self, path: str, space: MultiBinary) -> None:
         super().__init__(path, space.n, space.dtype)

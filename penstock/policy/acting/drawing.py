@@ -32,6 +32,8 @@ class Drawing:
 
     path: name of the action tensor.
     size: number of outputs of the network that it needs.
+
+    A subclass defines `draw`, `mode`, `chance` and `describe`; here they raise NotImplementedError.
     """
 
     def __init__(self, path: str, size: int, dtype: str) -> None:
@@ -49,7 +51,10 @@ class Drawing:
         raise NotImplementedError
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """Return the most likely action (before squashing) and its log-probability, as `draw` does."""
+        """Return the most likely action (before squashing) and its log-probability, as `draw` does.
+
+        parameters: [N, size].
+        """
         raise NotImplementedError
 
     def chance(self, parameters: Reals, action: Array) -> Reals:
@@ -74,9 +79,10 @@ class Drawing:
         """
 
     def own_weights(self) -> dict[str, Array]:
-        """Return the arrays by name that belong to the distribution and not to the network; most have none.
+        """Return the arrays that belong to the distribution and not to the network, by name; most have none.
 
-        `draw` reads them, so that what is written into them is used from the next call on.
+        Their shape and dtype are those of the published weights. `draw` reads them, so that what is written
+        into them is used from the next call on.
         """
         return {}
 

@@ -16,7 +16,8 @@ _LOG_STD_RANGE = (-20.0, 2.0)
 class GaussianDrawing(Drawing):
     """Independent normals around the network's outputs, with a standard deviation of their own.
 
-    Actions are drawn unbounded; the environment gets them clipped to the bounds. A = elements of the action.
+    Parameters are means [N, A]. Actions [N, *shape] are drawn unbounded, and the environment gets them
+    clipped to the bounds. A = elements of the action.
     """
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
@@ -70,9 +71,10 @@ class GaussianDrawing(Drawing):
 
 
 class SquashedGaussianDrawing(GaussianDrawing):
-    """tanh of a Gaussian, stretched to the bounds; actions are stored as before the tanh.
+    """Draws the tanh of a Gaussian, stretched to the bounds.
 
-    Log-probability and entropy are those of tanh(u) in (−1, 1); stretching adds a constant to both.
+    Actions [N, *shape] are stored as before the tanh. Log-probability and entropy are those of tanh(u)
+    in (−1, 1); stretching adds a constant to both.
     """
 
     def to_environment(self, action: Array) -> Array:
@@ -100,8 +102,8 @@ class SquashedGaussianDrawing(GaussianDrawing):
 class ConditionalSquashedGaussianDrawing(SquashedGaussianDrawing):
     """A squashed Gaussian whose standard deviations are outputs of the network as well.
 
-    See Haarnoja et al. 2018b, appendix C. Parameters are A means and A logarithms of standard deviations,
-    held within −20..2. A = elements of the action.
+    See Haarnoja et al. 2018b, appendix C. Parameters, [N, 2 A], are A means and A logarithms of standard
+    deviations, held within −20..2. A = elements of the action.
     """
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:

@@ -53,7 +53,7 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
         return self._rates
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """Draw ε-greedily, or from the softmax."""
+        """Draw ε-greedily, or from the softmax; parameters: values [N, n]."""
         if self._temperature:
             return super().draw(self._logits(parameters), random)
         rates, rows = self.rates(len(parameters)), len(parameters)
@@ -63,7 +63,7 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
         return self._chosen(parameters, np.where(explores, uniform.argmax(-1), parameters.argmax(-1)))
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """Return the best action."""
+        """Return the best action, [N], and its log-probability; parameters: values [N, n]."""
         if self._temperature:
             return super().mode(self._logits(parameters))
         return self._chosen(parameters, parameters.argmax(-1))

@@ -90,7 +90,10 @@ class AskedPolicy:
             raise ConfigurationError(f"--server: refuses what it is asked: {error!s:.300}") from error
 
     def suggest(self, observation: NDArray[np.float32]) -> Suggestion:
-        """Ask what the policy would do; raises Unanswered where a fallback answered, and PolicyError."""
+        """Ask what the policy would do; observation: float32 [width].
+
+        Raises Unanswered where a fallback answered, and PolicyError.
+        """
         told = self._client.act(observation, client_key=self._key, distribution=True, value=True)
         if told.fallback is not None or not told.version:
             raise Unanswered("no version of the policy answers yet; a fallback did")
@@ -107,7 +110,8 @@ class AskedPolicy:
     ) -> None:
         """Tell what is done. log_prob: of the gated choice; None: the step is not learned from.
 
-        reward: of the step before. Raises PolicyError, after which the episode is given up.
+        observation: float32 [width]. reward: of the step before. Raises PolicyError, after which the episode
+        is given up.
         """
         assert self._episode is not None
         try:
@@ -129,7 +133,10 @@ class AskedPolicy:
         return True
 
     def end(self, observation: NDArray[np.float32]) -> None:
-        """Cut the episode, whose last step has its reward; raises PolicyError, and then it is given up."""
+        """Cut the episode, whose last step has its reward; observation: what follows it, float32 [width].
+
+        Raises PolicyError, and then the episode is given up.
+        """
         episode, self._episode = self._episode, None
         if episode is not None:
             episode.end(truncated=True, final_observation=observation)

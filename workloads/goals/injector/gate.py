@@ -51,7 +51,10 @@ class Gate:
         return done
 
     def decide(self, chances: NDArray[np.float64], drawn: int, draw: float) -> Gated:
-        """Return what is done where `drawn` came from μ; draw: uniform in [0, 1), for ε alone."""
+        """Return what is done where `drawn` came from μ.
+
+        chances: μ, float64 [A]. draw: uniform in [0, 1), for ε alone.
+        """
         done = self.done_with(chances)
         certainty = float(chances[drawn])
         if drawn == NOTHING:

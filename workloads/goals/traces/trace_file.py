@@ -89,7 +89,10 @@ def _by_episode(traces: Iterator[Trace]) -> Iterator[tuple[Trace, ...]]:
 
 
 def shared_episodes(path: Path) -> Log:
-    """Return what `need_episodes` does, read once for all of this process while the file is the same."""
+    """Return what `need_episodes` does, read once for all of this process while the file is the same.
+
+    Raises ConfigurationError where the file cannot be read, or holds no whole episode.
+    """
     try:
         found = path.stat()
     except OSError as error:

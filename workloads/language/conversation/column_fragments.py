@@ -17,7 +17,7 @@ class ColumnFragments:
     def __init__(
         self, schema: FragmentSchema, slots: int, pad_id: int, reward: LearnerReward | None = None
     ) -> None:
-        """Raises ConfigurationError for a schema with tensors that columns do not have."""
+        """Raise ConfigurationError for a schema with tensors that columns do not have."""
         self._schema, self._pad, self._reward = schema, pad_id, reward
         self._episodes = Episodes(slots)
         unknown = sorted(schema.by_name.keys() - column_tensors([Column(ids=(pad_id,))], pad_id).keys())

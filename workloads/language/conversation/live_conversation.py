@@ -84,7 +84,10 @@ class LiveConversation:
         return prompt
 
     def answer(self, sampled: Sampled, message: Message) -> int:
-        """The answer to what was asked last. message: as its caller got it. Its turn, from 0."""
+        """Take the answer to what was asked last and return its turn, from 0. message: as its caller got it.
+
+        Raises ValueError where no token was sampled.
+        """
         if not sampled.ids:
             raise ValueError("answer: no token was sampled")
         self._turns.append(

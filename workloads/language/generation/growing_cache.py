@@ -15,12 +15,12 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
     """
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """See `DynamicLayer`."""
+        """Begin without places; key_states, value_states: [B, H, L, D], as of `DynamicLayer`."""
         super().lazy_initialization(key_states, value_states)
         self._rooms = [states[:, :, :0] for states in (key_states, value_states)]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """See `DynamicLayer`."""
+        """Append the states of new places and return those of all, [B, H, L, D] each."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         held = self.get_seq_length()
@@ -33,7 +33,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """See `DynamicLayer`."""
+        """Keep the rows at int64 indices [b], in this order."""
         held = self.get_seq_length()
         self._rooms = [room[indices] for room in self._rooms]
         self.keys, self.values = (room[:, :, :held] for room in self._rooms)

@@ -144,7 +144,7 @@ class LanguagePolicy(nn.Module):
     def acting_log_prob(
         self, observation: Mapping[str, Array], action: Mapping[str, Array]
     ) -> NDArray[np.float32]:
-        """`log_prob` of the network that generates, for the probe."""
+        """Return `log_prob` of the network that generates, float32 [P], for the probe."""
         return self.log_prob(observation, action)
 
 

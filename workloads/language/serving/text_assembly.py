@@ -80,7 +80,7 @@ class TextParts:
             )
 
     async def apply(self, weights: Weights) -> tuple[float, ...]:
-        """See `HostedService`."""
+        """Answer with these weights as `HostedService` says; raises Fatal for those that do not fit."""
         try:
             return await self.versions.take_probed(weights, self.specification.probe)
         except ValueError as error:

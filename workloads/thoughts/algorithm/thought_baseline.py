@@ -24,7 +24,7 @@ class ThoughtBaseline(nn.Module):
         self.network = nn.Sequential(*hidden, last)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return the guesses, in nats."""
+        """Return the guesses [n] of states [n, H], in nats."""
         guesses: Tensor = self.network(states)
         return guesses.squeeze(-1)
 

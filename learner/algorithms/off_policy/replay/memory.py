@@ -46,7 +46,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment of an update. changes: priorities set since it began. random: state of the random numbers."""
+    """A moment of an update.
+
+    changes: priorities set since it began. random: state of the random numbers, uint8 [bytes].
+    """
 
     changes: int
     random: Tensor
@@ -297,7 +300,11 @@ class Replay:
     # ---- checkpoints
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and numbers that `load` takes; entries that are still awaited are part of it."""
+        """Return tensors and numbers that `load` takes; entries that are still awaited are part of it.
+
+        Tensors: `entries` int64 [E, 3] (number, transitions, bytes), `generator` uint8 and, with priorities,
+        `priorities` float64 [transitions] and `largest`, a scalar.
+        """
         held = [*self._entries, *(entry for entry, _ in self._awaited)]
         columns = [[entry.number, entry.rows, entry.size] for entry in held]
         tensors = {
@@ -312,7 +319,10 @@ class Replay:
         return tensors, {"first": self._first, "capacity": self.capacity}
 
     def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Await the entries of a state; raises ValueError that names what is missing or does not fit."""
+        """Await the entries of a state, tensors and numbers as `state` returns them, dtype and shape alike.
+
+        Raises ValueError that names what is missing or does not fit.
+        """
         wanted = ["entries", "generator", *(["priorities", "largest"] if self._tree is not None else [])]
         missing = [name for name in wanted if name not in tensors]
         if missing:
