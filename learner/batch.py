@@ -103,7 +103,7 @@ class Batch:
 def assemble(
     fragments: Fragments, device: torch.device, entries: Sequence[tuple[int, int]] | None = None
 ) -> Batch:
-    """One batch of checked fragments (`penstock.wire.fragment.check`), on `device`.
+    """Return one batch of checked fragments (`penstock.wire.fragment.check`), on `device`.
 
     entries: number and payload bytes of each one's log entry; None: they have none. For a GPU they are put
     together in pinned memory and copied on the current stream without waiting (`learner.feed.upload`). Raises

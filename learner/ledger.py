@@ -158,7 +158,7 @@ class Ledger:
         self._left_out: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
 
     def balance(self, *, acked: int, lost: int, resident: int) -> Balance:
-        """The books. acked, lost: counted by the append script. resident: by walking the log.
+        """Return the books. acked, lost: counted by the append script. resident: by walking the log.
 
         lost includes numbers behind the position that the log turned out not to hold.
         """

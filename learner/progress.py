@@ -40,7 +40,7 @@ class Progress:
     log: LogState | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return a JSON object."""
         return {**asdict(self), "log": None if self.log is None else self.log.to_json()}
 
     @classmethod

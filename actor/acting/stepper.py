@@ -87,7 +87,7 @@ class Stepper:
         return first
 
     def step(self, action: Any) -> Stepped:
-        """One step with actions as `VectorEnv.step` takes them."""
+        """Make one step with actions as `VectorEnv.step` takes them."""
         observation, reward, terminated, truncated, infos = self.environment.step(action)
         slots = np.logical_or(terminated, truncated).nonzero()[0]
         stepped = self._finish(self._flat(observation, infos), reward, terminated, truncated, infos, slots)

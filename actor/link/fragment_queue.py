@@ -99,7 +99,7 @@ class RolloutQueue:
         return take_through(self._queued, sequence)
 
     def drop(self) -> list[Fragment]:
-        """All of them: none is ever sent under another number."""
+        """Drop all fragments: none is ever sent under another number."""
         dropped = [queued.fragment for queued in self._queued]
         self._queued.clear()
         return dropped
@@ -114,7 +114,7 @@ def take_through(queued: deque[Queued], sequence: int) -> list[Queued]:
 
 
 def fill_message(fragments: Iterable[Fragment]) -> list[Fragment]:
-    """The first of `fragments`, as many as one message takes, at least one."""
+    """Return the first of `fragments`, as many as one message takes, at least one."""
     batch: list[Fragment] = []
     size = rows = 0
     for fragment in islice(fragments, MAX_FRAGMENTS_PER_APPEND):

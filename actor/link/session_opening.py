@@ -26,7 +26,7 @@ MAX_STRIKES: Final = 3
 def open_session(
     broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle
 ) -> Session | None:
-    """The actor's next session; None when the process drains or the run has ended.
+    """Return the actor's next session; None when the process drains or the run has ended.
 
     Waits, with a message, while no learner has written the run specification. Raises Fatal when refused.
     """

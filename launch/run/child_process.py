@@ -173,7 +173,7 @@ class ServiceProcess:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log file that is not empty; "" when there is none."""
+    """Return the last line of a log file that is not empty; "" when there is none."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -185,5 +185,5 @@ def last_line(log: Path) -> str:
 
 
 def without_configuration(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without configuration: the run's file holds it, resolved."""
+    """Return the environment without configuration: the run's file holds it, resolved."""
     return {name: value for name, value in environ.items() if not _PENSTOCK_SECTION.match(name)}

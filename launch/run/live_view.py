@@ -128,7 +128,7 @@ class LiveView:
 
 
 def make_view(stream: TextIO, title: str, total_steps: int | None, target: float | None) -> View:
-    """A live view where `stream` is a terminal, else plain lines."""
+    """Return a live view where `stream` is a terminal, else plain lines."""
     stream = cast("TextIO", WatchedStream(stream))
     console = Console(file=stream)
     if console.is_terminal and not console.is_dumb_terminal:

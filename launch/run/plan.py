@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def service_config(self) -> Path:
-        """What the services of this attempt start from."""
+        """Return the file that the services of this attempt start from."""
         return self.asked_config if self.asked_config.exists() else self.config
 
 

@@ -85,7 +85,7 @@ def to_progress(row: dict[str, Any]) -> Progress:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a `metrics.jsonl`, without what a learner that went back has made again."""
+    """Return the whole lines of a `metrics.jsonl`, without what a learner that went back has made again."""
     rows: list[dict[str, Any]] = []
     with path.open("rb") as file:
         for row in filter(

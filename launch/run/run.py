@@ -109,11 +109,11 @@ class Run:
 
     @property
     def has_learned(self) -> bool:
-        """Whether this attempt has changed what the run knows."""
+        """Return whether this attempt has changed what the run knows."""
         return self._is_training or bool(self.learnt)
 
     def accounts(self) -> list[Account]:
-        """The services' accounts, with Redis under its server's own pid, and the launcher's."""
+        """Return the services' accounts, with Redis under its server's own pid, and the launcher's."""
         return [*map(self._with_server_pid, self._supervisor.accounts()), _own_account()]
 
     def _say(self, text: str) -> None:

@@ -107,7 +107,7 @@ def make_summary(plan: Plan, ending: Ending, learnt: Mapping[str, Any]) -> dict[
 
 
 def concluded(run_dir: Path, summary: dict[str, Any], prediction: dict[str, Any] | None) -> dict[str, Any]:
-    """The summary with what the finished folder takes, and how all of it compares with the dry run.
+    """Return the summary with what the finished folder takes, and how all of it compares with the dry run.
 
     The comparison is null without a dry run.
     """
@@ -124,7 +124,7 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """The summary for people: what is not known has no line."""
+    """Return the summary for people: what is not known has no line."""
     evaluation, ledger = summary["evaluation"], summary["ledger"]
     lines = [
         f"{summary['environment']}: {_verdict(summary)}",

@@ -70,22 +70,22 @@ class Result:
 
     @property
     def counted(self) -> Score:
-        """What solves, what is best and what patience is judged by."""
+        """Return the score that solves, is best and is judged with patience."""
         return self.scores[self.deterministic]
 
     @property
     def mean(self) -> float:
-        """Of the score that counts."""
+        """Return the mean of the score that counts."""
         return self.counted.mean
 
     @property
     def std(self) -> float:
-        """Of the score that counts."""
+        """Return the standard deviation of the score that counts."""
         return self.counted.std
 
     @property
     def episodes(self) -> int:
-        """Of the score that counts."""
+        """Return the number of episodes of the score that counts."""
         return self.counted.episodes
 
 
@@ -164,7 +164,7 @@ class Evaluation:
             return any(one.update == update and not one.checkpoint for one in candidates)
 
     def kept_as(self, checkpoint: str, update: int) -> None:
-        """A checkpoint holds `update`; if that is what is being evaluated it may become the best one.
+        """Note that a checkpoint holds `update`, which may become the best one if it is being evaluated.
 
         It may have become that already: an evaluation can be faster than a checkpoint.
         """
@@ -176,7 +176,7 @@ class Evaluation:
                 self.best = replace(best, candidate=replace(best.candidate, checkpoint=checkpoint))
 
     def checkpoints(self) -> tuple[str, str]:
-        """Of the best result and of what is being evaluated; "" for none."""
+        """Return the checkpoints of the best result and of what is being evaluated; "" for none."""
         with self._lock:
             best = "" if self.best is None else self.best.candidate.checkpoint
             return best, "" if self._pending is None else self._pending.checkpoint
@@ -204,7 +204,7 @@ class Evaluation:
 
     @property
     def pending(self) -> bool:
-        """Whether a result is being waited for."""
+        """Return whether a result is being waited for."""
         with self._lock:
             return self._asked or self._pending is not None
 
@@ -223,12 +223,12 @@ class Evaluation:
 
     @property
     def hopeless(self) -> bool:
-        """Whether `evaluation.patience` evaluations in a row have brought no improvement."""
+        """Return whether `evaluation.patience` evaluations in a row have brought no improvement."""
         with self._lock:
             return self._patience.exhausted
 
     def figures(self) -> dict[str, float]:
-        """Of the last result and the best, for `metrics.jsonl`; empty before the first."""
+        """Return the figures of the last result and the best, for `metrics.jsonl`; empty before the first."""
         with self._lock:
             if self.last is None or self.best is None:
                 return {}
@@ -240,7 +240,7 @@ class Evaluation:
             }
 
     def state(self) -> tuple[dict[str, Any], bytes]:
-        """A JSON object for a checkpoint and the best weights, b"" before the first result.
+        """Return a JSON object for a checkpoint and the best weights, b"" before the first result.
 
         An evaluation that is under way is not part of it: a learner that is restored asks for another.
         """

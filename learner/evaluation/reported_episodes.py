@@ -57,7 +57,7 @@ class Episodes:
             self._after, self.count = int(state["after"]), int(state["count"])
 
     def state(self) -> dict[str, Any]:
-        """A JSON object for a checkpoint."""
+        """Return a JSON object for a checkpoint."""
         with self._lock:
             return {
                 "returns": list(self._returns),

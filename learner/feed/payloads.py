@@ -161,7 +161,7 @@ class OwnPayloads:
 def opened(
     header: FragmentHeader, payload: bytes, schema: FragmentSchema, ranges: Ranges, run_name: str
 ) -> Loaded:
-    """A fragment that can be trained on; raises ValueError that says why it cannot."""
+    """Return a fragment that can be trained on; raises ValueError that says why it cannot."""
     fragment = wire.Fragment(header, payload)
     wire.check(fragment, schema, run_name)
     return header, check_meaning(header, fragment.arrays(), ranges)

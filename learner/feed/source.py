@@ -30,7 +30,7 @@ class Feed(Protocol):
         ...
 
     def take(self, timeout_s: float) -> LogBatch | None:
-        """The next batch, called by the loop; None when there is none within `timeout_s` seconds.
+        """Return the next batch, called by the loop; None when there is none within `timeout_s` seconds.
 
         Raises FeedEnded, at this and every later call, where the source has an end and it is reached.
         """

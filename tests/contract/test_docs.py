@@ -74,6 +74,16 @@ def test_every_function_that_is_linked_is_in_its_file(page: Path) -> None:
     assert [name for name, path in links if name not in _definitions(page.parent / path)] == []
 
 
+def test_the_table_of_where_to_look_first_answers_each_question_with_a_place() -> None:
+    """Six mechanisms that a newcomer asks for are among them; that the places exist is held above."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("\n## Where to look first\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| (.+?)\? \| (.+) \|$", table, flags=re.MULTILINE))
+    assert [question for question, answer in rows.items() if "`" not in answer and "](" not in answer] == []
+    for asked in ("admitted", "clipped", "published", "staleness", "algorithm added", "canary judged"):
+        assert any(asked in question for question in rows), asked
+
+
 @pytest.mark.parametrize("page", CURRENT, ids=_named)
 def test_every_diff_has_its_place(page: Path) -> None:
     """What a page has its reader replace is in the file, once."""

@@ -139,7 +139,7 @@ def imported_functions() -> Iterator[tuple[str, str, ast.FunctionDef | ast.Async
             members = top.body if isinstance(top, ast.ClassDef) else [top]
             around = ast.get_docstring(top) or ""
             for node in members:
-                if isinstance(node, ast.ClassDef) or not isinstance(node, Definition):
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     continue
                 if node.name == "__init__" or not node.name.startswith("_"):
                     place = f"{module.replace('.', '/')}.py:{node.lineno} {node.name}"

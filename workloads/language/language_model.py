@@ -51,7 +51,7 @@ def make_model(settings: Settings, workload: Workload, group: RankGroup, device:
 
 
 def make_probe(vocabulary: int, seed: int) -> Probe:
-    """A few short rows of random tokens.
+    """Return a few short rows of random tokens.
 
     The answer is the joint log-probability of all but the first of each.
     """

@@ -15,7 +15,7 @@ Two threads at once leave it changed, and every model read later without its wei
 
 
 def place_of(field: str, name: str) -> str:
-    """A folder of this machine as an absolute path, or a hub's `NAME` or `OWNER/NAME` as it is.
+    """Return a folder of this machine as an absolute path, or a hub's `NAME` or `OWNER/NAME` as it is.
 
     Raises ConfigurationError for a path that is not there, which the hub would call a malformed name.
     """

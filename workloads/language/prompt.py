@@ -34,7 +34,7 @@ Prompt = str | tuple[Message, ...]
 
 
 def parse_prompt(value: Any) -> Prompt:
-    """A prompt as files and the wire hold it: text, or a list of messages.
+    """Return a prompt as files and the wire hold it: text, or a list of messages.
 
     A message is {"role": …, "content": …}. Raises ValueError.
     """
@@ -49,7 +49,7 @@ def parse_prompt(value: Any) -> Prompt:
 
 
 def plain(prompt: Prompt) -> Any:
-    """The inverse: what JSON can hold."""
+    """Return the inverse: what JSON can hold."""
     if isinstance(prompt, str):
         return prompt
     return [_plain(message) for message in prompt]

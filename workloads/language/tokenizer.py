@@ -34,7 +34,7 @@ class Padded(NamedTuple):
 
 
 def load_tokenizer(place: str) -> Tokenizer:
-    """The tokenizer of a folder or a hub name.
+    """Return the tokenizer of a folder or a hub name.
 
     Raises ConfigurationError, also for one without a pad token of its own.
 
@@ -94,7 +94,7 @@ class Encoder:
         return self.join(self.prompt_ids(prompt), self.response_ids(response, cut_short=cut_short))
 
     def join(self, prompt: Sequence[int], response: Sequence[int]) -> list[int]:
-        """One row of at most `max_tokens`; a beginning `<bos>` stays. Raises TooLong."""
+        """Return one row of at most `max_tokens`; a beginning `<bos>` stays. Raises TooLong."""
         room = self.max_tokens - len(response)
         bos = [prompt[0]] if prompt and prompt[0] == self.tokenizer.bos_token_id else []
         if room < len(bos):

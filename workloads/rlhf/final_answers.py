@@ -38,7 +38,7 @@ def generate(
     seed: int,
     deterministic: bool,
 ) -> list[Answer]:
-    """One response to each prompt.
+    """Return one response to each prompt.
 
     blob: the weights. local: of this process. tokens: at most; None: as in training.
 

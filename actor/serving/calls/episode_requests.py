@@ -47,7 +47,7 @@ class EpisodeRequests:
     # ------------------------------------------------------------ start
 
     def start(self, request: pb.StartEpisodeRequest) -> pb.StartEpisodeReply:
-        """A new episode, or the one that this request has started before; raises Refused."""
+        """Return a new episode, or the one that this request has started before; raises Refused."""
         self._handler.reader.check_call(request.policy, request.request_id)
         episode = self._episodes.started_by(request.client_key, request.request_id)
         if episode is None:
@@ -112,7 +112,7 @@ class EpisodeRequests:
     # ------------------------------------------------------------ end
 
     def end(self, request: pb.EndEpisodeRequest) -> pb.EndEpisodeReply:
-        """The episode is over; the same reply when it is said again; raises Refused."""
+        """End the episode; returns the same reply when it is ended again. Raises Refused."""
         self._handler.reader.check_call("", request.request_id)
         known = self._episodes.find_any(request.episode_id)
         if known is not None and known.is_over and known.ending_request == request.request_id != "":

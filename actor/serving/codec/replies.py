@@ -50,18 +50,18 @@ class ReplyWriter:
         """By batch: what stands before each leaf of the action, by name, and before the log-probabilities."""
 
     def encode(self, request: pb.ActRequest, answered: Answered) -> bytes:
-        """The bytes of `reply`."""
+        """Return the bytes of `reply`."""
         answer = answered.answer
         if answer is None or answer.distribution is not None or answer.value is not None or self._remembers:
             return self.reply(request, answered).SerializeToString()
         return self._encode(request.request_id, request.batch, answered, answer)
 
     def encode_plain(self, request_id: str, answered: Answered, answer: Answer) -> bytes:
-        """The bytes of the reply to a plain request. answer: of `answered`."""
+        """Return the bytes of the reply to a plain request. answer: of `answered`."""
         return self._encode(request_id, 0, answered, answer)
 
     def reply(self, request: pb.ActRequest, answered: Answered) -> pb.ActReply:
-        """The message of an answer."""
+        """Return the message of an answer."""
         answer, batch = answered.answer, request.batch
         reply = pb.ActReply(
             request_id=request.request_id,

@@ -44,11 +44,11 @@ class RequestReader:
             check_request_id(request_id)
 
     def read_plain(self, data: bytes) -> Question | None:
-        """The question of a plain request's bytes; None for bytes that must be read as a message."""
+        """Return the question of a plain request's bytes; None for bytes that must be read as a message."""
         return None if self.remembers else self._plain.read(data)
 
     def read(self, request: pb.ActRequest) -> Question:
-        """The question of a request; raises Refused (INVALID) for one that cannot be answered."""
+        """Return the question of a request; raises Refused (INVALID) for one that cannot be answered."""
         self.check_call(request.policy, request.request_id)
         batch = request.batch
         if batch > self._section.max_request_rows:
@@ -69,11 +69,11 @@ class RequestReader:
         )
 
     def read_final(self, parts: Parts) -> Mapping[str, Array]:
-        """The last observation of an episode, by name, [1, *shape]; raises Refused (INVALID)."""
+        """Return the last observation of an episode, by name, [1, *shape]; raises Refused (INVALID)."""
         return self._observation.read("final_observation", parts, 0)
 
     def read_taken(self, request: pb.ActRequest) -> Mapping[str, Array] | None:
-        """The action that the caller takes of its own accord, by name, [1, *shape].
+        """Return the action that the caller takes of its own accord, by name, [1, *shape].
 
         None where it asks for one.
 

@@ -76,7 +76,7 @@ class Learning:
         loaded: Loaded,
         now_s: float,
     ) -> None:
-        """A step of an episode that is learned from, as long as there is memory for it."""
+        """Take a step of an episode that is learned from, as long as there is memory for it."""
         observation, state = question.observation, {}
         if self._state or self._masks:
             state = {name: observation[name] for name in self._state}
@@ -97,7 +97,7 @@ class Learning:
 
     @property
     def takes_masks(self) -> bool:
-        """Whether what was drawn under an action mask can be learned from."""
+        """Return whether what was drawn under an action mask can be learned from."""
         return bool(self._masks)
 
     def _masks_of(self, question: Question) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Learning:
         }
 
     def end(self, episode: Episode, *, terminated: bool, final: Row | None, now_s: float) -> None:
-        """The episode is over."""
+        """Note that the episode is over."""
         self._take(episode, episode.segment_builder.end(terminated=terminated, final=final), now_s)
         if episode.segment_builder.length:
             self._report(episode, terminated=terminated)

@@ -66,7 +66,7 @@ class Batcher:
         self._under_way = 0
 
     def ask(self, loaded: Loaded, question: Question, until_s: float = math.inf) -> "asyncio.Future[Answer]":
-        """The answer, before `until_s` or not at all.
+        """Return the answer, before `until_s` or not at all.
 
         Raises Refused (OVERLOADED) when its turn would come too late; the future raises Refused (DEADLINE)
         and NotFinite.
@@ -113,7 +113,7 @@ class Batcher:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request waits for an answer, or gets one now."""
+        """Return whether a request waits for an answer, or gets one now."""
         return bool(self._rows or self._is_busy or self._is_due)
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class NotFinite(ArithmeticError):
 
 
 def answer(loaded: Loaded, questions: Sequence[Question]) -> Sequence[Answer | NotFinite]:
-    """An answer per question, in order, of one pass over all their rows.
+    """Return an answer per question, in order, of one pass over all their rows.
 
     A row's answer does not depend on its neighbours beyond rounding.
     """

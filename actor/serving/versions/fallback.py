@@ -33,7 +33,7 @@ class Fallback:
         self._draw = draws[self._name](space) if self._name in draws else None
 
     def draw(self, rows: int) -> tuple[str, Mapping[str, Array]]:
-        """The fallback's name and actions by name, [rows, *shape].
+        """Return the fallback's name and actions by name, [rows, *shape].
 
         Raises Refused (NOT_READY) where there is none.
         """

@@ -242,7 +242,7 @@ class Chain:
 
 
 def network_of(policy: Policy, optimiser: FlatAdam, hardware: Hardware | None = None) -> Network:
-    """The fastest that can handle the policy where it lies, in the way that was asked for."""
+    """Return the fastest that can handle the policy where it lies, in the way that was asked for."""
     hardware = hardware or Hardware()
     bodies = [body for body in (policy.actor_body, policy.critic_body) if body is not None]
     chains = [body.chain for body in bodies]

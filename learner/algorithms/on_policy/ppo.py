@@ -190,7 +190,7 @@ class PPO(OnPolicy[PPOSection]):
         super()._commit(prepared, activations, scaled, metrics)
 
     def state(self) -> AlgorithmState:
-        """As of every `OnPolicy`, and the steered learning rate."""
+        """Return the state of every `OnPolicy`, and the steered learning rate."""
         state = super().state()
         return replace(state, numbers=state.numbers | {"steered_rate": self._steered_learning_rate})
 

@@ -31,7 +31,7 @@ class MinibatchSplit(Protocol):
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """Of each minibatch: rows of this rank, rows of all ranks."""
+        """Return, of each minibatch, rows of this rank and rows of all ranks."""
         ...
 
     def gather(self, rows: Tensor) -> Tensor:

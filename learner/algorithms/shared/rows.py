@@ -25,7 +25,7 @@ class Rows(Steps):
 
     @property
     def total(self) -> int:
-        """What a mean over the minibatch divides by."""
+        """Return the number of rows that a mean over the minibatch divides by."""
         return self.steps if self.whole is None else self.whole
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class Rows(Steps):
         return self.inputs
 
     def select(self, index: Tensor) -> "Rows":
-        """The rows at an int64 index [m] on the CPU, copied."""
+        """Return the rows at an int64 index [m] on the CPU, copied."""
         index = send(index, self.columns.device)
         action = {path: values.index_select(0, index) for path, values in self.action.items()}
         return Rows(self.inputs.select(index), action, self.columns.index_select(1, index))

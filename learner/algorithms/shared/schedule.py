@@ -29,7 +29,7 @@ class ScheduleValues:
     clip_range: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Those that the algorithm has, by name."""
+        """Return the values that the algorithm has, by name."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in values if value is not None}
 
@@ -60,7 +60,7 @@ def decayed(initial: float, decay: float, floor: float, updates: int) -> float:
 
 
 def steered(rate: float, divergence: float, target: float, bounds: tuple[float, float]) -> float:
-    """The next learning rate after an update that moved the policy by `divergence`, in nats.
+    """Return the next learning rate after an update that moved the policy by `divergence`, in nats.
 
     A 1.5th where that is more than twice the target, 1.5 times where it is less than half of it, within
     `bounds`: the rule by which Schulman et al. 2017, section 4, adapt their penalty, applied to the rate.
@@ -73,7 +73,7 @@ def steered(rate: float, divergence: float, target: float, bounds: tuple[float, 
 
 
 def adapted(coefficient: float, divergence: float, target: float, count: int, horizon: float) -> float:
-    """The next weight of a penalty on a divergence (Ziegler et al. 2019, section 2.2).
+    """Return the next weight of a penalty on a divergence (Ziegler et al. 2019, section 2.2).
 
     β ← β (1 + clip(KL/target − 1, −0.2, 0.2) · n/horizon), of n = `count` episodes since the last time.
     """

@@ -29,7 +29,7 @@ def see(policy: Policy, batch: Batch) -> SeenTrajectory:
 
 
 def trajectory_of(batch: Batch) -> Trajectory:
-    """The batch of a policy that remembers, in time."""
+    """Return the batch of a policy that remembers, in time."""
     assert batch.begins is not None, "a policy that remembers sends where episodes begin"
     return Trajectory(
         observation=batch.observation,

@@ -53,7 +53,7 @@ class Sequences(Steps):
         return Inputs(self.inputs.vector.index_select(0, index), images)
 
     def select(self, order: Tensor) -> "Sequences":
-        """The columns at an int64 index [b] on the CPU, copied."""
+        """Return the columns at an int64 index [b] on the CPU, copied."""
         chosen: Index = order.numpy()
         counts = self.counts[chosen]
         first = np.cumsum(self.counts) - self.counts

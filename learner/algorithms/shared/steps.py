@@ -13,7 +13,7 @@ class Steps:
 
     @property
     def steps(self) -> int:
-        """How many (n)."""
+        """Return how many steps there are (n)."""
         return self.columns.shape[1]
 
     @property

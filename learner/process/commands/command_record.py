@@ -61,7 +61,7 @@ class CommandRecord:
         return tuple(_within(answer, checkpoint_id) for answer in self._uncommitted.values())
 
     def committed(self, checkpoint_id: str) -> None:
-        """The checkpoint counts."""
+        """Note that the checkpoint counts."""
         for request_id, answer in self._uncommitted.items():
             self._answers[request_id] = _within(answer, checkpoint_id)
         self._uncommitted.clear()

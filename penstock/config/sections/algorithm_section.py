@@ -42,5 +42,5 @@ class AlgorithmSection(Section):
         return 0
 
     def policy_section(self, section: PolicySection) -> PolicySection:
-        """The policy that the algorithm learns, where another was asked for."""
+        """Return the policy that the algorithm learns, where another was asked for."""
         return section

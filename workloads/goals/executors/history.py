@@ -35,11 +35,11 @@ class History:
         self._since, self._last = 0, ""
 
     def idle(self) -> None:
-        """A step without a goal has passed."""
+        """Note that a step without a goal has passed."""
         self._since += 1
 
     def note(self, goal: str, outcome: Outcome) -> None:
-        """A goal has been carried out."""
+        """Note that a goal has been carried out."""
         self._recent.append(outcome)
         self._since, self._last = 0, goal
 

@@ -37,7 +37,7 @@ class Log:
 
     @property
     def independent(self) -> bool:
-        """Whether every episode is a single decision."""
+        """Return whether every episode is a single decision."""
         return all(len(episode) == 1 for episode in self.episodes)
 
     @property

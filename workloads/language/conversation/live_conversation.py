@@ -122,12 +122,12 @@ class LiveConversation:
         return False
 
     def is_open(self, turn: int) -> bool:
-        """Whether what a turn earned can still be changed."""
+        """Return whether what a turn earned can still be changed."""
         first = self._done[0][0] if self._done else self._first_turn
         return first <= turn < self.turns
 
     def end(self, *, terminated: bool = True) -> None:
-        """The conversation is over, or (not terminated) is given up with its outcome unknown."""
+        """End the conversation, which is over or (not terminated) is given up with its outcome unknown."""
         self._close(terminated=terminated)
 
     def give_up(self) -> int:

@@ -46,13 +46,13 @@ class Request:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether its tokens are drawn from the policy itself, and so can be learned from."""
+        """Return whether its tokens are drawn from the policy itself, and so can be learned from."""
         free = self.temperature == 1.0 and self.top_p == 1.0
         return free and self.seed is None and not self.deterministic and not self.has_other_logits
 
     @property
     def has_other_logits(self) -> bool:
-        """Whether tokens are drawn by other logits than the policy's."""
+        """Return whether tokens are drawn by other logits than the policy's."""
         return bool(self.bias) or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 

@@ -90,7 +90,7 @@ def _present(row: Mapping[str, Any], name: str) -> Any:
 
 
 def response_of(row: Mapping[str, Any], name: str) -> str:
-    """A response as text, also where it is a conversation of one message; raises ValueError."""
+    """Return a response as text, also where it is a conversation of one message; raises ValueError."""
     value = _present(row, name)
     if isinstance(value, str):
         return value

@@ -25,7 +25,7 @@ _PAGE: Final = 1000
 
 
 def rows_of(place: str, part: str | None = None) -> Iterator[Row]:
-    """The rows at a place. part: a split of a dataset, or a policy of a registry.
+    """Return the rows at a place. part: a split of a dataset, or a policy of a registry.
 
     Raises ConfigurationError for a place that is not there or holds something else.
     """

@@ -40,7 +40,7 @@ class Feedback:
 
 
 def read(source: Source) -> Feedback:
-    """All examples of a source, in its order.
+    """Return all examples of a source, in its order.
 
     Raises ConfigurationError for a place that cannot be read, rows that rate several things, or no good row.
     """

@@ -25,7 +25,7 @@ class Scale:
 
 
 def parse_scale(name: str) -> Scale:
-    """The scale of that name; raises ValueError that lists the names."""
+    """Return the scale of that name; raises ValueError that lists the names."""
     if name == "thumbs":
         return Scale(name, _thumb)
     if name == "none":

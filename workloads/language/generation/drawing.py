@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """A token for each row, int64 [N].
+    """Return a token for each row, int64 [N].
 
     log_probs: [N, V], of which a row need not add up to 1. uniform: float64 [N], in [0, 1).
     """

@@ -53,7 +53,7 @@ class TokenFragments:
         self._columns.restart(slots)
 
     def cut(self, scored: Scored, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
-        """The fragment and the episodes that ended in it, with the rewards as they were given."""
+        """Return the fragment and the episodes that ended in it, with the rewards as they were given."""
         columns = [_column(scored, row, fields) for row in range(len(scored.asked))]
         return self._columns.cut(columns, fields, _attributes(scored))
 

@@ -49,7 +49,7 @@ class RewardScorer:
         self._reads_tokens, self._standardise = reads_tokens, standardise
 
     def score(self, responses: Sequence[Response], is_over: Callable[[], bool]) -> Rewards | None:
-        """Their rewards; None when `is_over` before there was an answer. Raises Fatal."""
+        """Return their rewards; None when `is_over` before there was an answer. Raises Fatal."""
         samples = [self._sample(one) for one in responses]
         while True:
             call = self._caller.submit(self._source.score, samples)

@@ -57,7 +57,7 @@ class LanguagePolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Return the device where it lies."""
         device: torch.device = self.network.device
         return device
 

@@ -33,7 +33,7 @@ class CallableRewards:
         self._turn = threading.Lock()
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
-        """Their rewards; raises BadReward, and what the function raises."""
+        """Return their rewards; raises BadReward, and what the function raises."""
         prompts = [sample.prompt for sample in samples]
         responses = [sample.response for sample in samples]
         with self._turn:

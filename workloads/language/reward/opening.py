@@ -31,7 +31,7 @@ def open_source(
     deadline_s: float = DEADLINE_S,
     headers: Mapping[str, str] | None = None,
 ) -> RewardSource:
-    """The source that a text names.
+    """Return the source that a text names.
 
     `is_local`: the text is of this machine's configuration, not from the wire.
 

@@ -62,14 +62,14 @@ class RewardClient:
         self._closed = threading.Event()
 
     def describe(self) -> ScoredBy:
-        """The model that scores there; raises Unavailable."""
+        """Return the model that scores there; raises Unavailable."""
         until_s = time.monotonic() + self._deadline_s
         request = pb.DescribeModelRequest()
         reply: pb.DescribeModelReply = self._call(partial(self._stub.DescribeModel, request), until_s)
         return model_from_proto(reply.model)
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
-        """Their rewards, all of one model; raises BadSample, BadReward, Unavailable."""
+        """Return their rewards, all of one model; raises BadSample, BadReward, Unavailable."""
         if not samples:
             return Rewards((), self.describe())
         until_s = time.monotonic() + self._deadline_s

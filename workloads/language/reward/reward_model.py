@@ -192,7 +192,7 @@ class RewardModel:
         return cls(network, Encoder(tokenizer, card.max_tokens), by)
 
     def encode(self, sample: Sample) -> list[int]:
-        """The row of token ids that is scored; raises BadSample."""
+        """Return the row of token ids that is scored; raises BadSample."""
         return encode_sample(sample, self.encoder, self.vocabulary)
 
     def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:

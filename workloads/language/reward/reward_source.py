@@ -77,14 +77,14 @@ class RewardSource(Protocol):
     """Gives rewards; used by any number of threads."""
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
-        """Their rewards; raises BadReward, BadSample, Unavailable."""
+        """Return their rewards; raises BadReward, BadSample, Unavailable."""
 
     def close(self) -> None:
         """Let go of connections; a call that waits raises Unavailable."""
 
 
 def checked(values: Sequence[Any], expected: int, whose: str) -> tuple[float | None, ...]:
-    """The values as rewards; raises BadReward that names the first that is none."""
+    """Return the values as rewards; raises BadReward that names the first that is none."""
     if len(values) != expected:
         raise BadReward(f"{whose}: {len(values)} rewards for {expected} samples")
     return tuple(_reward(value, index, whose) for index, value in enumerate(values))

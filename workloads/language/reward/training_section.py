@@ -64,7 +64,7 @@ class RewardTraining(Section):
 
 
 def training_settings(assignments: tuple[str, ...] = ()) -> RewardTraining:
-    """The defaults under `KEY=VALUE` assignments.
+    """Return the defaults under `KEY=VALUE` assignments.
 
     Raises ConfigurationError that names key, value and remedy.
     """
