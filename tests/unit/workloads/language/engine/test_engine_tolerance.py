@@ -1,4 +1,4 @@
-"""How far an engine is from a plain pass is measured once, and one that is too far answers nobody."""
+"""How far an engine is from a plain pass is measured once, and one that is too far is refused."""
 
 from pathlib import Path
 
