@@ -161,7 +161,12 @@ class ChatApi:
         first = talk.newest if again else None  # its turn is another one where it was rated before
         one = given.answers[0]
         answer = Answered(
-            turn=given.turn, version=given.version, before=before, message=one.message, other=first
+            turn=given.turn,
+            version=given.version,
+            before=before,
+            message=one.message,
+            learned=given.learned,
+            other=first,
         )
         talk.take(answer)
         blocked = "output" if one.finish == "content_filter" else ""
@@ -204,19 +209,19 @@ class ChatApi:
     # ------------------------------------------------------------ what people say
 
     async def thumb(self, talk: TalkRecord, body: Thumb) -> bool:
-        """Keep a thumb; returns whether it also rewards the turn at the learner. Raises ApiError."""
+        """Keep a thumb; returns whether the turn may be learned from with it. Raises ApiError."""
         answer = _answer_of(talk, body)
         amount = 1.0 if body.up else -1.0
         await self._keep(_rating(talk, answer, body, key=THUMB, score=amount))
         if amount == answer.thumb:
-            return True
+            return answer.learned
         more = amount - answer.thumb
         try:
             late = await talk.conversation.rewards([(answer.turn, more)], request_id=f"thumb-{body.id}")
         except PolicyError:
             return False  # the rating is kept; the turn is over, or its server has gone
         answer.thumb = amount
-        return not late
+        return answer.learned and not late
 
     async def stars(self, talk: TalkRecord, body: Stars) -> None:
         """Keep what somebody thinks of one side of an answer; raises ApiError."""

@@ -13,13 +13,15 @@ Message = dict[str, Any]
 class Answered:
     """An answer to the messages before it. thumb: the reward that it has by a thumb; 0: none.
 
-    other: what was answered to the same messages first, where it was asked for once more.
+    learned: whether it may go to the learner. other: what was answered to the same messages first, where it
+    was asked for once more.
     """
 
     turn: int
     version: int
     before: tuple[Message, ...]
     message: Message
+    learned: bool
     thumb: float = 0.0
     other: "Answered | None" = None
 

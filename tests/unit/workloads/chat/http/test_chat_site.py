@@ -1,0 +1,77 @@
+"""The API of the page over a real server of text: what it refuses, and what it says is learned."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("argon2", reason="the gateway needs its extra")
+
+from fastapi.testclient import TestClient
+
+from gateway.sites.site import RunAddresses, RunSettings, Upstream
+from gateway.sites.site_process import Reach, guarded_app
+from penstock.registry.registry import Registry
+from penstock.rpc.auth import Credentials
+from tests.support.language.text_address import served_text
+from tests.support.language.text_stand import make_model
+from workloads.chat.http.chat_site import site
+
+ME = "somebody-1"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model's folder."""
+    return make_model(tmp_path_factory.mktemp("model") / "base")
+
+
+@pytest.fixture
+def client(base: Path, tmp_path: Path, short_folder: Path) -> Iterator[TestClient]:
+    """Of a gateway over a server that learns nothing."""
+    url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
+    with Registry.open(url, migrate=True), served_text(base, short_folder / "text.sock", learns=False):
+        upstream = Upstream(
+            addresses=lambda: RunAddresses(server=f"unix:{short_folder / 'text.sock'}"),
+            credentials=Credentials(),
+            settings=lambda: RunSettings(task={}, registry=url),
+            state=tmp_path / "state",
+        )
+        app = guarded_app(site(), upstream, Reach(listen="127.0.0.1:0"), None)
+        with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
+            yield made
+
+
+def post(client: TestClient, what: str, **body: Any) -> Any:
+    """The answer to a call of the page."""
+    return client.post(f"/api/chat/{what}", json=body)
+
+
+def test_a_rating_of_what_is_not_learned_from_says_so(client: TestClient) -> None:
+    """It is kept all the same."""
+    talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
+    assert "event: answer" in post(client, "say", text="sum", **talk).text
+    kept = post(client, "thumb", turn=0, id="the-thumb", up=True, **talk).json()
+    assert kept == {"stored": True, "rewarded": False}
+    assert len(post(client, "mine", me=ME).json()["ratings"]) == 1
+
+
+def test_what_is_wrong_is_refused_by_its_field(client: TestClient) -> None:
+    """Somebody else's conversation, turns that are none, ratings out of range, other bodies than JSON."""
+    talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
+    other = {**talk, "me": "somebody-2"}
+    rating = {"turn": 0, "id": "a-rating"}
+    for reply, status, field in (
+        (post(client, "say", text="sum", **other), 404, "conversation"),
+        (post(client, "say", **talk), 409, "text"),
+        (post(client, "say", text=" ", **talk), 422, "text"),
+        (post(client, "thumb", up=True, **rating, **talk), 404, "turn"),
+        (post(client, "stars", key="safety", stars=6, **rating, **talk), 422, "stars"),
+        (post(client, "stars", key="wit", stars=1, **rating, **talk), 422, "key"),
+        (post(client, "begin", me="x"), 422, "me"),
+    ):
+        assert (reply.status_code, reply.json()["field"]) == (status, field), reply.text
+    reply = client.post("/api/chat/begin", content="{}", headers={"content-type": "text/plain"})
+    assert reply.status_code == 415
+    assert client.get("/chat/none.js").status_code == 404
