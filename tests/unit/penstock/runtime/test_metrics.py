@@ -21,6 +21,8 @@ LABELS = {
     "tracker",
     "actions",
     "split",
+    "direction",
+    "by",
 }
 
 

@@ -12,7 +12,10 @@ from workloads.rlhf.language_section import language
         ({"temperature": 0.7}, r"environment\.kwargs\.temperature=0\.7: sampling cannot be changed"),
         ({"top_p": 0.9}, r"environment\.kwargs\.top_p=0\.9: sampling cannot be changed"),
         ({"top_k": 50}, r"environment\.kwargs\.top_k=50: sampling cannot be changed"),
-        ({"prompt": "x"}, r"environment\.kwargs\.prompt: unknown key; use one of task, model, prompts"),
+        (
+            {"prompt": "x"},
+            r"environment\.kwargs\.prompt: unknown key; use one of task, conversations, base_training",
+        ),
         ({"group": 0}, r"environment\.kwargs\.group=0: Input should be greater than 0"),
     ],
 )
