@@ -15,6 +15,7 @@ NOT_CAUSED: Final[dict[Key, str]] = {
     ("flow", "Outboxes", "fullest {{run}}"): "acknowledged before the next look",
     ("flow", "Outboxes", "together {{run}}"): "as above",
     ("fleet", "Restarts", "{{role}} {{run}}"): "no process dies",
+    ("fleet", "Out of reach", "{{run}}"): "a process that starts fast is there before its first scrape",
     ("fleet", "Sessions and retries", "retries {{run}}"): "the brokers stay",
     ("serving", "Shed and refused", "{{reason}} {{run}}"): "one client is no load",
     ("serving", "Evidence of a verdict", "{{cause}} {{run}}"): "no version is made the canary",

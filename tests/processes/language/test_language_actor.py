@@ -65,7 +65,7 @@ def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
 def check_fragments(learner: ScriptedLanguageLearner, base: Path, reward: Path) -> None:
     """Of several versions, each fragment."""
     model, eos = RewardModel.load(reward), load_tokenizer(str(base)).eos_token_id
-    assert len({fragment.header.oldest_version for fragment in learner.fragments}) > 3
+    assert len({fragment.header.oldest_version for fragment in learner.fragments}) >= 3
     whole = [fragment for fragment in learner.fragments if fragment.arrays()["valid"].any(0).all()]
     # One may have been handed over unfinished when the worker was asked to end.
     assert len(whole) >= len(learner.fragments) - 1
