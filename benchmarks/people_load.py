@@ -61,7 +61,7 @@ class Lines:
     async def call(self, request: bytes) -> None:
         """Send a request and read its answer; raises RuntimeError for one that is no success."""
         async with self._room:
-            line = self._free.pop() if self._free else await opened(self._address)
+            line = await self._line()
             reader, writer = line
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
@@ -70,6 +70,15 @@ class Lines:
             if not head.startswith(b"HTTP/1.1 20"):
                 raise RuntimeError(f"refused: {head!r} {body!r}")
             self._free.append(line)
+
+    async def _line(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return a connection that is open: a server closes those that are idle for some seconds."""
+        while self._free:
+            reader, writer = self._free.pop()
+            if not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return await opened(self._address)
 
 
 async def at_a_rate(address: str, requests: list[bytes], rate: float, seconds: float) -> list[float]:

@@ -9,6 +9,7 @@ refused     the session, the token or the membership has ended; it is the last e
 """
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,7 +57,8 @@ class LiveJobs:
             quiet = 0 if news else quiet + 1
             if quiet % QUIET_LOOKS == 1:
                 yield STILL_HERE
-            await asyncio.sleep(LOOK_S)
+            # Who waited for one look together would wake together ever after, a thousand at once.
+            await asyncio.sleep(LOOK_S * random.uniform(0.5, 1.5))
 
     async def _looked(self, member: Membership, job: str) -> dict[str, str]:
         """Return every event as it is now, for who may still see it; raises AccountError."""
