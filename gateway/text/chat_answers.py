@@ -65,14 +65,18 @@ def event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content, separators=(',', ':'))}\n\n"
 
 
-def usage(given: Generation) -> dict[str, int]:
-    """Return the tokens of prompt and answers."""
-    written = sum(len(answer.token_ids) for answer in given.answers)
-    return {
+def usage(given: Generation) -> dict[str, Any]:
+    """Return the tokens of prompt and answers; those of thoughts are counted among the answers'."""
+    thoughts = [answer.thought.tokens for answer in given.answers if answer.thought is not None]
+    written = sum(len(answer.token_ids) for answer in given.answers) + sum(thoughts)
+    counted: dict[str, Any] = {
         "prompt_tokens": given.prompt_tokens,
         "completion_tokens": written,
         "total_tokens": given.prompt_tokens + written,
     }
+    if thoughts:
+        counted["completion_tokens_details"] = {"reasoning_tokens": sum(thoughts)}
+    return counted
 
 
 def extension(given: Generation) -> dict[str, Any]:
@@ -86,6 +90,7 @@ def extension(given: Generation) -> dict[str, Any]:
         "learned": given.learned,
         "unlearned": given.unlearned or None,
         "token_ids": [answer.token_ids for answer in given.answers],
+        "thoughts": [_thought(answer) for answer in given.answers],
     }
 
 
@@ -105,6 +110,14 @@ def _message(answer: TextAnswer) -> dict[str, Any]:
     calls = _calls(answer)
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if calls else "")}
     return message | ({"tool_calls": calls} if calls else {})
+
+
+def _thought(answer: TextAnswer) -> dict[str, Any] | None:
+    thought = answer.thought
+    if thought is None:
+        return None
+    told = {"tokens": thought.tokens, "milliseconds": thought.milliseconds, "is_cut": thought.is_cut}
+    return told | ({"text": thought.text, "token_ids": thought.token_ids} if thought.is_shown else {})
 
 
 def _calls(answer: TextAnswer) -> list[dict[str, Any]]:

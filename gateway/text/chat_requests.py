@@ -107,6 +107,10 @@ class Extension(_Part):
     """Of a conversation: answer the same messages once more."""
     learn: bool = True
     """False: answer, and learn nothing from it."""
+    thought_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Most tokens of the thought before each answer; None: as the run says; 0: no thought."""
+    show_thought: bool = False
+    """Tell what was thought."""
 
 
 class ChatRequest(_Part):
@@ -155,6 +159,8 @@ class ChatRequest(_Part):
             "logit_bias": self.logit_bias or {},
             "presence_penalty": self.presence_penalty or 0.0,
             "frequency_penalty": self.frequency_penalty or 0.0,
+            "thought_tokens": self.penstock.thought_tokens,
+            "show_thought": self.penstock.show_thought,
         }
         return made
 

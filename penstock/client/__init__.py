@@ -33,7 +33,7 @@ from penstock.client.stream import ActStream
 from penstock.client.synchronous import Episode, PolicyClient
 from penstock.client.text_async import AsyncConversation, AsyncTextClient
 from penstock.client.text_client import Conversation, TextClient
-from penstock.client.text_values import Generation, TextAnswer, TextDescription, TextPart
+from penstock.client.text_values import Generation, TextAnswer, TextDescription, TextPart, Thought
 from penstock.client.values import (
     Action,
     ActionBatch,
@@ -86,6 +86,7 @@ __all__ = [
     "TextClient",
     "TextDescription",
     "TextPart",
+    "Thought",
     "UnknownVersion",
     "Unreachable",
 ]

@@ -18,6 +18,7 @@ from penstock.client.text_values import (
     TextAnswer,
     TextDescription,
     TextOptions,
+    Thought,
 )
 from penstock.client.values import Arm, Fallback, ServedVersion
 from penstock.v1 import policy_pb2
@@ -149,6 +150,8 @@ def _request(policy: str, messages: Messages, options: TextOptions) -> pb.Genera
         logit_bias=_biases(options.get("logit_bias", {})),
         presence_penalty=options.get("presence_penalty", 0.0),
         frequency_penalty=options.get("frequency_penalty", 0.0),
+        thought_tokens=options.get("thought_tokens"),
+        show_thought=options.get("show_thought", False),
     )
 
 
@@ -193,6 +196,17 @@ def _answer(answer: pb.TextAnswer) -> TextAnswer:
         log_prob=tuple(answer.log_prob),
         tokens=tuple(answer.tokens),
         finish=_FINISHES.get(answer.finish, "stop"),
+        thought=_thought(answer.thought) if answer.HasField("thought") else None,
+    )
+
+
+def _thought(thought: pb.Thought) -> Thought:
+    return Thought(
+        tokens=thought.tokens,
+        milliseconds=thought.milliseconds,
+        is_cut=thought.is_cut,
+        text=thought.text,
+        token_ids=tuple(thought.token_ids),
     )
 
 
@@ -217,6 +231,7 @@ def _description(reply: pb.DescribeTextReply) -> TextDescription:
         server=reply.server,
         learns=reply.learns,
         labels=dict(reply.labels),
+        thought_tokens=reply.thought_tokens,
     )
 
 

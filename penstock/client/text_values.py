@@ -41,6 +41,10 @@ class TextOptions(TypedDict, total=False):
     """Added to the logits of token ids; it is not learned from."""
     presence_penalty: float
     frequency_penalty: float
+    thought_tokens: int | None
+    """Most tokens of the thought before each answer; None: as the run says; 0: no thought."""
+    show_thought: bool
+    """Tell what was thought, and not only its length and cost."""
 
 
 class SingleOptions(TextOptions, total=False):
@@ -55,12 +59,33 @@ class SingleOptions(TextOptions, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Thought:
+    """What was thought before an answer.
+
+    tokens: how many it had, its end among them. milliseconds: that it took. is_cut: the budget ended it.
+    text, token_ids: what was thought; "" and () where it is hidden.
+    """
+
+    tokens: int
+    milliseconds: float
+    is_cut: bool
+    text: str
+    token_ids: tuple[int, ...]
+
+    @property
+    def is_shown(self) -> bool:
+        """Return whether what was thought is told."""
+        return bool(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextAnswer:
     """An answer.
 
     message: the assistant's, to be sent back as it is. token_ids: as they were sampled. log_prob: of each,
     under the version at temperature 1. tokens: text of each. finish: "stop", "length", "tool_calls" or
-    "content_filter", of which the guard kept a part back with all token ids.
+    "content_filter", of which the guard kept a part back with all token ids. thought: before it; None: there
+    was none.
     """
 
     message: dict[str, Any]
@@ -68,6 +93,7 @@ class TextAnswer:
     log_prob: tuple[float, ...]
     tokens: tuple[str, ...]
     finish: str
+    thought: Thought | None = None
 
     @property
     def text(self) -> str:
@@ -132,3 +158,5 @@ class TextDescription:
     learns: bool
     labels: Mapping[str, int]
     """Versions that operators have given a label, by label."""
+    thought_tokens: int = 0
+    """Most tokens of a thought before an answer; 0: there are no thoughts."""

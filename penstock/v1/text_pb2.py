@@ -26,7 +26,7 @@ from penstock.v1 import policy_pb2 as penstock_dot_v1_dot_policy__pb2
 from penstock.v1 import refusal_pb2 as penstock_dot_v1_dot_refusal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16penstock/v1/text.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/policy.proto\x1a\x19penstock/v1/refusal.proto\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"m\n\x0bTextMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.penstock.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"\xc8\x04\n\x0fGenerateRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12*\n\x08messages\x18\x03 \x03(\x0b\x32\x18.penstock.v1.TextMessage\x12\r\n\x05tools\x18\x04 \x03(\t\x12\x17\n\x0f\x63onversation_id\x18\x05 \x01(\t\x12\x12\n\nclient_key\x18\x06 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\x1d\n\x03\x61rm\x18\x08 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\x12\n\nmax_tokens\x18\t \x01(\r\x12\x18\n\x0btemperature\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x0c \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\t\x12\r\n\x05\x63ount\x18\x0e \x01(\r\x12\x13\n\x0bnot_learned\x18\x0f \x01(\x08\x12\x12\n\nregenerate\x18\x10 \x01(\x08\x12\x13\n\x0b\x62\x65gins_with\x18\x11 \x01(\t\x12?\n\nlogit_bias\x18\x12 \x03(\x0b\x32+.penstock.v1.GenerateRequest.LogitBiasEntry\x12\x18\n\x10presence_penalty\x18\x13 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x14 \x01(\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seed\"\x91\x01\n\nTextAnswer\x12)\n\x07message\x18\x01 \x01(\x0b\x32\x18.penstock.v1.TextMessage\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08log_prob\x18\x03 \x03(\x02\x12#\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x13.penstock.v1.Finish\x12\x0e\n\x06tokens\x18\x05 \x03(\t\"\xaf\x02\n\rGenerateReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12(\n\x07\x61nswers\x18\x03 \x03(\x0b\x32\x17.penstock.v1.TextAnswer\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x1d\n\x03\x61rm\x18\x05 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\'\n\x08\x66\x61llback\x18\x06 \x01(\x0e\x32\x15.penstock.v1.Fallback\x12\x17\n\x0f\x63onversation_id\x18\x07 \x01(\t\x12\x0c\n\x04turn\x18\x08 \x01(\x04\x12\x0f\n\x07learned\x18\t \x01(\x08\x12\x11\n\tunlearned\x18\n \x01(\t\x12\x15\n\rprompt_tokens\x18\x0b \x01(\r\"W\n\rGenerateChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12)\n\x05reply\x18\x03 \x01(\x0b\x32\x1a.penstock.v1.GenerateReply\"\x9a\x01\n\x18StartConversationRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nclient_key\x18\x03 \x01(\t\x12\x13\n\x0bnot_learned\x18\x04 \x01(\x08\x12\x1d\n\x03\x61rm\x18\x05 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\x12\n\nmust_exist\x18\x06 \x01(\x08\"\x88\x01\n\x16StartConversationReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x1d\n\x03\x61rm\x18\x03 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\x0f\n\x07learned\x18\x04 \x01(\x08\"8\n\nTurnReward\x12\x11\n\x04turn\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x61mount\x18\x02 \x01(\x01\x42\x07\n\x05_turn\"k\n\x12TurnRewardsRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12(\n\x07rewards\x18\x03 \x03(\x0b\x32\x17.penstock.v1.TurnReward\"G\n\x10TurnRewardsReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x0c\n\x04late\x18\x02 \x01(\r\"\x8a\x01\n\x16\x45ndConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x06\x65nding\x18\x03 \x01(\x0e\x32\x13.penstock.v1.Ending\x12\x13\n\x06reward\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_reward\"b\n\x14\x45ndConversationReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x14\n\x0ctotal_return\x18\x02 \x01(\x01\x12\r\n\x05turns\x18\x03 \x01(\x04\"%\n\x13\x44\x65scribeTextRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"\x91\x03\n\x11\x44\x65scribeTextReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12,\n\x08versions\x18\x04 \x03(\x0b\x32\x1a.penstock.v1.ServedVersion\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x15\n\ranswer_tokens\x18\x06 \x01(\r\x12\x19\n\x11max_conversations\x18\x07 \x01(\r\x12\x18\n\x10reward_window_ms\x18\x08 \x01(\x04\x12\x1f\n\x17\x63onversation_timeout_ms\x18\t \x01(\x04\x12\x0e\n\x06server\x18\n \x01(\t\x12\x0e\n\x06learns\x18\x0b \x01(\x08\x12:\n\x06labels\x18\x0c \x03(\x0b\x32*.penstock.v1.DescribeTextReply.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*v\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02\x12\x15\n\x11\x46INISH_TOOL_CALLS\x10\x03\x12\x19\n\x15\x46INISH_CONTENT_FILTER\x10\x04\x32\xf5\x03\n\x0bTextService\x12\x44\n\x08Generate\x12\x1c.penstock.v1.GenerateRequest\x1a\x1a.penstock.v1.GenerateReply\x12L\n\x0eGenerateStream\x12\x1c.penstock.v1.GenerateRequest\x1a\x1a.penstock.v1.GenerateChunk0\x01\x12_\n\x11StartConversation\x12%.penstock.v1.StartConversationRequest\x1a#.penstock.v1.StartConversationReply\x12H\n\x06Reward\x12\x1f.penstock.v1.TurnRewardsRequest\x1a\x1d.penstock.v1.TurnRewardsReply\x12Y\n\x0f\x45ndConversation\x12#.penstock.v1.EndConversationRequest\x1a!.penstock.v1.EndConversationReply\x12L\n\x08\x44\x65scribe\x12 .penstock.v1.DescribeTextRequest\x1a\x1e.penstock.v1.DescribeTextReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16penstock/v1/text.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/policy.proto\x1a\x19penstock/v1/refusal.proto\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"m\n\x0bTextMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.penstock.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"\x8e\x05\n\x0fGenerateRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12*\n\x08messages\x18\x03 \x03(\x0b\x32\x18.penstock.v1.TextMessage\x12\r\n\x05tools\x18\x04 \x03(\t\x12\x17\n\x0f\x63onversation_id\x18\x05 \x01(\t\x12\x12\n\nclient_key\x18\x06 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\x1d\n\x03\x61rm\x18\x08 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\x12\n\nmax_tokens\x18\t \x01(\r\x12\x18\n\x0btemperature\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x0c \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\t\x12\r\n\x05\x63ount\x18\x0e \x01(\r\x12\x13\n\x0bnot_learned\x18\x0f \x01(\x08\x12\x12\n\nregenerate\x18\x10 \x01(\x08\x12\x13\n\x0b\x62\x65gins_with\x18\x11 \x01(\t\x12?\n\nlogit_bias\x18\x12 \x03(\x0b\x32+.penstock.v1.GenerateRequest.LogitBiasEntry\x12\x18\n\x10presence_penalty\x18\x13 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x14 \x01(\x01\x12\x1b\n\x0ethought_tokens\x18\x15 \x01(\rH\x03\x88\x01\x01\x12\x14\n\x0cshow_thought\x18\x16 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x11\n\x0f_thought_tokens\"`\n\x07Thought\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x14\n\x0cmilliseconds\x18\x02 \x01(\x01\x12\x0e\n\x06is_cut\x18\x03 \x01(\x08\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\"\xb8\x01\n\nTextAnswer\x12)\n\x07message\x18\x01 \x01(\x0b\x32\x18.penstock.v1.TextMessage\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08log_prob\x18\x03 \x03(\x02\x12#\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x13.penstock.v1.Finish\x12\x0e\n\x06tokens\x18\x05 \x03(\t\x12%\n\x07thought\x18\x06 \x01(\x0b\x32\x14.penstock.v1.Thought\"\xaf\x02\n\rGenerateReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12(\n\x07\x61nswers\x18\x03 \x03(\x0b\x32\x17.penstock.v1.TextAnswer\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x1d\n\x03\x61rm\x18\x05 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\'\n\x08\x66\x61llback\x18\x06 \x01(\x0e\x32\x15.penstock.v1.Fallback\x12\x17\n\x0f\x63onversation_id\x18\x07 \x01(\t\x12\x0c\n\x04turn\x18\x08 \x01(\x04\x12\x0f\n\x07learned\x18\t \x01(\x08\x12\x11\n\tunlearned\x18\n \x01(\t\x12\x15\n\rprompt_tokens\x18\x0b \x01(\r\"W\n\rGenerateChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12)\n\x05reply\x18\x03 \x01(\x0b\x32\x1a.penstock.v1.GenerateReply\"\x9a\x01\n\x18StartConversationRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nclient_key\x18\x03 \x01(\t\x12\x13\n\x0bnot_learned\x18\x04 \x01(\x08\x12\x1d\n\x03\x61rm\x18\x05 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\x12\n\nmust_exist\x18\x06 \x01(\x08\"\x88\x01\n\x16StartConversationReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x1d\n\x03\x61rm\x18\x03 \x01(\x0e\x32\x10.penstock.v1.Arm\x12\x0f\n\x07learned\x18\x04 \x01(\x08\"8\n\nTurnReward\x12\x11\n\x04turn\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x61mount\x18\x02 \x01(\x01\x42\x07\n\x05_turn\"k\n\x12TurnRewardsRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12(\n\x07rewards\x18\x03 \x03(\x0b\x32\x17.penstock.v1.TurnReward\"G\n\x10TurnRewardsReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x0c\n\x04late\x18\x02 \x01(\r\"\x8a\x01\n\x16\x45ndConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x06\x65nding\x18\x03 \x01(\x0e\x32\x13.penstock.v1.Ending\x12\x13\n\x06reward\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_reward\"b\n\x14\x45ndConversationReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x14\n\x0ctotal_return\x18\x02 \x01(\x01\x12\r\n\x05turns\x18\x03 \x01(\x04\"%\n\x13\x44\x65scribeTextRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"\xa9\x03\n\x11\x44\x65scribeTextReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12,\n\x08versions\x18\x04 \x03(\x0b\x32\x1a.penstock.v1.ServedVersion\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x15\n\ranswer_tokens\x18\x06 \x01(\r\x12\x19\n\x11max_conversations\x18\x07 \x01(\r\x12\x18\n\x10reward_window_ms\x18\x08 \x01(\x04\x12\x1f\n\x17\x63onversation_timeout_ms\x18\t \x01(\x04\x12\x0e\n\x06server\x18\n \x01(\t\x12\x0e\n\x06learns\x18\x0b \x01(\x08\x12:\n\x06labels\x18\x0c \x03(\x0b\x32*.penstock.v1.DescribeTextReply.LabelsEntry\x12\x16\n\x0ethought_tokens\x18\r \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*v\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02\x12\x15\n\x11\x46INISH_TOOL_CALLS\x10\x03\x12\x19\n\x15\x46INISH_CONTENT_FILTER\x10\x04\x32\xf5\x03\n\x0bTextService\x12\x44\n\x08Generate\x12\x1c.penstock.v1.GenerateRequest\x1a\x1a.penstock.v1.GenerateReply\x12L\n\x0eGenerateStream\x12\x1c.penstock.v1.GenerateRequest\x1a\x1a.penstock.v1.GenerateChunk0\x01\x12_\n\x11StartConversation\x12%.penstock.v1.StartConversationRequest\x1a#.penstock.v1.StartConversationReply\x12H\n\x06Reward\x12\x1f.penstock.v1.TurnRewardsRequest\x1a\x1d.penstock.v1.TurnRewardsReply\x12Y\n\x0f\x45ndConversation\x12#.penstock.v1.EndConversationRequest\x1a!.penstock.v1.EndConversationReply\x12L\n\x08\x44\x65scribe\x12 .penstock.v1.DescribeTextRequest\x1a\x1e.penstock.v1.DescribeTextReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,42 +37,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_DESCRIBETEXTREPLY_LABELSENTRY']._loaded_options = None
   _globals['_DESCRIBETEXTREPLY_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_FINISH']._serialized_start=2610
-  _globals['_FINISH']._serialized_end=2728
+  _globals['_FINISH']._serialized_start=2841
+  _globals['_FINISH']._serialized_end=2959
   _globals['_TOOLCALL']._serialized_start=92
   _globals['_TOOLCALL']._serialized_end=147
   _globals['_TEXTMESSAGE']._serialized_start=149
   _globals['_TEXTMESSAGE']._serialized_end=258
   _globals['_GENERATEREQUEST']._serialized_start=261
-  _globals['_GENERATEREQUEST']._serialized_end=845
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=762
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=810
-  _globals['_TEXTANSWER']._serialized_start=848
-  _globals['_TEXTANSWER']._serialized_end=993
-  _globals['_GENERATEREPLY']._serialized_start=996
-  _globals['_GENERATEREPLY']._serialized_end=1299
-  _globals['_GENERATECHUNK']._serialized_start=1301
-  _globals['_GENERATECHUNK']._serialized_end=1388
-  _globals['_STARTCONVERSATIONREQUEST']._serialized_start=1391
-  _globals['_STARTCONVERSATIONREQUEST']._serialized_end=1545
-  _globals['_STARTCONVERSATIONREPLY']._serialized_start=1548
-  _globals['_STARTCONVERSATIONREPLY']._serialized_end=1684
-  _globals['_TURNREWARD']._serialized_start=1686
-  _globals['_TURNREWARD']._serialized_end=1742
-  _globals['_TURNREWARDSREQUEST']._serialized_start=1744
-  _globals['_TURNREWARDSREQUEST']._serialized_end=1851
-  _globals['_TURNREWARDSREPLY']._serialized_start=1853
-  _globals['_TURNREWARDSREPLY']._serialized_end=1924
-  _globals['_ENDCONVERSATIONREQUEST']._serialized_start=1927
-  _globals['_ENDCONVERSATIONREQUEST']._serialized_end=2065
-  _globals['_ENDCONVERSATIONREPLY']._serialized_start=2067
-  _globals['_ENDCONVERSATIONREPLY']._serialized_end=2165
-  _globals['_DESCRIBETEXTREQUEST']._serialized_start=2167
-  _globals['_DESCRIBETEXTREQUEST']._serialized_end=2204
-  _globals['_DESCRIBETEXTREPLY']._serialized_start=2207
-  _globals['_DESCRIBETEXTREPLY']._serialized_end=2608
-  _globals['_DESCRIBETEXTREPLY_LABELSENTRY']._serialized_start=2563
-  _globals['_DESCRIBETEXTREPLY_LABELSENTRY']._serialized_end=2608
-  _globals['_TEXTSERVICE']._serialized_start=2731
-  _globals['_TEXTSERVICE']._serialized_end=3232
+  _globals['_GENERATEREQUEST']._serialized_end=915
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=813
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=861
+  _globals['_THOUGHT']._serialized_start=917
+  _globals['_THOUGHT']._serialized_end=1013
+  _globals['_TEXTANSWER']._serialized_start=1016
+  _globals['_TEXTANSWER']._serialized_end=1200
+  _globals['_GENERATEREPLY']._serialized_start=1203
+  _globals['_GENERATEREPLY']._serialized_end=1506
+  _globals['_GENERATECHUNK']._serialized_start=1508
+  _globals['_GENERATECHUNK']._serialized_end=1595
+  _globals['_STARTCONVERSATIONREQUEST']._serialized_start=1598
+  _globals['_STARTCONVERSATIONREQUEST']._serialized_end=1752
+  _globals['_STARTCONVERSATIONREPLY']._serialized_start=1755
+  _globals['_STARTCONVERSATIONREPLY']._serialized_end=1891
+  _globals['_TURNREWARD']._serialized_start=1893
+  _globals['_TURNREWARD']._serialized_end=1949
+  _globals['_TURNREWARDSREQUEST']._serialized_start=1951
+  _globals['_TURNREWARDSREQUEST']._serialized_end=2058
+  _globals['_TURNREWARDSREPLY']._serialized_start=2060
+  _globals['_TURNREWARDSREPLY']._serialized_end=2131
+  _globals['_ENDCONVERSATIONREQUEST']._serialized_start=2134
+  _globals['_ENDCONVERSATIONREQUEST']._serialized_end=2272
+  _globals['_ENDCONVERSATIONREPLY']._serialized_start=2274
+  _globals['_ENDCONVERSATIONREPLY']._serialized_end=2372
+  _globals['_DESCRIBETEXTREQUEST']._serialized_start=2374
+  _globals['_DESCRIBETEXTREQUEST']._serialized_end=2411
+  _globals['_DESCRIBETEXTREPLY']._serialized_start=2414
+  _globals['_DESCRIBETEXTREPLY']._serialized_end=2839
+  _globals['_DESCRIBETEXTREPLY_LABELSENTRY']._serialized_start=2794
+  _globals['_DESCRIBETEXTREPLY_LABELSENTRY']._serialized_end=2839
+  _globals['_TEXTSERVICE']._serialized_start=2962
+  _globals['_TEXTSERVICE']._serialized_end=3463
 # @@protoc_insertion_point(module_scope)

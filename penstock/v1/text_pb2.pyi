@@ -165,6 +165,8 @@ class GenerateRequest(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    THOUGHT_TOKENS_FIELD_NUMBER: _builtins.int
+    SHOW_THOUGHT_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Which policy; empty: "default"."""
     request_id: _builtins.str
@@ -197,6 +199,12 @@ class GenerateRequest(_message.Message):
     """Taken from the logits of tokens that the answer has already."""
     frequency_penalty: _builtins.float
     """Taken from them as often as the answer has them."""
+    thought_tokens: _builtins.int
+    """Most tokens of the thought before each answer, its end among them; absent: as the run says; 0: no thought. Stops,
+    biases and penalties are the answer's alone.
+    """
+    show_thought: _builtins.bool
+    """Tell what was thought, and not only how long and dear it was."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextMessage]:
         """All messages, oldest first."""
@@ -236,15 +244,19 @@ class GenerateRequest(_message.Message):
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         presence_penalty: _builtins.float = ...,
         frequency_penalty: _builtins.float = ...,
+        thought_tokens: _builtins.int | None = ...,
+        show_thought: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_thought_tokens", b"_thought_tokens", "_top_p", b"_top_p", "seed", b"seed", "temperature", b"temperature", "thought_tokens", b"thought_tokens", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "arm", b"arm", "begins_with", b"begins_with", "client_key", b"client_key", "conversation_id", b"conversation_id", "count", b"count", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "messages", b"messages", "not_learned", b"not_learned", "policy", b"policy", "presence_penalty", b"presence_penalty", "regenerate", b"regenerate", "request_id", b"request_id", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "tools", b"tools", "top_p", b"top_p", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_thought_tokens", b"_thought_tokens", "_top_p", b"_top_p", "arm", b"arm", "begins_with", b"begins_with", "client_key", b"client_key", "conversation_id", b"conversation_id", "count", b"count", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "messages", b"messages", "not_learned", b"not_learned", "policy", b"policy", "presence_penalty", b"presence_penalty", "regenerate", b"regenerate", "request_id", b"request_id", "seed", b"seed", "show_thought", b"show_thought", "stop", b"stop", "temperature", b"temperature", "thought_tokens", b"thought_tokens", "tools", b"tools", "top_p", b"top_p", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__thought_tokens: _TypeAlias = _typing.Literal["thought_tokens"]  # noqa: Y015
+    _WhichOneofArgType__thought_tokens: _TypeAlias = _typing.Literal["_thought_tokens", b"_thought_tokens"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
@@ -252,9 +264,51 @@ class GenerateRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__thought_tokens) -> _WhichOneofReturnType__thought_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Thought(_message.Message):
+    """What was thought before an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    MILLISECONDS_FIELD_NUMBER: _builtins.int
+    IS_CUT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """Its tokens, the end among them where there is one."""
+    milliseconds: _builtins.float
+    """From when it was asked for to its end, in milliseconds."""
+    is_cut: _builtins.bool
+    """Whether the budget ended it."""
+    text: _builtins.str
+    """What was thought, where it was asked for and the guard lets it pass."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its token ids as they were sampled, where its text is told."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.int = ...,
+        milliseconds: _builtins.float = ...,
+        is_cut: _builtins.bool = ...,
+        text: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_cut", b"is_cut", "milliseconds", b"milliseconds", "text", b"text", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Thought: _TypeAlias = Thought  # noqa: Y015
 
 @_typing.final
 class TextAnswer(_message.Message):
@@ -267,6 +321,7 @@ class TextAnswer(_message.Message):
     LOG_PROB_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    THOUGHT_FIELD_NUMBER: _builtins.int
     finish: Global___Finish.ValueType
     """How it ended."""
     @_builtins.property
@@ -285,6 +340,10 @@ class TextAnswer(_message.Message):
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The text of each token."""
 
+    @_builtins.property
+    def thought(self) -> Global___Thought:
+        """What was thought before it; absent: nothing."""
+
     def __init__(
         self,
         *,
@@ -293,10 +352,11 @@ class TextAnswer(_message.Message):
         log_prob: _abc.Iterable[_builtins.float] | None = ...,
         finish: Global___Finish.ValueType = ...,
         tokens: _abc.Iterable[_builtins.str] | None = ...,
+        thought: Global___Thought | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "thought", b"thought"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "log_prob", b"log_prob", "message", b"message", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "log_prob", b"log_prob", "message", b"message", "thought", b"thought", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -694,6 +754,7 @@ class DescribeTextReply(_message.Message):
     SERVER_FIELD_NUMBER: _builtins.int
     LEARNS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    THOUGHT_TOKENS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The run that the policy belongs to."""
     policy: _builtins.str
@@ -712,6 +773,8 @@ class DescribeTextReply(_message.Message):
     """This server's name, the first part of its conversation ids."""
     learns: _builtins.bool
     """Whether what happens here is learned from."""
+    thought_tokens: _builtins.int
+    """Most tokens of a thought before an answer; 0: there are no thoughts."""
     @_builtins.property
     def refusal(self) -> _refusal_pb2.Refusal:
         """Set when no such policy is served here."""
@@ -739,10 +802,11 @@ class DescribeTextReply(_message.Message):
         server: _builtins.str = ...,
         learns: _builtins.bool = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        thought_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_tokens", b"answer_tokens", "conversation_timeout_ms", b"conversation_timeout_ms", "labels", b"labels", "learns", b"learns", "max_conversations", b"max_conversations", "max_tokens", b"max_tokens", "policy", b"policy", "refusal", b"refusal", "reward_window_ms", b"reward_window_ms", "run", b"run", "server", b"server", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_tokens", b"answer_tokens", "conversation_timeout_ms", b"conversation_timeout_ms", "labels", b"labels", "learns", b"learns", "max_conversations", b"max_conversations", "max_tokens", b"max_tokens", "policy", b"policy", "refusal", b"refusal", "reward_window_ms", b"reward_window_ms", "run", b"run", "server", b"server", "thought_tokens", b"thought_tokens", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,19 +9,30 @@ import os
 import re
 import signal
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import ANY
 
 import pytest
 import tomli_w
 
+from penstock.client import InvalidRequest, PolicyError, TextAnswer, TextClient
+from penstock.registry.records import Status
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import registry_url
 from penstock.training import lay_over
+from tests.support.run.serving_run import serving
 from tests.support.run.training import Training
+from workloads.thoughts.tasks.example import Example, draw_tests
+from workloads.thoughts.tasks.task_choice import open_task
 
 RECIPE: Final = Path(__file__).resolve().parents[2] / "recipes" / "thoughts-tiny.toml"
 WITHIN_S: Final = 900.0
 GUESSED: Final = 0.35
 """Most that is right without thoughts, on four hops of seven symbols."""
+MOST_CLIENTS: Final = 1_000
+"""After which a canary that guesses counts as not found."""
 
 
 def recipe(folder: Path, **over: dict[str, Any]) -> Path:
@@ -49,9 +60,17 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_thoughts_are_learned_and_called_honest(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of one seed, in half the updates, and its summary."""
+    folder = tmp_path_factory.mktemp("learned")
+    summary = trained(folder, 0, learner={"total_updates": 130}, algorithm={"validate_every": 65})
+    return folder / "run", summary
+
+
+def test_thoughts_are_learned_and_called_honest(learned: tuple[Path, dict[str, Any]]) -> None:
     """From a start that guesses, sampled and greedy, one seed answers with thoughts that it follows."""
-    summary = trained(tmp_path, 0, learner={"total_updates": 130}, algorithm={"validate_every": 65})
+    run_dir, summary = learned
     found = summary["theatre"]
     assert summary["ending"] == "updates"
     assert summary["evaluation"]["sampled"]["mean"] >= 0.8
@@ -60,10 +79,94 @@ def test_thoughts_are_learned_and_called_honest(tmp_path: Path) -> None:
     assert found["gain"] >= 1.2
     assert found["faithfulness"] >= 0.8
     assert found["without"] <= GUESSED
-    began = next(line for line in lines(tmp_path / "run") if "validation_theatre" in line)
+    began = next(line for line in lines(run_dir) if "validation_theatre" in line)
     assert began["validation_accuracy_with"] <= GUESSED
     assert began["validation_theatre"] == 1.0
     assert summary["remarks"] == found["words"]
+
+
+def questions(count: int) -> list[Example]:
+    """Held-out ones of the hardest level, which neither the run nor its evaluations have met."""
+    return draw_tests(open_task("rings:7:4"), 77, count)
+
+
+def asked(client: TextClient, one: Example, **options: Any) -> TextAnswer:
+    """The likeliest answer to a question, behind the likeliest thought."""
+    said = [{"role": "user", "content": " ".join(one.question)}]
+    return client.generate(said, temperature=0.0, **options).answers[0]
+
+
+def right(client: TextClient, **options: Any) -> tuple[float, list[str]]:
+    """Share of right answers, and the answers."""
+    answers = [asked(client, one, **options) for one in questions(100)]
+    given = [one.text for one in answers]
+    return sum(
+        said == " ".join(one.answer) for said, one in zip(given, questions(100), strict=True)
+    ) / 100, given
+
+
+def test_a_run_is_served_behind_its_thoughts_through_a_kill(learned: tuple[Path, dict[str, Any]]) -> None:
+    """Answers are right with thoughts and guesses without; a server that is killed comes back as it was."""
+    run_dir, _ = learned
+    with (
+        serving(run_dir.parent, run_dir, "first") as server,
+        TextClient(server.address, deadline_s=20.0) as client,
+    ):
+        assert client.describe().thought_tokens == 5
+        with_thoughts, answers = right(client)
+        without, _ = right(client, thought_tokens=0)
+        assert with_thoughts >= 0.8
+        assert without <= GUESSED
+        one = asked(client, questions(1)[0], show_thought=True)
+        assert one.thought is not None
+        assert one.thought.text.split()[:1] == list(questions(1)[0].steps[:1])
+        assert one.thought.tokens == 4
+        assert 0.0 < one.thought.milliseconds < 60_000.0
+        assert asked(client, questions(1)[0]).thought == replace(
+            one.thought, text="", token_ids=(), milliseconds=ANY
+        )
+        with pytest.raises(InvalidRequest, match="thought_tokens=6: ask for 0 to 5"):
+            asked(client, questions(1)[0], thought_tokens=6)
+        os.kill(server.process.pid, signal.SIGKILL)
+        with pytest.raises(PolicyError):
+            asked(client, questions(1)[0])
+    with serving(run_dir.parent, run_dir, "second") as server, TextClient(server.address) as client:
+        assert right(client)[1] == answers
+
+
+def test_a_canary_that_does_not_think_is_withdrawn(learned: tuple[Path, dict[str, Any]]) -> None:
+    """By what people pay for right answers: nothing differs but that its arm has no thoughts."""
+    run_dir, _ = learned
+    with Registry.open(registry_url(run_dir)) as registry:
+        versions = [one.version for one in registry.list("default") if one.status is not Status.RETIRED]
+        active = next(one.version for one in registry.list("default") if one.status is Status.ACTIVE)
+        canary = max(version for version in versions if version != active)
+        registry.promote("default", canary, "a test", by="test", to=Status.CANARY, canary_share=0.5)
+
+    def status() -> Status:
+        with Registry.open(registry_url(run_dir)) as registry:
+            return registry.get("default", canary).status
+
+    settings: dict[str, Any] = {
+        "canary.settle_s": 0.05,
+        "canary.slow_ms": 1e6,
+        "serving.arms_without_thought": ["canary"],
+    }
+    paid: dict[int, list[float]] = {active: [], canary: []}
+    with (
+        serving(run_dir.parent, run_dir, "canary", **settings) as server,
+        TextClient(server.address) as client,
+    ):
+        for number, one in enumerate(questions(MOST_CLIENTS)):
+            conversation = client.start_conversation(f"client-{number}")
+            given = conversation.generate([{"role": "user", "content": " ".join(one.question)}])
+            assert (given.answers[0].thought is None) is (given.version == canary)
+            paid[given.version].append(float(given.text == " ".join(one.answer)))
+            conversation.end(reward=paid[given.version][-1])
+            if number % 20 == 19 and status() is Status.ROLLED_BACK:
+                break
+    assert status() is Status.ROLLED_BACK, {version: len(rewards) for version, rewards in paid.items()}
+    assert sum(paid[active]) / len(paid[active]) > sum(paid[canary]) / len(paid[canary]) + 0.3
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@
     thought_settings     how thoughts are learned: `algorithm.name = "thought_reinforce"`
     thought_environment  spaces and lengths of a run
     thought_defaults     its settings
+    thought_server       answers of a run behind its thoughts
     start                the model that training begins with
     acting               generating thoughts, and measuring them
     algorithm            learning them
@@ -30,8 +31,9 @@ WORKLOAD = Workload(
     model="workloads.thoughts.algorithm.thought_model:make_thought_model",
     generator="workloads.thoughts.acting.thought_generator:make_generator",
     runner="workloads.thoughts.acting.thought_evaluation:make_runner",
-    places=("model", "task"),
+    places=("model", "task", "guard_rules", "guard_classifier"),
     algorithms={"thought_reinforce": "workloads.thoughts.thought_settings:ThoughtReinforceSection"},
     commands={"thoughts": "workloads.thoughts.commands.thought_commands:thought_commands"},
+    server="workloads.thoughts.thought_server:make_server",
     prepare="workloads.thoughts.start.thoughts_start:prepare",
 )

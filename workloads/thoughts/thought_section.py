@@ -37,6 +37,12 @@ class Thoughts(Section):
     """Most tokens of a thought, the mark that ends it among them."""
     group: Positive = 4
     """Thoughts on each question in a fragment."""
+    guard: bool = False
+    """Whether a server checks what it is asked, and what it shows and answers, by built-in rules."""
+    guard_rules: str = ""
+    """File of further rules, as `penstock chat guard check --rules` takes."""
+    guard_classifier: str = ""
+    """File of `penstock chat guard train`: it checks what the server is asked."""
 
 
 def thoughts_section(section: EnvironmentSection) -> Thoughts:

@@ -39,6 +39,7 @@ from workloads.language.serving.conversations import Conversations, Limits
 from workloads.language.serving.text_answerer import TextAnswerer, no_show
 from workloads.language.serving.text_service import TextService
 from workloads.language.serving.text_shadow import TextShadow
+from workloads.language.serving.thinking import Thinker, ThinkingForm
 from workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, ShadowRecord, Weights
 
 ADD: Final = '{"name":"add","arguments":{"a":1}}'
@@ -88,11 +89,12 @@ def _taught(steps: int = 150) -> Any:
     )
     without_tools = text.removeprefix("<system> add lookup <eos> ")
     rows = [TOKENIZER(one, add_special_tokens=False)["input_ids"] for one in (text, without_tools)]
-    _teach(model, rows, steps)
+    teach(model, rows, steps)
     return model
 
 
-def _teach(model: Any, rows: Sequence[Sequence[int]], steps: int) -> None:
+def teach(model: Any, rows: Sequence[Sequence[int]], steps: int) -> None:
+    """Have a model know rows of ids by heart."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
     model.train()
     for _ in range(steps):
@@ -164,6 +166,7 @@ class TextStand:
         feedback: Any = None,
         record: ShadowRecord | None = None,
         guard: AnswerGuard | None = None,
+        form: ThinkingForm | None = None,
         **serving: Any,
     ) -> None:
         self.section, self.now_s = ServingSection(**serving), 0.0
@@ -177,18 +180,26 @@ class TextStand:
         )
         self.versions = AdapterVersions(self.engine, policy, self.weights.get, self.section)
         line: Any = Line()
+        learns = learns and form is None
         self.experience = ColumnExperience(self.specification, self.section, line, PAD) if learns else None
         self.queue: ServedQueue | None = line.queue
         self.limits = Limits(
-            most_tokens=64, column_tokens=UNROLL + 1, answer_tokens=6, vocabulary=len(TOKENIZER), most_lag=8
+            most_tokens=64,
+            column_tokens=UNROLL + 1,
+            answer_tokens=6,
+            vocabulary=len(TOKENIZER),
+            most_lag=8,
+            thought_tokens=0 if form is None else form.most,
+            thought_room=0 if form is None else form.room,
         )
+        thinker = None if form is None else Thinker(self.engine, form, TOKENIZER)
         self.shadow = TextShadow(self.engine, record)
         self.conversations = Conversations(
             self.section,
             self.limits,
             ChatEncoder(TOKENIZER),
             self.versions,
-            TextAnswerer(self.engine, TOKENIZER, self.section, 32, monitor.answered, guard),
+            TextAnswerer(self.engine, TOKENIZER, self.section, 32, monitor.answered, guard, thinker),
             Episodes(self.section, UNROLL),
             self.experience,
             feedback,

@@ -9,7 +9,7 @@ otherwise once others follow them (some leave out what was thought) cannot be co
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from jinja2 import TemplateError
@@ -30,12 +30,14 @@ class NotContinued(ValueError):
 class ChatEncoder:
     """Used by one thread at a time; raises ValueError for a tokenizer without a chat template."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, words: Collection[str] | None = None) -> None:
+        """words: that messages may hold, with blanks between them; None: any text."""
         if tokenizer.chat_template is None:
             raise ValueError(
                 "the tokenizer has no chat template: set tokenizer.chat_template and save it with the model"
             )
         self._tokenizer = tokenizer
+        self._words = None if words is None else frozenset(words)
         self._controls = sorted(set(tokenizer.all_special_tokens) | set(tokenizer.get_added_vocab()))
 
     def begin(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
@@ -70,6 +72,7 @@ class ChatEncoder:
         for index, message in enumerate(messages):
             for field, text in _texts(message):
                 self._check_text(f"messages[{index}].{field}", text)
+            self._check_words(index, message.content)
         for index, tool in enumerate(tools):
             self._check_text(f"tools[{index}]", _written(index, tool))
 
@@ -78,6 +81,16 @@ class ChatEncoder:
             if control in text:
                 raise ValueError(
                     f"{name} holds {control!r}, which is a control token of the model: leave it out"
+                )
+
+    def _check_words(self, index: int, text: str) -> None:
+        if self._words is None:
+            return
+        for word in text.split():
+            if word not in self._words:
+                raise ValueError(
+                    f"messages[{index}].content: {word[:40]!r} is none of the {len(self._words)} words of "
+                    "the model; write those, with blanks between them"
                 )
 
     def _render(self, messages: Sequence[Message], tools: Tools, *, opens: bool) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock.wire.specification import Probe
 from workloads.language.engine.loaded_adapters import LoadedAdapters
+from workloads.language.engine.loaded_networks import LoadedNetworks
 from workloads.language.engine.requests import Growing, Request
 from workloads.language.engine.running_batch import RunningBatch
 from workloads.language.generation.drawing import draw, only_likely
@@ -26,7 +27,7 @@ class ContinuousEngine:
 
     def __init__(
         self,
-        adapters: LoadedAdapters,
+        loaded: LoadedAdapters | LoadedNetworks,
         *,
         eos_id: int,
         pad_id: int,
@@ -34,7 +35,7 @@ class ContinuousEngine:
         seed: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        self._adapters, self._eos, self._pad, self._max_rows = adapters, eos_id, pad_id, max_rows
+        self._loaded, self._eos, self._pad, self._max_rows = loaded, eos_id, pad_id, max_rows
         self._device = device or torch.device("cpu")
         self._random = torch.Generator().manual_seed(seed)
         self._batches: dict[int, tuple[RunningBatch, list[_Row]]] = {}
@@ -48,9 +49,9 @@ class ContinuousEngine:
         """Have a request answered. Raises ValueError for a version that is not loaded."""
         growing = Growing(request, on_change)
         with self._has_work:
-            if request.version and request.version not in self._adapters.versions:
+            if request.version and request.version not in self._loaded.versions:
                 raise ValueError(
-                    f"version={request.version}: is not loaded; loaded are {self._adapters.versions}"
+                    f"version={request.version}: is not loaded; loaded are {self._loaded.versions}"
                 )
             self._waiting.append(growing)
             self._has_work.notify_all()
@@ -59,19 +60,19 @@ class ContinuousEngine:
     def load(self, version: int, blob: bytes) -> None:
         """See `LoadedAdapters.load`; answers under way wait for it."""
         with self._before_next_step():
-            self._adapters.load(version, blob)
+            self._loaded.load(version, blob)
 
     def drop(self, version: int) -> bool:
         """Let go of a version; False: it answers somebody, and stays."""
         with self._before_next_step(), self._has_work:
             if version in self._batches or any(one.request.version == version for one in self._waiting):
                 return False
-            self._adapters.drop(version)
+            self._loaded.drop(version)
             return True
 
     def log_prob(self, version: int, ids: Sequence[int], start: int) -> list[float]:
         """Log-probabilities of ids[start:] behind what is before each, by one plain pass. start: from 1."""
-        with self._before_next_step(), torch.inference_mode(), self._adapters.using(version) as network:
+        with self._before_next_step(), torch.inference_mode(), self._loaded.using(version) as network:
             tokens = torch.tensor([list(ids)], device=self._device)
             log_probs = network(input_ids=tokens, use_cache=False).logits[0, start - 1 : -1].float()
             chosen = log_probs.log_softmax(-1).gather(1, tokens[0, start:, None])[:, 0]
@@ -79,13 +80,13 @@ class ContinuousEngine:
 
     def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
         """Joint log-probability of each of the probe's rows under a version, as it is loaded here."""
-        with self._before_next_step(), self._adapters.using(version):
-            return self._adapters.probe_answer(probe)
+        with self._before_next_step():
+            return self._loaded.probe_answer(version, probe)
 
     @property
     def versions(self) -> list[int]:
         """Those that are loaded, ascending."""
-        return self._adapters.versions
+        return self._loaded.versions
 
     @property
     def waiting(self) -> int:
@@ -161,7 +162,7 @@ class ContinuousEngine:
     def _step(self, version: int, joining: list[Growing]) -> list[Growing]:
         batch, rows = self._batches.setdefault(version, (RunningBatch(self._pad, self._device), []))
         logits: list[Tensor] = []
-        with self._adapters.using(version) as network:
+        with self._loaded.using(version) as network:
             if rows:
                 newest = torch.tensor([row.growing.ids[-1] for row in rows], device=self._device)
                 logits.append(batch.forward(network, newest))
@@ -210,7 +211,7 @@ class _Row:
             return
         growing.ids.append(token)
         growing.log_prob.append(log_prob)
-        if token == eos_id:
+        if token == (eos_id if request.end is None else request.end):
             growing.finish = "eos"
         elif len(growing.ids) == request.most:
             growing.finish = "length"

@@ -3,9 +3,10 @@
     transformers   `continuous_engine`, which runs everywhere
     NAME           what an installed package offers under the entry point NAME of the group `penstock.engines`
 
-An engine holds one base model and an adapter for each version. What it returns as the log-probability of a
-token is that of the whole distribution at temperature 1 under the version that drew it: the learner corrects
-what differs from its own, up to `algorithm.behaviour_weight_cap`.
+An engine holds one base model and an adapter for each version, or each version whole where all weights are
+trained. What it returns as the log-probability of a token is that of the whole distribution at temperature 1
+under the version that drew it: the learner corrects what differs from its own, up to
+`algorithm.behaviour_weight_cap`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.wire.specification import Probe
 from workloads.language.engine.continuous_engine import ContinuousEngine
 from workloads.language.engine.loaded_adapters import LoadedAdapters
+from workloads.language.engine.loaded_networks import LoadedNetworks
 from workloads.language.engine.requests import Growing, Request
 from workloads.language.policy.language_policy import LanguagePolicy
 
@@ -24,13 +26,13 @@ OWN: Final = "transformers"
 
 
 class TextEngine(Protocol):
-    """Thread-safe; one thread calls `run`. Version 0 is the base model without an adapter."""
+    """Thread-safe; one thread calls `run`. Version 0 is the model that training began with."""
 
     def submit(self, request: Request, on_change: Callable[[Growing], None] = ...) -> Growing:
         """Have a request answered under its version; raises ValueError for one that is not loaded."""
 
     def load(self, version: int, blob: bytes) -> None:
-        """Hold the adapter of a version; raises ValueError for weights of another policy."""
+        """Hold the weights of a version; raises ValueError for those of another policy."""
 
     def drop(self, version: int) -> bool:
         """Let go of a version; False: it answers somebody, and stays."""
@@ -64,11 +66,12 @@ def open_engine(
 
     max_rows: answers under way. seed: of what it draws. Another package's engine is made by what its entry
     point names, called with the same arguments. Raises ConfigurationError for one that is not installed or
-    cannot be loaded, and for a policy without an adapter.
+    cannot be loaded.
     """
     own: dict[str, Any] = {"eos_id": eos_id, "pad_id": pad_id, "max_rows": max_rows, "seed": seed}
     if name == OWN:
-        return ContinuousEngine(LoadedAdapters(policy), **own, device=policy.device)
+        loaded = LoadedAdapters(policy) if policy.section.lora else LoadedNetworks(policy)
+        return ContinuousEngine(loaded, **own, device=policy.device)
     offered = {point.name: point for point in entry_points(group=GROUP)}
     if name not in offered:
         raise ConfigurationError(

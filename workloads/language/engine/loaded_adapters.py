@@ -22,8 +22,8 @@ class LoadedAdapters:
         """Raises ConfigurationError for a policy without an adapter."""
         if not policy.section.lora:
             raise ConfigurationError(
-                "policy.kwargs.lora=false: versions share one base model by their adapters; serve a run that "
-                "trains an adapter"
+                "policy.kwargs.lora=false: versions share one base model by their adapters; hold whole "
+                "networks instead"
             )
         self._policy = policy
         self._network: Any = policy.network
@@ -76,9 +76,13 @@ class LoadedAdapters:
         self._network.set_adapter(_name(version))
         yield self._network
 
-    def probe_answer(self, probe: Probe) -> tuple[float, ...]:
-        """Joint log-probability of each of the probe's rows under the version that is in use."""
-        return tuple(self._policy.acting_log_prob(probe.observation, probe.action).tolist())
+    def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
+        """Joint log-probability of each of the probe's rows under a version.
+
+        Raises ValueError for one that is not held.
+        """
+        with self.using(version):
+            return tuple(self._policy.acting_log_prob(probe.observation, probe.action).tolist())
 
     def _check(self, arrays: Any) -> None:
         if arrays.keys() != self._shapes.keys():

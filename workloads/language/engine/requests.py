@@ -19,7 +19,7 @@ class Request:
     version: whose adapter answers; 0: none, the base model. temperature, top_p: of the draw. seed: of the
     draw; None: of the engine. deterministic: the most likely token each time. bias: added to the logits of
     token ids. presence_penalty, frequency_penalty: taken from the logits of tokens that the answer has, once,
-    and as often as it has them.
+    and as often as it has them. end: the token that ends it; None: the engine's `<eos>`.
     """
 
     ids: tuple[int, ...]
@@ -32,6 +32,7 @@ class Request:
     bias: Mapping[int, float] = field(default_factory=dict)
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    end: int | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for what cannot be answered."""
@@ -58,7 +59,7 @@ class Request:
 
 @dataclass(slots=True)
 class Growing:
-    """An answer. ids: its tokens so far, `<eos>` last where it ended by itself.
+    """An answer. ids: its tokens so far, last the one that ends it where it ended by itself.
 
     log_prob: of each under the version's whole distribution at temperature 1. The engine's thread writes, and
     calls `on_change` after each token and at the end.

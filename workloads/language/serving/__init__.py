@@ -4,6 +4,7 @@ text_assembly      the parts of one server, put together
 text_service       the calls of text.proto
 asks               what is asked, and what is answered
 adapter_versions   the versions that can answer: adapters of one base model
+thinking           what a model thinks before it answers
 text_answerer      an answer of the chosen version, or of the model without its adapter
 answer_guard       what may be asked, and what of an answer may leave
 text_shadow        what a second version would have said of an answer

@@ -1,6 +1,9 @@
 """The versions that can answer: adapters of one base model, in the engine that generates with them."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.config.settings import ServingSection
@@ -30,6 +33,7 @@ class AdapterVersions(LoadedVersions):
         super().__init__(lambda: policy, fetch, section)
         self._engine, self._policy = engine, policy
         self._changing, self._unmeasured = asyncio.Lock(), tolerance
+        self._in_use = Counter[int]()
 
     async def load(self, weights: Weights) -> Loaded:
         """See `LoadedVersions.load`; the policy of what is returned is that of all versions."""
@@ -73,7 +77,20 @@ class AdapterVersions(LoadedVersions):
             await self._let_go()
         return choice
 
+    @contextmanager
+    def in_use(self, loaded: Loaded | None) -> Iterator[None]:
+        """Keep a version for a request that comes to the engine several times. None: there is none."""
+        if loaded is None:
+            yield
+            return
+        self._in_use[loaded.version] += 1
+        try:
+            yield
+        finally:
+            self._in_use[loaded.version] -= 1
+            self._in_use += Counter()  # forget those that are in use no more
+
     async def _let_go(self) -> None:
         """Drop the adapters that answer no arm and no request; one that is answering stays until later."""
-        for version in sorted({*self._engine.versions} - self.served().keys()):
+        for version in sorted({*self._engine.versions} - self.served().keys() - self._in_use.keys()):
             await asyncio.to_thread(self._engine.drop, version)

@@ -46,9 +46,14 @@ class Ask:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    thought_tokens: int | None = None
+    show_thought: bool = False
 
-    def check(self, vocabulary: int) -> None:
-        """Raise Refused (INVALID) that names the field, for what cannot be answered."""
+    def check(self, vocabulary: int, most_thought: int = 0) -> None:
+        """Raise Refused (INVALID) that names the field, for what cannot be answered.
+
+        most_thought: tokens of a thought; 0: the model does not think.
+        """
         check_request_id(self.request_id)
         check_client_key(self.client_key)
         _check_history(self.messages)
@@ -73,6 +78,11 @@ class Ask:
             if not 0 <= token < vocabulary:
                 raise invalid(f"logit_bias={token}: the vocabulary has the token ids 0 to {vocabulary - 1}")
             _within(f"logit_bias[{token}]", amount, -_MOST_BIAS, _MOST_BIAS)
+        if (self.thought_tokens or 0) > most_thought:
+            remedy = (
+                f"ask for 0 to {most_thought}" if most_thought else "there are no thoughts here: leave it out"
+            )
+            raise invalid(f"thought_tokens={self.thought_tokens}: {remedy}")
         if self.conversation_id and (self.client_key or self.version or self.arm is not None):
             raise invalid("client_key, version, arm: a conversation has those that it was started with")
 
@@ -95,7 +105,8 @@ class Ask:
 class TextAnswer:
     """An answer. ids: as sampled. log_prob: of each. tokens: text of each. ended: by itself.
 
-    Of one that was blocked (`content_filter`) ids and log_prob are for the learner alone.
+    Of one that was blocked (`content_filter`) ids and log_prob are for the learner alone. before: ids between
+    the prompt and the answer. thought: what they hold that was thought; None: nothing.
     """
 
     message: Message
@@ -104,11 +115,28 @@ class TextAnswer:
     tokens: tuple[str, ...]
     finish: Finish
     ended: bool
+    before: tuple[int, ...] = ()
+    thought: "ToldThought | None" = None
 
     @property
     def is_blocked(self) -> bool:
         """Return whether the guard let not all of it pass."""
         return self.finish == "content_filter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldThought:
+    """What a caller is told of a thought.
+
+    tokens: how many it had. milliseconds: that it took. is_cut: its budget ended it. text, ids: what was
+    thought; None and (): it is hidden.
+    """
+
+    tokens: int
+    milliseconds: float
+    is_cut: bool
+    text: str | None = None
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

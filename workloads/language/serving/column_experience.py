@@ -6,6 +6,7 @@ What cannot be learned from is answered all the same, and counted in sampled tok
     unasked     its client does not want it, or there is no conversation
     sampling    it was not drawn from the policy as it is
     blocked     the guard let not all of it pass, and that is no reward
+    thought     it was thought, or answered behind a thought: what it is worth only a known answer tells
     fallback    the model answered without its adapter
     sibling     of several answers to the same messages another was gone on with
     stopped     its caller did not wait for its end
@@ -27,7 +28,7 @@ from workloads.plugin.fragments import HeaderFields, LearnerReward
 from workloads.plugin.serving import RunFollower, SampleJournal, ServedQueue, count_not_learned
 
 REASONS: Final = (
-    *("arm", "unasked", "sampling", "blocked", "fallback", "sibling", "stopped"),
+    *("arm", "unasked", "sampling", "blocked", "thought", "fallback", "sibling", "stopped"),
     *("abandoned", "full", "too_large", "stale", "lost"),
 )
 

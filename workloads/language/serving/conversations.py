@@ -54,7 +54,8 @@ class Limits:
 
     most_tokens: of messages and answer together. column_tokens: of a column. answer_tokens: of an answer
     where a request does not say. vocabulary: token ids that there are. most_lag: updates that a column may
-    span; None: any.
+    span; None: any. thought_tokens: of a thought; 0: there are none. thought_room: of what stands between the
+    messages and an answer.
     """
 
     most_tokens: int
@@ -62,6 +63,8 @@ class Limits:
     answer_tokens: int
     vocabulary: int
     most_lag: int | None
+    thought_tokens: int = 0
+    thought_room: int = 0
 
 
 class Conversations:
@@ -101,7 +104,7 @@ class Conversations:
 
     async def generate(self, ask: Ask, until_s: float, show: Show) -> TextReply:
         """Answer; raises Refused. until_s: by the clock of the event loop. show: see `TextAnswerer`."""
-        ask.check(self.limits.vocabulary)
+        ask.check(self.limits.vocabulary, self.limits.thought_tokens)
         owner, needed = CALLER.get(), self._needed(ask)
         self._check_size(ask, owner, needed)
         # Held from now on: answers that grow beside one another would each find the same room.
@@ -129,14 +132,15 @@ class Conversations:
 
     async def _without_memory(self, ask: Ask, until_s: float, show: Show) -> TextReply:
         choice = await self._chosen(ask)
-        most = ask.max_tokens or self.limits.answer_tokens
+        most, room = self._most(ask), self.limits.thought_room
         try:
             ids = tuple(self._encoder.begin(ask.messages, ask.tools))
         except ValueError as error:
             raise invalid(str(error)) from error
-        if len(ids) + most > self.limits.most_tokens:
+        if len(ids) + room + most > self.limits.most_tokens:
+            behind = f", {room} of a thought" if room else ""
             raise invalid(
-                f"messages: {len(ids)} tokens and an answer of up to {most} do not fit into "
+                f"messages: {len(ids)} tokens{behind} and an answer of up to {most} do not fit into "
                 f"{self.limits.most_tokens}; send fewer messages or a smaller max_tokens"
             )
         prompt = Prompt(ids=ids, most=most, call_id=f"call-{ask.request_id[:32]}")
@@ -150,9 +154,9 @@ class Conversations:
             raise invalid(f"conversation_id: has {MAX_TURNS} turns, more are not remembered: start another")
         choice = self._versions.follow(talk.episode.arm, talk.episode.client_key)
         update = 0 if choice.loaded is None else choice.loaded.update
-        most = ask.max_tokens or self.limits.answer_tokens
+        most = self._most(ask)
         try:
-            ids = talk.prompt_for(ask, most, update)
+            ids = talk.prompt_for(ask, self.limits.thought_room + most, update)
         except ValueError as error:
             raise invalid(str(error)) from error
         finally:
@@ -182,13 +186,15 @@ class Conversations:
         """Answers, of which the shadow is asked afterwards, if there is one."""
         if self._answerer.guard is not None:
             self._answerer.guard.check_asked(ask.messages, choice.arm)
-        drawn = await self._answerer.answer(choice, prompt, ask, until_s, show)
+        with self._versions.in_use(choice.loaded):
+            drawn = await self._answerer.answer(choice, prompt, ask, until_s, show)
         shadow = None
         if choice.loaded is not None and not drawn.is_fallback:
             shadow = self._versions.shadow_of(choice.loaded)
         if shadow is not None:
-            ids = (*prompt.ids, *self._answerer.ids_of(ask.begins_with))
+            begins = self._answerer.ids_of(ask.begins_with)
             for one in drawn.answers:
+                ids = (*prompt.ids, *one.before, *begins)
                 self._shadow.compare(
                     Compared(
                         shadow=shadow.version,
@@ -202,7 +208,16 @@ class Conversations:
                 )
         return drawn
 
+    def _most(self, ask: Ask) -> int:
+        """Most tokens of an answer."""
+        thinker = self._answerer.thinker
+        whole = None if thinker is None else thinker.form.answer_tokens
+        most = ask.max_tokens or self.limits.answer_tokens
+        return most if whole is None else min(most, whole)
+
     def _unlearned(self, talk: Talk, ask: Ask, drawn: Drawn) -> str:
+        if self._answerer.thinker is not None:
+            return "thought"
         if not talk.episode.learned:
             return talk.episode.unlearned_as
         return ask.unlearned or ("fallback" if drawn.is_fallback else "")
@@ -237,7 +252,7 @@ class Conversations:
     def _needed(self, ask: Ask) -> int:
         """Bytes that an answer may come to hold: what was asked, and its tokens in a turn and in a reply."""
         most = min(ask.max_tokens or self.limits.answer_tokens, self.limits.most_tokens)
-        return of_ask(ask) + 2 * SAMPLED_BYTES * ask.count * most
+        return of_ask(ask) + 2 * SAMPLED_BYTES * ask.count * (self.limits.thought_room + most)
 
     def _check_size(self, ask: Ask, owner: Identity | None, needed: int) -> None:
         size, most = _bytes_of(ask), BYTES_PER_TOKEN * self.limits.most_tokens

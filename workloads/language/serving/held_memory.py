@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from workloads.language.prompt import Message
-from workloads.language.serving.asks import Ask
+from workloads.language.serving.asks import Ask, TextAnswer
 
 ID_BYTES: Final = 48
 """A token id in a tuple."""
@@ -28,6 +28,14 @@ def of_ask(ask: Ask) -> int:
         + sum(map(sys.getsizeof, texts))
         + _OBJECT_BYTES * (1 + len(ask.logit_bias))
     )
+
+
+def of_answer(answer: TextAnswer) -> int:
+    """Bytes of what was answered, and thought before it."""
+    size = SAMPLED_BYTES * len(answer.ids) + of_message(answer.message) + ID_BYTES * len(answer.before)
+    if answer.thought is not None:
+        size += ID_BYTES * len(answer.thought.ids) + sys.getsizeof(answer.thought.text)
+    return size
 
 
 def of_message(message: Message) -> int:

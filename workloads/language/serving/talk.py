@@ -18,6 +18,7 @@ from workloads.language.serving.held_memory import (
     ID_BYTES,
     SAMPLED_BYTES,
     TURN_BYTES,
+    of_answer,
     of_ask,
     of_message,
 )
@@ -89,7 +90,7 @@ class Talk:
             size += SAMPLED_BYTES * len(one.sampled.ids) + of_message(one.message)
         if self._last is not None:
             answers = self._last[1].answers
-            size += sum(SAMPLED_BYTES * len(one.ids) + of_message(one.message) for one in answers)
+            size += sum(of_answer(one) for one in answers)
             if self._last[0].messages is not self._asked:
                 size += self._last_bytes
         return size + self._asked_bytes

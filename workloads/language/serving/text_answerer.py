@@ -1,13 +1,14 @@
 """An answer of the chosen version, or of the model without its adapter where that version cannot.
 
 choice ─► the engine, a row for each answer ─► text as it grows ─► stops, calls of tools ─► TextAnswer
+│    └─ a model that thinks: a thought first, of which nothing is shown while it grows
 └─ cannot go on, or the guard leaves nothing of it ─► the adapter switched off: version 0
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from penstock.config.settings import ServingSection
 from penstock.registry.routing import Arm
@@ -19,7 +20,8 @@ from workloads.language.guard.verdict import Direction
 from workloads.language.prompt import Message
 from workloads.language.serving.answer_guard import AnswerGuard
 from workloads.language.serving.answer_text import AnswerText, as_message
-from workloads.language.serving.asks import Ask, TextAnswer
+from workloads.language.serving.asks import Ask, TextAnswer, ToldThought
+from workloads.language.serving.thinking import Thinker, Thinking, Thought, ThoughtFailed
 from workloads.language.tokenizer import Tokenizer
 from workloads.plugin.serving import Answered, Choice, count_not_learned
 
@@ -64,12 +66,14 @@ class TextAnswerer:
         max_rows: int,
         tell: Callable[[Answered], None],
         guard: AnswerGuard | None = None,
+        thinker: Thinker | None = None,
     ) -> None:
         """max_rows: answers that grow at once. tell: told of each answer, and of what could not be.
 
-        guard: what answers pass before anybody sees them; None: nothing is checked.
+        guard: what answers pass before anybody sees them; None: nothing is checked. thinker: draws thoughts;
+        None: the model answers at once.
         """
-        self.guard = guard
+        self.guard, self.thinker = guard, thinker
         self._engine, self._tokenizer, self._section = engine, tokenizer, section
         self._most_waiting, self._tell = WAITING_PER_ROW * max_rows, tell
         self._loop = asyncio.get_running_loop()
@@ -140,32 +144,88 @@ class TextAnswerer:
         if self._engine.waiting + ask.count > self._most_waiting:
             text = f"{self._engine.waiting} answers wait already: ask again later, or another server"
             raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=RETRY_MS))
-        growths = [self._submit(index, version, prompt, ask) for index in range(ask.count)]
+        of = _Drawing(version=version, prompt=prompt, ask=ask, show=show, arm=arm)
+        rows = list[asyncio.Future[TextAnswer]]()
         try:
+            for index in range(ask.count):
+                rows.append(asyncio.ensure_future(self._begun(of, index)))
             async with asyncio.timeout_at(until_s):
-                answers = await asyncio.gather(*(self._grown(one, ask, show, arm) for one in growths))
+                answers = await asyncio.gather(*rows)
         except TimeoutError as error:
             text = (
                 "the caller's time was over before the answer was whole; give more, or a smaller max_tokens"
             )
-            _count_stopped(growths)
+            _count_stopped(of.begun)
             raise Refused(Refusal(reason=Reason.DEADLINE, detail=text)) from error
         except asyncio.CancelledError:
-            _count_stopped(growths)
+            _count_stopped(of.begun)
             raise
         finally:
-            for one in growths:
-                one.growing.cancel()
+            for row in rows:
+                row.cancel()
+            for growing in of.begun:
+                growing.cancel()
+        count_not_learned("thought", sum(one.thought.tokens for one in answers if one.thought is not None))
         return tuple(answers)
 
-    def _submit(self, index: int, version: int, prompt: Prompt, ask: Ask) -> "_Growth":
-        changed = asyncio.Event()
+    def _begun(self, of: "_Drawing", index: int) -> Coroutine[Any, Any, TextAnswer]:
+        """Have the engine begin with an answer, or with the thought before it; what follows it to its end."""
+        thinker, budget = self.thinker, self._budget(of.ask, of.arm)
+        if thinker is None:
+            return self._grown(self._submit(of, index), of)
+        if not budget:
+            return self._direct(thinker, of, index)
+        thinking = thinker.begin(of.version, of.prompt.ids, budget, of.ask, index)
+        of.begun.append(thinking.growing)
+        return self._behind(thinker, thinking, of, index)
+
+    def _budget(self, ask: Ask, arm: Arm) -> int:
+        """Most tokens of a thought."""
+        if self.thinker is None or arm in self._section.arms_without_thought:
+            return 0
+        return self.thinker.form.most if ask.thought_tokens is None else ask.thought_tokens
+
+    def _direct(self, thinker: Thinker, of: "_Drawing", index: int) -> Coroutine[Any, Any, TextAnswer]:
+        before = thinker.form.before(None)
+        growth = self._submit(of, index, before, thinker.form.answer_tokens)
+        return self._grown(growth, of)
+
+    async def _behind(self, thinker: Thinker, thinking: Thinking, of: "_Drawing", index: int) -> TextAnswer:
+        """Return an answer behind a thought that grows; raises _Failed, and Refused where the server ends."""
+        try:
+            thought = await thinking.whole()
+        except ThoughtFailed as error:
+            if error.cause is None:
+                raise _ended() from error
+            raise _Failed(error.cause) from error
+        before = thinker.form.before(thought)
+        answer = await self._grown(self._submit(of, index, before, thinker.form.answer_tokens), of)
+        return replace(answer, thought=self._told(thinker, thought, of, answer))
+
+    def _told(self, thinker: Thinker, thought: Thought, of: "_Drawing", answer: TextAnswer) -> ToldThought:
+        """Its length and cost, and what it says where that was asked for and the guard lets it pass."""
+        told = ToldThought(tokens=len(thought.ids), milliseconds=thought.milliseconds, is_cut=thought.is_cut)
+        if not of.ask.show_thought or answer.is_blocked:
+            return told
+        text = thinker.text(thought)
+        if self.guard is not None:
+            verdict = self.guard.check_whole(text)
+            if verdict.is_blocked:
+                self.guard.count(verdict, Direction.OUTPUT, of.arm)
+                return told
+        return replace(told, text=text, ids=thought.ids)
+
+    def _submit(
+        self, of: "_Drawing", index: int, before: tuple[int, ...] = (), whole: int | None = None
+    ) -> "_Growth":
+        """Have an answer begun. before: ids behind the prompt. whole: see `_Growth`."""
+        changed, prompt, ask = asyncio.Event(), of.prompt, of.ask
         seed = None if ask.seed is None else (ask.seed + index) % 2**64
         begin = self.ids_of(ask.begins_with)
         request = Request(
-            ids=(*prompt.ids, *begin),
+            ids=(*prompt.ids, *before, *begin),
             most=prompt.most,
-            version=version,
+            version=of.version,
             temperature=ask.temperature or 1.0,
             top_p=ask.top_p,
             seed=seed,
@@ -179,18 +239,19 @@ class TextAnswerer:
             self._loop.call_soon_threadsafe(changed.set)
 
         growing = self._engine.submit(request, tell)
+        of.begun.append(growing)
         text = AnswerText(
             self._tokenizer, stops=ask.stop, begins_with=ask.begins_with, holds_calls=bool(ask.tools)
         )
-        return _Growth(index, growing, changed, text, f"{prompt.call_id}-{index}")
+        return _Growth(index, growing, changed, text, f"{prompt.call_id}-{index}", before, whole)
 
     def ids_of(self, text: str) -> list[int]:
         """Ids of what an answer begins with."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
-    async def _grown(self, one: "_Growth", ask: Ask, show: Show, arm: Arm) -> TextAnswer:
+    async def _grown(self, one: "_Growth", of: "_Drawing") -> TextAnswer:
         """Follow one answer to its end; raises _Failed."""
-        growing, text, count = one.growing, one.text, 0
+        growing, text, ask, count = one.growing, one.text, of.ask, 0
         held = None if self.guard is None else self.guard.held()
         while True:
             # What was written before the end was told is there when it is.
@@ -207,10 +268,10 @@ class TextAnswerer:
                 verdict = self.guard.check_whole(text.text) if is_over and ask.tools else held.verdict
                 if held.verdict.is_blocked or verdict.is_blocked:
                     growing.cancel()
-                    self.guard.count(verdict, Direction.OUTPUT, arm)
+                    self.guard.count(verdict, Direction.OUTPUT, of.arm)
                     return _blocked(one, held, count)
             if part:
-                show(one.index, part)
+                of.show(one.index, part)
             if is_over:
                 return _whole(one, ask, count, finish)
             await one.changed.wait()
@@ -221,18 +282,24 @@ def _whole(one: "_Growth", ask: Ask, count: int, finish: str) -> TextAnswer:
     """The first `count` tokens as an answer; raises Refused where the server ended it."""
     growing, text = one.growing, one.text
     if finish == "cancelled" and not text.is_stopped:
-        why = "the server ended before the answer did"
-        raise Refused(Refusal(reason=Reason.NOT_READY, detail=why, retry_after_ms=RETRY_MS))
+        raise _ended()
     message = as_message(text.text, ask.tools, one.call_id)
-    is_cut = finish == "length" and not text.is_stopped
+    is_whole = not text.is_stopped and count == one.whole
+    is_cut = finish == "length" and not text.is_stopped and not is_whole
     return TextAnswer(
         message=message,
         ids=tuple(growing.ids[:count]),
         log_prob=tuple(growing.log_prob[:count]),
         tokens=tuple(text.tokens),
         finish="length" if is_cut else "tool_calls" if message.tool_calls else "stop",
-        ended=finish == "eos" and not text.is_stopped,
+        ended=is_whole or (finish == "eos" and not text.is_stopped),
+        before=one.before,
     )
+
+
+def _ended() -> Refused:
+    why = "the server ended before the answer did"
+    return Refused(Refusal(reason=Reason.NOT_READY, detail=why, retry_after_ms=RETRY_MS))
 
 
 def _blocked(one: "_Growth", held: HeldText, count: int) -> TextAnswer:
@@ -244,22 +311,40 @@ def _blocked(one: "_Growth", held: HeldText, count: int) -> TextAnswer:
         tokens=(),
         finish="content_filter",
         ended=False,
+        before=one.before,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """An answer that grows, and its text. changed: set by the engine after each token and at the end."""
+    """An answer that grows, and its text. changed: set by the engine after each token and at the end.
+
+    before: ids between the prompt and it. whole: tokens that it has; None: it ends itself.
+    """
 
     index: int
     growing: Growing
     changed: asyncio.Event
     text: AnswerText
     call_id: str
+    before: tuple[int, ...]
+    whole: int | None
 
 
-def _count_stopped(growths: Iterable["_Growth"]) -> None:
-    count_not_learned("stopped", sum(len(one.growing.ids) for one in growths))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawing:
+    """Answers of one version to one request. begun: all that the engine was given for them."""
+
+    version: int
+    prompt: Prompt
+    ask: Ask
+    show: Show
+    arm: Arm
+    begun: list[Growing] = field(default_factory=list)
+
+
+def _count_stopped(begun: Iterable[Growing]) -> None:
+    count_not_learned("stopped", sum(len(growing.ids) for growing in begun))
 
 
 class _Failed(Exception):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,6 +25,7 @@ from workloads.language.serving.conversations import Conversations, Limits
 from workloads.language.serving.text_answerer import TextAnswerer
 from workloads.language.serving.text_service import CALLS, NAME, TextService
 from workloads.language.serving.text_shadow import TextShadow
+from workloads.language.serving.thinking import Thinker, ThinkingForm
 from workloads.language.tokenizer import Tokenizer
 from workloads.plugin.acting import Run
 from workloads.plugin.fragments import learner_reward
@@ -119,13 +121,16 @@ def assemble_text(
     device: str,
     engine_name: str,
     guard: AnswerGuard | None = None,
+    form: ThinkingForm | None = None,
+    words: Collection[str] | None = None,
 ) -> TextParts:
     """Return the server of a run of a language model.
 
     of: the run, as it was read. tokenizer: of its model. answer_tokens: of an answer where a request does not
     say. device: where it generates, "auto": CUDA where there is one. engine_name: see `open_engine`. guard:
-    what messages and answers pass. Raises ConfigurationError for settings that fit neither one another nor
-    the run.
+    what messages and answers pass. form: how the model thinks; None: it answers at once. What is answered
+    behind thoughts is not learned from. words: that messages may hold; None: any. Raises ConfigurationError
+    for settings that fit neither one another nor the run.
     """
     quieten()
     torch.set_num_threads(of.actor.threads)
@@ -133,7 +138,7 @@ def assemble_text(
     check_range(settings.canary)
     policy = _policy(of, device)
     try:
-        encoder = ChatEncoder(tokenizer)
+        encoder = ChatEncoder(tokenizer, words)
     except ValueError as error:
         raise ConfigurationError(f"policy.kwargs.model: {error}") from error
     engine = open_engine(
@@ -157,7 +162,7 @@ def assemble_text(
     now = asyncio.get_running_loop().time
     canary_monitor = CanaryMonitor(settings.canary, withdrawing(traffic, background_tasks), now)
     episodes, experience = Episodes(section, specification.unroll_length), None
-    if run_follower is not None:
+    if run_follower is not None and form is None:
         check_window(section, specification)
         reward = learner_reward(of.environment)
         journal = run_follower.open_sample_journal(specification.run, episodes.server)
@@ -166,10 +171,18 @@ def assemble_text(
     shadow = TextShadow(engine, open_shadow_record(section, source))
     conversations = Conversations(
         section,
-        _limits(specification, policy, answer_tokens),
+        _limits(specification, policy, answer_tokens, form),
         encoder,
         versions,
-        TextAnswerer(engine, tokenizer, section, MAX_ROWS, canary_monitor.answered, guard),
+        TextAnswerer(
+            engine,
+            tokenizer,
+            section,
+            MAX_ROWS,
+            canary_monitor.answered,
+            guard,
+            None if form is None else Thinker(engine, form, tokenizer),
+        ),
         episodes,
         experience,
         None if traffic is None else traffic.keep_feedback,
@@ -211,7 +224,9 @@ def _tolerance(
     return EngineTolerance(engine_name, lambda: _policy(of, "cpu"), settings.learner.probe_tolerance)
 
 
-def _limits(specification: RunSpecification, policy: LanguagePolicy, answer_tokens: int) -> Limits:
+def _limits(
+    specification: RunSpecification, policy: LanguagePolicy, answer_tokens: int, form: ThinkingForm | None
+) -> Limits:
     column = specification.unroll_length + 1
     return Limits(
         most_tokens=max(column, policy.positions or 0),
@@ -219,4 +234,6 @@ def _limits(specification: RunSpecification, policy: LanguagePolicy, answer_toke
         answer_tokens=answer_tokens,
         vocabulary=policy.vocabulary,
         most_lag=specification.stale_after or None,
+        thought_tokens=0 if form is None else form.most,
+        thought_room=0 if form is None else form.room,
     )

@@ -17,7 +17,14 @@ from penstock.v1 import text_pb2 as pb
 from penstock.wire.refusal import Reason, Refusal, Refused, invalid
 from workloads.language.prompt import Message, ToolCall
 from workloads.language.serving import turn_rewards
-from workloads.language.serving.asks import MAX_BIASED, MAX_STOPS, Ask, TextAnswer, TextReply
+from workloads.language.serving.asks import (
+    MAX_BIASED,
+    MAX_STOPS,
+    Ask,
+    TextAnswer,
+    TextReply,
+    ToldThought,
+)
 from workloads.language.serving.conversations import BYTES_PER_TOKEN, Conversations
 from workloads.language.serving.text_answerer import no_show
 from workloads.plugin.serving import LoadedVersions, RequestErrors
@@ -201,6 +208,7 @@ class TextService:
             server=self._conversations.episodes.server,
             learns=self._conversations.learns,
             labels={} if self._versions.arms is None else labels(self._versions.arms),
+            thought_tokens=limits.thought_tokens,
         )
 
     def _ask(self, request: pb.GenerateRequest) -> Ask:
@@ -260,6 +268,8 @@ def _ask(request: pb.GenerateRequest) -> Ask:
         logit_bias=dict(request.logit_bias),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
+        thought_tokens=request.thought_tokens if request.HasField("thought_tokens") else None,
+        show_thought=request.show_thought,
     )
 
 
@@ -313,9 +323,20 @@ def _answer(answer: TextAnswer) -> pb.TextAnswer:
     told = pb.TextAnswer(
         message=pb.TextMessage(role=message.role, content=message.content, tool_calls=calls),
         finish=_FINISHES[answer.finish],
+        thought=None if answer.thought is None else _thought(answer.thought),
     )
     if not answer.is_blocked:  # its ids are as good as its text
         told.token_ids.extend(answer.ids)
         told.log_prob.extend(answer.log_prob)
         told.tokens.extend(answer.tokens)
     return told
+
+
+def _thought(thought: ToldThought) -> pb.Thought:
+    return pb.Thought(
+        tokens=thought.tokens,
+        milliseconds=thought.milliseconds,
+        is_cut=thought.is_cut,
+        text=thought.text or "",
+        token_ids=thought.ids,
+    )

@@ -101,3 +101,13 @@ def test_arguments_nested_too_deep_stay_text() -> None:
         Message("tool", "b", tool_call_id="call-0"),
     ]
     assert encoder().begin(messages)
+
+
+def test_a_model_of_some_words_is_asked_in_those_alone() -> None:
+    """The first that it does not know is named, with its message; blanks of any kind stand between words."""
+    made = ChatEncoder(chat_tokenizer("a", "b", "c", "add"), words=("a", "b"))
+    assert made.begin([Message("user", " a\n b ")]) == [USER, A, B, EOS, ASSISTANT]
+    with pytest.raises(ValueError, match=r"messages\[1\].content: 'c' is none of the 2 words of the model"):
+        made.begin([Message("user", "a"), Message("user", "b c d")])
+    with pytest.raises(ValueError, match="'x{40}' is none of"):
+        made.begin([Message("user", "x" * 1_000)])

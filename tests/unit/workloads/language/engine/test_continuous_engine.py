@@ -116,7 +116,8 @@ def test_a_step_is_one_pass_for_all_rows_of_a_version(endless: ContinuousEngine)
         nonlocal passes
         passes += 1
 
-    with endless._adapters._network.register_forward_pre_hook(count):
+    assert isinstance(endless._loaded, LoadedAdapters)
+    with endless._loaded._network.register_forward_pre_hook(count):
         finished(endless, *(ask(endless, number, 1) for number in range(4)))
     assert passes == MOST
 
