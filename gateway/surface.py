@@ -34,20 +34,20 @@ from gateway.accounts import audit
 from gateway.accounts.principal import Membership
 from gateway.application import Service
 from gateway.event_text import event
+from gateway.feedback.opinion_bodies import AgentId, Key
 from gateway.frame.api_description import ERROR_SCHEMA, error_answer
 from gateway.frame.api_errors import ApiError
 from gateway.frame.api_errors import add_handlers as add_error_handlers
 from gateway.frame.event_stream import EventStream
 from gateway.frame.parts import parts_of
+from gateway.frame.request_text import Body, Line
 from gateway.frame.route_access import Access, GuardedRoute, member_of
 from gateway.jobs import job_queue, policy_versions
 from gateway.jobs.job_kinds import JobKind, finite
 from gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
 from gateway.routes import job_routes
 from gateway.routes.console_routes import Page, console_file, file_answer
-from gateway.routes.feedback_routes import AgentId, Key
 from gateway.routes.job_routes import Estimate
-from gateway.routes.request_text import Body, Line
 from gateway.satisfaction import LEAST, THUMB, Satisfaction, satisfaction
 from gateway.sites.json_route import Handler, JsonRoute
 from gateway.sites.run_errors import answered, not_yet, of_run

@@ -7,9 +7,9 @@ from fastapi import APIRouter, FastAPI
 from pydantic import Field
 
 from gateway.frame.api_errors import ApiError
+from gateway.frame.request_text import Body
 from gateway.jobs.steering import Action
 from gateway.personal.shown_runs import Actions, CannotStart, Runs
-from gateway.routes.request_text import Body
 from gateway.routes.steering_requests import (
     NewTraffic,
     Promotion,

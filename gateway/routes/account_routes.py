@@ -11,8 +11,8 @@ from gateway.accounts.principal import Principal
 from gateway.accounts.sessions import Grant
 from gateway.frame.api_errors import ApiError
 from gateway.frame.parts import address_of, parts_of
+from gateway.frame.request_text import Body, Secret, Text
 from gateway.frame.route_access import GuardedRoute, principal_of
-from gateway.routes.request_text import Body, Secret, Text
 
 router = APIRouter(route_class=GuardedRoute, tags=["accounts"])
 

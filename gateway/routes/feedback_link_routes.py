@@ -14,10 +14,10 @@ from gateway.accounts import feedback_links
 from gateway.accounts.account_errors import BadInput
 from gateway.accounts.feedback_links import FeedbackLink
 from gateway.accounts.principal import Membership
+from gateway.feedback.opinion_bodies import AgentId, Opinion, RatedResponse, Short
 from gateway.frame.parts import parts_of
+from gateway.frame.request_text import Body
 from gateway.frame.route_access import GuardedRoute, member_of
-from gateway.routes.feedback_routes import AgentId, Opinion, RatedResponse, Short
-from gateway.routes.request_text import Body
 from penstock.registry.ratings import Rating
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])

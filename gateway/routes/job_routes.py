@@ -9,17 +9,17 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from gateway.accounts.principal import Membership
+from gateway.feedback.opinion_bodies import Key
 from gateway.frame.api_errors import ApiError
 from gateway.frame.event_stream import EventStream
 from gateway.frame.parts import Parts, parts_of
+from gateway.frame.request_text import Body, Line
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.jobs import job_queue
 from gateway.jobs.job_dispatcher import JobDispatcher
 from gateway.jobs.job_records import Job, Template, shown
 from gateway.jobs.live_jobs import LiveJobs
 from gateway.jobs.runner import CannotBegin
-from gateway.routes.feedback_routes import Key
-from gateway.routes.request_text import Body, Line
 from gateway.store.tables import JobState
 
 router = APIRouter(route_class=GuardedRoute, tags=["jobs"])

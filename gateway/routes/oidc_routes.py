@@ -15,9 +15,9 @@ from gateway.accounts.account_errors import AccountError, BadInput, Forbidden
 from gateway.accounts.oidc_sign_in import LASTS, OidcSignIn
 from gateway.frame.api_errors import ApiError
 from gateway.frame.parts import address_of, parts_of
+from gateway.frame.request_text import Body, Secret
 from gateway.frame.route_access import GuardedRoute
 from gateway.routes.account_routes import shown_grant
-from gateway.routes.request_text import Body, Secret
 
 router = APIRouter(route_class=GuardedRoute, tags=["accounts"])
 

@@ -9,8 +9,8 @@ from gateway.accounts import api_tokens, audit, invitations, projects
 from gateway.accounts.principal import Membership
 from gateway.frame.api_errors import ApiError
 from gateway.frame.parts import parts_of
+from gateway.frame.request_text import Body, Line
 from gateway.frame.route_access import GuardedRoute, member_of
-from gateway.routes.request_text import Body, Line
 from gateway.store.tables import Role
 
 router = APIRouter(route_class=GuardedRoute, tags=["projects"])

@@ -7,10 +7,10 @@ from pydantic import Field
 
 from gateway import satisfaction
 from gateway.accounts.principal import Membership
+from gateway.feedback.opinion_bodies import AgentId
 from gateway.frame.parts import parts_of
+from gateway.frame.request_text import Body, Text
 from gateway.frame.route_access import GuardedRoute, member_of
-from gateway.routes.feedback_routes import AgentId
-from gateway.routes.request_text import Body, Text
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 

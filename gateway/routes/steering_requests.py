@@ -8,8 +8,8 @@ from fastapi import Path, Response
 from pydantic import Field
 
 from gateway.frame.api_errors import ApiError
+from gateway.frame.request_text import Body, Text
 from gateway.jobs.steering import Action, Order, TrafficChange, VersionFile
-from gateway.routes.request_text import Body, Text
 
 Reason = Annotated[Text, Field(max_length=500)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from penstock.registry.models import FeedbackRow
 from penstock.registry.records import check_number
+from penstock.registry.registry_errors import NotAllowed
 
 MAX_KEPT: Final = 1_000_000
 """Bound over all policies and callers together; the oldest are removed first."""
@@ -33,18 +34,38 @@ class Feedback(NamedTuple):
 
 
 def add(
-    session: Session, policy: str, rewards: Sequence[tuple[str, int, float]], *, caller: str = ""
+    session: Session,
+    policy: str,
+    rewards: Sequence[tuple[str, int, float]],
+    *,
+    caller: str = "",
+    request_keys: Sequence[str | None] | None = None,
 ) -> None:
-    """Store rewards (episode id, step, amount) of a caller; raises ValueError for one out of bounds."""
-    now, digest = datetime.now(UTC), sha256(caller.encode()).hexdigest()[:16]
+    """Store rewards (episode id, step, amount) of a caller.
+
+    request_keys: under which each is stored once for its policy; None: none has one.
+    Raises ValueError for a reward out of bounds, NotAllowed where a key came with another one before.
+    """
+    now, digest = datetime.now(UTC), _digest(caller)
     for reward in rewards:
         _check(*reward)
-    session.add_all(
-        FeedbackRow(policy=policy, episode=episode, step=step, amount=amount, time=now, caller=digest)
-        for episode, step, amount in rewards
-    )
+    keys = request_keys or [None] * len(rewards)
+    for (episode, step, amount), key in zip(rewards, keys, strict=True):
+        row = FeedbackRow(policy=policy, episode=episode, step=step, amount=amount, time=now, caller=digest)
+        if key is None or not _is_known(session, row, key):
+            row.request_key = key
+            session.add(row)
     session.flush()
     _trim(session, digest)
+
+
+def delete_of(session: Session, project: str, caller: str) -> int:
+    """Delete every reward of a caller for policies `PROJECT/…`, and return how many there were."""
+    of_project = FeedbackRow.policy.startswith(f"{project}/", autoescape=True)
+    own = of_project & (FeedbackRow.caller == _digest(caller))
+    count = session.scalar(select(func.count()).select_from(FeedbackRow).where(own)) or 0
+    session.execute(delete(FeedbackRow).where(own))
+    return count
 
 
 def read(session: Session, policy: str, after: int, limit: int) -> tuple[Feedback, ...]:
@@ -52,6 +73,21 @@ def read(session: Session, policy: str, after: int, limit: int) -> tuple[Feedbac
     wanted = select(FeedbackRow).where(FeedbackRow.policy == policy, FeedbackRow.number > after)
     rows = session.scalars(wanted.order_by(FeedbackRow.number).limit(limit))
     return tuple(Feedback(row.number, row.episode, row.step, row.amount, row.time) for row in rows)
+
+
+def _digest(caller: str) -> str:
+    return sha256(caller.encode()).hexdigest()[:16]
+
+
+def _is_known(session: Session, row: FeedbackRow, key: str) -> bool:
+    """Return whether a reward is stored already; raises NotAllowed where its key has another one."""
+    same = (FeedbackRow.policy == row.policy) & (FeedbackRow.request_key == key)
+    known = session.scalar(select(FeedbackRow).where(same))  # of this transaction, too: it flushes first
+    if known is None:
+        return False
+    if (known.episode, known.step, known.amount) != (row.episode, row.step, row.amount):
+        raise NotAllowed("this key came with another late reward before: a new one needs a key of its own")
+    return True
 
 
 def _check(episode: str, step: int, amount: float) -> None:

@@ -183,8 +183,12 @@ class FeedbackRow(Base):
     amount: Mapped[float] = mapped_column(Double)
     time: Mapped[datetime] = mapped_column(UtcTime)
     caller: Mapped[str] = mapped_column(String(16), server_default="")
+    request_key: Mapped[str | None] = mapped_column(String(64))
 
-    __table_args__ = (Index("ix_feedback_caller", "caller", "number"),)
+    __table_args__ = (
+        Index("ix_feedback_caller", "caller", "number"),
+        Index("ix_feedback_request_key", "policy", "request_key", unique=True),
+    )
 
 
 class TrialRow(Base):

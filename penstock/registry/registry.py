@@ -406,7 +406,12 @@ class Registry:
     # ------------------------------------------------------------ feedback
 
     def add_feedback(
-        self, policy: str, rewards: Sequence[tuple[str, int, float]], *, caller: str = ""
+        self,
+        policy: str,
+        rewards: Sequence[tuple[str, int, float]],
+        *,
+        caller: str = "",
+        request_keys: Sequence[str | None] | None = None,
     ) -> None:
         """Store rewards (episode id, step, amount) that arrived too late for training.
 
@@ -414,11 +419,19 @@ class Registry:
             policy: name of the policy.
             rewards: what is stored, all or none.
             caller: who reports them; the oldest of a caller's rewards give way to its newest.
+            request_keys: under which each is stored once for its policy; None: none has one.
 
         Raises:
             ValueError: an id is too long, a step out of range or an amount not finite.
+            NotAllowed: a key came with another reward before.
         """
-        self._database.write(lambda session: feedback.add(session, policy, rewards, caller=caller))
+        self._database.write(
+            lambda session: feedback.add(session, policy, rewards, caller=caller, request_keys=request_keys)
+        )
+
+    def delete_feedback(self, project: str, caller: str) -> int:
+        """Delete every late reward that a caller reported for policies `PROJECT/…`; returns how many."""
+        return self._database.write(lambda session: feedback.delete_of(session, project, caller))
 
     def feedback(self, policy: str, after: int = 0, limit: int = 1000) -> tuple[Feedback, ...]:
         """Return late rewards of a policy behind number `after`, oldest first, at most `limit`."""

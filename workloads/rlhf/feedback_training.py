@@ -15,7 +15,7 @@ from statistics import fmean, pstdev
 from typing import Any, Final
 
 from gateway.surface import ApiError, Conclusion, Job, Outcome, TrainedVersion, finite, ratings_of
-from penstock.registry.ratings import KeptRating
+from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.registry import Registry
 from workloads.rlhf.artefacts import MANIFEST, RESULTS
 from workloads.rlhf.preparation import FEEDBACK, REWARD_MODEL
@@ -30,7 +30,10 @@ class FeedbackTraining:
     """The kind of job; see `gateway.jobs.job_kinds.JobKind`."""
 
     def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
-        """Return how much feedback there is, what it says, and how far it goes; raises ApiError 400."""
+        """Return how much feedback there is, what it says, and how far it goes; raises ApiError 400.
+
+        Pairs count as scores do, and have none: of pairs alone mean and deviation are None.
+        """
         found = _used(registry, policy)
         prompts = {json.dumps(one.rating.prompt) for one in found}
         if len(found) < LEAST_RATINGS:
@@ -39,12 +42,12 @@ class FeedbackTraining:
         if len(prompts) < LEAST_PROMPTS:
             told = "all feedback is of one prompt: give some of others, by which the result is measured"
             raise ApiError(400, told, error="insufficient")
-        scores = [one.rating.score or 0.0 for one in found]
+        scores = [one.rating.score for one in found if one.rating.score is not None]
         return {
             "feedbackCount": len(found),
             "through": found[-1].number,
-            "scoreMean": fmean(scores),
-            "scoreStd": pstdev(scores),
+            "scoreMean": fmean(scores) if scores else None,
+            "scoreStd": pstdev(scores) if scores else None,
         }
 
     def prepare(
@@ -53,12 +56,7 @@ class FeedbackTraining:
         """Write the feedback that there was when the job was asked for; raises OSError."""
         file = folder / FEEDBACK
         rows = [one.rating for one in _used(registry, policy) if one.number <= facts["through"]]
-        file.write_text(
-            "".join(
-                json.dumps({"prompt": row.prompt, "response": row.response, "score": row.score}) + "\n"
-                for row in rows
-            )
-        )
+        file.write_text("".join(json.dumps(_example(row)) + "\n" for row in rows))
         return {"environment": {"kwargs": {"feedback": str(file), "feedback_scale": "0:1"}}}
 
     def conclude(
@@ -91,9 +89,15 @@ class FeedbackTraining:
 
 
 def _used(registry: Registry, policy: str) -> list[KeptRating]:
-    """Return the scores of responses as a whole; other aspects and pairs are not of this training."""
-    found = ratings_of(registry, policy)
-    return [one for one in found if one.rating.score is not None and one.rating.key == ASPECT]
+    """Return scores and pairs of responses as a whole; other aspects are not of this training."""
+    return [one for one in ratings_of(registry, policy) if one.rating.key == ASPECT]
+
+
+def _example(rating: Rating) -> dict[str, Any]:
+    """Return a rating as a reward model is trained from it."""
+    if rating.rejected is not None:
+        return {"prompt": rating.prompt, "chosen": rating.response, "rejected": rating.rejected}
+    return {"prompt": rating.prompt, "response": rating.response, "score": rating.score}
 
 
 def _label(count: int, taken: Collection[str]) -> str:

@@ -164,7 +164,7 @@ def _model_of_words(section: Language, folder: Path, seed: int, progress: Progre
         raise ConfigurationError("environment.kwargs.feedback='': task='words' makes its model from feedback")
     if not folder.is_dir():
         progress.say(f"preparing: a tiny language model of the feedback's words, in {folder}")
-        texts = [(str(row["prompt"]), str(row["response"])) for _, row in rows_of(section.feedback)]
+        texts = [text for _, row in rows_of(section.feedback) for text in _texts(row)]
         tokenizer = tiny_models.build_tokenizer(_words(texts))
         fitting = tiny_models.fitting(tokenizer, texts)
         if not fitting:
@@ -179,6 +179,12 @@ def _model_of_words(section: Language, folder: Path, seed: int, progress: Progre
         tiny_models.save(model, tokenizer, temporary)
         temporary.rename(folder)
     return folder.absolute()
+
+
+def _texts(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a row's prompt with each of its responses: one that is scored, or both of a pair."""
+    said = [row.get(name) for name in ("response", "chosen", "rejected")]
+    return [(str(row["prompt"]), str(response)) for response in said if response is not None]
 
 
 def _words(texts: Iterable[tuple[str, str]]) -> list[str]:

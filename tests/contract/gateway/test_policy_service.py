@@ -14,7 +14,11 @@ from launch.gateway.local_runner import LocalRunner
 from penstock.config.settings import Settings
 from penstock.training import lay_over
 from tests.support.gateway.small_gateway import SmallGateway
+from workloads.language.feedback.examples import summary
+from workloads.language.feedback.reading import Source, read
+from workloads.language.feedback.scale import parse_scale
 from workloads.language.reward.training_section import RewardTraining
+from workloads.rlhf.feedback_training import FeedbackTraining
 from workloads.rlhf.policy_service import service
 
 TEMPLATES: Final = Path(__file__).parents[3] / "recipes" / "service"
@@ -201,7 +205,11 @@ def test_a_deletion_names_what_was_trained_from_it(gateway: SmallGateway, editor
     rater = gateway.registry.ratings("alpha/my_agent")[0].rating.rater
     gateway.person("ada", "alpha", Role.OWNER)
     path, owner = f"/api/projects/alpha/raters/{rater}", gateway.bearer("ada")
-    assert gateway.client.delete(path, headers=owner).json() == {"deleted": 10, "trainedFrom": []}
+    assert gateway.client.delete(path, headers=owner).json() == {
+        "deleted": 10,
+        "lateRewards": 0,
+        "trainedFrom": [],
+    }
     give(gateway, editor, 10)
     gateway.client.post(f"/api/projects/alpha/jobs/{waits}/cancel", headers=editor)
     began = post(gateway, TRAIN, editor, {"maxSteps": 8}, **asked).json()["policyId"]
@@ -224,3 +232,23 @@ def test_the_shipped_presets_are_configurations(preset: str) -> None:
     assert (settings.learner.total_updates, settings.algorithm.name) == (7, "token_ppo")
     assert settings.learner.total_steps >= 7 * recipe["algorithm"]["batch_steps"]
     RewardTraining.model_validate(recipe["environment"]["kwargs"]["reward_training"])
+
+
+def test_pairs_are_trained_from_as_scores_are(
+    gateway: SmallGateway, editor: dict[str, str], tmp_path: Path
+) -> None:
+    """They count, and have no score: what is said of scores is of those that there are, or null."""
+    for number in range(10):
+        pair = {"prompt": f"question {number % 5}", "chosen": f"yes {number}", "rejected": "no"}
+        reply = post(gateway, "/api/projects/alpha/agents/my_agent/pairs", editor, pair)
+        assert reply.status_code == 201, reply.text
+    kind = FeedbackTraining()
+    facts = kind.facts(gateway.registry, "alpha/my_agent")
+    assert (facts["feedbackCount"], facts["scoreMean"], facts["scoreStd"]) == (10, None, None)
+    give(gateway, editor, 1)
+    facts = kind.facts(gateway.registry, "alpha/my_agent")
+    assert (facts["feedbackCount"], facts["scoreMean"], facts["scoreStd"]) == (11, 0.0, 0.0)
+    settings = kind.prepare(gateway.registry, "alpha/my_agent", facts, tmp_path)
+    said = settings["environment"]["kwargs"]
+    found = read(Source(place=said["feedback"], scale=parse_scale(said["feedback_scale"])))
+    assert (found.bad.count, summary(found.examples)) == (0, {"scored": 1, "pairs": 10})

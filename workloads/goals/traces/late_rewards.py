@@ -1,6 +1,8 @@
 """Rewards that came after their decision, joined to it by episode and step.
 
 {"episode": "monday", "step": 3, "amount": 0.5}
+
+Lines that a gateway has exported are such lines; their number and time say nothing here.
 """
 
 import json
@@ -28,6 +30,8 @@ class _LateReward(BaseModel):
     episode: Annotated[str, Field(min_length=1, max_length=128)]
     step: Annotated[int, Field(ge=0, strict=True)]
     amount: Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False, strict=True)]
+    number: int | None = None
+    createdAt: str | None = None  # noqa: N815 - as a gateway exports it
 
 
 def read_late(place: str, policy: str) -> Late:

@@ -96,7 +96,7 @@ def test_tables_that_are_absent_are_not_made_unasked(tmp_path: Path) -> None:
         Registry.open(f"sqlite:///{file}")
     assert not file.exists()
     sqlite3.connect(file).execute("CREATE TABLE something (x)")
-    with pytest.raises(SchemaMismatch, match="its tables are absent, this program needs 0008"):
+    with pytest.raises(SchemaMismatch, match="its tables are absent, this program needs 0009"):
         Registry.open(f"sqlite:///{file}")
 
 
