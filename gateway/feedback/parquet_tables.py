@@ -16,6 +16,7 @@ from gateway.feedback.feedback_rows import MAX_ROWS, ONLY_EXPORTED
 from gateway.feedback.parquet_reader import REFUSED
 from gateway.frame.api_errors import ApiError
 from gateway.frame.envelope import MAX_IMPORT_BYTES
+from penstock.config.extras import how_to_install
 
 PARQUET: Final = "application/vnd.apache.parquet"
 READ_S: Final = 60.0
@@ -81,6 +82,6 @@ def _check_installed() -> None:
     if importlib.util.find_spec("pyarrow") is None:
         raise ApiError(
             409,
-            "this gateway knows no Parquet: use JSON lines, or have its operator install pyarrow "
-            "(penstock-rl[gateway,parquet])",
+            "this gateway knows no Parquet: use JSON lines, or have its operator install pyarrow: "
+            + how_to_install("parquet"),
         )

@@ -8,8 +8,6 @@ trouble     what cannot be shown now: {"of", "detail"}
 refused     the session, the token or the membership has ended; it is the last event
 """
 
-import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +23,7 @@ from gateway.jobs import job_queue
 from gateway.jobs.job_dispatcher import JobDispatcher
 from gateway.jobs.job_records import shown
 from gateway.jobs.log_stream import LOOK_S, QUIET_LOOKS, RIGHTS_S
-from gateway.jobs.shared_looks import SharedLooks
+from gateway.jobs.shared_looks import SharedLooks, rest
 from gateway.jobs.steering import CannotSteer
 from penstock.registry.registry_errors import RegistryError, Unavailable
 
@@ -57,8 +55,7 @@ class LiveJobs:
             quiet = 0 if news else quiet + 1
             if quiet % QUIET_LOOKS == 1:
                 yield STILL_HERE
-            # Who waited for one look together would wake together ever after, a thousand at once.
-            await asyncio.sleep(LOOK_S * random.uniform(0.5, 1.5))
+            await rest(LOOK_S)
 
     async def _looked(self, member: Membership, job: str) -> dict[str, str]:
         """Return every event as it is now, for who may still see it; raises AccountError."""

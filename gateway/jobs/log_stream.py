@@ -1,6 +1,5 @@
 """The log of a job as server-sent events, until the job has ended or its reader may read no more."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,12 +11,12 @@ from gateway.event_text import STILL_HERE, event
 from gateway.jobs import job_queue
 from gateway.jobs.job_records import Job
 from gateway.jobs.runner import Runner
-from gateway.jobs.shared_looks import SharedLooks
+from gateway.jobs.shared_looks import SharedLooks, rest
 from penstock.registry.registry_errors import Unavailable
 
 READ_BYTES: Final = 64 * 1024
 LOOK_S: Final = 1.0
-"""Seconds between two looks at a log that has not grown."""
+"""Seconds between two looks at a log that has not grown, on average."""
 RIGHTS_S: Final = 5.0
 """Seconds for which a reader that has lost the right to read may read on."""
 QUIET_LOOKS: Final = 15
@@ -44,7 +43,7 @@ class LogReaders:
                 return
             except Unavailable:  # it goes on when the database is back
                 yield STILL_HERE
-                await asyncio.sleep(LOOK_S)
+                await rest(LOOK_S)
                 continue
             content = await self._read(job, begin)
             whole = _lines(content, ended=not now.state.is_open)
@@ -60,7 +59,7 @@ class LogReaders:
             quiet += 1
             if quiet % QUIET_LOOKS == 1:
                 yield STILL_HERE
-            await asyncio.sleep(LOOK_S)
+            await rest(LOOK_S)
 
     async def _now(self, member: Membership, job: str) -> Job:
         """Return the job as it is, for who may still see it; raises AccountError."""

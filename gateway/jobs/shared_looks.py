@@ -1,9 +1,11 @@
 """Looks that many streams share: what one of them has just found out, none asks again.
 
-A thousand pages that follow one job look at its row and its log once in a while, all together.
+A thousand pages that follow one job look at its row and its log once in a while, all together; and they rest
+for different times between, so that they do not all wake at once.
 """
 
 import asyncio
+import random
 from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeVar
 
@@ -37,6 +39,14 @@ class SharedLooks:
 
     def _is_old(self, known: tuple[float, asyncio.Task[Any]], now: float) -> bool:
         return known[1].done() and known[0] + self._fresh_s <= now
+
+
+async def rest(look_s: float) -> None:
+    """Wait until a stream looks again, about `look_s` seconds: from half of them to one and a half.
+
+    Who waited for one look together would wake together ever after, a thousand at once.
+    """
+    await asyncio.sleep(look_s * random.uniform(0.5, 1.5))
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

@@ -181,8 +181,13 @@ def _model_of_words(section: Language, folder: Path, seed: int, progress: Progre
     return folder.absolute()
 
 
-def _texts(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return a row's prompt with each of its responses: one that is scored, or both of a pair."""
+def _texts(row: Any) -> list[tuple[str, str]]:
+    """Return a row's prompt with each of its responses: one that is scored, or both of a pair.
+
+    A row that is none has no text here; the training of the reward model names it.
+    """
+    if isinstance(row, ValueError) or row.get("prompt") is None:
+        return []
     said = [row.get(name) for name in ("response", "chosen", "rejected")]
     return [(str(row["prompt"]), str(response)) for response in said if response is not None]
 

@@ -207,7 +207,7 @@ def test_a_gateway_without_the_library_says_so(
     small_gateway: SmallGateway, editor: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By name, with what to do; JSON lines go on."""
-    monkeypatch.setattr(parquet_tables.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     exported = small_gateway.get(f"{FEEDBACK}?format=parquet", editor)
     sent = small_gateway.client.post(FEEDBACK, content=b"", headers=editor | BINARY)
     for reply in (exported, sent):

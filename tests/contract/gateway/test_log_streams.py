@@ -95,6 +95,37 @@ def test_a_hundred_readers_look_once(
     asyncio.run(listen())
 
 
+def test_readers_that_look_together_do_not_wake_together(
+    gateway: SmallGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first line their looks are spread over a second: no tenth of it has half of them."""
+    monkeypatch.setattr(log_stream, "LOOK_S", 1.0)
+    looks, look = list[float](), log_stream.LogReaders._now
+
+    async def noted(readers: log_stream.LogReaders, member: Membership, job: str) -> Any:
+        looks.append(asyncio.get_running_loop().time())
+        return await look(readers, member, job)
+
+    monkeypatch.setattr(log_stream.LogReaders, "_now", noted)
+    job = begun(gateway, tmp_path)
+    member = member_of(gateway, gateway.token("alpha"))
+
+    async def listen() -> None:
+        streams = [following(gateway, member, job) for _ in range(READERS)]
+        await asyncio.gather(*map(next_news, streams))
+        begin_s = asyncio.get_running_loop().time()
+        waiting = [asyncio.ensure_future(next_news(one)) for one in streams]
+        await asyncio.wait(waiting, timeout=1.7)
+        for one in waiting:
+            one.cancel()
+        # Each has looked a second time at once, for more lines, and a third time after its rest.
+        tenths = Counter(int((at_s - begin_s) * 10) for at_s in looks if at_s > begin_s + 0.3)
+        assert tenths.total() >= READERS
+        assert max(tenths.values()) < READERS / 2, tenths
+
+    asyncio.run(listen())
+
+
 @pytest.mark.parametrize("lost", ["token", "password", "sign-out", "member"])
 def test_who_may_read_no_more_reads_no_more(
     gateway: SmallGateway, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch

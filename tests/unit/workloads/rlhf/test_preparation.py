@@ -98,6 +98,27 @@ def test_bad_rows_of_feedback_are_shown_and_left_out(tmp_path: Path) -> None:
     assert "line 41" in shown[1]
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_model_of_words_knows_those_of_pairs(tmp_path: Path) -> None:
+    """Of both responses, beside those of scores; a row that is none is counted and no more."""
+    rows: list[dict[str, Any]] = [
+        {"prompt": f"question {number}", "chosen": f"better {number}", "rejected": f"worse {number}"}
+        for number in range(12)
+    ]
+    rows += [{"prompt": "question alone", "response": "scored", "score": 0.5}, {"chosen": "prompt absent"}]
+    feedback = tmp_path / "pairs.jsonl"
+    feedback.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    asked = settings_of(
+        task="words", feedback=str(feedback), feedback_scale="0:1", reward_training={**FAST, "epochs": 1}
+    )
+    made = language(prepare(asked, tmp_path / "run", progress()[0]).environment)
+    words = json.loads((Path(made.model) / "tokenizer.json").read_text())["model"]["vocab"]
+    assert {"question", "better", "worse", "scored"} <= words.keys()
+    assert "absent" not in words
+    results = json.loads((tmp_path / "run" / "reward_model" / "training_results.json").read_text())
+    assert results["feedback"]["bad_rows"] == 1
+
+
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
