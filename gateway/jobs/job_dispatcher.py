@@ -20,7 +20,7 @@ from gateway.jobs import job_queue, policy_versions
 from gateway.jobs.job_kinds import JobKind, PlainTraining
 from gateway.jobs.job_records import Conclusion, Job, Outcome, Template
 from gateway.jobs.log_stream import LogReaders
-from gateway.jobs.runner import CannotBegin, Runner, Stage
+from gateway.jobs.runner import CannotBegin, CannotLook, Runner, Stage
 from gateway.jobs.steering import Steering
 from gateway.store.tables import JobState
 from penstock.registry.registry import Registry
@@ -108,6 +108,8 @@ class JobDispatcher:
     ) -> dict[str, Any]:
         """Return the dry run of a job as JSON values; raises CannotBegin, also where another one is going on.
 
+        Raises CannotLook where who would make it does not answer.
+
         It trains for some seconds, on the cores that jobs have.
         """
         if not self._estimating.acquire(blocking=False):
@@ -125,7 +127,7 @@ class JobDispatcher:
     def _look_safely(self) -> None:
         try:
             self.look()
-        except RegistryError as error:
+        except (RegistryError, CannotLook) as error:
             log.warning("jobs go on, unsettled", extra={"error": str(error)})
         except Exception:
             log.exception("a look at the jobs failed: the next one tries again")

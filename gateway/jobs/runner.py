@@ -20,6 +20,10 @@ class CannotBegin(Exception):
     """Reports a job that cannot be started; the message is the cause that its callers read."""
 
 
+class CannotLook(Exception):
+    """Reports that a runner cannot know now where its jobs are; the message says why. Jobs go on."""
+
+
 class Runner(Protocol):
     """Starts jobs, finds them again, and ends them. place: its name in the rows of jobs."""
 
@@ -37,14 +41,17 @@ class Runner(Protocol):
     def begin(self, job: Job, settings: Mapping[str, Any]) -> None:
         """Start the processes of a job, unless they were ever started.
 
-        settings: over its template and numbers, nested as in TOML. Raises CannotBegin, OSError.
+        settings: over its template and numbers, nested as in TOML. Raises CannotBegin, CannotLook, OSError.
         """
 
     def find(self, job: str) -> Stage | Outcome:
-        """Return where a job is, also of one that another gateway started."""
+        """Return where a job is, also of one that another gateway started; raises CannotLook."""
 
     def stop(self, job: str) -> bool:
-        """Ask the processes of a job to end; False: there are none yet that could be asked."""
+        """Ask the processes of a job to end; False: there are none yet that could be asked.
+
+        Raises CannotLook.
+        """
 
     def read_log(self, job: str, begin: int, most: int) -> bytes:
         """Return at most `most` bytes of a job's log from byte `begin` on; b"" where there are none yet."""
@@ -55,7 +62,7 @@ class Runner(Protocol):
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return the dry run of a job as JSON values; raises CannotBegin, OSError.
+        """Return the dry run of a job as JSON values; raises CannotBegin, CannotLook, OSError.
 
         prepare: writes into the folder that it is given, and returns settings as `begin` takes them.
         """

@@ -19,7 +19,7 @@ from gateway.jobs import job_queue
 from gateway.jobs.job_dispatcher import JobDispatcher
 from gateway.jobs.job_records import Job, Template, shown
 from gateway.jobs.live_jobs import LiveJobs
-from gateway.jobs.runner import CannotBegin
+from gateway.jobs.runner import CannotBegin, CannotLook
 from gateway.store.tables import JobState
 
 router = APIRouter(route_class=GuardedRoute, tags=["jobs"])
@@ -205,6 +205,8 @@ def estimated(
         dry_run = dispatcher.estimate(found, chosen, policy, facts)
     except CannotBegin as error:
         raise ApiError(409, str(error)) from error
+    except CannotLook as error:
+        raise ApiError(503, f"{error}: try again", retry_s=10) from error
     return Estimate(numbers=chosen, facts=facts, dry_run=dry_run, model=found.model)
 
 

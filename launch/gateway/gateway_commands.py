@@ -4,6 +4,7 @@ The commands `user` and `token` work on the accounts database itself, whether a 
 can read it and the keys is the operator; the audit names them so.
 """
 
+from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,6 +59,13 @@ PasswordFile = Annotated[
 _STATE = Path("gateway-state")
 
 
+class RunnerName(StrEnum):
+    """Names who runs trainings."""
+
+    LOCAL = "local"
+    KUBERNETES = "kubernetes"
+
+
 @gateway_commands.callback(invoke_without_command=True)
 def gateway(
     context: typer.Context,
@@ -73,6 +81,14 @@ def gateway(
         typer.Option(
             "--templates", help="Folder of templates: people may have trainings run here that they describe."
         ),
+    ] = None,
+    runner: Annotated[
+        RunnerName,
+        typer.Option("--runner", help="Where trainings run: as processes here, or as Jobs of a cluster."),
+    ] = RunnerName.LOCAL,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", metavar="FILE", help="Describes it, for --runner kubernetes."),
     ] = None,
     models: Annotated[
         Path | None,
@@ -103,6 +119,7 @@ def gateway(
 
         doors = Doors(hosts=frozenset(hosts or ()), origins=frozenset(origins or ()))
         places = Places(state=state, database=database, registry=registry, keys=keys, models=models)
+        _check_runner(runner, cluster, registry)
         return main(
             lifecycle,
             settings,
@@ -110,7 +127,7 @@ def gateway(
             doors=doors,
             listen=listen,
             insecure=insecure,
-            work=None if templates is None else partial(_work, state, templates, jobs_at_once),
+            work=None if templates is None else partial(_work, state, templates, jobs_at_once, cluster),
             oidc=None if oidc is None else read_provider(oidc),
         )
 
@@ -291,22 +308,44 @@ def _refuse_options_before(context: typer.Context, command: str) -> None:
             raise typer.Exit(EXIT_USAGE)
 
 
-def _work(state: Path, templates: Path, at_once: int) -> "Work":
-    """Return how jobs are run here; raises ConfigurationError."""
+def _check_runner(runner: RunnerName, cluster: Path | None, registry: str) -> None:
+    """Raise ConfigurationError where jobs shall run on a cluster, and what that takes is not said."""
+    from penstock.config.configuration_error import ConfigurationError
+
+    if (runner is RunnerName.KUBERNETES) is (cluster is None):
+        raise ConfigurationError(
+            f"--runner {runner} --cluster {cluster}: --runner kubernetes and --cluster FILE come together"
+        )
+    if runner is RunnerName.KUBERNETES and not registry.startswith("postgresql://"):
+        raise ConfigurationError(
+            f"--registry {registry!r}: trainings on a cluster register their versions in it from their "
+            "pods; name a PostgreSQL"
+        )
+
+
+def _work(state: Path, templates: Path, at_once: int, cluster: Path | None) -> "Work":
+    """Return how jobs are run; raises ConfigurationError. cluster: where; None: as processes here."""
     from gateway.process import Work
+    from launch.gateway.cluster_file import read_cluster
     from launch.gateway.job_templates import read_templates
+    from launch.gateway.kubernetes_runner import KubernetesRunner
     from launch.gateway.local_runner import LocalRunner
-    from launch.gateway.run_steering import RunSteering
+    from launch.gateway.run_steering import PodSteering, RunSteering
     from penstock.config.configuration_error import ConfigurationError
 
     if not templates.is_dir():
         raise ConfigurationError(f"--templates {templates}: no folder")
     read_templates(templates)  # before the folder of the jobs is made
     try:
-        runner = LocalRunner(state / "jobs", templates)
+        if cluster is None:
+            local = LocalRunner(state / "jobs", templates)
+            return Work(
+                runner=local, steering=RunSteering(local.run_folder), at_once=at_once, services=_services()
+            )
+        pods = KubernetesRunner(state / "jobs", templates, read_cluster(cluster))
     except OSError as error:
         raise ConfigurationError(f"--state {state}: {error.strerror}") from error
-    return Work(runner=runner, steering=RunSteering(runner.run_folder), at_once=at_once, services=_services())
+    return Work(runner=pods, steering=PodSteering(pods.run_folder), at_once=at_once, services=_services())
 
 
 def _services() -> "list[Service]":

@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 from gateway.sites.site import RunAddresses, RunSettings, Site
+from launch.gateway.job_folders import RUN_FOLDER
 from launch.gateway.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
-from launch.gateway.local_runner import LOCK_FILE, RUN_FOLDER
+from launch.gateway.local_runner import LOCK_FILE
 from launch.inspection.observation import is_going_on
 from launch.inspection.processes import read_endpoints
 from launch.run.child_process import last_line, penstock, without_configuration

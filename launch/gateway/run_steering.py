@@ -90,6 +90,17 @@ class RunSteering:
                 return traffic_json(registry.set_traffic(wished(now, wish), reason, by=by))
 
 
+class PodSteering(RunSteering):
+    """Steers runs in pods, of which files and registry are in reach, and no broker is."""
+
+    def order(self, job: str, order: Order) -> Mapping[str, Any]:
+        """Refuse: the broker of such a run listens in its own pod alone."""
+        raise CannotSteer(
+            f"{order.action}: the run of this job goes on in a pod of its own, which takes no orders; "
+            "its job may be cancelled, and its versions promoted and rolled back"
+        )
+
+
 def _command(calls: ControlCalls, order: Order) -> Ask:
     made: dict[Action, Callable[[], Ask]] = {
         Action.CHECKPOINT: lambda: calls.checkpoint(order.name, order.request_id, order.reason),

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from gateway.jobs.steering import CannotSteer
-from launch.gateway.local_runner import RUN_FOLDER
+from launch.gateway.job_folders import RUN_FOLDER
 from launch.gateway.run_steering import RunSteering
 from learner.publish.final_policy import write_specification
 from penstock.config.settings import PolicySection

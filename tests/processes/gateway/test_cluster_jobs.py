@@ -1,0 +1,313 @@
+"""Jobs on a cluster, which is one on the disk here: in each state of a job, and of what is known of it."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+pytest.importorskip("argon2", reason="the gateway needs its extra")
+pytest.importorskip("kubernetes_validate", reason="what objects are checked by")
+
+from gateway.jobs.job_records import Job, Outcome
+from gateway.jobs.runner import CannotBegin, CannotLook, Stage
+from gateway.store.tables import JobState
+from launch.gateway import kubernetes_runner
+from launch.gateway.cluster_file import Cluster, read_cluster
+from launch.gateway.job_objects import name_of
+from launch.gateway.kubernetes_runner import KubernetesRunner
+from tests.support.gateway.disk_cluster import DiskCluster
+from tests.support.gateway.job_templates import write_templates
+
+PATIENCE_S: Final = 240.0
+CLUSTER: Final = """
+namespace = "penstock-gateway"
+image = "penstock-trainer:0.1.0"
+claim = "state"
+claim_folder = "jobs"
+registry_secret = "database"
+start_s = 60
+[requests]
+cpu = "1"
+memory = "1Gi"
+[limits]
+cpu = "2"
+memory = "2Gi"
+"""
+FAILED: Final = [
+    {"type": "Failed", "status": "True", "message": "Job has reached the specified backoff limit"}
+]
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DiskCluster]:
+    """A cluster that this process and its children meet, and that is looked at each time."""
+    made = DiskCluster(tmp_path)
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(kubernetes_runner, "FRESH_S", 0.0)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def runners(tmp_path: Path, disk: DiskCluster) -> Callable[[], KubernetesRunner]:
+    """Makes one, as a gateway that starts does: it knows nothing but the folder and the cluster."""
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    write_templates(tmp_path / "templates")
+    cluster = read_cluster(tmp_path / "cluster.toml")
+    return lambda: KubernetesRunner(tmp_path / "jobs", tmp_path / "templates", cluster)
+
+
+def job(id_: str = "0" * 24, template: str = "quick", steps: int = 2) -> Job:
+    """One that was taken from the queue."""
+    now = datetime.now(UTC)
+    return Job(
+        id=id_,
+        project="alpha",
+        agent="agent-",
+        template=template,
+        numbers={"maxSteps": steps, "learningRate": 3e-4} if template == "quick" else {},
+        facts={},
+        by="user/ada",
+        state=JobState.RUNNING,
+        cause="",
+        place="here",
+        cancelled_by=None,
+        result=None,
+        created=now,
+        began=now,
+        ended=None,
+    )
+
+
+def until(look: Callable[[], Any]) -> Any:
+    """What a look finds at last that is not None."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.25)):
+        found = look()
+        if found is not None:
+            return found
+        pause.wait(0.25)
+    pytest.fail("it did not come to hold")
+
+
+def ended(runner: KubernetesRunner, id_: str) -> Outcome:
+    """How a job has ended, when it has."""
+
+    def look() -> Outcome | None:
+        found = runner.find(id_)
+        return found if isinstance(found, Outcome) else None
+
+    found: Outcome = until(look)
+    return found
+
+
+def test_a_job_is_begun_once_found_by_others_and_its_end_outlives_its_object(
+    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+) -> None:
+    """By a gateway that was killed in any of its states: the name of the object is that of the job."""
+    first, one = runners(), job()
+    assert first.find(one.id) is Stage.NOT_BEGUN
+    first.begin(one, {})
+    assert runners().find(one.id) is Stage.GOING_ON
+    runners().begin(one, {})  # one that was killed before it had noted anything begins again
+    outcome = ended(runners(), one.id)
+    assert (outcome.state, outcome.cause) == (JobState.FINISHED, "")
+    assert outcome.summary is not None
+    assert outcome.summary["updates"] >= 2
+    assert disk.created() == [name_of(one.id)]
+    assert first.read_log(one.id, 0, 1 << 16)
+    assert first.read_curve(one.id)["updates"]
+    disk.take_away(name_of(one.id))  # its time to live is over
+    again = runners().find(one.id)
+    assert isinstance(again, Outcome)
+    assert again.state is JobState.FINISHED
+
+
+def test_a_second_pod_of_a_job_does_nothing(
+    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+) -> None:
+    """A cluster may start one for a node that it lost sight of; the training goes on once."""
+    runner, one = runners(), job(steps=100_000)
+    runner.begin(one, {})
+    until(lambda: runner.begun(one.id))
+    noted = runner.begun(one.id)
+    disk.take_away(name_of(one.id))
+    runner.begin(one, {})
+    code = disk.folder / f"{name_of(one.id)}.code"
+    until(lambda: True if code.exists() else None)
+    assert code.read_text() == "76"
+    assert runner.begun(one.id) == noted
+    outcome = ended(runner, one.id)
+    assert (outcome.state, "second time" in outcome.cause) == (JobState.LOST, True)
+    os.kill(int(noted["pid"]), 15)  # type: ignore[index] - it was there above
+
+
+def test_a_job_that_is_cancelled_ends_in_order(
+    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+) -> None:
+    """It goes on until its pod has ended; what is not there cannot be asked."""
+    runner, one = runners(), job(steps=100_000)
+    assert runner.stop(one.id) is False
+    runner.begin(one, {})
+    until(lambda: True if runner.read_curve(one.id)["updates"] else None)
+    assert runner.stop(one.id) is True
+    outcome = ended(runner, one.id)
+    assert outcome.state is JobState.CANCELLED
+    assert disk.there() == []
+
+
+def test_a_cluster_that_does_not_answer_begins_and_settles_nothing(
+    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+) -> None:
+    """What is not known is not guessed; a refusal is a cause."""
+    runner, one = runners(), job()
+    disk.set("away")
+    for call in (lambda: runner.find(one.id), lambda: runner.begin(one, {}), lambda: runner.stop(one.id)):
+        with pytest.raises(CannotLook, match="does not answer"):
+            call()
+    disk.set("away", on=False)
+    assert disk.created() == []
+    disk.set("forbidden")
+    with pytest.raises(CannotBegin, match="jobs.batch is forbidden"):
+        runner.begin(one, {})
+    assert runner.find(one.id) is Stage.NOT_BEGUN
+
+
+def test_an_image_that_cannot_be_pulled_is_waited_for_and_then_given_up(
+    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+) -> None:
+    """With the cause in words, for good: a gateway that comes later finds it failed, and begins nothing."""
+    runner, one = runners(), job()
+    disk.set("podless")
+    runner.begin(one, {})
+    waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image penstock-trainer:0.1.0"}
+    pod = {"phase": "Pending", "containerStatuses": [{"state": {"waiting": waiting}}]}
+    disk.tell(name_of(one.id), [pod], [])
+    assert runner.find(one.id) is Stage.GOING_ON
+    disk.grow_old(name_of(one.id), 61)
+    outcome = runner.find(one.id)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.state, outcome.cause) == (
+        JobState.FAILED,
+        "its image cannot be pulled: Back-off pulling image penstock-trainer:0.1.0",
+    )
+    assert runners().find(one.id) == outcome
+    runners().stop(one.id)
+    assert (runners().find(one.id), disk.there()) == (outcome, [])
+
+
+TERMINATED: Final[Mapping[str, tuple[dict[str, Any], JobState, str]]] = {
+    "memory": (
+        {
+            "phase": "Failed",
+            "containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}],
+        },
+        JobState.FAILED,
+        "it needed more memory than its limit of 2Gi",
+    ),
+    "eviction": (
+        {
+            "phase": "Failed",
+            "reason": "Evicted",
+            "message": "The node was low on resource: ephemeral-storage.",
+        },
+        JobState.LOST,
+        "its node had no room for it and evicted it: The node was low on resource",
+    ),
+    "drain": (
+        {
+            "phase": "Failed",
+            "conditions": [
+                {"type": "DisruptionTarget", "status": "True", "message": "node is being drained"}
+            ],
+        },
+        JobState.LOST,
+        "its pod was taken off its node: node is being drained",
+    ),
+    "exit": (
+        {
+            "phase": "Failed",
+            "containerStatuses": [{"state": {"terminated": {"reason": "Error", "exitCode": 1}}}],
+        },
+        JobState.FAILED,
+        "it ended with exit code 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TERMINATED)
+def test_what_a_cluster_did_to_a_job_is_its_cause(
+    runners: Callable[[], KubernetesRunner], disk: DiskCluster, what: str
+) -> None:
+    """In words, where its program left none; not before all of its pods are gone."""
+    status, state, cause = TERMINATED[what]
+    runner, one = runners(), job()
+    disk.set("podless")
+    runner.begin(one, {})
+    disk.tell(name_of(one.id), [status, {"phase": "Running"}], FAILED)
+    assert runner.find(one.id) is Stage.GOING_ON
+    disk.tell(name_of(one.id), [status], FAILED)
+    outcome = runner.find(one.id)
+    assert isinstance(outcome, Outcome)
+    assert outcome.state is state
+    assert outcome.cause.startswith(cause)
+
+
+def test_a_job_whose_object_is_taken_away_is_lost_or_was_never_begun(
+    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+) -> None:
+    """By whether it had noted that it began."""
+    runner, one = runners(), job()
+    disk.set("podless")
+    runner.begin(one, {})
+    disk.take_away(name_of(one.id))
+    assert runner.find(one.id) is Stage.NOT_BEGUN
+    (runner.folder(one.id) / "begun.json").write_text('{"pid": 1, "host": "pod"}')
+    outcome = runner.find(one.id)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.state, "taken away" in outcome.cause) == (JobState.LOST, True)
+
+
+def test_a_training_that_fails_says_why_in_its_own_words(
+    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+) -> None:
+    """The last line of its log, as on a machine."""
+    runner, one = runners(), job(template="wrong")
+    runner.begin(one, {})
+    outcome = ended(runner, one.id)
+    assert outcome.state is JobState.FAILED
+    assert "No-such-environment" in outcome.cause
+    assert disk.created() == [name_of(one.id)]
+
+
+def test_a_dry_run_is_made_by_a_pod_and_leaves_nothing(
+    runners: Callable[[], KubernetesRunner], disk: DiskCluster, tmp_path: Path
+) -> None:
+    """Its figures are those that a dry run prints; a template that is wrong is told in words."""
+    runner = runners()
+    found = runner.estimate("quick", {"maxSteps": 2, "learningRate": 3e-4}, lambda _: {})
+    assert found["seconds"]["likely"] > 0
+    with pytest.raises(CannotBegin, match="No-such-environment"):
+        runner.estimate("wrong", {}, lambda _: {})
+    assert len(disk.created()) == 2
+    until(
+        lambda: True if runner._kubectl.jobs_and_pods("app.kubernetes.io/component=training") == [] else None
+    )
+    assert [path.name for path in (tmp_path / "jobs").iterdir() if path.is_dir()] == []
+
+
+def test_there_is_no_runner_without_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so when it starts, with what to install."""
+    from penstock.config.configuration_error import ConfigurationError
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bounds = {"cpu": "1", "memory": "1Gi"}
+    cluster = Cluster(namespace="n", image="i:1", claim="c", requests=bounds, limits=bounds)
+    with pytest.raises(ConfigurationError, match="no kubectl on PATH"):
+        KubernetesRunner(tmp_path / "jobs", tmp_path / "templates", cluster)
