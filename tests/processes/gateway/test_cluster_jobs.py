@@ -1,6 +1,5 @@
 """Jobs on a cluster, which is one on the disk here: in each state of a job, and of what is known of it."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -12,12 +11,15 @@ import pytest
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 pytest.importorskip("kubernetes_validate", reason="what objects are checked by")
 
+import psutil
+
 from gateway.jobs.job_records import Job, Outcome
 from gateway.jobs.runner import CannotBegin, CannotLook, Stage
 from gateway.store.tables import JobState
 from launch.gateway import kubernetes_runner
 from launch.gateway.cluster_file import Cluster, read_cluster
-from launch.gateway.job_objects import name_of
+from launch.gateway.job_objects import name_of, selector
+from launch.gateway.kubectl import Kubectl
 from launch.gateway.kubernetes_runner import KubernetesRunner
 from tests.support.gateway.disk_cluster import DiskCluster
 from tests.support.gateway.job_templates import write_templates
@@ -37,9 +39,7 @@ memory = "1Gi"
 cpu = "2"
 memory = "2Gi"
 """
-FAILED: Final = [
-    {"type": "Failed", "status": "True", "message": "Job has reached the specified backoff limit"}
-]
+FAILED: Final = [{"type": "Failed", "status": "True", "message": "Job has reached the backoff limit"}]
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -135,8 +135,7 @@ def test_a_second_pod_of_a_job_does_nothing(
     """A cluster may start one for a node that it lost sight of; the training goes on once."""
     runner, one = runners(), job(steps=100_000)
     runner.begin(one, {})
-    until(lambda: runner.begun(one.id))
-    noted = runner.begun(one.id)
+    noted = until(lambda: runner.begun(one.id))
     disk.take_away(name_of(one.id))
     runner.begin(one, {})
     code = disk.folder / f"{name_of(one.id)}.code"
@@ -145,7 +144,9 @@ def test_a_second_pod_of_a_job_does_nothing(
     assert runner.begun(one.id) == noted
     outcome = ended(runner, one.id)
     assert (outcome.state, "second time" in outcome.cause) == (JobState.LOST, True)
-    os.kill(int(noted["pid"]), 15)  # type: ignore[index] - it was there above
+    first = psutil.Process(noted["pid"])
+    first.terminate()
+    first.wait(PATIENCE_S)
 
 
 def test_a_job_that_is_cancelled_ends_in_order(
@@ -202,42 +203,23 @@ def test_an_image_that_cannot_be_pulled_is_waited_for_and_then_given_up(
     assert (runners().find(one.id), disk.there()) == (outcome, [])
 
 
+def terminated(reason: str, code: int) -> dict[str, Any]:
+    """A pod whose container has ended."""
+    state = {"terminated": {"reason": reason, "exitCode": code}}
+    return {"phase": "Failed", "containerStatuses": [{"state": state}]}
+
+
+DRAINED: Final = {"type": "DisruptionTarget", "status": "True", "message": "node is being drained"}
+EVICTED: Final = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}
 TERMINATED: Final[Mapping[str, tuple[dict[str, Any], JobState, str]]] = {
-    "memory": (
-        {
-            "phase": "Failed",
-            "containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}],
-        },
-        JobState.FAILED,
-        "it needed more memory than its limit of 2Gi",
-    ),
-    "eviction": (
-        {
-            "phase": "Failed",
-            "reason": "Evicted",
-            "message": "The node was low on resource: ephemeral-storage.",
-        },
-        JobState.LOST,
-        "its node had no room for it and evicted it: The node was low on resource",
-    ),
+    "memory": (terminated("OOMKilled", 137), JobState.FAILED, "it needed more memory than its limit of 2Gi"),
+    "eviction": (EVICTED, JobState.LOST, "its node had no room for it and evicted it: The node was low on"),
     "drain": (
-        {
-            "phase": "Failed",
-            "conditions": [
-                {"type": "DisruptionTarget", "status": "True", "message": "node is being drained"}
-            ],
-        },
+        {"phase": "Failed", "conditions": [DRAINED]},
         JobState.LOST,
         "its pod was taken off its node: node is being drained",
     ),
-    "exit": (
-        {
-            "phase": "Failed",
-            "containerStatuses": [{"state": {"terminated": {"reason": "Error", "exitCode": 1}}}],
-        },
-        JobState.FAILED,
-        "it ended with exit code 1",
-    ),
+    "exit": (terminated("Error", 1), JobState.FAILED, "it ended with exit code 1"),
 }
 
 
@@ -296,9 +278,8 @@ def test_a_dry_run_is_made_by_a_pod_and_leaves_nothing(
     with pytest.raises(CannotBegin, match="No-such-environment"):
         runner.estimate("wrong", {}, lambda _: {})
     assert len(disk.created()) == 2
-    until(
-        lambda: True if runner._kubectl.jobs_and_pods("app.kubernetes.io/component=training") == [] else None
-    )
+    every = selector(runner.place)
+    until(lambda: True if Kubectl("penstock-gateway").jobs_and_pods(every) == [] else None)
     assert [path.name for path in (tmp_path / "jobs").iterdir() if path.is_dir()] == []
 
 

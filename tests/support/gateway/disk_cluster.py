@@ -1,8 +1,8 @@
-"""A cluster on the disk: a `kubectl` that keeps Jobs as files, and runs their pods as processes of this machine.
+"""A cluster on the disk: a `kubectl` that keeps Jobs as files, and runs their pods as processes here.
 
-It stands for Kubernetes where there is none. It knows what the gateway asks of it, and answers in the words of
-`kubectl`. Objects must be valid by Kubernetes' own schemas. A test has it say what a real cluster would have to
-come to first:
+It stands for Kubernetes where there is none. It knows what the gateway asks of it, and answers in the words
+of `kubectl`. Objects must be valid by Kubernetes' own schemas. A test has it say what a real cluster would
+have to come to first:
 
     FOLDER/away              the cluster does not answer
     FOLDER/forbidden         it refuses to make anything
