@@ -7,6 +7,7 @@
     jobs            trainings that people ask for
     accounts        users, projects, tokens, sessions and the audit
     store           the gateway's own database
+    feedback        what callers say of responses, and the forms in which it comes and goes
     routes          the calls, by what they are about
     satisfaction    how content people are with the versions of an agent
     text            OpenAI's chat completions over a server of text

@@ -48,7 +48,10 @@ def waits_in_vain(pods: Sequence[Object]) -> str:
 
 
 def why_killed(pods: Sequence[Object]) -> str:
-    """Return why a pod was taken away by its cluster, not ended by its program; "" where it was not."""
+    """Return how the cluster ended a training, or lost sight of it; "" where its program ended it."""
+    for status in _containers(pods):
+        if (status.get("state", {}).get("terminated") or {}).get("exitCode") == EXIT_BEGUN_BEFORE:
+            return "the cluster started it a second time, which did nothing: the end of the first is unknown"
     for pod in pods:
         status = pod.get("status", {})
         if status.get("reason") == "Evicted":
@@ -66,10 +69,6 @@ def why_failed(job: Object, pods: Sequence[Object]) -> str:
         ended = status.get("state", {}).get("terminated") or {}
         if ended.get("reason") == "OOMKilled":
             return f"it needed more memory than its limit of {limit}: use a smaller preset, or ask for more"
-        if ended.get("exitCode") == EXIT_BEGUN_BEFORE:
-            return (
-                "the cluster started it a second time, and it did nothing: how the first one ended is unknown"
-            )
         if ended.get("exitCode"):
             return _told(f"it ended with exit code {ended['exitCode']}", ended.get("message", ""))
     for one in job.get("status", {}).get("conditions") or ():

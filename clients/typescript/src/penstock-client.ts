@@ -20,11 +20,14 @@ type Part<Takes, Name extends string> = Takes extends Record<Name, infer Value>
       : { [Key in Name]?: Value }
     : object;
 
-/** What a call of a route takes: what of `path`, `query`, `headers` and `body` the route has. */
-export type Takes<R extends Route> = Part<Routes[R]['takes'], 'path'> &
-  Part<Routes[R]['takes'], 'query'> &
-  Part<Routes[R]['takes'], 'headers'> &
-  Part<Routes[R]['takes'], 'body'>;
+type Parts<Takes> = Part<Takes, 'path'> & Part<Takes, 'query'> & Part<Takes, 'headers'> & Part<Takes, 'body'>;
+
+/**
+ * What a call of a route takes: what of `path`, `query`, `headers` and `body` the route has.
+ *
+ * Of one route after the other: all parts of all routes with one another are more than a compiler looks at.
+ */
+export type Takes<R extends Route> = R extends Route ? Parts<Routes[R]['takes']> : never;
 
 /** What a call of a route answers. */
 export type Answers<R extends Route> = Routes[R]['answers'];

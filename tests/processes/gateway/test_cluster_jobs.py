@@ -199,8 +199,8 @@ def test_an_image_that_cannot_be_pulled_is_waited_for_and_then_given_up(
         "its image cannot be pulled: Back-off pulling image penstock-trainer:0.1.0",
     )
     assert runners().find(one.id) == outcome
-    runners().stop(one.id)
-    assert (runners().find(one.id), disk.there()) == (outcome, [])
+    assert Kubectl("penstock-gateway").jobs_and_pods(selector(runner.place)) == []
+    assert (runners().find(one.id), len(disk.created())) == (outcome, 1)
 
 
 def terminated(reason: str, code: int) -> dict[str, Any]:

@@ -45,6 +45,8 @@ import type {
   JobsApiProjectsProjectJobsGetResponses,
   JoinApiAuthJoinPostData,
   JoinApiAuthJoinPostResponses,
+  LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetData,
+  LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses,
   LeaveApiAuthOidcPostData,
   LeaveApiAuthOidcPostResponses,
   LinksApiProjectsProjectAgentsAgentIdLinksGetData,
@@ -65,6 +67,8 @@ import type {
   PageRlGetResponses,
   PoliciesApiPoliciesAgentIdGetData,
   PoliciesApiPoliciesAgentIdGetResponses,
+  PreferApiProjectsProjectAgentsAgentIdPairsPostData,
+  PreferApiProjectsProjectAgentsAgentIdPairsPostResponses,
   ProjectApiProjectsProjectGetData,
   ProjectApiProjectsProjectGetResponses,
   PromoteApiProjectsProjectJobsJobPromotePostData,
@@ -99,6 +103,8 @@ import type {
   SubmitApiProjectsProjectJobsPostResponses,
   TakeInApiProjectsProjectAgentsAgentIdFeedbackPostData,
   TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses,
+  TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostData,
+  TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostResponses,
   TakeSessionApiAuthOidcSessionPostData,
   TakeSessionApiAuthOidcSessionPostResponses,
   TellApiProjectsProjectAgentsAgentIdConversationsPostData,
@@ -134,6 +140,7 @@ export interface GatewayRoutes {
   'GET /api/policies/{agent_id}': { takes: PoliciesApiPoliciesAgentIdGetData; answers: PoliciesApiPoliciesAgentIdGetResponses[keyof PoliciesApiPoliciesAgentIdGetResponses] };
   'GET /api/projects/{project}': { takes: ProjectApiProjectsProjectGetData; answers: ProjectApiProjectsProjectGetResponses[keyof ProjectApiProjectsProjectGetResponses] };
   'GET /api/projects/{project}/agents/{agent_id}/feedback': { takes: ExportApiProjectsProjectAgentsAgentIdFeedbackGetData; answers: ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses[keyof ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses] };
+  'GET /api/projects/{project}/agents/{agent_id}/late-rewards': { takes: LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetData; answers: LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses[keyof LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses] };
   'GET /api/projects/{project}/agents/{agent_id}/links': { takes: LinksApiProjectsProjectAgentsAgentIdLinksGetData; answers: LinksApiProjectsProjectAgentsAgentIdLinksGetResponses[keyof LinksApiProjectsProjectAgentsAgentIdLinksGetResponses] };
   'GET /api/projects/{project}/agents/{agent_id}/satisfaction': { takes: SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetData; answers: SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses[keyof SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses] };
   'GET /api/projects/{project}/audit': { takes: ReadAuditApiProjectsProjectAuditGetData; answers: ReadAuditApiProjectsProjectAuditGetResponses[keyof ReadAuditApiProjectsProjectAuditGetResponses] };
@@ -164,7 +171,9 @@ export interface GatewayRoutes {
   'POST /api/policies/train_policy/{agent_id}': { takes: TrainPolicyApiPoliciesTrainPolicyAgentIdPostData; answers: TrainPolicyApiPoliciesTrainPolicyAgentIdPostResponses[keyof TrainPolicyApiPoliciesTrainPolicyAgentIdPostResponses] };
   'POST /api/projects/{project}/agents/{agent_id}/conversations': { takes: TellApiProjectsProjectAgentsAgentIdConversationsPostData; answers: TellApiProjectsProjectAgentsAgentIdConversationsPostResponses[keyof TellApiProjectsProjectAgentsAgentIdConversationsPostResponses] };
   'POST /api/projects/{project}/agents/{agent_id}/feedback': { takes: TakeInApiProjectsProjectAgentsAgentIdFeedbackPostData; answers: TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses[keyof TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses] };
+  'POST /api/projects/{project}/agents/{agent_id}/late-rewards': { takes: TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostData; answers: TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostResponses[keyof TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostResponses] };
   'POST /api/projects/{project}/agents/{agent_id}/links': { takes: AddLinkApiProjectsProjectAgentsAgentIdLinksPostData; answers: AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses[keyof AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses] };
+  'POST /api/projects/{project}/agents/{agent_id}/pairs': { takes: PreferApiProjectsProjectAgentsAgentIdPairsPostData; answers: PreferApiProjectsProjectAgentsAgentIdPairsPostResponses[keyof PreferApiProjectsProjectAgentsAgentIdPairsPostResponses] };
   'POST /api/projects/{project}/estimates': { takes: EstimateApiProjectsProjectEstimatesPostData; answers: EstimateApiProjectsProjectEstimatesPostResponses[keyof EstimateApiProjectsProjectEstimatesPostResponses] };
   'POST /api/projects/{project}/injectors/{injector}/vetoes': { takes: ForbidApiProjectsProjectInjectorsInjectorVetoesPostData; answers: ForbidApiProjectsProjectInjectorsInjectorVetoesPostResponses[keyof ForbidApiProjectsProjectInjectorsInjectorVetoesPostResponses] };
   'POST /api/projects/{project}/invitations': { takes: InviteApiProjectsProjectInvitationsPostData; answers: InviteApiProjectsProjectInvitationsPostResponses[keyof InviteApiProjectsProjectInvitationsPostResponses] };

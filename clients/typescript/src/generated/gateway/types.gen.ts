@@ -80,6 +80,48 @@ export type Join = {
 };
 
 /**
+ * LateReward
+ *
+ * A reward for one step of an episode, counted from 0; several of a step add up.
+ *
+ * request: a key under which it is stored once, however often it comes.
+ */
+export type LateReward = {
+    /**
+     * Amount
+     */
+    amount: number;
+    /**
+     * Episode
+     */
+    episode: string;
+    /**
+     * Request
+     */
+    request?: string | null;
+    /**
+     * Step
+     */
+    step: number;
+};
+
+/**
+ * LateRewards
+ *
+ * Rewards that come together. rater: the user whom the caller speaks for.
+ */
+export type LateRewards = {
+    /**
+     * Rater
+     */
+    rater?: string;
+    /**
+     * Rewards
+     */
+    rewards: Array<LateReward>;
+};
+
+/**
  * Leaving
  *
  * A browser that wants to sign in at the provider. invitation: of a newcomer.
@@ -213,6 +255,53 @@ export type NewLink = {
 };
 
 /**
+ * NewPair
+ *
+ * Two responses to a prompt, of which somebody prefers one.
+ *
+ * chosen: the better one; `version` is of the policy that gave it. rejected: the other one. rater: the user
+ * whom the caller speaks for; only an opaque id of them is stored.
+ */
+export type NewPair = {
+    /**
+     * Chosen
+     */
+    chosen: string;
+    /**
+     * Conversation
+     */
+    conversation?: string;
+    /**
+     * Key
+     */
+    key?: string;
+    /**
+     * Notes
+     */
+    notes?: string;
+    /**
+     * Prompt
+     */
+    prompt: string;
+    /**
+     * Rater
+     */
+    rater?: string;
+    /**
+     * Rejected
+     */
+    rejected: string;
+    /**
+     * Runid
+     */
+    runId?: string;
+    /**
+     * Version
+     */
+    version?: number | null;
+};
+
+/**
  * NewPassword
  *
  * The password of today and the one of tomorrow.
@@ -318,9 +407,6 @@ export type Promotion = {
  * RatedResponse
  *
  * A response to a prompt.
- *
- * runId: the run of the caller's own that it came from. key: the aspect that is rated. conversation: its id
- * at the caller's. version: of the policy that responded.
  */
 export type RatedResponse = {
     /**
@@ -2016,6 +2102,10 @@ export type ExportApiProjectsProjectAgentsAgentIdFeedbackGetData = {
          * Limit
          */
         limit?: number;
+        /**
+         * Format
+         */
+        format?: 'jsonl' | 'parquet';
     };
     url: '/api/projects/{project}/agents/{agent_id}/feedback';
 };
@@ -2073,13 +2163,13 @@ export type ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses = {
     /**
      * Successful Response
      */
-    200: string;
+    200: Blob | File;
 };
 
 export type ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponse = ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses[keyof ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses];
 
 export type TakeInApiProjectsProjectAgentsAgentIdFeedbackPostData = {
-    body: string;
+    body: Blob | File;
     path: {
         /**
          * Agent Id
@@ -2152,6 +2242,165 @@ export type TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses = {
 };
 
 export type TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponse = TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses[keyof TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses];
+
+export type LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetData = {
+    body?: never;
+    path: {
+        /**
+         * Agent Id
+         */
+        agent_id: string;
+        project: string;
+    };
+    query?: {
+        /**
+         * After
+         */
+        after?: number;
+        /**
+         * Limit
+         */
+        limit?: number;
+        /**
+         * Format
+         */
+        format?: 'jsonl' | 'parquet';
+    };
+    url: '/api/projects/{project}/agents/{agent_id}/late-rewards';
+};
+
+export type LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetError = LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetErrors[keyof LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetErrors];
+
+export type LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses = {
+    /**
+     * Successful Response
+     */
+    200: Blob | File;
+};
+
+export type LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponse = LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses[keyof LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses];
+
+export type TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostData = {
+    body: LateRewards;
+    path: {
+        /**
+         * Agent Id
+         */
+        agent_id: string;
+        project: string;
+    };
+    query?: never;
+    url: '/api/projects/{project}/agents/{agent_id}/late-rewards';
+};
+
+export type TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostError = TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostErrors[keyof TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostErrors];
+
+export type TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostResponses = {
+    /**
+     * Response Take Late Api Projects  Project  Agents  Agent Id  Late Rewards Post
+     *
+     * Successful Response
+     */
+    201: {
+        [key: string]: number;
+    };
+};
+
+export type TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostResponse = TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostResponses[keyof TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostResponses];
 
 export type LinksApiProjectsProjectAgentsAgentIdLinksGetData = {
     body?: never;
@@ -2302,6 +2551,87 @@ export type AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses = {
 };
 
 export type AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponse = AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses[keyof AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses];
+
+export type PreferApiProjectsProjectAgentsAgentIdPairsPostData = {
+    body: NewPair;
+    headers?: {
+        /**
+         * Idempotency-Key
+         */
+        'idempotency-key'?: string | null;
+    };
+    path: {
+        /**
+         * Agent Id
+         */
+        agent_id: string;
+        project: string;
+    };
+    query?: never;
+    url: '/api/projects/{project}/agents/{agent_id}/pairs';
+};
+
+export type PreferApiProjectsProjectAgentsAgentIdPairsPostErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type PreferApiProjectsProjectAgentsAgentIdPairsPostError = PreferApiProjectsProjectAgentsAgentIdPairsPostErrors[keyof PreferApiProjectsProjectAgentsAgentIdPairsPostErrors];
+
+export type PreferApiProjectsProjectAgentsAgentIdPairsPostResponses = {
+    /**
+     * Response Prefer Api Projects  Project  Agents  Agent Id  Pairs Post
+     *
+     * Successful Response
+     */
+    201: {
+        [key: string]: unknown;
+    };
+};
+
+export type PreferApiProjectsProjectAgentsAgentIdPairsPostResponse = PreferApiProjectsProjectAgentsAgentIdPairsPostResponses[keyof PreferApiProjectsProjectAgentsAgentIdPairsPostResponses];
 
 export type SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetData = {
     body?: never;
