@@ -96,7 +96,7 @@ class _FallbackEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallback.Val
     FALLBACK_UNIFORM: _Fallback.ValueType  # 3
     """An action drawn uniformly from the space."""
     FALLBACK_ADAPTER_OFF: _Fallback.ValueType  # 4
-    """The language model with its adapter switched off."""
+    """The language model that training began with: its adapter is switched off."""
 
 class Fallback(_Fallback, metaclass=_FallbackEnumTypeWrapper):
     """Who answers when no version can."""
@@ -110,7 +110,7 @@ FALLBACK_FIXED: Fallback.ValueType  # 2
 FALLBACK_UNIFORM: Fallback.ValueType  # 3
 """An action drawn uniformly from the space."""
 FALLBACK_ADAPTER_OFF: Fallback.ValueType  # 4
-"""The language model with its adapter switched off."""
+"""The language model that training began with: its adapter is switched off."""
 Global___Fallback: _TypeAlias = Fallback  # noqa: Y015
 
 @_typing.final

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
-from penstock.wire.tensor import Array
+from penstock.wire.tensor import FEW, Array
 
 SLACK: Final = 1_000.0
 MOST: Final = 1e9
@@ -44,10 +44,12 @@ class Range:
         if not array.size:
             return True
         values: Any = array
-        if np.ndim(self.high):
+        if isinstance(self.high, np.ndarray):
             return bool(self.inside(array).all())
         if self.is_real:
             # NaN is in no order, so it is not below the limit either.
+            if array.size <= FEW and sum(map(abs, values.ravel().tolist())) <= self.high:
+                return True
             return bool(np.abs(values).max() <= self.high)
         return bool(values.min() >= self.low and values.max() <= self.high)
 

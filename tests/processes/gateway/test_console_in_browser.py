@@ -3,9 +3,7 @@
 With PENSTOCK_SCREENSHOTS=FOLDER it leaves the pictures of docs/gateway.md there.
 """
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,33 +13,23 @@ import pytest
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator
+from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
 from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.leftover_jobs import end_jobs
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page, ViewportSize
+    from playwright.sync_api import Browser, Locator, Page
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra test-people")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no browser: install the Debian package chromium"),
-    pytest.mark.timeout(600),
-]
-PICTURES = os.environ.get("PENSTOCK_SCREENSHOTS")
-NARROW: "ViewportSize" = {"width": 390, "height": 800}
-WIDE: "ViewportSize" = {"width": 1200, "height": 900}
+pytestmark = [needs_chromium, pytest.mark.timeout(600)]
 POINTS = "() => (document.querySelector('.curve polyline')?.getAttribute('points') ?? '').split(' ').length"
 
 
 @pytest.fixture
 def browser() -> Iterator["Browser"]:
     """A browser."""
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture
@@ -59,45 +47,13 @@ def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
 
 def signed_in(browser: "Browser", gateway: GatewayProcess, name: str, complaints: list[str]) -> "Page":
     """A tab of a profile of its own, in which somebody has signed in by the keyboard."""
-    tab = opened(browser, gateway, complaints)
+    tab = open_tab(browser, gateway.url, complaints)
     tab.get_by_label("Name", exact=True).fill(name)
     tab.get_by_label("Name", exact=True).press("Tab")
     tab.keyboard.type(PASSWORD)
     tab.keyboard.press("Enter")
     tab.get_by_role("heading", name="Jobs").wait_for()
     return tab
-
-
-def opened(browser: "Browser", gateway: GatewayProcess, complaints: list[str]) -> "Page":
-    """A tab of a profile of its own, on a phone's width in the dark, and what it complains about."""
-    tab = browser.new_context(viewport=NARROW, color_scheme="dark").new_page()
-    tab.set_default_timeout(1000 * PATIENCE_S)
-    tab.on("console", lambda message: complaints.append(message.text))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.on(
-        "request",
-        lambda asked: None if asked.url.startswith(gateway.url) else complaints.append(asked.url),
-    )
-    tab.goto(gateway.url)
-    return tab
-
-
-def check(tab: "Page", name: str) -> None:
-    """Axe finds nothing, on a phone in the dark and on a desktop in the light."""
-    violations(tab, name)
-    tab.set_viewport_size(WIDE)
-    tab.emulate_media(color_scheme="light")
-    violations(tab, name)
-    if PICTURES:
-        tab.screenshot(path=Path(PICTURES) / f"console-{name}.png")
-    tab.set_viewport_size(NARROW)
-    tab.emulate_media(color_scheme="dark")
-
-
-def violations(tab: "Page", name: str) -> None:
-    """None, as it looks now."""
-    found = axe.Axe().run(tab).response["violations"]
-    assert not found, (name, [(one["id"], one["nodes"][0]["html"]) for one in found])
 
 
 def test_a_person_trains_and_decides_and_another_sees_nothing_of_it(
@@ -109,14 +65,14 @@ def test_a_person_trains_and_decides_and_another_sees_nothing_of_it(
     tab.get_by_label("Agent").fill("my_agent")
     tab.get_by_role("button", name="Start").click()
     tab.get_by_role("heading", name="Training of my_agent").wait_for()
-    playwright.expect(tab.get_by_label("Log")).to_contain_text("training", timeout=1000 * PATIENCE_S)
-    playwright.expect(tab.locator("#state")).to_have_text("finished", timeout=1000 * PATIENCE_S)
+    expect(tab.get_by_label("Log")).to_contain_text("training", timeout=1000 * PATIENCE_S)
+    expect(tab.locator("#state")).to_have_text("finished", timeout=1000 * PATIENCE_S)
     tab.get_by_role("button", name=re.compile("^promote ")).first.click()
-    playwright.expect(tab.get_by_role("region", name="Versions")).to_contain_text("active")
+    expect(tab.get_by_role("region", name="Versions")).to_contain_text("active")
     tab.get_by_role("link", name="Audit").click()
     audit = tab.get_by_role("region", name="Who did what, newest first")
     for action in ("job queued", "job finished", "promote", "project added"):
-        playwright.expect(audit).to_contain_text(action)
+        expect(audit).to_contain_text(action)
     tab.get_by_role("link", name="People").click()
     tab.get_by_role("region", name="Members").get_by_text("ada", exact=True).wait_for()
     tab.reload()
@@ -142,22 +98,22 @@ def test_a_run_is_steered_by_buttons_and_others_see_it_without_asking_again(
     tab.get_by_role("button", name="Start").click()
     tab.get_by_role("heading", name="Training of my_agent").wait_for()
     row = other.get_by_role("row").filter(has_text="my_agent")
-    playwright.expect(row).to_contain_text("running", timeout=1000 * PATIENCE_S)
+    expect(row).to_contain_text("running", timeout=1000 * PATIENCE_S)
     tab.wait_for_function(f"() => ({POINTS})() > 2")
     asked: list[str] = []
     for one in (tab, other):
         one.on("request", lambda request: asked.append(f"{request.method} {request.url}"))
     steer(tab)
-    check(tab, "steering")
+    check_look(tab, "console-steering")
     tab.get_by_role("button", name="stop", exact=True).click()
-    playwright.expect(tab.locator("#state")).not_to_have_text("running", timeout=1000 * PATIENCE_S)
-    playwright.expect(row).not_to_contain_text("running", timeout=1000 * PATIENCE_S)
+    expect(tab.locator("#state")).not_to_have_text("running", timeout=1000 * PATIENCE_S)
+    expect(row).not_to_contain_text("running", timeout=1000 * PATIENCE_S)
     assert [one for one in asked if one.startswith("GET")] == []  # what changes is sent
     tab.get_by_role("link", name="Audit").click()
     audit = tab.get_by_role("region", name="Who did what, newest first")
     for action in ("pause", "resume", "checkpoint", "restore", "flush", "stop"):
-        playwright.expect(audit).to_contain_text(f"run: {action}")
-    playwright.expect(audit).to_contain_text("traffic")
+        expect(audit).to_contain_text(f"run: {action}")
+    expect(audit).to_contain_text("traffic")
     assert [one for one in complaints if "409" not in one] == []
 
 
@@ -166,14 +122,14 @@ def steer(tab: "Page") -> None:
     told = tab.get_by_label("What the run answered")
     for action in ("pause", "resume"):
         tab.get_by_role("button", name=action, exact=True).click()
-        playwright.expect(told).to_contain_text(f"{action}: wanted is", timeout=1000 * PATIENCE_S)
+        expect(told).to_contain_text(f"{action}: wanted is", timeout=1000 * PATIENCE_S)
     tab.get_by_text("Named checkpoints, flush").click()
     for label, button in (("Name of the checkpoint", "Keep a checkpoint"), ("Go back to", "Go back to it")):
         tab.get_by_label(label, exact=True).fill("before")
         tab.get_by_role("button", name=button).click()
-        playwright.expect(told).to_contain_text(": done", timeout=1000 * PATIENCE_S)
+        expect(told).to_contain_text(": done", timeout=1000 * PATIENCE_S)
     tab.get_by_role("button", name="Flush").click()
-    playwright.expect(told).to_contain_text("flush: ", timeout=1000 * PATIENCE_S)
+    expect(told).to_contain_text("flush: ", timeout=1000 * PATIENCE_S)
     tab.get_by_text("Traffic", exact=True).click()
     tab.get_by_label("Share of the newest").fill("0.5")
     tab.get_by_role("button", name="Change the traffic").click()
@@ -201,8 +157,8 @@ def test_from_an_invitation_to_a_version_that_is_rolled_back(
     """Sign up, ratings, an estimate, a training whose curve moves, a version promoted and rolled back."""
     complaints: list[str] = []
     owner = signed_in(browser, gateway, "ada", complaints)
-    tab = opened(browser, gateway, complaints)
-    check(tab, "sign-in")
+    tab = open_tab(browser, gateway.url, complaints)
+    check_look(tab, "console-sign-in")
     sign_up(tab, invitation(owner))
     rate(tab)
     estimate_and_start(tab)
@@ -210,8 +166,8 @@ def test_from_an_invitation_to_a_version_that_is_rolled_back(
     owner.get_by_role("link", name="Audit").click()
     audit = owner.get_by_role("region", name="Who did what, newest first")
     for action in ("promote", "roll back", "job finished"):
-        playwright.expect(audit).to_contain_text(action)
-    check(owner, "audit")
+        expect(audit).to_contain_text(action)
+    check_look(owner, "console-audit")
     other = signed_in(browser, gateway, "bob", complaints)
     other.goto(f"{gateway.url}/#/alpha/feedback")
     other.get_by_text("owner of beta").wait_for()
@@ -226,7 +182,7 @@ def invitation(owner: "Page") -> str:
     owner.get_by_role("button", name="Invite").click()
     secret = owner.get_by_text("Shown this once: ")
     secret.wait_for()
-    check(owner, "people")
+    check_look(owner, "console-people")
     return (secret.text_content() or "").removeprefix("Shown this once: ")
 
 
@@ -249,7 +205,7 @@ def rate(tab: "Page") -> None:
         tab.get_by_label("Response").fill("yes of course")
         tab.get_by_label("Score, 0 to 1").fill(str(number % 6 / 5))
         tab.get_by_role("button", name="Rate").click()
-        playwright.expect(tab.get_by_label("Rated")).to_have_text(f"{number + 1} stored")
+        expect(tab.get_by_label("Rated")).to_have_text(f"{number + 1} stored")
     tab.get_by_label("Agent", exact=True).fill("my_agent")
     tab.get_by_role("button", name="Show").click()
     tab.get_by_text("12 ratings, 0.50 on average").wait_for()
@@ -258,7 +214,7 @@ def rate(tab: "Page") -> None:
     tab.get_by_label("With the words").fill("QUESTION 5")
     tab.get_by_role("button", name="Show").click()
     tab.get_by_text("1 of 12 ratings: too few to tell").wait_for()
-    check(tab, "feedback")
+    check_look(tab, "console-feedback")
 
 
 def estimate_and_start(tab: "Page") -> None:
@@ -268,13 +224,13 @@ def estimate_and_start(tab: "Page") -> None:
     tab.get_by_label("Agent", exact=True).fill("my_agent")
     tab.get_by_label("maxSteps").fill("200")
     tab.get_by_role("button", name="Estimate").click()
-    playwright.expect(tab.get_by_label("Estimate")).to_contain_text("minutes", timeout=1000 * PATIENCE_S)
-    check(tab, "jobs")
+    expect(tab.get_by_label("Estimate")).to_contain_text("minutes", timeout=1000 * PATIENCE_S)
+    check_look(tab, "console-jobs")
     tab.get_by_role("button", name="Start").click()
     tab.get_by_role("heading", name="Training of my_agent").wait_for()
     tab.wait_for_function(f"() => ({POINTS})() > 2")
     seen = tab.evaluate(POINTS)
-    playwright.expect(tab.locator("#state")).to_have_text("finished", timeout=1000 * PATIENCE_S)
+    expect(tab.locator("#state")).to_have_text("finished", timeout=1000 * PATIENCE_S)
     tab.wait_for_function(f"() => ({POINTS})() > {seen}")
     assert "updates" in (tab.get_by_role("img").get_attribute("aria-label") or "")
 
@@ -292,10 +248,10 @@ def decide(tab: "Page") -> None:
 
     for number in (earlier, newest):
         row(number).get_by_role("button", name="promote").click()
-        playwright.expect(row(number)).to_contain_text("active")
-    check(tab, "job")
+        expect(row(number)).to_contain_text("active")
+    check_look(tab, "console-job")
     with tab.expect_download() as downloaded:
         row(newest).get_by_role("button", name="download").click()
     assert downloaded.value.suggested_filename.endswith(f"-{newest}.safetensors")
     row(newest).get_by_role("button", name="roll back").click()
-    playwright.expect(row(newest)).to_contain_text("rolled")
+    expect(row(newest)).to_contain_text("rolled")

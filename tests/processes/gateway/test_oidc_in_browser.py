@@ -1,6 +1,5 @@
 """Signing in at a provider of identities, in a real browser: there, back, and the page knows who it is."""
 
-import shutil
 import socket
 from pathlib import Path
 
@@ -9,17 +8,11 @@ import pytest
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 pytest.importorskip("oidc_provider_mock", reason="a provider for tests, of the extra test-people")
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator
+from tests.support.browser.tabs import chromium, needs_chromium
 from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess
 from tests.support.gateway.identity_provider import identity_provider
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no browser: install the Debian package chromium"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [needs_chromium, pytest.mark.timeout(300)]
 
 
 def free_port() -> int:
@@ -35,13 +28,12 @@ def test_a_person_signs_in_at_the_provider_and_another_is_told_what_is_lacking(t
     listen = f"127.0.0.1:{free_port()}"
     (tmp_path / "secret").write_text("of the client")
     (tmp_path / "secret").chmod(0o600)
-    with identity_provider() as provider, playwright.sync_playwright() as driver:
+    with identity_provider() as provider, chromium() as browser:
         (tmp_path / "oidc.toml").write_text(
             f'issuer = "{provider.issuer}"\nclient_id = "penstock"\nclient_secret_file = "secret"\n'
             f'gateway = "http://{listen}"\ntitle = "Example"\n'
             '[domains."example.com"]\nproject = "alpha"\nrole = "editor"\n'
         )
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         with GatewayProcess(tmp_path, "--oidc", "oidc.toml", "--listen", listen) as gateway:
             tab = browser.new_context().new_page()
             tab.set_default_timeout(1000 * PATIENCE_S)
@@ -58,4 +50,3 @@ def test_a_person_signs_in_at_the_provider_and_another_is_told_what_is_lacking(t
             assert tab.evaluate("document.cookie") == ""
             tab.reload()
             tab.get_by_text("alice, editor of alpha").wait_for()
-        browser.close()

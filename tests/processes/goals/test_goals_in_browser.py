@@ -3,9 +3,7 @@
 With PENSTOCK_SCREENSHOTS=FOLDER it leaves the pictures of docs/goals.md there.
 """
 
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 from launch.run.child_process import penstock
 from penstock.runtime.health import read_endpoint
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator
+from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
 from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess
 from tests.support.gateway.leftover_jobs import end_jobs
 from tests.support.run.broker_process import eventually
@@ -26,14 +25,7 @@ from tests.support.run.broker_process import eventually
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra test-people")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no browser: install the Debian package chromium"),
-    pytest.mark.timeout(600),
-]
-PICTURES = os.environ.get("PENSTOCK_SCREENSHOTS")
+pytestmark = [needs_chromium, pytest.mark.timeout(600)]
 TEMPLATES = Path(__file__).resolve().parents[3] / "recipes" / "service"
 POINTS = "() => (document.querySelector('.curve polyline')?.getAttribute('points') ?? '').split(' ').length"
 
@@ -41,10 +33,8 @@ POINTS = "() => (document.querySelector('.curve polyline')?.getAttribute('points
 @pytest.fixture
 def browser() -> Iterator["Browser"]:
     """A browser."""
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture
@@ -88,37 +78,13 @@ def served(folder: Path, run: Path) -> Iterator[str]:
 
 def signed_in(browser: "Browser", gateway: GatewayProcess, name: str, complaints: list[str]) -> "Page":
     """A tab of the page, on a phone's width in the dark, in which somebody has signed in by the keyboard."""
-    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme="dark")
-    tab = context.new_page()
-    tab.set_default_timeout(1000 * PATIENCE_S)
-    tab.on("console", lambda message: complaints.append(message.text))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.goto(f"{gateway.url}/rl")
+    tab = open_tab(browser, gateway.url, complaints, "/rl")
     tab.get_by_label("Name", exact=True).fill(name)
     tab.get_by_label("Name", exact=True).press("Tab")
     tab.keyboard.type(PASSWORD)
     tab.keyboard.press("Enter")
     tab.get_by_role("heading", name="Injectors").wait_for()
     return tab
-
-
-def check(tab: "Page", name: str) -> None:
-    """Axe finds nothing and nothing is too wide, on a phone in the dark and on a desktop in the light."""
-    violations(tab, name)
-    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
-    tab.set_viewport_size({"width": 1200, "height": 900})
-    tab.emulate_media(color_scheme="light")
-    violations(tab, name)
-    if PICTURES:
-        tab.screenshot(path=Path(PICTURES) / f"goals-{name}.png", full_page=True)
-    tab.set_viewport_size({"width": 390, "height": 800})
-    tab.emulate_media(color_scheme="dark")
-
-
-def violations(tab: "Page", name: str) -> None:
-    """None, as it looks now."""
-    found = axe.Axe().run(tab).response["violations"]
-    assert not found, (name, [(one["id"], one["nodes"][0]["html"]) for one in found])
 
 
 def test_from_parameters_to_a_goal_that_was_vetoed_and_one_that_was_done(
@@ -143,7 +109,7 @@ def test_from_parameters_to_a_goal_that_was_vetoed_and_one_that_was_done(
     tab.goto(f"{gateway.url}/#/alpha/audit")
     audit = tab.get_by_role("region", name="Who did what, newest first")
     for action in ("injector switched", "goal vetoed", "promote", "weights read", "job cancelled"):
-        playwright.expect(audit).to_contain_text(action)
+        expect(audit).to_contain_text(action)
     assert complaints == []
 
 
@@ -151,7 +117,7 @@ def train(tab: "Page", folder: Path) -> Path:
     """A training is started by the form, its curve moves, it is ended, a version is promoted; its folder."""
     tab.get_by_label("Agent").fill("my_host")
     tab.get_by_label("totalSteps").fill("10000000")
-    check(tab, "overview")
+    check_look(tab, "goals-overview")
     tab.get_by_role("button", name="Start").click()
     tab.get_by_role("heading", name="Training of my_host").wait_for()
     tab.wait_for_function(f"() => ({POINTS})() > 4")
@@ -160,16 +126,16 @@ def train(tab: "Page", folder: Path) -> Path:
     (job,) = (folder / "gateway-state" / "jobs").glob("*/run")
     eventually(lambda: list((job / "policies").glob("*")), "a version", within_s=PATIENCE_S)
     tab.get_by_role("button", name="cancel").click()
-    playwright.expect(tab.locator("#state")).to_have_text("cancelled", timeout=1000 * PATIENCE_S)
+    expect(tab.locator("#state")).to_have_text("cancelled", timeout=1000 * PATIENCE_S)
     tab.get_by_role("button", name=re.compile("^promote ")).first.click()
-    playwright.expect(tab.get_by_role("region", name="Versions")).to_contain_text("active")
+    expect(tab.get_by_role("region", name="Versions")).to_contain_text("active")
     with tab.expect_download() as kept:
         tab.get_by_role("button", name=re.compile("^download ")).first.click()
     name = kept.value.suggested_filename
     assert re.fullmatch(r"alpha-my_host-\d+\.safetensors", name), name
     version = name.removesuffix(".safetensors").rpartition("-")[2]
     assert kept.value.path().read_bytes() == (job / "policies" / f"{version}.safetensors").read_bytes()
-    check(tab, "training")
+    check_look(tab, "goals-training")
     tab.get_by_role("link", name="Overview").click()
     return job
 
@@ -180,16 +146,16 @@ def inject(tab: "Page") -> None:
     tab.get_by_role("link", name="host", exact=True).first.click()
     tab.get_by_role("heading", name="Injector host").wait_for()
     state = tab.locator("#state")
-    playwright.expect(state).to_contain_text("running, only proposes")
+    expect(state).to_contain_text("running, only proposes")
     tab.get_by_role("button", name="Carry goals out").click()
-    playwright.expect(state).to_contain_text("running, carries goals out")
+    expect(state).to_contain_text("running, carries goals out")
     tab.get_by_role("button", name=re.compile("^veto ")).first.click()
     goals = tab.get_by_role("region", name="The last twenty goals, newest first")
-    playwright.expect(goals).to_contain_text("; veto")
-    playwright.expect(goals).to_contain_text(re.compile("success|failure"))
-    check(tab, "injector")
+    expect(goals).to_contain_text("; veto")
+    expect(goals).to_contain_text(re.compile("success|failure"))
+    check_look(tab, "goals-injector")
     tab.get_by_role("button", name="Only propose").click()
-    playwright.expect(state).to_contain_text("running, only proposes")
+    expect(state).to_contain_text("running, only proposes")
 
 
 def watch(tab: "Page") -> None:
@@ -197,8 +163,6 @@ def watch(tab: "Page") -> None:
     assert tab.get_by_role("heading", name="Start a training").count() == 0
     tab.get_by_role("region", name="Injectors").get_by_role("link", name="host").click()
     tab.get_by_role("heading", name="Injector host").wait_for()
-    playwright.expect(tab.get_by_role("img")).to_have_attribute(
-        "aria-label", re.compile("goals by certainty")
-    )
+    expect(tab.get_by_role("img")).to_have_attribute("aria-label", re.compile("goals by certainty"))
     for name in ("Carry goals out", re.compile("^veto ")):
         assert tab.get_by_role("button", name=name).count() == 0

@@ -19,7 +19,7 @@ from workloads.language.tokenizer import load_tokenizer
 from workloads.rlhf.sentiment import true_reward
 
 STEPS: Final = 700
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 120.0
 CONFIG: Final = """
 workload = "rlhf"
 run = "agents"
@@ -33,7 +33,7 @@ reward = "{reward}"
 response_tokens = 8
 held_out = 0.2
 [policy.kwargs]
-rank = 4
+{trained}
 [actor]
 count = 0
 unroll_length = 40
@@ -50,14 +50,22 @@ episodes = 8
 """
 
 
-@pytest.fixture
-def training(reward: Path, prompts: Path, tmp_path: Path, short_folder: Path) -> Iterator[Training]:
-    """Of a tiny model that has a chat template."""
+@pytest.fixture(params=["rank = 4", "lora = false"], ids=["adapter", "all-weights"])
+def training(
+    request: pytest.FixtureRequest, reward: Path, prompts: Path, tmp_path: Path, short_folder: Path
+) -> Iterator[Training]:
+    """Of a tiny model that has a chat template: of an adapter, or of all weights."""
     base = make_base(tmp_path / "taught", steps=150, texts=2000)
     tokenizer = load_tokenizer(str(base))
     tokenizer.chat_template = tiny_models.CHAT_TEMPLATE
     tokenizer.save_pretrained(base)
-    places = {"base": base, "prompts": prompts, "reward": reward, "folder": tmp_path}
+    places = {
+        "trained": request.param,
+        "base": base,
+        "prompts": prompts,
+        "reward": reward,
+        "folder": tmp_path,
+    }
     file = tmp_path / "agents.toml"
     file.write_text(CONFIG.format(**places, socket=short_folder / "text.sock", steps=STEPS))
     training = Training(tmp_path / "run", str(file), "--json")
@@ -86,7 +94,7 @@ def converse(client: Any, number: int) -> bool:
 def test_a_run_is_learned_from_an_agent_that_changed_its_base_url(
     training: Training, short_folder: Path, tmp_path: Path
 ) -> None:
-    """All experience is the agent's; the books balance, and what was learned is an adapter that differs."""
+    """All experience is the agent's; the books balance, and what was learned is of another version."""
     socket = short_folder / "text.sock"
     with gateway(socket, tmp_path) as address:
         client = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=PATIENCE_S)

@@ -4,8 +4,6 @@ With PENSTOCK_SCREENSHOTS=FOLDER it leaves the picture of docs/prompts.md there.
 """
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,45 +13,21 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from penstock.registry.registry import Registry
-from tests.support.prompts.prompts_gateway import PATIENCE_S, SMALL, PromptsGateway
+from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
+from tests.support.prompts.prompts_gateway import SMALL, PromptsGateway
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, ViewportSize
+    from playwright.sync_api import Browser, Page
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra test-people")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no browser: install the Debian package chromium"),
-    pytest.mark.timeout(600),
-]
-PICTURES = os.environ.get("PENSTOCK_SCREENSHOTS")
-NARROW: "ViewportSize" = {"width": 390, "height": 800}
-WIDE: "ViewportSize" = {"width": 1100, "height": 1000}
+pytestmark = [needs_chromium, pytest.mark.timeout(600)]
 PROMPT = "Please, could you write a function that sorts a list? <script>alert(1)</script> Thanks a lot!"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
     """A browser."""
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-def opened(browser: "Browser", url: str, complaints: list[str]) -> "Page":
-    """A tab on a phone's width in the dark, and what it complains about or asks for elsewhere."""
-    tab = browser.new_context(viewport=NARROW, color_scheme="dark").new_page()
-    tab.set_default_timeout(1000 * PATIENCE_S)
-    tab.on("console", lambda message: complaints.append(message.text))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.on(
-        "request",
-        lambda asked: None if asked.url.startswith(url) else complaints.append(asked.url),
-    )
-    tab.goto(f"{url}/prompts")
-    return tab
+    with chromium() as started:
+        yield started
 
 
 def look(tab: "Page", prompt: str) -> None:
@@ -64,41 +38,29 @@ def look(tab: "Page", prompt: str) -> None:
     tab.get_by_role("heading", name="Mutations").wait_for()
 
 
-def check(tab: "Page", name: str) -> None:
-    """Axe finds nothing, on a phone in the dark and on a desktop in the light; no line is cut off."""
-    for viewport, scheme in ((NARROW, "dark"), (WIDE, "light")):
-        tab.set_viewport_size(viewport)
-        tab.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-        found = axe.Axe().run(tab).response["violations"]
-        assert not found, (name, [(one["id"], one["nodes"][0]["html"]) for one in found])
-        assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (name, viewport)
-    if PICTURES:
-        tab.screenshot(path=Path(PICTURES) / f"prompts-{name}.png", full_page=True)
-
-
 def test_a_prompt_is_looked_at_and_rated(browser: "Browser", tmp_path: Path) -> None:
     """The text stays text; the rating is in the run's registry; the page complains of nothing."""
     complaints: list[str] = []
     with PromptsGateway(tmp_path, *SMALL) as gateway:
-        tab = opened(browser, gateway.url, complaints)
+        tab = open_tab(browser, gateway.url, complaints, "/prompts")
         look(tab, PROMPT)
-        playwright.expect(tab.locator("#category")).to_have_text("CODE_GENERATION")
+        expect(tab.locator("#category")).to_have_text("CODE_GENERATION")
         table = tab.get_by_role("region", name="How likely each mutation is")
-        playwright.expect(table.get_by_role("row")).to_have_count(6)
+        expect(table.get_by_role("row")).to_have_count(6)
         tab.get_by_text("What context-reduction does").click()
-        playwright.expect(tab.locator("details[open] del").first).to_contain_text("Please")
+        expect(tab.locator("details[open] del").first).to_contain_text("Please")
         tab.get_by_role("button", name="Draw another path").click()
         tab.get_by_role("heading", name="A path that was drawn").wait_for()
         steps = tab.get_by_role("region", name="A path that was drawn, reward by step").get_by_role("row")
-        playwright.expect(steps).to_have_count(6)
+        expect(steps).to_have_count(6)
         tab.get_by_role("button", name="4 of 5").click()
-        playwright.expect(tab.locator("#rated")).to_have_text("Kept: 4 of 5.")
-        check(tab, "page")
+        expect(tab.locator("#rated")).to_have_text("Kept: 4 of 5.")
+        check_look(tab, "prompts-page")
         with Registry.read(f"sqlite:///{gateway.state}/run/registry.sqlite") as registry:
             (kept,) = registry.ratings("default")
         assert (kept.rating.score, "<script>" in str(kept.rating.prompt)) == (0.75, True)
         look(tab, "x")
-        playwright.expect(tab.locator("#notice")).to_be_empty()
+        expect(tab.locator("#notice")).to_be_empty()
     assert complaints == []
 
 
@@ -107,11 +69,11 @@ def test_ratings_are_learned_from(browser: "Browser", tmp_path: Path) -> None:
     """Where they are the reward: a rated path waits for an update, and the books balance."""
     complaints: list[str] = []
     with PromptsGateway(tmp_path, *SMALL, "--train=environment.kwargs.reward=ratings") as gateway:
-        tab = opened(browser, gateway.url, complaints)
+        tab = open_tab(browser, gateway.url, complaints, "/prompts")
         look(tab, PROMPT)
         tab.get_by_role("heading", name="A path that was drawn").wait_for()
         tab.get_by_role("button", name="5 of 5").click()
-        playwright.expect(tab.locator("#rated")).to_contain_text("5 steps wait to be learned from")
+        expect(tab.locator("#rated")).to_contain_text("5 steps wait to be learned from")
         assert gateway.get("/stats")["buffer_size"] == 5
     assert gateway.summary()["ledger"]["balanced"]
     assert complaints == []
@@ -124,13 +86,13 @@ def test_a_person_checks_the_rewards_of_a_program(browser: "Browser", tmp_path: 
     with LengthRewards() as source:
         task = f'{{reward_source = "{source.url}", human_check_every = 2}}'
         with PromptsGateway(tmp_path, *SMALL, f"--train=environment.kwargs={task}") as gateway:
-            tab = opened(browser, gateway.url, complaints)
+            tab = open_tab(browser, gateway.url, complaints, "/prompts")
             for action in (0, 2):
                 assert gateway.post("/mutate", prompt=PROMPT, action=action)["reward"] > 0
             tab.reload()
             tab.get_by_role("button", name="The one after is better").click()
-            playwright.expect(tab.locator("#checks")).to_contain_text("agreed with 1 of 1")
-            check(tab, "checks")
+            expect(tab.locator("#checks")).to_contain_text("agreed with 1 of 1")
+            check_look(tab, "prompts-checks")
             with Registry.read(f"sqlite:///{gateway.state}/run/registry.sqlite") as registry:
                 (kept,) = registry.ratings("default")
             assert kept.rating.rejected is not None

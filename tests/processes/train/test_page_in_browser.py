@@ -5,7 +5,6 @@ With PENSTOCK_SCREENSHOTS=FOLDER it leaves the pictures of docs/inspection.md th
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,23 +15,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launch.run.child_process import penstock
+from tests.support.browser.tabs import chromium, needs_chromium, take_picture, violations
 from tests.support.run.training import PATIENCE_S, Training, is_alive, wait_until_gone
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ViewportSize
 
 pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
-playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no browser: install the Debian package chromium"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [needs_chromium, pytest.mark.timeout(300)]
 
 LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
 SHORT = ("--total-steps", "30000", "--set", "evaluation.episodes=5")
-PICTURES = os.environ.get("PENSTOCK_SCREENSHOTS")
-WIDE: "ViewportSize" = {"width": 1440, "height": 1000}
+DESK: "ViewportSize" = {"width": 1440, "height": 1000}
 NEWEST_STEP = (
     "() => Number(document.querySelector('#tiles div:nth-child(3) dd').textContent.replaceAll(',', ''))"
 )
@@ -59,7 +53,7 @@ class Screen:
     """A tab, and everything that it complained about or asked for elsewhere."""
 
     def __init__(self, browser: "Browser", url: str) -> None:
-        self.tab = browser.new_page(viewport=WIDE, color_scheme="light", reduced_motion="reduce")
+        self.tab = browser.new_page(viewport=DESK, color_scheme="light", reduced_motion="reduce")
         self.tab.set_default_timeout(1000 * PATIENCE_S)
         self.complaints: list[str] = []
         origin = url.partition("#")[0].partition("?")[0]
@@ -78,8 +72,7 @@ class Screen:
 
     def picture(self, name: str, *, whole: bool = True) -> None:
         """For the docs, where they were asked for."""
-        if PICTURES:
-            self.tab.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=whole)
+        take_picture(self.tab, name, whole=whole)
 
 
 @pytest.fixture
@@ -103,8 +96,7 @@ def test_a_person_watches_a_run(training: Training) -> None:
     The page names a learner that stands still and one that was killed.
     """
     url = json.loads((training.run_dir / "endpoints.json").read_text())["launcher"]["address"]
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM)
+    with chromium() as browser:
         screen = Screen(browser, url)
         see_the_curve_move(screen)
         see_what_flows(screen)
@@ -115,7 +107,6 @@ def test_a_person_watches_a_run(training: Training) -> None:
         assert screen.complaints == []
         see_a_learner_that_was_killed(browser, training)
         ask_for_a_run_that_is_not_there(browser, url)
-        browser.close()
 
 
 def see_the_curve_move(screen: Screen) -> None:
@@ -223,11 +214,9 @@ def page_of(runs: Path) -> Iterator[str]:
 
 def test_a_person_starts_a_training_in_the_browser_and_stops_it(tmp_path: Path) -> None:
     """From the form of all settings; what is wrong is named, and the browser leads there."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra test-people")
     runs = tmp_path / "runs"
     runs.mkdir()
-    with playwright.sync_playwright() as driver, page_of(runs) as url:
-        browser = driver.chromium.launch(executable_path=CHROMIUM)
+    with chromium() as browser, page_of(runs) as url:
         tab = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
         tab.set_default_timeout(1000 * PATIENCE_S)
         tab.goto(url)
@@ -241,8 +230,7 @@ def test_a_person_starts_a_training_in_the_browser_and_stops_it(tmp_path: Path) 
         tab.get_by_role("alert").get_by_text("learner.total_steps=0").wait_for()
         assert tab.evaluate("document.activeElement.name") == "settings.learner.total_steps"
         assert list(runs.iterdir()) == []
-        found = axe.Axe().run(tab).response["violations"]
-        assert not found, [(one["id"], one["nodes"][0]["html"]) for one in found]
+        assert violations(tab) == []
         tab.fill("[name='settings.learner.total_steps']", "100000000")
         tab.select_option("[name='settings.learner.stop_at_target']", "false")
         try:
@@ -250,15 +238,13 @@ def test_a_person_starts_a_training_in_the_browser_and_stops_it(tmp_path: Path) 
             tab.wait_for_selector("#state:text('running')")
             tab.wait_for_function(f"() => ({NEWEST_STEP})() > 0")
             assert tab.text_content("#name") == "mine"
-            found = axe.Axe().run(tab).response["violations"]
-            assert not found, [(one["id"], one["nodes"][0]["html"]) for one in found]
+            assert violations(tab) == []
             tab.get_by_role("button", name="stop", exact=True).click()
             tab.get_by_text("stop: asked for").wait_for()
             tab.wait_for_selector("#state:text('interrupted')")
             assert json.loads((runs / "mine" / "summary.json").read_text())["interrupted"]
         finally:
             kill_what_is_left(runs / "mine")
-            browser.close()
 
 
 def kill_what_is_left(run: Path) -> None:
@@ -280,7 +266,7 @@ def see_it_small_and_dark(screen: Screen) -> None:
     screen.until("() => document.documentElement.dataset.theme === 'dark'")
     screen.until("() => document.documentElement.scrollWidth <= window.innerWidth")
     screen.picture("page-small")
-    tab.set_viewport_size(WIDE)
+    tab.set_viewport_size(DESK)
     screen.picture("page-dark")
     tab.click("#theme")
     assert tab.evaluate("() => document.documentElement.dataset.theme") == "light"

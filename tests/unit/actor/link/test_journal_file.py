@@ -1,12 +1,25 @@
 """A file of lines: whole ones whatever crashed before, and an error where the disk takes no more."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from actor.link.journal_file import JournalFile
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
+
+_WRITER: Final = """
+import os, signal, sys
+from pathlib import Path
+from actor.link.journal_file import JournalFile
+file = JournalFile(Path(sys.argv[1]))
+file.write([{"a": 1}])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def test_a_line_behind_a_torn_one_is_whole(tmp_path: Path) -> None:
@@ -31,3 +44,11 @@ def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_configuration(tmp_path
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="actor.ack_journal="):
         JournalFile(tmp_path / "file" / "lines.jsonl")
+
+
+def test_a_line_outlives_kill_9_of_its_writer(tmp_path: Path) -> None:
+    """What was written before an answer left is there, though nothing closed the file."""
+    path = tmp_path / "lines.jsonl"
+    done = subprocess.run([sys.executable, "-c", _WRITER, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_bytes() == b'{"a":1}\n'

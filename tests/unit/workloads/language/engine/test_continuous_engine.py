@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.config.settings import ConfigurationError
 from penstock.policy import weights
 from workloads.language.engine.continuous_engine import ContinuousEngine
 from workloads.language.engine.loaded_adapters import LoadedAdapters
+from workloads.language.engine.loaded_networks import LoadedNetworks
 from workloads.language.engine.requests import Growing, Request
 from workloads.language.generation.drawing import only_likely
 from workloads.language.language_model import make_probe
@@ -22,8 +22,10 @@ MOST = 12
 
 
 def policy_of(base: Path, seed: int = 0, **kwargs: Any) -> LanguagePolicy:
-    """An adapter on the tiny model, moved away from it by noise of this seed."""
-    policy = LanguagePolicy(LanguageSection(model=str(base), rank=4, alpha=8.0, **kwargs), seed=0)
+    """The tiny model, what is trained of it moved away by noise of this seed."""
+    policy = LanguagePolicy(
+        LanguageSection(model=str(base), rank=4, alpha=8.0, **kwargs), seed=0, has_reference=False
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in policy.trained().values():
@@ -31,30 +33,38 @@ def policy_of(base: Path, seed: int = 0, **kwargs: Any) -> LanguagePolicy:
     return policy
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["adapters", "models"])
+def lora(request: pytest.FixtureRequest) -> bool:
+    """Whether versions are adapters of one model, or each a model of its own."""
+    return bool(request.param)
+
+
 @pytest.fixture(scope="module")
-def blobs(base: Path) -> dict[int, bytes]:
+def blobs(base: Path, lora: bool) -> dict[int, bytes]:
     """Of versions 1 and 2."""
-    return {version: weights.encode(policy_of(base, version).published) for version in (1, 2)}
+    return {version: weights.encode(policy_of(base, version, lora=lora).published) for version in (1, 2)}
 
 
-def engine_of(base: Path, blobs: dict[int, bytes], eos_id: int) -> ContinuousEngine:
+def engine_of(base: Path, blobs: dict[int, bytes], eos_id: int, *, lora: bool) -> ContinuousEngine:
     """With both loaded, and room for four answers."""
-    made = ContinuousEngine(LoadedAdapters(policy_of(base)), eos_id=eos_id, pad_id=PAD, max_rows=4)
+    policy = LanguagePolicy(LanguageSection(model=str(base), rank=4, alpha=8.0, lora=lora), seed=0)
+    loaded = LoadedAdapters(policy) if lora else LoadedNetworks(policy)
+    made = ContinuousEngine(loaded, eos_id=eos_id, pad_id=PAD, max_rows=4)
     for version, blob in blobs.items():
         made.load(version, blob)
     return made
 
 
 @pytest.fixture
-def engine(base: Path, blobs: dict[int, bytes]) -> ContinuousEngine:
+def engine(base: Path, blobs: dict[int, bytes], lora: bool) -> ContinuousEngine:
     """Whose answers may end by themselves."""
-    return engine_of(base, blobs, EOS)
+    return engine_of(base, blobs, EOS, lora=lora)
 
 
 @pytest.fixture
-def endless(base: Path, blobs: dict[int, bytes]) -> ContinuousEngine:
+def endless(base: Path, blobs: dict[int, bytes], lora: bool) -> ContinuousEngine:
     """Whose answers end at their length alone, so that it is known who is under way."""
-    return engine_of(base, blobs, -1)
+    return engine_of(base, blobs, -1, lora=lora)
 
 
 def ask(engine: ContinuousEngine, number: int, version: int, **kwargs: Any) -> Growing:
@@ -116,8 +126,7 @@ def test_a_step_is_one_pass_for_all_rows_of_a_version(endless: ContinuousEngine)
         nonlocal passes
         passes += 1
 
-    assert isinstance(endless._loaded, LoadedAdapters)
-    with endless._loaded._network.register_forward_pre_hook(count):
+    with endless._loaded.using(1) as network, network.register_forward_pre_hook(count):
         finished(endless, *(ask(endless, number, 1) for number in range(4)))
     assert passes == MOST
 
@@ -152,16 +161,16 @@ def test_version_0_is_the_base_model(engine: ContinuousEngine, base: Path) -> No
 
 
 def test_tokens_and_log_probabilities_are_those_of_bare_generate(
-    engine: ContinuousEngine, base: Path
+    engine: ContinuousEngine, base: Path, lora: bool
 ) -> None:
-    """Of a model with one adapter, which transformers generates with alone: two versions in one batch."""
+    """Of one model, which transformers generates with alone: two versions in one batch."""
     answers = [ask(engine, number, 1 + number % 2, deterministic=True) for number in range(4)]
     engine.step()
     answers.append(ask(engine, 4, 1, deterministic=True))
     finished(engine, *answers)
     for one in answers:
         ids = torch.tensor([one.request.ids])
-        plain = policy_of(base, one.request.version).network.generate(
+        plain = policy_of(base, one.request.version, lora=lora).network.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
@@ -178,10 +187,10 @@ def test_tokens_and_log_probabilities_are_those_of_bare_generate(
         assert one.log_prob == pytest.approx(chosen, abs=1e-4)
 
 
-def test_a_version_of_no_numbers_fails_alone(engine: ContinuousEngine, base: Path) -> None:
+def test_a_version_of_no_numbers_fails_alone(engine: ContinuousEngine, base: Path, lora: bool) -> None:
     """Those who asked it are told why; who asked another is answered as before."""
     (alone,) = finished(engine, ask(engine, 1, 1))
-    broken = policy_of(base, 3)
+    broken = policy_of(base, 3, lora=lora)
     with torch.no_grad():
         for parameter in broken.trained().values():
             parameter.fill_(torch.nan)
@@ -201,10 +210,12 @@ def test_what_is_cancelled_while_it_waits_is_never_read(endless: ContinuousEngin
     assert (waiting.ids, waiting.finish) == ([], "cancelled")
 
 
-def test_the_probe_is_answered_by_the_adapter_of_the_version(engine: ContinuousEngine, base: Path) -> None:
+def test_the_probe_is_answered_by_the_weights_of_the_version(
+    engine: ContinuousEngine, base: Path, lora: bool
+) -> None:
     """As a policy with these weights alone answers it; the base model answers otherwise."""
     probe = make_probe(policy_of(base).vocabulary, seed=5)
-    expected = policy_of(base, 2).log_prob(probe.observation, probe.action)
+    expected = policy_of(base, 2, lora=lora).log_prob(probe.observation, probe.action)
     assert engine.probe_answer(2, probe) == pytest.approx(expected.tolist(), abs=1e-4)
     assert engine.probe_answer(0, probe) != pytest.approx(expected.tolist(), abs=1e-2)
 
@@ -302,12 +313,11 @@ def test_a_request_that_cannot_be_answered_is_refused(wrong: dict[str, Any], mes
         Request(**(usual | wrong))
 
 
-def test_weights_of_another_policy_are_refused_and_nothing_is_held(base: Path) -> None:
-    """By the name of the tensor; so is a policy without an adapter."""
-    adapters = LoadedAdapters(policy_of(base))
-    other = LanguagePolicy(LanguageSection(model=str(base), rank=2), seed=0)
-    with pytest.raises(ValueError, match=r"weights\.base_model.*for \(4, 64\)"):
-        adapters.load(1, weights.encode(other.published))
-    assert not adapters.versions
-    with pytest.raises(ConfigurationError, match=r"lora=false"):
-        LoadedAdapters(LanguagePolicy(LanguageSection(model=str(base), lora=False), seed=0))
+def test_weights_of_another_policy_are_refused_and_nothing_is_held(base: Path, lora: bool) -> None:
+    """By the name of the tensor."""
+    policy = policy_of(base, lora=lora)
+    held = LoadedAdapters(policy) if lora else LoadedNetworks(policy)
+    other = LanguagePolicy(LanguageSection(model=str(base), rank=2, lora=True), seed=0)
+    with pytest.raises(ValueError, match=r"weights.*base_model.*"):
+        held.load(1, weights.encode(other.published))
+    assert not held.versions
