@@ -20,10 +20,15 @@ class RunAddresses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Says what a run was begun with. task: `environment.kwargs`. registry: its URL, "" where not known."""
+    """Says what a run was begun with. task: `environment.kwargs`. registry: its URL, "" where not known.
+
+    folder: of the run; None where only addresses are known. false_alarm: of its canaries.
+    """
 
     task: Mapping[str, Any]
     registry: str = ""
+    folder: Path | None = None
+    false_alarm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +48,26 @@ class Upstream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A command that learns from what people say of a run, which goes on beside the site.
+
+    words: of `penstock`; the folder of the run comes behind them. settings: of a run that is begun for it.
+    options: of the command where the run is that of the site's own recipe.
+    """
+
+    words: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """Says what a workload answers with under an address of its own.
 
     recipe: file of what is trained where no run is named. settings: `SECTION.KEY=VALUE` over it, and over a
     run that goes on. make_app: returns the application; it is called once, outside of any event loop.
     open_paths: path prefixes that anybody may GET, such as those of a page. viewer_paths: paths that a viewer
-    of the project may call; all others need an editor.
+    of the project may call; all others need an editor. loop: what may learn from people beside it.
     """
 
     recipe: Path
@@ -57,6 +75,7 @@ class Site:
     make_app: Callable[[Upstream], FastAPI]
     open_paths: tuple[str, ...] = ()
     viewer_paths: frozenset[str] = frozenset()
+    loop: Loop | None = None
 
 
 def caller_of(request: Request) -> str:

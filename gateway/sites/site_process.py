@@ -88,10 +88,12 @@ def main(
     behind: AbstractContextManager[RunBehind],
     reach: Reach,
     state: Path | None = None,
+    beside: Callable[[RunBehind], AbstractContextManager[object]] | None = None,
 ) -> int:
     """Serve until the lifecycle drains or the run is over; returns the exit code.
 
-    state: folder in which the application may keep what it has to remember.
+    state: folder in which the application may keep what it has to remember. beside: makes what goes on for
+    the run as long as it is served; None: nothing.
     Raises ConfigurationError for what cannot be used, Fatal for a run that failed.
     """
     section = settings.security
@@ -102,6 +104,8 @@ def main(
     with ExitStack() as stack:
         accounts = stack.enter_context(reach.accounts()) if reach.project and reach.accounts else None
         run = stack.enter_context(behind)
+        if beside is not None:
+            stack.enter_context(beside(run))
         upstream = Upstream(addresses=run.addresses, credentials=own, settings=run.settings, state=state)
         app = guarded_app(site, upstream, reach, accounts)
         http = HttpServer(

@@ -65,6 +65,8 @@ def settings_in(folder: Path) -> RunSettings | None:
     return RunSettings(
         task=settings.environment.kwargs,
         registry=registry_url(folder, registry_with_password(settings.registry)),
+        folder=folder,
+        false_alarm=settings.canary.false_alarm,
     )
 
 
@@ -151,9 +153,15 @@ class OwnRun:
         self._child: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def of_site(cls, site: Site, state: Path, recipe: Path | None, settings: Sequence[str]) -> Self:
-        """Return the run of a site. recipe: None for its own. settings: over those of the site."""
-        return cls(state, recipe or site.recipe, (*_UNENDING, *site.settings, *settings))
+    def of_site(
+        cls, site: Site, state: Path, recipe: Path | None, settings: Sequence[str], *, learns: bool = False
+    ) -> Self:
+        """Return the run of a site. recipe: None for its own. settings: over those of the site.
+
+        learns: whether the site's loop learns from it.
+        """
+        own = site.loop.settings if learns and site.loop is not None else ()
+        return cls(state, recipe or site.recipe, (*_UNENDING, *site.settings, *own, *settings))
 
     def __enter__(self) -> Self:
         if not self._recipe.is_file():

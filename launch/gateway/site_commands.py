@@ -14,7 +14,7 @@ from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFi
 from penstock.runtime.foreground import in_foreground
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from gateway.accounts.accounts import Accounts
@@ -75,6 +75,18 @@ def _command(name: str) -> "Callable[..., None]":
             list[str] | None,
             typer.Option("--train", metavar="SECTION.KEY=VALUE", help="Setting of the run; may be repeated."),
         ] = None,
+        learn: Annotated[
+            bool,
+            typer.Option("--learn", help="Also learn from what people say, where NAME has a loop for it."),
+        ] = False,
+        loop: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--loop",
+                metavar="OPTION=VALUE",
+                help="With --learn: option of that loop, such as labels=100; may be repeated.",
+            ),
+        ] = None,
         project: Annotated[
             str, typer.Option("--project", help="Beyond loopback: project whose tokens count.")
         ] = "",
@@ -100,13 +112,18 @@ def _command(name: str) -> "Callable[..., None]":
 
             site: Site = load(find(name).site)()
             _check_one(run, server, broker)
+            words = _loop_words(name, site, loop or (), learn=learn, server=server)
             behind: AbstractContextManager[RunBehind]
             if run is not None:
                 behind = NamedRun(run)
             elif server:
                 behind = NamedServer(_checked("--server", server), _checked("--broker", broker), settings)
             else:
-                behind = OwnRun.of_site(site, state or Path(f"{name}-state"), recipe, train or ())
+                behind = OwnRun.of_site(
+                    site, state or Path(f"{name}-state"), recipe, train or (), learns=learn
+                )
+                if words is not None and site.loop is not None and recipe is None:
+                    words = (*site.loop.options, *words)
             reach = Reach(
                 listen=listen,
                 hosts=frozenset(hosts or ()),
@@ -116,7 +133,8 @@ def _command(name: str) -> "Callable[..., None]":
                 insecure=insecure,
             )
             kept = state or Path(f"{name}-state")
-            return main(lifecycle, settings, site=site, behind=behind, reach=reach, state=kept)
+            beside = _beside(site, words, kept)
+            return main(lifecycle, settings, site=site, behind=behind, reach=reach, state=kept, beside=beside)
 
         in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
 
@@ -134,6 +152,38 @@ def _accounts(state: Path, database: str, keys: Path | None) -> "Iterator[Accoun
         yield accounts
     finally:
         opened.close()
+
+
+def _loop_words(
+    name: str, site: "Site", said: "Sequence[str]", *, learn: bool, server: str
+) -> tuple[str, ...] | None:
+    """Return the options of a site's loop, None where it is not to learn; raises ConfigurationError."""
+    from penstock.config.configuration_error import ConfigurationError
+
+    if not learn:
+        if said:
+            raise ConfigurationError(f"--loop {said[0]}: belongs to --learn, which starts the loop")
+        return None
+    if site.loop is None:
+        raise ConfigurationError(f"--learn: {name} has no loop: leave it out")
+    if server:
+        raise ConfigurationError("--learn: needs the folder of the run: name it with --run, not --server")
+    for one in said:
+        if not one.partition("=")[2]:
+            raise ConfigurationError(f"--loop {one!r}: write OPTION=VALUE, such as labels=100")
+    return tuple(f"--{one}" for one in said)
+
+
+def _beside(
+    site: "Site", words: tuple[str, ...] | None, state: Path
+) -> "Callable[[RunBehind], AbstractContextManager[object]] | None":
+    """Return what makes the site's loop for a run; None without one."""
+    from launch.gateway.loop_beside import LoopBeside
+
+    loop = site.loop
+    if words is None or loop is None:
+        return None
+    return lambda run: LoopBeside(loop.words, words, run.settings, state)
 
 
 def _check_one(run: Path | None, server: str, broker: str) -> None:

@@ -1,7 +1,8 @@
 """Versions to keep: registered, their bytes on disk and pinned in Redis, off the learner's critical path.
 
     best      an evaluation with a higher mean than any before    (offered by the thread of the episodes)
-    periodic  every `learner.keep_every_updates` updates          (the publisher's thread)
+    periodic  what a run begins with, and every `learner.keep_every_updates` updates, where that is set
+              (the publisher's thread)
     final     the version that the process ends with              (`finish`, in the loop's thread)
 
 Offers wait here; a thread of this module writes the file, then registers, then has `registry_sync` make Redis
@@ -103,7 +104,8 @@ class KeptVersions:
         if self._lineage.keep_every is None:
             return
         periods = publication.update // self._lineage.keep_every
-        is_due = self._periods is not None and periods > self._periods
+        before, is_first = self._periods, publication.update == 0
+        is_due = is_first if before is None else periods > before
         self._periods = periods
         if is_due:
             self.offer(periodic(publication, blob, self._lineage.keep_every))

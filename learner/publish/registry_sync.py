@@ -89,13 +89,15 @@ class RegistrySync:
         self._revision = revision
 
     def _highest_used(self, registry: "Registry") -> int:
-        """Return the highest number that may not be drawn again, the one below its range for a new run."""
+        """Return the highest number that may not be drawn again, the one below its range for a new run.
+
+        A registry in the folder of this run is its own until another run registers a version there.
+        """
         known = registry.list(self._policy)
-        if not self._shared:
-            return max((one.version for one in known), default=0)
-        first = registry.reserve(self._policy, self._run)
-        own = (one.version for one in known if one.run == self._run)
-        return max((first - 1, *own))
+        own = max((one.version for one in known if one.run == self._run), default=0)
+        if not self._shared and all(one.run == self._run for one in known):
+            return own
+        return max(registry.reserve(self._policy, self._run) - 1, own)
 
     def _own(self, registry: "Registry") -> dict[int, PolicyVersion]:
         """Return the pinned versions of this run; other runs that share the registry hold their own."""

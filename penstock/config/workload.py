@@ -51,7 +51,10 @@ class Workload:
     there are.
     """
     unsent: tuple[str, ...] = ()
-    """Keys of `environment.kwargs` that no actor needs; they are left out of the specification."""
+    """Keys of `environment.kwargs` and `policy.kwargs` that no actor needs.
+
+    They are left out of the specification.
+    """
     algorithms: Mapping[str, str] = field(default_factory=dict)
     """Paths of the settings sections of algorithms that the core does not have, by `algorithm.name`.
 

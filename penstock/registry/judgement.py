@@ -87,6 +87,13 @@ def judge(
     return state
 
 
+def look(session: Session, policy: str) -> tuple[Trial | None, TrialState | None]:
+    """Return the trial that is on, and its state; None for what there is not."""
+    trial = Trial.of(steering.arms(session, policy))
+    row = session.get(TrialRow, policy)
+    return trial, None if trial is None else _state_of(row, trial)
+
+
 def _state_of(row: TrialRow | None, trial: Trial) -> TrialState | None:
     """Return what is known of the trial; None where it begins."""
     if row is None or row.trial != str(trial):

@@ -403,6 +403,14 @@ class Registry:
         """
         return self._database.write(lambda session: judgement.judge(session, policy, trial, bounds, seen))
 
+    def trial(self, policy: str) -> tuple[Trial | None, TrialState | None]:
+        """Return the trial of a canary that is on, and what all servers together have found so far.
+
+        None for what there is not: a canary without others to compare it with is not on trial, and one that
+        no server has seen has no state.
+        """
+        return self._database.read(lambda session: judgement.look(session, policy))
+
     # ------------------------------------------------------------ feedback
 
     def add_feedback(

@@ -4,6 +4,7 @@
     candidates      prompts with eight responses each, and the best policy among them
     ratings         what of people's ratings counts: caps, repetitions, liars
     tasks           `Candidates-v0`, `Chat-v0`
+    loop            ratings train the next version, which is tried as a canary
     http            the page `/chat`, and its API
     commands        `penstock chat`
     chat_defaults   settings of a run

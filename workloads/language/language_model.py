@@ -1,6 +1,7 @@
 """The learner's side of a language model: policy, algorithm of tokens, probe."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -36,6 +37,7 @@ def make_model(settings: Settings, workload: Workload, group: RankGroup, device:
     held = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.kl_coefficient > 0.0
     policy = build(observation, action, settings.policy, settings.seed, has_reference=held)
     _check_length(settings, policy)
+    _begin(policy)
     algorithm = choose(
         ALGORITHMS,
         policy.to(device),
@@ -57,6 +59,27 @@ def make_probe(vocabulary: int, seed: int) -> Probe:
     """
     rows = np.random.default_rng(seed).integers(vocabulary, size=(PROBE_ROWS, PROBE_TOKENS + 1))
     return Probe(observation={"observation": rows[:, :-1].copy()}, action={"action": rows[:, 1:].copy()})
+
+
+def _begin(policy: LanguagePolicy) -> None:
+    """Take the weights of `policy.kwargs.begin_with`, if any.
+
+    Raises ConfigurationError for those of another network.
+    """
+    place = policy.section.begin_with
+    if not place:
+        return
+    try:
+        policy.load(Path(place).read_bytes())
+    except OSError as error:
+        raise ConfigurationError(
+            f"policy.kwargs.begin_with={place!r}: {error.strerror}; name a file of weights, or leave it out"
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(
+            f"policy.kwargs.begin_with={place!r}: holds no weights of this network ({error}); name those of "
+            "a run with the same policy section"
+        ) from error
 
 
 def _check_length(settings: Settings, policy: LanguagePolicy) -> None:

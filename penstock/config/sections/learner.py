@@ -66,7 +66,10 @@ class LearnerSection(Section):
     episode_log: Annotated[bool, ADVANCED] = False
     """Write a line for each training episode into `episodes.jsonl` of the run's folder."""
     keep_every_updates: Positive | None = None
-    """Register the version that follows every so many updates; none: only the best and the last."""
+    """Register the version that a run begins with and the one after every so many updates.
+
+    None: only the best and the last.
+    """
     record: Path | None = None
     """Folder for a record of what the learner consumes, for `penstock train --from`; none: no record."""
     record_max_bytes: Annotated[Positive, ADVANCED] = 8 * 1024**3

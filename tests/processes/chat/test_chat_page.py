@@ -3,15 +3,22 @@
 With PENSTOCK_SCREENSHOTS=FOLDER it leaves the pictures of docs/chat.md there.
 """
 
+import re
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.registry.records import NewVersion, Origin, Status
 from penstock.registry.registry import Registry
+from penstock.registry.weight_files import read_kept, write_kept
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
 from tests.support.chat.chat_gateway import ChatGateway
+from tests.support.run.broker_process import eventually
+from workloads.chat.loop import loop_state
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -71,3 +78,96 @@ def test_two_people_talk_rate_and_one_looks_after_it(browser: "Browser", tmp_pat
         expect(first.get_by_role("log")).to_be_empty()
         expect(first.locator("#notice")).to_be_empty()
     assert complaints == []
+
+
+def test_somebody_who_looks_after_it_promotes_rolls_back_and_pauses(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    """By the keyboard alone, each with its reason, while another person goes on talking."""
+    complaints: list[str] = []
+    with ChatGateway(tmp_path, "--train=learner.keep_every_updates=1000") as gateway:
+        run = gateway.state / "run"
+        with Registry.open(f"sqlite:///{run}/registry.sqlite", migrate=True) as registry:
+            eventually(lambda: bool(registry.list("default")), "the first version", 60)
+            canary = copied_as_canary(registry, run, tmp_path / "other")
+        loop_state.write_state(loop_state.folder_of(run), STANDS)
+        talking, tab = (open_tab(browser, gateway.url, complaints, "/chat") for _ in range(2))
+        say(talking, "hello", 1)
+        tab.get_by_role("link", name="Look after").press("Enter")
+        expect(tab.locator("#canaries")).to_contain_text("Canaries so far: 1.")
+        expect(tab.locator("#canaries")).to_contain_text(f"Version {canary}: ")
+        expect(tab.locator("#loop")).to_contain_text("Round 3: the loop trains the next version.")
+        expect(tab.get_by_role("region", name="Rounds that are over")).to_contain_text("withdrawn")
+        check_look(tab, "chat-decide")
+        decide(tab, f"Promote version {canary}", "")
+        assert tab.evaluate("document.activeElement.id") != "notice"
+        with Registry.read(f"sqlite:///{run}/registry.sqlite") as registry:
+            assert registry.canary("default") is not None, "a decision without a reason is none"
+        decide(tab, f"Promote version {canary}", "people like it")
+        expect(tab.get_by_role("region", name="Decisions")).to_contain_text("people like it")
+        expect(tab.get_by_role("button", name=f"Roll back version {canary}")).to_be_visible()
+        decide(tab, "Pause the loop", "holidays")
+        expect(tab.locator("#paused")).to_contain_text("Paused by page: holidays")
+        check_look(tab, "chat-paused")
+        tab.get_by_role("button", name="Let the loop go on").press("Enter")
+        expect(tab.locator("#paused")).to_have_count(0)
+        decide(tab, f"Roll back version {canary}", "no, they do not")
+        expect(tab.get_by_role("button", name=re.compile("Roll back version [12]$"))).to_be_visible()
+        say(talking, "how are you", 2)
+        with Registry.read(f"sqlite:///{run}/registry.sqlite") as registry:
+            active = registry.active("default")
+            assert active is not None
+            # Its content, which may have a number of its own by now.
+            assert active.sha256 == registry.get("default", 1).sha256
+            decided = [one for one in registry.events("default", 10) if one.by == "page"]
+            assert [(one.action.value, one.version) for one in decided] == [
+                ("rolled_back", canary),
+                ("promoted", canary),
+            ]
+        expect(tab.locator("#notice")).to_be_empty()
+    assert complaints == []
+
+
+STANDS = loop_state.LoopState(
+    number=2,
+    step=loop_state.Step.TRIAL,
+    labels=40,
+    through=40,
+    version=7,
+    auc=0.71,
+    order={"labels": 40, "weights": ["thumb=2"]},
+).ended(loop_state.Outcome.WITHDRAWN, "worse")
+STANDS = replace(STANDS, number=3, step=loop_state.Step.TRAINING)
+
+
+def decide(tab: "Page", name: str, why: str) -> None:
+    """Say why, and press a button, by the keyboard."""
+    field = tab.get_by_label("Why, for the audit")
+    field.focus()
+    field.fill("")
+    tab.keyboard.type(why)
+    tab.get_by_role("button", name=name, exact=True).press("Enter")
+
+
+def copied_as_canary(registry: Registry, run: Path, other: Path) -> int:
+    """The first version once more, as the canary of another run; its number."""
+    first = registry.list("default")[0]
+    registry.promote("default", first.version, "the first", by="test")
+    version = registry.reserve("default", "other")
+    write_kept(other, version, read_kept(run, first.version, first.sha256))
+    shutil.copy(run / "policies" / "policy.json", other / "policies" / "policy.json")
+    registry.register(
+        NewVersion(
+            policy="default",
+            version=version,
+            run="other",
+            update=1,
+            sha256=first.sha256,
+            size_bytes=first.size_bytes,
+            origin=Origin.IMPORT,
+            place=str(other),
+        ),
+        by="test",
+    )
+    registry.promote("default", version, "tried", by="test", to=Status.CANARY, canary_share=0.5)
+    return version

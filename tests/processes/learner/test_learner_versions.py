@@ -15,6 +15,7 @@ from penstock.config.settings import Settings
 from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, Status
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import SchemaMismatch
+from penstock.registry.version_ranges import RANGE
 from penstock.registry.weight_files import (
     kept_files,
     read_kept,
@@ -166,6 +167,38 @@ def test_every_so_many_updates_a_version_is_registered_and_the_oldest_makes_room
     assert Origin.PERIODIC in {one.origin for one in versions.values()}
     assert 5 < len(versions) <= MAX_PINNED
     assert kept_files(tmp_path) == versions.keys() == kept(redis_url)
+
+
+def test_what_a_run_begins_with_is_registered_before_it_has_learned(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """Where versions are kept every so many updates: a run that serves has one to go back to."""
+    made = given(60 * BATCH)
+    made = made.model_copy(update={"learner": made.learner.model_copy(update={"keep_every_updates": 1000})})
+    with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
+        producer.open()
+        until(lambda: kept(redis_url), "a version that is kept")
+        (first,) = registry().list(POLICY)
+        assert (first.update, first.origin) == (0, Origin.PERIODIC)
+        assert len(read_kept(tmp_path, first.version, first.sha256)) == first.size_bytes
+        learner.drain()
+
+
+def test_a_run_draws_no_number_of_another_that_registers_in_its_registry(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """A registry in its folder is its own until then; when it is resumed it has numbers reserved."""
+    run(redis_url, tmp_path, given(), (1.0,))
+    first = registry().reserve(POLICY, "other")
+    row = NewVersion(
+        policy=POLICY, version=first, run="other", update=1, sha256="0" * 64, size_bytes=1, origin=Origin.BEST
+    )
+    registry().register(row, by="test")
+    before = {one.version for one in registry().list(POLICY)}
+    run(redis_url, tmp_path, given(30 * BATCH), (5.0,), resume=True)
+    later = {one.version for one in registry().list(POLICY)} - before
+    assert later
+    assert not later & set(range(first, first + RANGE))
 
 
 def test_what_an_operator_retires_is_answered_for_no_longer(

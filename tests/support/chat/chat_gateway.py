@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,15 +21,19 @@ class ChatGateway(PromptsGateway):
 
     site = "chat"
 
-    def __init__(self, folder: Path, *options: str, task: str = "") -> None:
-        """task: further keys of `environment.kwargs`, as TOML."""
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        task: str = "",
+        talks: Sequence[tuple[str, str]] = TALKS * 6,
+        training: str = "epochs = 30, batch = 8, learning_rate = 1e-2, hidden = 32, layers = 1, pieces = 320",
+    ) -> None:
+        """task: further keys of `environment.kwargs`, as TOML. talks: what the model learns, and how."""
         file = folder / "talks.jsonl"
-        rows = [json.dumps({"prompt": asked, "response": said}) for asked, said in TALKS * 6]
+        rows = [json.dumps({"prompt": asked, "response": said}) for asked, said in talks]
         file.write_text("".join(f"{row}\n" for row in rows))
-        base = (
-            "{epochs = 30, batch = 8, learning_rate = 1e-2, hidden = 32, layers = 1, pieces = 320, "
-            "max_tokens = 128, held_out = 0.0}"
-        )
+        base = f"{{{training}, max_tokens = 128, held_out = 0.0}}"
         kwargs = (
             f'task = "chat", conversations = "{file}", base_training = {base}, response_tokens = 24, '
             f'reward = "{REWARD}", held_out = 0.5'

@@ -1,4 +1,4 @@
-"""`penstock chat`: the base of a chat, ratings that can be believed, and guardrails."""
+"""`penstock chat`: the base of a chat, ratings that can be believed, guardrails, and the loop."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,13 +7,15 @@ import typer
 
 from penstock.runtime.command_exit import finish
 from penstock.runtime.command_options import AsJson
+from workloads.chat.commands.loop_commands import loop_commands
 
 if TYPE_CHECKING:
     from penstock.runtime.lifecycle import Lifecycle
 
-chat_commands = typer.Typer(help="Chat: its base, ratings, guardrails.", no_args_is_help=True)
+chat_commands = typer.Typer(help="Chat: its base, ratings, guardrails, its loop.", no_args_is_help=True)
 guard_commands = typer.Typer(help="Guardrails: train their classifier, check texts.", no_args_is_help=True)
 chat_commands.add_typer(guard_commands, name="guard")
+chat_commands.add_typer(loop_commands, name="loop")
 
 
 @chat_commands.command()

@@ -7,6 +7,7 @@ chat_api       conversations with the run, and what is said of their answers
 talk_record    one conversation as the page has it
 answer_book    which answers there were: by version, fallbacks, what was blocked; no texts
 overview       satisfaction by version, for those who look after the chat
+steering       what they decide: which version answers, whether the loop goes on
 
 The files of the page are in static.
 """

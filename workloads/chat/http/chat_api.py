@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.surface import ApiError, RunAddresses, Upstream, answered, event, not_yet, of_run
+from gateway.surface import (
+    ApiError,
+    RunAddresses,
+    RunSettings,
+    Upstream,
+    answered,
+    event,
+    not_yet,
+    of_run,
+)
 from penstock.client import AsyncTextClient, InvalidRequest, PolicyError
 from penstock.client.text_async import AsyncAnswerStream
 from penstock.config.configuration_error import ConfigurationError
@@ -47,7 +56,7 @@ class ChatApi:
     _talks: "OrderedDict[str, TalkRecord]" = field(default_factory=OrderedDict)
     _client: AsyncTextClient | None = None
     _address: str = ""
-    _registry: str = ""
+    _run: RunSettings | None = None
     _looked_s: float = -1.0
 
     def __post_init__(self) -> None:
@@ -71,21 +80,24 @@ class ChatApi:
             raise not_yet("its model is still being made, or its server has not come up")
         return self._client
 
-    async def registry(self) -> str:
-        """Return the URL of the run's registry; raises ApiError where it is not known."""
-        if not self._registry:
+    async def run(self) -> RunSettings:
+        """Return what the run was begun with; raises ApiError where its registry is not known."""
+        if self._run is None:
             try:
-                found = await asyncio.to_thread(self.upstream.settings)
+                self._run = await asyncio.to_thread(self.upstream.settings)
             except ConfigurationError as error:
                 raise ApiError(409, str(error)) from error
-            self._registry = found.registry if found is not None else ""
-        if not self._registry:
+        if self._run is None or not self._run.registry:
             raise ApiError(
                 409,
                 "the run's registry, which keeps what people say, is not known: serve the run by --run, or "
                 "name its registry.url with --set",
             )
-        return self._registry
+        return self._run
+
+    async def registry(self) -> str:
+        """Return the URL of the run's registry; raises ApiError where it is not known."""
+        return (await self.run()).registry
 
     async def close(self) -> None:
         """Close the connection; the text server gives open conversations up after a while."""

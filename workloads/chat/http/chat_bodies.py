@@ -60,3 +60,15 @@ class Prefer(OfTurn):
     """Which of the two answers to the same message somebody prefers."""
 
     better: Literal["first", "second"]
+
+
+class Reasoned(Body):
+    """Why somebody who looks after the chat does something, for the audit."""
+
+    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
+
+
+class OfVersion(Reasoned):
+    """A version of the chat."""
+
+    version: Annotated[int, Field(ge=1, lt=2**53)]

@@ -1,5 +1,6 @@
-"""The calls of the page: conversations, ratings, one's own data, and the overview."""
+"""The calls of the page: conversations, ratings, one's own data, the overview, and what is decided there."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ from fastapi import APIRouter, Depends, Request
 
 from gateway.surface import EventStream, JsonRoute, answered, caller_of
 from workloads.chat.http import chat_bodies as bodies
+from workloads.chat.http import steering
 from workloads.chat.http.chat_api import ChatApi
 from workloads.chat.http.overview import overview
 
@@ -87,8 +89,37 @@ async def forget(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
 
 @router.get("/api/chat/overview")
 async def look(api: Api) -> dict[str, Any]:
-    """Return satisfaction by version, arms, fallbacks, what was blocked, and decisions."""
+    """Return satisfaction by version, arms, fallbacks, what was blocked, decisions, and the loop."""
     return await overview(api)
+
+
+@router.post("/api/chat/promote")
+async def promote(request: Request, api: Api, body: bodies.OfVersion) -> dict[str, Any]:
+    """Let a version answer everybody."""
+    return await asyncio.to_thread(steering.promote, await api.registry(), body, _name_of(request))
+
+
+@router.post("/api/chat/rollback")
+async def roll_back(request: Request, api: Api, body: bodies.OfVersion) -> dict[str, Any]:
+    """Withdraw the canary, or the version that answers for the one before it."""
+    return await asyncio.to_thread(steering.roll_back, await api.registry(), body, _name_of(request))
+
+
+@router.post("/api/chat/pause")
+async def pause(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, Any]:
+    """Have the loop wait."""
+    return await asyncio.to_thread(steering.pause_loop, await api.run(), body, _name_of(request))
+
+
+@router.post("/api/chat/resume")
+async def resume(api: Api, _body: bodies.Body) -> dict[str, Any]:
+    """Let the loop go on."""
+    return await asyncio.to_thread(steering.resume_loop, await api.run())
+
+
+def _name_of(request: Request) -> str:
+    """Return who decides, for the audit."""
+    return f"page/{caller_of(request)}".rstrip("/")
 
 
 async def _behind(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]:

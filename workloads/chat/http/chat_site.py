@@ -7,7 +7,7 @@ from typing import Final
 
 from fastapi import APIRouter, FastAPI, Response
 
-from gateway.surface import Page, Site, Upstream, add_error_handlers, console_file, file_answer
+from gateway.surface import Loop, Page, Site, Upstream, add_error_handlers, console_file, file_answer
 from penstock import __version__
 from workloads.chat.http.chat_api import ChatApi
 from workloads.chat.http.chat_routes import router
@@ -67,4 +67,10 @@ def site() -> Site:
         make_app=make_app,
         open_paths=("/health", "/chat"),
         viewer_paths=frozenset(f"/api/chat/{name}" for name in _TALKING),
+        loop=Loop(
+            words=("chat", "loop", "run"),
+            # So that there is a version, the one that it begins with, against which canaries are judged.
+            settings=("learner.keep_every_updates=1000",),
+            options=("--reward=learning_rate=3e-3",),  # of the small model that the recipe makes
+        ),
     )

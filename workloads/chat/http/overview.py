@@ -1,40 +1,46 @@
-"""What those who look after a chat see: satisfaction by version, arms, fallbacks, blocks, decisions."""
+"""What those who look after a chat see: satisfaction by version, arms, fallbacks, decisions, the loop."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.surface import LEAST, THUMB, ApiError, Satisfaction, answered, satisfaction
+from gateway.surface import LEAST, THUMB, ApiError, RunSettings, Satisfaction, answered, satisfaction
 from penstock.client import TextDescription
 from penstock.registry.ratings import Tally
 from penstock.registry.records import Event
 from penstock.registry.registry import Registry
+from penstock.registry.routing import Arms
 from workloads.chat.http import chat_api
 from workloads.chat.http.answer_book import VersionCounts
 from workloads.chat.http.chat_api import ChatApi
+from workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
 
 _EVENTS: Final = 10
 
 
 async def overview(api: ChatApi) -> dict[str, Any]:
     """Return it all; where the run does not answer, what is known without it. Raises ApiError."""
-    url = await api.registry()
+    run = await api.run()
     counts = await asyncio.to_thread(api.book.counts)
     blocked = await asyncio.to_thread(api.book.blocked)
-    tallies, events, canary_share, canary = await asyncio.to_thread(_read, url)
+    found = await asyncio.to_thread(_read, run)
     try:
         described, why = await answered((await api.client()).describe()), ""
     except ApiError as error:
         described, why = None, str(error.detail)
     return {
         "leastConversations": LEAST,
-        "versions": versions_of(counts, tallies, described),
+        "versions": versions_of(counts, found.tallies, described),
         "blocked": blocked,
         "learns": described.learns if described else None,
-        "canary": canary,
-        "canaryShare": canary_share,
+        "active": found.arms.active,
+        "canary": found.arms.canary,
+        "canaryShare": found.arms.traffic.canary_share,
+        "canaries": found.canaries,
+        "loop": found.loop,
         "unreachable": why,
-        "decisions": [_decision(one) for one in events],
+        "decisions": [_decision(one) for one in found.events],
     }
 
 
@@ -76,11 +82,27 @@ def _row(
     }
 
 
-def _read(url: str) -> tuple[tuple[Tally, ...], tuple[Event, ...], float, int | None]:
-    with Registry.open(url, migrate=True) as opened:
-        arms = opened.arms(chat_api.POLICY)
-        tallies = opened.tally(chat_api.POLICY, chat_api.THUMB, above=THUMB)
-        return tallies, opened.events(chat_api.POLICY, _EVENTS), arms.traffic.canary_share, arms.canary
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What the registry, and the folder of the loop, say."""
+
+    tallies: tuple[Tally, ...]
+    events: tuple[Event, ...]
+    arms: Arms
+    canaries: dict[str, Any]
+    loop: dict[str, Any] | None
+
+
+def _read(run: RunSettings) -> _Read:
+    policy = chat_api.POLICY
+    with Registry.open(run.registry, migrate=True) as opened:
+        return _Read(
+            tallies=opened.tally(policy, chat_api.THUMB, above=THUMB),
+            events=opened.events(policy, _EVENTS),
+            arms=opened.arms(policy),
+            canaries=look_at_canaries(opened, policy, run.false_alarm),
+            loop=None if run.folder is None else look_at_loop(run.folder, opened, policy),
+        )
 
 
 def _decision(one: Event) -> dict[str, Any]:

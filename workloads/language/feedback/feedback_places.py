@@ -107,13 +107,13 @@ def _ratings(url: str, policy: str | None) -> Iterator[Row]:
             while page := registry.ratings(policy, after=after, limit=_PAGE):
                 after = page[-1].number
                 for kept in page:
-                    yield f"rating {kept.number}", _rating(kept)
+                    yield f"rating {kept.number}", rating_row(kept)
     except (RegistryError, ValueError) as error:
         raise ConfigurationError(f"feedback={url.partition('://')[0]}://…: {error}") from error
 
 
-def _rating(kept: KeptRating) -> dict[str, Any]:
-    """A row in the form that files have. at_s: Unix, in seconds."""
+def rating_row(kept: KeptRating) -> dict[str, Any]:
+    """Return a rating of a registry in the form that rows of files have. at_s: Unix, in seconds."""
     rating = kept.rating
     row: dict[str, Any] = {"prompt": rating.prompt, "key": rating.key, "at_s": kept.created.timestamp()}
     if rating.rater:

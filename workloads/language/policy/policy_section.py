@@ -15,6 +15,11 @@ class LanguageSection(Section):
 
     model: str = Field(min_length=1)
     """Folder, or hub name, of a causal language model in Hugging Face format."""
+    begin_with: str = ""
+    """File of weights that this training begins with, such as `RUN/policies/7.safetensors` of a run alike.
+
+    Empty: it begins with the model as it is, which stays the reference of the KL penalty either way.
+    """
     lora: bool = True
     """Train a low-rank adapter; false: all weights."""
     rank: Positive = 16

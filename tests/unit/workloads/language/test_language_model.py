@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,10 +15,11 @@ from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.config.workload import Workload
 from penstock.policy import weights
+from penstock.policy.tokens import TokenRows
 from penstock.wire.spaces import Discrete, Space
 from tests.support.experience.token_experience import batch_of, fragment, sample
 from workloads.language.language_model import make_model
-from workloads.language.policy.language_policy import build
+from workloads.language.policy.language_policy import LanguagePolicy, build
 
 VOCABULARY = 36
 WORDS = Workload(
@@ -88,6 +90,51 @@ def test_an_adapter_that_has_not_arrived_is_found_out_by_the_probe(base: Path) -
 
 def _policy(base: Path) -> configuration.PolicySection:
     return configuration.PolicySection(kwargs={"model": str(base), "rank": 4})
+
+
+def test_a_training_begins_with_weights_that_are_named(base: Path, tmp_path: Path) -> None:
+    """They are published first, actors are not told of them, and the reference stays the model as it is."""
+    first = made(base)
+    module = first.algorithm.published_modules()["default"]
+    moved = {name: np.add(array, 0.05, dtype=np.float32) for name, array in weights.snapshot(module).items()}
+    file = tmp_path / "7.safetensors"
+    file.write_bytes(weights.encode(moved))
+    begun = made(base, policy={"kwargs": {"model": str(base), "rank": 4, "begin_with": str(file)}})
+    policy = begun.algorithm.published_modules()["default"]
+    assert weights.encode(policy) == file.read_bytes()
+    assert isinstance(policy, LanguagePolicy)
+    rows = _rows(5)
+    assert torch.equal(policy.reference_log_prob(rows), _reference(first).reference_log_prob(rows))
+    assert not torch.equal(policy.reference_log_prob(rows), policy.outputs(rows).log_prob)
+
+
+def _reference(model: Model) -> LanguagePolicy:
+    found = model.algorithm.published_modules()["default"]
+    assert isinstance(found, LanguagePolicy)
+    return found
+
+
+def _rows(length: int) -> TokenRows:
+    tokens = torch.arange(3, 3 + length).unsqueeze(0)
+    return TokenRows(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.arange(length), tokens[0] + 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"policy\.kwargs\.begin_with='.*absent': No such file or directory; name a file of weights"),
+        (b"x", r"policy\.kwargs\.begin_with='.*other': holds no weights of this network"),
+    ],
+)
+def test_weights_that_cannot_be_begun_with_are_refused(
+    base: Path, tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    """By the key, with what to do."""
+    file = tmp_path / ("absent" if content is None else "other")
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=message):
+        made(base, policy={"kwargs": {"model": str(base), "rank": 4, "begin_with": str(file)}})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-// For those who look after the chat: satisfaction by version, what answers, what was blocked, what was decided.
+// For those who look after the chat: satisfaction by version, what answers, what was blocked, what was decided, how far
+// the loop is; and what they decide themselves.
 
 import { call } from "./calls.js";
-import { button, element, table, when } from "./elements.js";
+import { button, element, field, table, when } from "./elements.js";
 
 const share = (number) => (number === null ? "–" : `${(100 * number).toFixed(0)} %`);
 
@@ -28,6 +29,54 @@ function state(found) {
     found.learns ? " What people rate is learned from." : " Nothing is learned from what people rate here.");
 }
 
+const STEPS = {
+  waiting: "waits for ratings", ratings: "leaves out what cannot be believed", reward: "trains the reward model",
+  training: "trains the next version", trial: "tries the new version as a canary",
+};
+
+// Where the loop stands; nothing where there is none.
+function loop(found) {
+  const one = found.loop;
+  if (one === null) return [];
+  const until = `${one.newRatings} new ratings; the next round begins with ${one.labelsWanted} that count.`;
+  return [
+    element("h2", {}, "What is learned"),
+    element("p", { id: "loop" }, `Round ${one.round}: the loop ${STEPS[one.step]}. ${until}`,
+      one.weights.length ? ` The reward weighs ${one.weights.join(", ")}.` : "", one.note ? ` It waits: ${one.note}.` : ""),
+    one.paused === null ? "" : element("p", { id: "paused", class: "bad" }, `Paused by ${one.paused.by}: ${one.paused.reason}`),
+    table("Rounds that are over", ["round", "ended", "labels", "told apart", "version", "came to", "why"],
+      one.past.map((past) => [past.number, when(past.ended_s * 1000), past.labels, past.auc?.toFixed(2), past.version, past.outcome, past.why])),
+  ];
+}
+
+function canaries({ canaries: { tried, falseAlarm, trial } }) {
+  const so = `Canaries so far: ${tried}. ${falseAlarm === null ? "" : `Each that equals the active version is taken for better or worse with a chance of at most ${share(falseAlarm)}.`}`;
+  if (trial === null) return element("p", { id: "canaries" }, so);
+  return element("p", { id: "canaries" },
+    `${so} Version ${trial.version}: ${trial.canaryPeople} people have it and ${trial.activePeople} the active version; of the evidence for a `
+    + `verdict there is ${share(trial.better)} that it is better and ${share(trial.worse)} that it is worse.`);
+}
+
+// Buttons for what may be decided now; each asks why.
+function decisions(found, again) {
+  const why = field("Why, for the audit", "why", { required: true, maxlength: 500, autocomplete: "off", id: "why" });
+  const input = why.querySelector("input");
+  const decide = (text, path, body) => button(text, async () => {
+    if (!input.reportValidity()) return;
+    await call("POST", path, { ...body, reason: input.value });
+    await again();
+  });
+  const made = [];
+  if (found.canary !== null) {
+    made.push(decide(`Promote version ${found.canary}`, "/api/chat/promote", { version: found.canary }));
+    made.push(decide(`Withdraw version ${found.canary}`, "/api/chat/rollback", { version: found.canary }));
+  }
+  if (found.active !== null) made.push(decide(`Roll back version ${found.active}`, "/api/chat/rollback", { version: found.active }));
+  if (found.loop && !found.loop.paused) made.push(decide("Pause the loop", "/api/chat/pause", {}));
+  if (found.loop?.paused) made.push(button("Let the loop go on", async () => { await call("POST", "/api/chat/resume", {}); await again(); }));
+  return made.length ? [element("h2", {}, "Decide"), why, element("div", { class: "row", role: "group", "aria-label": "Decide" }, made)] : [];
+}
+
 export async function look(place) {
   const found = await call("GET", "/api/chat/overview");
   const blocks = Object.entries(found.blocked);
@@ -39,5 +88,6 @@ export async function look(place) {
     table("What was blocked", ["by", "times"], blocks),
     table("Decisions", ["when", "what", "version", "by", "why"],
       found.decisions.map((one) => [when(one.time), one.action, one.version, one.by, one.reason])),
+    ...loop(found), canaries(found), ...decisions(found, () => look(place)),
     button("Look again", () => look(place)));
 }

@@ -1,0 +1,103 @@
+"""A round of the loop: from people's thumbs to a canary of the server that answers them, and its end."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.registry.records import Status
+from penstock.registry.registry import Registry
+from tests.support.chat.chat_gateway import ChatGateway
+from tests.support.chat.loop_process import LoopProcess, told
+from tests.support.chat.people_who_rate import people_talk, talks
+from tests.support.run.broker_process import eventually
+from workloads.chat.loop.loop_state import Outcome, Step, folder_of, round_folder
+from workloads.chat.loop.round_files import has_checkpoint
+from workloads.chat.people.population import population
+
+pytestmark = pytest.mark.timeout(900)
+
+LABELS = 24
+TRAINING = "epochs = 6, batch = 16, learning_rate = 1e-2, hidden = 32, layers = 1, pieces = 320"
+QUICK = (
+    f"--labels={LABELS}",
+    "--least-auc=0",
+    "--reward=epochs=1",
+    "--train=learner.total_steps=5000",
+    "--train=learner.checkpoint_interval_s=0",
+    "--train=evaluation.episodes=2",
+)
+
+
+def test_a_loop_that_is_killed_in_each_step_makes_one_round_of_its_labels(tmp_path: Path) -> None:
+    """Each step is taken up; the canary stands at the server that answers, and is withdrawn by a person."""
+    rng, people = np.random.default_rng(1), population(40, seed=1)
+    options = ("--train=learner.keep_every_updates=1000", "--train=canary.settle_s=1.0")
+    with ChatGateway(tmp_path, *options, talks=talks(1, 240), training=TRAINING) as gateway:
+        run, log = gateway.state / "run", tmp_path / "loop.log"
+        assert {one.arm for one in people_talk(gateway, people, rng, LABELS - 1)} == {"latest"}
+        with LoopProcess(run, log, *QUICK) as loop:
+            loop.await_step(Step.WAITING)
+            loop.kill()
+        with LoopProcess(run, log, *QUICK) as loop:
+            loop.await_step(Step.WAITING)
+            list(people_talk(gateway, people, rng, 1))
+            loop.await_step(Step.REWARD)
+            loop.kill()
+        with LoopProcess(run, log, *QUICK) as loop:
+            at = loop.await_step(Step.TRAINING)
+            training = round_folder(folder_of(run), 1) / "run"
+            eventually(lambda: has_checkpoint(training), "the training", 120)
+            loop.kill()
+        assert (at.number, at.labels, at.through) == (1, LABELS, LABELS)
+        list(people_talk(gateway, people, rng, LABELS))  # of the next round
+        with LoopProcess(run, log, *QUICK) as loop:
+            at = loop.await_step(Step.TRIAL)
+            canary = at.version
+            assert canary is not None
+            _await_canary(gateway, canary)
+            loop.kill()
+        heard = list(people_talk(gateway, people, rng, 12))
+        assert {one.version for one in heard} == {1, canary}
+        assert {one.arm for one in heard} == {"active", "canary"}
+        with LoopProcess(run, log, *QUICK) as loop:
+            found = told(run)
+            assert (found["loop"]["step"], found["canaries"]["tried"]) == ("trial", 1)
+            assert found["canaries"]["trial"]["version"] == canary
+            gateway.post("/api/chat/pause", reason="one round is enough")
+            gateway.post("/api/chat/rollback", version=canary, reason="I do not like it")
+            gateway.post("/api/chat/resume")
+            eventually(lambda: bool(loop.state().past), "the end of the round", 60)
+            (past,) = loop.state().past
+            assert (past.outcome, past.why, past.version) == (Outcome.WITHDRAWN, "I do not like it", canary)
+            after = loop.await_step(Step.RATINGS, Step.REWARD, Step.TRAINING)
+            assert (after.number, after.taken) == (2, LABELS)
+            assert after.labels == LABELS + len(heard)
+        _one_training(run, canary)
+        assert {one.arm for one in people_talk(gateway, people, rng, 4)} == {"active"}
+    assert gateway.summary()["ledger"]["balanced"]
+
+
+def _await_canary(gateway: ChatGateway, canary: int) -> None:
+    """The server answers with it."""
+    eventually(
+        lambda: canary in [one["version"] for one in gateway.get("/api/chat/overview")["versions"]],
+        "the canary at the server",
+        60,
+    )
+
+
+def _one_training(run: Path, canary: int) -> None:
+    """What the first round has left: one version, its weights, and no text of anybody."""
+    folder = round_folder(folder_of(run), 1)
+    with Registry.read(f"sqlite:///{run}/registry.sqlite") as registry:
+        own = [one for one in registry.list("default") if "-round-1-" in one.run]
+        active = registry.active("default")
+    assert [one.version for one in own if one.status is Status.ROLLED_BACK] == [canary]
+    assert active is not None
+    assert active.version == 1
+    assert (folder / "run" / "policies" / f"{canary}.safetensors").exists()
+    assert not (folder / "believed.jsonl").exists()
+    words = [line for line in (folder / "steps.log").read_text().splitlines() if line.startswith("$ ")]
+    assert [line.split()[2:4] for line in words if "train" in line][-1] == ["train", "run"]
+    assert sum("--resume" not in line and " train round.toml" in line for line in words) == 1

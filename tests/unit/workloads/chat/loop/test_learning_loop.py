@@ -1,0 +1,161 @@
+"""The steps of the loop that start no process: when a round begins, and what becomes of a canary."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.registry.records import Status
+from penstock.runtime.exit import Fatal
+from tests.support.chat.loop_stand import POLICY, LoopStand, loop_stand, soon
+from workloads.chat.loop import loop_state
+from workloads.chat.loop.loop_order import LoopOrder
+from workloads.chat.loop.loop_state import LoopState, Outcome, Step, round_folder
+from workloads.chat.ratings.rating_rules import RatingRules
+
+ORDER = LoopOrder(labels=10, patience=20)
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[LoopStand]:
+    """A run with a version that answers, and one that a round made."""
+    with loop_stand(tmp_path) as made:
+        yield made
+
+
+def once(stand: LoopStand, order: LoopOrder = ORDER) -> LoopState:
+    """Where the loop stands after its round."""
+    stand.loop(order, threading.Event()).go()
+    return stand.state()
+
+
+def test_a_canary_that_is_proved_better_is_promoted(stand: LoopStand) -> None:
+    """By the evidence of all servers, which the registry has; the audit says how much there was."""
+    stand.on_trial()
+    stand.see(canary=1.0, active=-1.0, people=100)
+    (past,) = once(stand).past
+    assert (past.outcome, past.version, past.labels) == (Outcome.PROMOTED, stand.made.version, 7)
+    active = stand.registry.active(POLICY)
+    assert active is not None
+    assert active.version == stand.made.version
+    assert active.reason.startswith("better for higher_return after 100 clients of the canary and 100")
+
+
+def test_a_canary_that_servers_withdraw_ends_the_round(stand: LoopStand) -> None:
+    """The version that answered before answers on, and the loop waits for labels."""
+    stand.on_trial()
+    stand.registry.rollback(POLICY, "worse", by="server", version=stand.made.version)
+    state = once(stand)
+    assert (state.step, state.taken, state.version) == (Step.WAITING, 3, None)
+    assert (state.past[-1].outcome, state.past[-1].why) == (Outcome.WITHDRAWN, "worse")
+
+
+@pytest.mark.parametrize("level", [0.0, 0.5])
+def test_a_canary_that_nothing_is_proved_of_is_withdrawn_in_time(stand: LoopStand, level: float) -> None:
+    """After so many ratings since it began, and not one earlier."""
+    stand.on_trial()
+    if level:
+        stand.see(canary=level, active=level, people=30)
+    with stand.going(ORDER):
+        stand.rate(19)
+        assert not soon(lambda: bool(stand.state().past), within_s=3)
+        stand.rate(1, begin=19)
+        assert soon(lambda: bool(stand.state().past))
+    (past,) = stand.state().past
+    assert past.outcome is Outcome.UNPROVED
+    assert past.why.startswith("nothing was proved after 20 further ratings")
+    assert stand.registry.get(POLICY, stand.made.version).status is Status.ROLLED_BACK
+    active = stand.registry.active(POLICY)
+    assert active is not None
+    assert active.version == 1
+
+
+def test_a_version_that_was_made_becomes_the_canary_of_the_server_that_answers(stand: LoopStand) -> None:
+    """With its share of the people, once; an operator's own canary is waited for."""
+    stand.at(step=Step.TRIAL, version=stand.made.version)
+    with stand.going(LoopOrder(labels=10, share=0.3)):
+        assert soon(lambda: stand.registry.canary(POLICY) is not None)
+    assert stand.registry.traffic(POLICY).canary_share == 0.3
+    with stand.going(ORDER):
+        stand.registry.promote(POLICY, stand.made.version, "I like it", by="operator/ann")
+        assert soon(lambda: bool(stand.state().past))
+    assert (stand.state().past[0].outcome, stand.state().past[0].why) == (Outcome.PROMOTED, "I like it")
+    assert [one.action.value for one in stand.registry.events(POLICY)].count("promoted") == 3
+
+
+def test_what_is_paused_neither_promotes_nor_begins(stand: LoopStand) -> None:
+    """Until it is let go on."""
+    stand.on_trial()
+    stand.see(canary=1.0, active=-1.0, people=100)
+    loop_state.pause(stand.folder, "holidays", "ann")
+    with stand.going(ORDER):
+        assert not soon(lambda: bool(stand.state().past), within_s=2.5)
+        loop_state.resume(stand.folder)
+        assert soon(lambda: bool(stand.state().past))
+
+
+def test_a_flood_of_one_person_begins_no_round(stand: LoopStand) -> None:
+    """What counts is counted, by the rules of `penstock chat ratings`; each rating in one round alone."""
+    order = LoopOrder(labels=10, rules=RatingRules(daily_cap=5))
+    with stand.going(order):
+        stand.rate(500, rater="flooder")
+        assert soon(lambda: stand.state().labels == 5)
+        assert not soon(lambda: stand.state().number > 0, within_s=2.5)
+        stand.rate(5, begin=1000)
+        assert soon(lambda: stand.state().number == 1)
+    state = stand.state()
+    assert (state.through, state.labels) == (505, 10)
+
+
+def test_a_step_that_fails_has_the_loop_wait_with_its_cause(stand: LoopStand) -> None:
+    """It is not tried again by itself; one round ends with the cause."""
+    (round_folder(stand.folder, 1) / "believed.jsonl").write_text('{"key": "charm"}\n')
+    stand.at(step=Step.REWARD)
+    with pytest.raises(Fatal, match="no rating is of thumb, .* --head NAME=SCALE"):
+        once(stand)
+    with stand.going(ORDER):
+        assert soon(lambda: loop_state.read_pause(stand.folder) is not None)
+    pause = loop_state.read_pause(stand.folder)
+    assert pause is not None
+    assert pause.by == "loop"
+    assert "reward failed: no rating is of" in pause.reason
+    assert stand.state().step is Step.REWARD
+
+
+def test_one_loop_has_a_run_at_a_time(stand: LoopStand) -> None:
+    """The other is refused by the folder."""
+    with stand.going(ORDER):
+        assert soon(lambda: (stand.folder / "loop.json").exists())
+        with pytest.raises(ConfigurationError, match="another loop has this run in hand"):
+            once(stand)
+
+
+def test_a_run_without_an_active_version_gets_its_newest_one(stand: LoopStand) -> None:
+    """Before the first round: a canary is judged against an active version."""
+    stand.registry.promote(POLICY, stand.made.version, "x", by="test")
+    stand.registry.rollback(POLICY, "y", by="test")
+    stand.registry.retire(POLICY, stand.made.version, "z", by="test")
+    stand.rate(10)
+    with stand.going(ORDER):
+        assert soon(lambda: stand.state().number == 1)
+    active = stand.registry.active(POLICY)
+    assert active is not None
+    assert active.version == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"labels": 0}, "--labels 0: must be at least 1"),
+        ({"patience": -1}, "--patience -1: must be at least 1"),
+        ({"share": 1.0}, r"--share 1: must be above 0 and at most 0\.8"),
+        ({"share": float("nan")}, "--share nan: must be above 0"),
+        ({"least_auc": 1.5}, r"--least-auc 1\.5: must lie between 0 and 1"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_named(wrong: dict[str, float], message: str) -> None:
+    """By their options."""
+    with pytest.raises(ConfigurationError, match=message):
+        LoopOrder(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,32 @@
+"""The training of a round has the very network of the run that answers, and learns where nobody is asked."""
+
+import tomllib
+from pathlib import Path
+
+from actor.serving.release.traffic import _is_alike
+from learner.model.model import make_model as make_learned
+from penstock.config.settings import load
+from penstock.policy import weights
+from tests.support.chat.loop_stand import loop_stand
+from tests.support.language.text_stand import make_model
+from workloads.chat.loop.round_recipe import recipe_of
+
+
+def test_its_versions_can_be_arms_of_the_run_that_answers(tmp_path: Path) -> None:
+    """Same network and spaces as servers compare them; another reward, other prompts, no server."""
+    base = make_model(tmp_path / "base")
+    with loop_stand(tmp_path, str(base)) as stand:
+        folder = tmp_path / "round"
+        folder.mkdir()
+        made = load([tomllib.loads(recipe_of(stand.run, folder, 3))])
+        assert made.run == "talk-round-3"
+        assert made.registry.url == stand.run.url
+        assert not made.registry.activate_first
+        assert made.serving.listen == ""
+        assert made.environment.kwargs["reward"] == str(folder / "judge")
+        assert made.policy.kwargs["begin_with"] == str(folder / "begin.safetensors")
+        served = make_learned(stand.run.settings)
+        (folder / "begin.safetensors").write_bytes(
+            weights.encode(served.algorithm.published_modules()["default"])
+        )
+        assert _is_alike(make_learned(made).specification, served.specification)

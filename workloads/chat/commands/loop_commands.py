@@ -1,0 +1,177 @@
+"""`penstock chat loop`: have a chat learn from its ratings, see how far that is, and have it wait."""
+
+import getpass
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.runtime.command_exit import finish
+from penstock.runtime.command_options import AsJson
+
+if TYPE_CHECKING:
+    from penstock.runtime.lifecycle import Lifecycle
+
+loop_commands = typer.Typer(help="Learn from ratings: run, status, pause, resume.", no_args_is_help=True)
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run that answers people.")]
+
+
+@loop_commands.command()
+def run(
+    run: Run,
+    labels: Annotated[int, typer.Option(help="New ratings that count, by which a round begins.")] = 200,
+    once: Annotated[bool, typer.Option("--once", help="End after one round.")] = False,
+    share: Annotated[float, typer.Option(help="Share of the people who get a canary.")] = 0.5,
+    patience: Annotated[
+        int, typer.Option(help="Ratings after which a canary that nothing is proved of is withdrawn.")
+    ] = 2000,
+    least_auc: Annotated[
+        float,
+        typer.Option(
+            help="Least area under the curve of the reward model on ratings held out: 0.5 is chance, 0 any."
+        ),
+    ] = 0.55,
+    heads: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--head", metavar="NAME=SCALE", help="What people rate; default: what the page asks for."
+        ),
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option("--weight", metavar="NAME=NUMBER", help="Of a head in the reward; may be repeated."),
+    ] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="As `penstock reward train --set`; may be repeated."),
+    ] = None,
+    train: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SECTION.KEY=VALUE", help="As `penstock train --set`; may be repeated."),
+    ] = None,
+) -> None:
+    """Train from new ratings, try what comes of it as a canary, promote or withdraw it, and begin again."""
+
+    def body(lifecycle: "Lifecycle") -> int:
+        from penstock.config.run_folder import keep_private
+        from penstock.runtime.exit import EXIT_OK
+        from workloads.chat.loop.learning_loop import LearningLoop
+        from workloads.chat.loop.loop_order import LoopOrder
+        from workloads.chat.loop.served_run import read_run
+
+        keep_private()
+        order = LoopOrder(
+            labels=labels,
+            share=share,
+            patience=patience,
+            least_auc=least_auc,
+            heads=tuple(heads or ()),
+            weights=tuple(weights or ()),
+            reward=tuple(reward or ()),
+            train=tuple(train or ()),
+        )
+        LearningLoop(read_run(run), order, lifecycle.draining, once=once).go()
+        return EXIT_OK
+
+    from penstock.runtime.lifecycle import leave, run_service
+
+    leave(run_service(body, "loop"))
+
+
+@loop_commands.command()
+def status(run: Run, as_json: AsJson = False) -> None:
+    """Tell which step the loop is at, how far the canary's trial is, and what became of rounds before."""
+
+    def body() -> int:
+        from penstock.config.configuration_error import ConfigurationError
+        from penstock.registry.registry import Registry
+        from penstock.registry.registry_errors import RegistryError
+        from penstock.runtime.exit import EXIT_OK
+        from workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
+        from workloads.chat.loop.served_run import read_run
+
+        served = read_run(run)
+        try:
+            with Registry.read(served.url) as registry:
+                found = look_at_loop(run, registry, served.policy)
+                canaries = look_at_canaries(registry, served.policy, served.settings.canary.false_alarm)
+        except RegistryError as error:
+            raise ConfigurationError(f"{run}: {error}") from error
+        told = {"loop": found, "canaries": canaries}
+        sys.stdout.write(json.dumps(told) + "\n" if as_json else "\n".join(_lines(told)) + "\n")
+        return EXIT_OK
+
+    finish(body)
+
+
+@loop_commands.command()
+def pause(run: Run, reason: Annotated[str, typer.Option("--reason", help="Why.")]) -> None:
+    """Have the loop wait: it trains and promotes nothing. Servers still withdraw a canary that is worse."""
+
+    def body() -> int:
+        from penstock.runtime.exit import EXIT_OK
+        from workloads.chat.loop import loop_state
+
+        loop_state.pause(_folder(run), reason, getpass.getuser())
+        return EXIT_OK
+
+    finish(body)
+
+
+@loop_commands.command()
+def resume(run: Run) -> None:
+    """Let the loop go on; a step that failed is tried again."""
+
+    def body() -> int:
+        from penstock.runtime.exit import EXIT_OK
+        from workloads.chat.loop import loop_state
+
+        loop_state.resume(_folder(run))
+        return EXIT_OK
+
+    finish(body)
+
+
+def _folder(run: Path) -> Path:
+    from workloads.chat.loop import loop_state
+    from workloads.chat.loop.served_run import read_run
+
+    read_run(run)
+    return loop_state.folder_of(run)
+
+
+def _lines(told: dict[str, Any]) -> list[str]:
+    found, canaries = told["loop"], told["canaries"]
+    trial = canaries["trial"]
+    lines = [
+        f"canaries so far: {canaries['tried']}, each with a false alarm rate of {canaries['falseAlarm']:g}"
+    ]
+    if trial is not None:
+        lines.append(
+            f"version {trial['version']} is on trial: {trial['verdict']}; {trial['canaryPeople']} people "
+            f"have it, {trial['activePeople']} the active version; of the evidence for a verdict there is "
+            f"{trial['better']:.0%} that it is better, {trial['worse']:.0%} that it is worse"
+        )
+    if found is None:
+        return ["the loop was never started here", *lines]
+    paused = found["paused"]
+    return [
+        f"round {found['round']}: {found['step']}" + ("" if paused is None else ", paused"),
+        *([f"paused by {paused['by']}: {paused['reason']}"] if paused is not None else []),
+        *([f"waits: {found['note']}"] if found["note"] else []),
+        f"new ratings: {found['newRatings']} of {found['labelsWanted']} for the next round",
+        *lines,
+        *(map(_past_line, found["past"])),
+    ]
+
+
+def _past_line(one: dict[str, Any]) -> str:
+    ended = datetime.fromtimestamp(one["ended_s"], UTC).isoformat(timespec="seconds")
+    version = "" if one["version"] is None else f", version {one['version']}"
+    auc = "" if one["auc"] is None else f", area under the curve {one['auc']:.2f}"
+    what = f"round {one['number']} {one['outcome']} at {ended}: {one['labels']} labels"
+    return f"{what}{version}{auc}; {one['why']}"

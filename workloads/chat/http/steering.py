@@ -1,0 +1,67 @@
+"""What those who look after a chat decide: which version answers, and whether the loop goes on."""
+
+from pathlib import Path
+from typing import Any
+
+from gateway.surface import ApiError, RunSettings
+from penstock.registry.records import PolicyVersion
+from penstock.registry.registry import Registry
+from penstock.registry.registry_errors import RegistryError, Unavailable, UnknownVersion
+from workloads.chat.http import chat_api
+from workloads.chat.http.chat_bodies import OfVersion, Reasoned
+from workloads.chat.loop import loop_state
+
+
+def promote(url: str, body: OfVersion, by: str) -> dict[str, Any]:
+    """Let a version answer everybody; raises ApiError. url: of the registry. by: for the audit."""
+    try:
+        with Registry.open(url, migrate=True) as opened:
+            return _shown(opened.promote(chat_api.POLICY, body.version, body.reason, by=by))
+    except RegistryError as error:
+        raise _refused(error) from error
+
+
+def roll_back(url: str, body: OfVersion, by: str) -> dict[str, Any]:
+    """Withdraw the canary, or the version that answers for the one before it.
+
+    url: of the registry. by: for the audit. Raises ApiError.
+    """
+    try:
+        with Registry.open(url, migrate=True) as opened:
+            done = opened.rollback(chat_api.POLICY, body.reason, by=by, version=body.version)
+    except RegistryError as error:
+        raise _refused(error) from error
+    return _shown(done.withdrawn)
+
+
+def pause_loop(run: RunSettings, body: Reasoned, by: str) -> dict[str, Any]:
+    """Have the loop of a run wait; raises ApiError 409 where there is none."""
+    loop_state.pause(_loop_of(run), body.reason, by)
+    return {"paused": True}
+
+
+def resume_loop(run: RunSettings) -> dict[str, Any]:
+    """Let the loop of a run go on; raises ApiError 409 where there is none."""
+    loop_state.resume(_loop_of(run))
+    return {"paused": False}
+
+
+def _loop_of(run: RunSettings) -> Path:
+    folder = None if run.folder is None else loop_state.folder_of(run.folder)
+    if folder is None or not folder.is_dir():
+        raise ApiError(409, "there is no loop: start it with --learn, or `penstock chat loop run`")
+    return folder
+
+
+def _shown(version: PolicyVersion) -> dict[str, Any]:
+    return {"version": version.version, "status": version.status.value}
+
+
+def _refused(error: RegistryError) -> ApiError:
+    match error:
+        case UnknownVersion():
+            return ApiError(404, str(error), field="version")
+        case Unavailable():
+            return ApiError(503, str(error), retry_s=1)
+        case _:
+            return ApiError(409, str(error), field="version")

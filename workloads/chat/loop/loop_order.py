@@ -1,0 +1,48 @@
+"""How the loop goes: how many labels, which rewards, how a canary is tried."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from penstock.config.configuration_error import ConfigurationError
+from workloads.chat.ratings.rating_rules import RatingRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOrder:
+    """How the loop goes.
+
+    labels: new ones that count, by which a round begins. share: of the people who get a canary. patience: so
+    many ratings may come before a canary that nothing is proved of is withdrawn. least_auc: of the reward
+    model, on ratings that were held out; 0: any. heads: NAME=SCALE of what people rate; empty: what the page
+    asks for, as far as it was rated. weights: NAME=NUMBER of heads in the reward. reward: KEY=VALUE of
+    `penstock reward train --set`. train: SECTION.KEY=VALUE of `penstock train --set`.
+
+    Raises ConfigurationError that names a number which does not fit.
+    """
+
+    labels: int = 200
+    share: float = 0.5
+    patience: int = 2000
+    least_auc: float = 0.55
+    heads: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    reward: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+    rules: RatingRules = field(default_factory=RatingRules)
+
+    def __post_init__(self) -> None:
+        for name in ("labels", "patience"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"--{name} {getattr(self, name)}: must be at least 1")
+        if not 0 < self.share <= 0.8:
+            raise ConfigurationError(
+                f"--share {self.share:g}: must be above 0 and at most 0.8: a canary is judged beside others"
+            )
+        if not 0 <= self.least_auc <= 1:
+            raise ConfigurationError(f"--least-auc {self.least_auc:g}: must lie between 0 and 1")
+
+    def shown(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
