@@ -80,6 +80,20 @@ REFUSED: Final = {
     "an injector in a file": ((*INJECT, "--folder", "file"), "--folder file: File exists; name a folder"),
     "rewards into a file": ((*REWARD, "--out", "file"), "file"),
     "rewards from no model": ((*REWARD, "--out", "o"), "folder"),
+    "a loop of no run": (("chat", "loop", "run", "absent"), "absent: no folder of a run"),
+    "a loop of no labels": (
+        ("chat", "loop", "run", "absent", "--labels", "0"), "--labels 0: must be at least 1",
+    ),
+    "a loop that is not asked for": ((*CHAT, "--loop", "labels=1"), "--loop labels=1: belongs to --learn"),
+    "an option of a loop without a value": (
+        (*CHAT, "--learn", "--loop", "labels"), "--loop 'labels': write OPTION=VALUE",
+    ),
+    "a loop of a server": (
+        (*CHAT, "--learn", "--server", "localhost:1"), "--learn: needs the folder of the run",
+    ),
+    "a loop that there is not": (
+        ("gateway", "prompts", "--listen", "127.0.0.1:0", "--learn"), "--learn: prompts has no loop",
+    ),
     "a base of no file": (("chat", "pretrain", "absent", "--out", "o"), "absent: cannot be read"),
     "a head without a scale": ((*REWARD, "--out", "o", "--head", "charm"), "head 'charm': write NAME=SCALE"),
     "a run in a file": ((*TRAIN, "--run-dir", "file"), "--run-dir file: File exists; a file stands"),
