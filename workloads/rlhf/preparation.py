@@ -261,10 +261,18 @@ def order_of(section: Language, folder: Path, seed: int) -> Any:
 
 
 def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
-    """Return what was made in the sections that name it, folders as absolute paths."""
+    """Return what was made in the sections that name it, folders as absolute paths.
+
+    Raises ConfigurationError where the policy is to be trained on another base model than the actors read.
+    """
     kwargs = {**settings.environment.kwargs, **made}
     kwargs |= {key: _absolute(kwargs[key]) for key in _PLACES if key in kwargs}
     policy = {"model": kwargs["model"], **settings.policy.kwargs}
+    if _absolute(policy["model"]) != kwargs["model"]:
+        raise ConfigurationError(
+            f"policy.kwargs.model={policy['model']!r}: environment.kwargs.model names another base model, "
+            f"{kwargs['model']!r}; leave one of the two out: a run trains one"
+        )
     return settings.model_copy(
         update={
             "environment": settings.environment.model_copy(update={"kwargs": kwargs}),

@@ -1,8 +1,8 @@
 """Jobs on a cluster, which is one on the disk here: in each state of a job, and of what is known of it."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ pytest.importorskip("kubernetes_validate", reason="what objects are checked by")
 
 import psutil
 
-from gateway.jobs.job_records import Job, Outcome
+from gateway.jobs.job_records import Outcome
 from gateway.jobs.runner import CannotBegin, CannotLook, Stage
 from gateway.store.tables import JobState
 from launch.gateway import kubernetes_runner
@@ -21,8 +21,15 @@ from launch.gateway.cluster_file import Cluster, read_cluster
 from launch.gateway.job_objects import name_of, selector
 from launch.gateway.kubectl import Kubectl
 from launch.gateway.kubernetes_runner import KubernetesRunner
+from tests.processes.gateway.test_gateway_process import new_token, shared_database
+from tests.processes.gateway.test_jobs import JOBS, LONG, Client
+from tests.support.gateway.cluster_job import taken_job
 from tests.support.gateway.disk_cluster import DiskCluster
+from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.gateway.job_templates import write_templates
+from tests.support.storage.postgresql_server import find_programs
+
+__all__ = ["shared_database"]
 
 PATIENCE_S: Final = 240.0
 CLUSTER: Final = """
@@ -63,28 +70,6 @@ def runners(tmp_path: Path, disk: DiskCluster) -> Callable[[], KubernetesRunner]
     return lambda: KubernetesRunner(tmp_path / "jobs", tmp_path / "templates", cluster)
 
 
-def job(id_: str = "0" * 24, template: str = "quick", steps: int = 2) -> Job:
-    """One that was taken from the queue."""
-    now = datetime.now(UTC)
-    return Job(
-        id=id_,
-        project="alpha",
-        agent="agent-",
-        template=template,
-        numbers={"maxSteps": steps, "learningRate": 3e-4} if template == "quick" else {},
-        facts={},
-        by="user/ada",
-        state=JobState.RUNNING,
-        cause="",
-        place="here",
-        cancelled_by=None,
-        result=None,
-        created=now,
-        began=now,
-        ended=None,
-    )
-
-
 def until(look: Callable[[], Any]) -> Any:
     """What a look finds at last that is not None."""
     pause = threading.Event()
@@ -111,7 +96,7 @@ def test_a_job_is_begun_once_found_by_others_and_its_end_outlives_its_object(
     runners: Callable[[], KubernetesRunner], disk: DiskCluster
 ) -> None:
     """By a gateway that was killed in any of its states: the name of the object is that of the job."""
-    first, one = runners(), job()
+    first, one = runners(), taken_job()
     assert first.find(one.id) is Stage.NOT_BEGUN
     first.begin(one, {})
     assert runners().find(one.id) is Stage.GOING_ON
@@ -133,7 +118,7 @@ def test_a_second_pod_of_a_job_does_nothing(
     runners: Callable[[], KubernetesRunner], disk: DiskCluster
 ) -> None:
     """A cluster may start one for a node that it lost sight of; the training goes on once."""
-    runner, one = runners(), job(steps=100_000)
+    runner, one = runners(), taken_job(steps=100_000)
     runner.begin(one, {})
     noted = until(lambda: runner.begun(one.id))
     disk.take_away(name_of(one.id))
@@ -153,7 +138,7 @@ def test_a_job_that_is_cancelled_ends_in_order(
     runners: Callable[[], KubernetesRunner], disk: DiskCluster
 ) -> None:
     """It goes on until its pod has ended; what is not there cannot be asked."""
-    runner, one = runners(), job(steps=100_000)
+    runner, one = runners(), taken_job(steps=100_000)
     assert runner.stop(one.id) is False
     runner.begin(one, {})
     until(lambda: True if runner.read_curve(one.id)["updates"] else None)
@@ -167,7 +152,7 @@ def test_a_cluster_that_does_not_answer_begins_and_settles_nothing(
     runners: Callable[[], KubernetesRunner], disk: DiskCluster
 ) -> None:
     """What is not known is not guessed; a refusal is a cause."""
-    runner, one = runners(), job()
+    runner, one = runners(), taken_job()
     disk.set("away")
     for call in (lambda: runner.find(one.id), lambda: runner.begin(one, {}), lambda: runner.stop(one.id)):
         with pytest.raises(CannotLook, match="does not answer"):
@@ -184,7 +169,7 @@ def test_an_image_that_cannot_be_pulled_is_waited_for_and_then_given_up(
     runners: Callable[[], KubernetesRunner], disk: DiskCluster
 ) -> None:
     """With the cause in words, for good: a gateway that comes later finds it failed, and begins nothing."""
-    runner, one = runners(), job()
+    runner, one = runners(), taken_job()
     disk.set("podless")
     runner.begin(one, {})
     waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image penstock-trainer:0.1.0"}
@@ -229,7 +214,7 @@ def test_what_a_cluster_did_to_a_job_is_its_cause(
 ) -> None:
     """In words, where its program left none; not before all of its pods are gone."""
     status, state, cause = TERMINATED[what]
-    runner, one = runners(), job()
+    runner, one = runners(), taken_job()
     disk.set("podless")
     runner.begin(one, {})
     disk.tell(name_of(one.id), [status, {"phase": "Running"}], FAILED)
@@ -245,7 +230,7 @@ def test_a_job_whose_object_is_taken_away_is_lost_or_was_never_begun(
     runners: Callable[[], KubernetesRunner], disk: DiskCluster
 ) -> None:
     """By whether it had noted that it began."""
-    runner, one = runners(), job()
+    runner, one = runners(), taken_job()
     disk.set("podless")
     runner.begin(one, {})
     disk.take_away(name_of(one.id))
@@ -260,7 +245,7 @@ def test_a_training_that_fails_says_why_in_its_own_words(
     runners: Callable[[], KubernetesRunner], disk: DiskCluster
 ) -> None:
     """The last line of its log, as on a machine."""
-    runner, one = runners(), job(template="wrong")
+    runner, one = runners(), taken_job(template="wrong")
     runner.begin(one, {})
     outcome = ended(runner, one.id)
     assert outcome.state is JobState.FAILED
@@ -281,6 +266,41 @@ def test_a_dry_run_is_made_by_a_pod_and_leaves_nothing(
     every = selector(runner.place)
     until(lambda: True if Kubectl("penstock-gateway").jobs_and_pods(every) == [] else None)
     assert [path.name for path in (tmp_path / "jobs").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
+def test_a_gateway_that_is_killed_finds_its_jobs_on_the_cluster_again(
+    shared_database: str, disk: DiskCluster, tmp_path: Path
+) -> None:
+    """None is started twice or lost, not while the cluster is away either; a run there takes no orders."""
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    write_templates(tmp_path / "templates")
+    options = (
+        *("--database", shared_database, "--registry", shared_database, "--templates", "templates"),
+        *("--runner", "kubernetes", "--cluster", "cluster.toml"),
+    )
+    token = new_token(tmp_path, "alpha", "--database", shared_database)
+    with GatewayProcess(tmp_path, *options) as gateway:
+        client = Client(gateway, token)
+        long = client.submit("my_agent", steps=LONG)
+        until(lambda: client.http.get(f"{JOBS}/{long['id']}/curve").json()["updates"] or None)
+        gateway.process.send_signal(signal.SIGKILL)
+        gateway.process.wait()
+    with GatewayProcess(tmp_path, *options) as gateway:
+        client = Client(gateway, token)
+        disk.set("away")
+        until(lambda: "the cluster does not answer" in gateway.log.read_text() or None)
+        assert client.job(long)["state"] == "running"
+        disk.set("away", on=False)
+        paused = client.http.post(f"{JOBS}/{long['id']}/control/pause", json={})
+        assert (paused.status_code, "takes no orders" in paused.json()["detail"]) == (409, True)
+        client.cancel(long)
+        assert client.ended(long)["state"] == "cancelled"
+        short = client.ended(client.submit("my_agent"))
+        assert short["state"] == "finished", short
+        versions = client.http.get(f"{JOBS}/{short['id']}/versions").json()
+        assert versions["versions"], versions
+    assert disk.created() == [name_of(long["id"]), name_of(short["id"])]
 
 
 def test_there_is_no_runner_without_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,23 @@ def test_bad_rows_of_feedback_are_shown_and_left_out(tmp_path: Path) -> None:
     assert "line 41" in shown[1]
 
 
+@pytest.mark.parametrize("named", ["other", "gpt2"])
+def test_two_base_models_are_refused_by_name(base: Path, tmp_path: Path, named: str) -> None:
+    """Also one that is not there; the same one may be said twice."""
+    (tmp_path / "other").mkdir()
+    asked = settings_of(model=str(base), reward="grpc://127.0.0.1:1", prompts="prompts.jsonl")
+
+    def with_policy(model: str) -> Settings:
+        section = asked.policy.model_copy(update={"kwargs": {"model": model}})
+        return asked.model_copy(update={"policy": section})
+
+    place = str(tmp_path / named) if named == "other" else named
+    with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.model=.*names another base model"):
+        prepare(with_policy(place), tmp_path / "run", progress()[0])
+    made = prepare(with_policy(str(base)), tmp_path / "run", progress()[0])
+    assert made.policy.kwargs["model"] == str(base)
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_model_of_words_knows_those_of_pairs(tmp_path: Path) -> None:
     """Of both responses, beside those of scores; a row that is none is counted and no more."""

@@ -1,0 +1,133 @@
+"""The gateway's runner on a real cluster: what its API server accepts, and where a job is by what it says.
+
+The folder of the jobs is one of the tests' own machine, which no pod sees, so that no training begins here:
+its pod finds no folder of its job, or is held back by what the test takes away.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+pytest.importorskip("argon2", reason="the gateway needs its extra")
+
+from gateway.jobs.job_records import Outcome
+from gateway.jobs.runner import Stage
+from gateway.store.tables import JobState
+from launch.gateway.cluster_file import Cluster as Described
+from launch.gateway.cluster_file import read_cluster
+from launch.gateway.job_objects import job_object, name_of
+from launch.gateway.kubernetes_runner import KubernetesRunner
+from tests.deploy.manifests import KUBERNETES, kinds, render
+from tests.kubernetes.cluster import Cluster, eventually
+from tests.kubernetes.installation import Installation
+from tests.kubernetes.test_strict_validation import with_namespace
+from tests.support.gateway.cluster_job import taken_job
+from tests.support.gateway.job_templates import write_templates
+
+COMPONENT: Final = KUBERNETES / "components" / "gateway-jobs"
+NO_IMAGE: Final = "penstock-there-is-no-such-image:0"
+
+
+@pytest.fixture
+def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
+    """The gateway's overlay with the component, its namespace alone applied."""
+    yield from with_namespace(Installation(cluster, tmp_path / "overlay", "gateway", "gateway-jobs"))
+
+
+@pytest.fixture
+def described(installation: Installation) -> Described:
+    """Where jobs run: in that namespace, under an account without rights, on a claim of its class."""
+    for one in kinds(render(installation.folder), "ServiceAccount", "Role", "RoleBinding"):
+        installation.kubectl("apply", "--validate=strict", "--filename=-", given=yaml.safe_dump(one))
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "state"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    installation.kubectl("apply", "--filename=-", given=yaml.safe_dump(claim))
+    base = read_cluster(COMPONENT / "cluster.toml")
+    amounts = {"cpu": "10m", "memory": "32Mi"}
+    told = {"namespace": installation.namespace, "image": NO_IMAGE, "registry_secret": None, "start_s": 1}
+    return base.model_copy(update=told | {"requests": amounts, "limits": amounts})
+
+
+@pytest.fixture
+def runners(
+    described: Described, installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], KubernetesRunner]:
+    """Makes one, as a gateway that starts does."""
+    monkeypatch.setenv("KUBECONFIG", str(installation.cluster.kubeconfig))
+    write_templates(tmp_path / "templates")
+    return lambda: KubernetesRunner(tmp_path / "jobs", tmp_path / "templates", described)
+
+
+def test_the_job_of_a_training_is_accepted(installation: Installation) -> None:
+    """By the server's own schemas and the namespace's restricted standard, without a warning."""
+    base = read_cluster(COMPONENT / "cluster.toml")
+    described = base.model_copy(update={"namespace": installation.namespace})
+    folder = Path("/state/jobs/0123")
+    one = job_object(described, job="0123", place="p", folder=folder, command=["python"])
+    words = ["apply", "--validate=strict", "--dry-run=server", "--filename=-"]
+    said = installation.kubectl(*words, given=yaml.safe_dump(one), check=False)
+    assert said.strip() == f"job.batch/{name_of('0123')} created (server dry run)"
+
+
+def test_the_account_of_the_gateway_may_do_what_its_runner_does(
+    installation: Installation, described: Described
+) -> None:
+    """And nothing beside it."""
+    account = f"--as=system:serviceaccount:{described.namespace}:gateway"
+
+    def may(*words: str) -> bool:
+        return installation.kubectl("auth", "can-i", *words, account, check=False).strip().startswith("yes")
+
+    assert all(may(verb, "jobs.batch") for verb in ("create", "get", "list", "delete"))
+    assert all(may(verb, "pods") for verb in ("get", "list"))
+    for refused in (
+        ("get", "secrets"),
+        ("create", "pods"),
+        ("create", "pods/exec"),
+        ("update", "jobs.batch"),
+    ):
+        assert not may(*refused), refused
+
+
+def test_a_job_is_made_once_found_again_and_taken_away(
+    installation: Installation, runners: Callable[[], KubernetesRunner]
+) -> None:
+    """By whichever gateway asks; one that never began is not begun, and an image that is none is its cause."""
+    runner, one = runners(), taken_job()
+    assert runner.find(one.id) is Stage.NOT_BEGUN
+    runner.begin(one, {})
+    runners().begin(one, {})
+    assert runners().find(one.id) is Stage.GOING_ON
+
+    def made() -> list[Any]:
+        words = ["jobs", f"--namespace={installation.namespace}"]
+        return list(installation.cluster.get(*words)["items"])
+
+    assert [job["metadata"]["name"] for job in made()] == [name_of(one.id)]
+
+    def ended() -> Outcome | None:
+        found = runners().find(one.id)
+        return found if isinstance(found, Outcome) else None
+
+    outcome = eventually("a job whose image is none has failed", ended)
+    assert (outcome.state, outcome.cause.startswith("its image cannot be pulled")) == (JobState.FAILED, True)
+    eventually("its Job is gone", lambda: True if made() == [] else None)
+    assert runners().find(one.id) == outcome
+
+
+def test_a_job_that_is_cancelled_is_gone(
+    installation: Installation, runners: Callable[[], KubernetesRunner]
+) -> None:
+    """Its pod first; what is not there cannot be asked."""
+    runner, one = runners(), taken_job()
+    assert runner.stop(one.id) is False
+    runner.begin(one, {})
+    assert runner.stop(one.id) is True
+    eventually("it is gone", lambda: True if runners().find(one.id) is Stage.NOT_BEGUN else None)
