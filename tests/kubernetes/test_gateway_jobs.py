@@ -99,7 +99,7 @@ def test_the_account_of_the_gateway_may_do_what_its_runner_does(
 def test_a_job_is_made_once_found_again_and_taken_away(
     installation: Installation, runners: Callable[[], KubernetesRunner]
 ) -> None:
-    """By whichever gateway asks; one that never began is not begun, and an image that is none is its cause."""
+    """By whichever gateway asks; an image that there is not is its cause, and it is begun no more."""
     runner, one = runners(), taken_job()
     assert runner.find(one.id) is Stage.NOT_BEGUN
     runner.begin(one, {})
