@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.jobs.steering import CannotSteer
+from gateway.jobs.steering import Action, CannotSteer, Order
 from launch.gateway.job_folders import RUN_FOLDER
-from launch.gateway.run_steering import RunSteering
+from launch.gateway.run_steering import PodSteering, RunSteering
 from learner.publish.final_policy import write_specification
 from penstock.config.settings import PolicySection
 from penstock.policy import weights
@@ -112,3 +112,15 @@ def test_a_version_is_decided_about_by_its_name(run: Path) -> None:
     named = {one["version"]: one["label"] for one in steering.versions(JOB)["versions"]}
     assert (named[3], named[other]) == (None, "v15")
     assert steering.roll_back(JOB, "v15", reason="worse", by="ada")
+
+
+@pytest.mark.parametrize("action", Action)
+def test_a_run_in_a_pod_takes_no_orders_and_its_versions_are_decided(
+    run: Path, tmp_path: Path, action: Action
+) -> None:
+    """The order is refused by name; what lies in the folder and the registry is in reach."""
+    steering = PodSteering(lambda job: tmp_path / job / RUN_FOLDER)
+    with pytest.raises(CannotSteer, match=f"{action}: the run of this job goes on in a pod"):
+        steering.order(JOB, Order(action=action))
+    assert [one["version"] for one in steering.versions(JOB)["versions"]] == [3, 5, 9]
+    assert run.is_dir()
