@@ -127,7 +127,9 @@ def gateway(
             doors=doors,
             listen=listen,
             insecure=insecure,
-            work=None if templates is None else partial(_work, state, templates, jobs_at_once, cluster),
+            work=None
+            if templates is None
+            else partial(_work, state, templates, jobs_at_once, cluster, registry),
             oidc=None if oidc is None else read_provider(oidc),
         )
 
@@ -323,8 +325,11 @@ def _check_runner(runner: RunnerName, cluster: Path | None, registry: str) -> No
         )
 
 
-def _work(state: Path, templates: Path, at_once: int, cluster: Path | None) -> "Work":
-    """Return how jobs are run; raises ConfigurationError. cluster: where; None: as processes here."""
+def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, registry: str) -> "Work":
+    """Return how jobs are run; raises ConfigurationError.
+
+    cluster: file of where; None: as processes here. registry: URL of theirs, on a cluster.
+    """
     from gateway.process import Work
     from launch.gateway.cluster_file import read_cluster
     from launch.gateway.job_templates import read_templates
@@ -345,7 +350,9 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None) -> "
         pods = KubernetesRunner(state / "jobs", templates, read_cluster(cluster))
     except OSError as error:
         raise ConfigurationError(f"--state {state}: {error.strerror}") from error
-    return Work(runner=pods, steering=PodSteering(pods.run_folder), at_once=at_once, services=_services())
+    return Work(
+        runner=pods, steering=PodSteering(pods.run_folder, registry), at_once=at_once, services=_services()
+    )
 
 
 def _services() -> "list[Service]":

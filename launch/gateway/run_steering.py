@@ -20,10 +20,14 @@ _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume",
 
 
 class RunSteering:
-    """Steers runs. folder_of: returns the folder of one by its name."""
+    """Steers runs.
 
-    def __init__(self, folder_of: Callable[[str], Path]) -> None:
-        self._run = folder_of
+    folder_of: returns the folder of one by its name. registry: URL of theirs; None: that which each folder
+    names, which was made here.
+    """
+
+    def __init__(self, folder_of: Callable[[str], Path], registry: str | None = None) -> None:
+        self._run, self._registry = folder_of, registry
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:
         """Tell a run that goes on what is wanted, and return how far that has come."""
@@ -39,7 +43,7 @@ class RunSteering:
         if not run.is_dir():
             return {"versions": [], "traffic": None}
         with _told():
-            place = find_place(str(run), None, None)
+            place = find_place(str(run), self._registry, None)
             if _is_absent(place.url):
                 return {"versions": [], "traffic": None}
             with opened(place) as registry:
@@ -52,7 +56,7 @@ class RunSteering:
     def weights(self, job: str, version: int | str) -> VersionFile:
         """Return a registered version as a file, if its bytes are those that were registered."""
         with _told():
-            place = find_place(str(self._run(job)), None, None)
+            place = find_place(str(self._run(job)), self._registry, None)
             with opened(place) as registry:
                 found = registry.get(place.policy, _number(registry, place, version))
             assert place.folder is not None
@@ -64,7 +68,7 @@ class RunSteering:
     ) -> Mapping[str, Any]:
         """Make a version `active` or `canary`, and return it."""
         with _told():
-            place = find_place(str(self._run(job)), None, None)
+            place = find_place(str(self._run(job)), self._registry, None)
             with opened(place, to_write=True) as registry:
                 number, wanted = _number(registry, place, version), Status(to)
                 made = registry.promote(
@@ -75,7 +79,7 @@ class RunSteering:
     def roll_back(self, job: str, version: int | str | None, *, reason: str, by: str) -> Mapping[str, Any]:
         """Withdraw a version, the canary or the active one, and return what is active then."""
         with _told():
-            place = find_place(str(self._run(job)), None, None)
+            place = find_place(str(self._run(job)), self._registry, None)
             with opened(place) as registry:
                 number = None if version is None else _number(registry, place, version)
             return rolled_back(place, number, reason, by=by).content
@@ -84,14 +88,20 @@ class RunSteering:
         """Change the traffic, and return it."""
         wish = Wish(canary_share=change.canary_share, latest_share=change.latest_share, shadow=change.shadow)
         with _told():
-            place = find_place(str(self._run(job)), None, None)
+            place = find_place(str(self._run(job)), self._registry, None)
             with opened(place, to_write=True) as registry:
                 now = registry.traffic(place.policy)
                 return traffic_json(registry.set_traffic(wished(now, wish), reason, by=by))
 
 
 class PodSteering(RunSteering):
-    """Steers runs in pods, of which files and registry are in reach, and no broker is."""
+    """Steers runs in pods, of which files and registry are in reach, and no broker is.
+
+    Their folders were made elsewhere, so that the registry is told here.
+    """
+
+    def __init__(self, folder_of: Callable[[str], Path], registry: str) -> None:
+        super().__init__(folder_of, registry)
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:
         """Refuse: the broker of such a run listens in its own pod alone."""

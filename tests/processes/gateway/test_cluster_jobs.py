@@ -298,8 +298,9 @@ def test_a_gateway_that_is_killed_finds_its_jobs_on_the_cluster_again(
         assert client.ended(long)["state"] == "cancelled"
         short = client.ended(client.submit("my_agent"))
         assert short["state"] == "finished", short
-        versions = client.http.get(f"{JOBS}/{short['id']}/versions").json()
-        assert versions["versions"], versions
+        versions = client.http.get(f"{JOBS}/{short['id']}/versions")
+        assert versions.status_code == 200, versions.text
+        assert versions.json()["versions"]
     assert disk.created() == [name_of(long["id"]), name_of(short["id"])]
 
 
