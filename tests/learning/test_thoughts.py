@@ -17,10 +17,12 @@ from unittest.mock import ANY
 import pytest
 import tomli_w
 
+from learner.publish.final_policy import read_final
 from penstock.client import InvalidRequest, PolicyError, TextAnswer, TextClient
+from penstock.policy.weight_blob import sha256
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
-from penstock.registry.weight_files import registry_url
+from penstock.registry.weight_files import read_kept, registry_url
 from penstock.training import lay_over
 from tests.support.run.serving_run import serving
 from tests.support.run.training import Training
@@ -203,6 +205,31 @@ def test_thoughts_are_learned_from_every_seed_through_kills(seed: int, tmp_path:
     assert summary["evaluation"]["sampled"]["mean"] >= 0.8
     assert summary["theatre"]["gain"] >= 1.2
     assert summary["theatre"]["chains"] >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_early_stopping_saves_updates_and_restores_the_best_byte_for_byte(tmp_path: Path) -> None:
+    """Of twice the recipe's updates a tenth at least is saved, and the best thoughts are as good."""
+    patience = {"patience": 2, "min_improvement": 0.005}
+    summary = trained(tmp_path, 0, learner={"total_updates": 600}, evaluation=patience)
+    assert summary["ending"] == "no_improvement"
+    assert summary["updates"] <= 540
+    best, final = summary["evaluation"], read_final(tmp_path / "run")
+    assert best["sampled"]["mean"] >= 0.8
+    # Every update of this run was published, under the next number.
+    assert final.update == best["version"] - 1 < summary["updates"]
+    with Registry.open(registry_url(tmp_path / "run")) as registry:
+        rows = {row.version: row for row in registry.list("default")}
+    assert rows[final.version].sha256 == sha256(final.blob)
+    # Of equally good ones the newest is restored, and the first is kept under its own number.
+    as_good = [
+        row for row in rows.values() if row.evaluation is not None and row.evaluation.mean == best["mean"]
+    ]
+    assert final.version in {row.version for row in as_good}
+    for row in as_good:
+        if row.update == final.update:
+            assert read_kept(tmp_path / "run", row.version, row.sha256) == final.blob
 
 
 @pytest.mark.slow

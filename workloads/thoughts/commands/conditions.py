@@ -16,6 +16,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,15 +130,18 @@ def _network(plan: Plan, place: _Place, seed: int, number: int) -> Any:
     lessons = Lessons(place.task, place.layout, random)
     teacher = Teacher(network, place.layout, learning_rate=1e-3)
     for _ in range(updates):
-        teacher.teach(_lessons(lessons, place.task, random, number))
+        teacher.teach(_lessons(lessons, place, random, number))
     return network.eval()
 
 
-def _lessons(lessons: Lessons, task: Task, random: np.random.Generator, number: int) -> list[Lesson]:
+def _lessons(lessons: Lessons, place: _Place, random: np.random.Generator, number: int) -> list[Lesson]:
     """Return the rows of one update of a condition that is taught."""
+    task = place.task
     if number in _WITHOUT_THOUGHTS:
         return [lessons.direct(one) for one in draw_mixed(task, random, _ROWS)]
-    of: Callable[[Example], Lesson] = lessons.filler if number == 3 else lessons.chain
+    of: Callable[[Example], Lesson] = (
+        partial(lessons.filler, most=place.most - 1) if number == 3 else lessons.chain
+    )
     shown = [of(one) for one in draw_mixed(task, random, _TAUGHT_ROWS - _DIRECT_ROWS)]
     return [*shown, *(lessons.direct(one) for one in draw_mixed(task, random, _DIRECT_ROWS))]
 

@@ -21,6 +21,8 @@ Results = Mapping[int, Mapping[int, Mapping[str, Any]]]
 _MUST_FAIL: Final = (3, 7)
 _WITHOUT: Final = (1, 2, 3, 4)
 _TRAINED: Final = 5
+_OVER: Final = 10
+"""Updates whose mean a curve shows: single batches vary by more than what is compared."""
 _RUNS: Final = {5: "REINFORCE", 7: "another's reward"}
 
 
@@ -116,13 +118,22 @@ def _draw_curves(results: Results, out: Path) -> None:
 def draw_lines(
     curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], quantity: str, file: Path
 ) -> None:
-    """Draw named curves over updates as a picture; one without a point is left out."""
+    """Draw named curves over updates as a picture, each a running mean; one without a point is left out."""
     figure, axes = _axes()
     for name, rows in curves:
         if rows:
-            axes.plot(*zip(*rows, strict=True), alpha=0.7, label=name)
-    axes.set(xlabel="updates", ylabel=quantity)
+            axes.plot(*zip(*running_mean(rows), strict=True), alpha=0.7, label=name)
+    axes.set(xlabel=f"updates (each point is the mean of {_OVER})", ylabel=quantity)
     _save(figure, axes, file)
+
+
+def running_mean(rows: Sequence[tuple[float, float]], over: int = _OVER) -> Sequence[tuple[float, float]]:
+    """Return places with the mean of their figure and of those before it, `over` of them where there are."""
+    values = np.array([value for _, value in rows])
+    return [
+        (place, float(values[max(0, number + 1 - over) : number + 1].mean()))
+        for number, (place, _) in enumerate(rows)
+    ]
 
 
 def read_curve(file: Path, name: str = "gain") -> Sequence[tuple[float, float]]:

@@ -38,6 +38,8 @@ _COLUMNS = (
     "without, nats",
     "verdict",
     "updates",
+    "ended by",
+    "best restored",
 )
 
 
@@ -152,6 +154,8 @@ def _row(name: str, summary: dict[str, Any]) -> str:
         _number(found.get("direct_loss")),
         str(found.get("verdict", "–")),
         json.dumps(summary.get("updates")),
+        str(summary.get("ending", "–")),
+        "yes" if summary.get("restored_from") else "no",
     )
     return f"| {' | '.join(cells)} |"
 

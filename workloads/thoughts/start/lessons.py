@@ -43,12 +43,18 @@ class Lessons:
         """Return the legal thought."""
         return self.thought(example, example.steps, example.answer)
 
-    def filler(self, example: Example) -> Lesson:
-        """Return a thought as long as the legal one that says nothing."""
-        return self.thought(example, ["."] * len(example.steps), example.answer)
+    def filler(self, example: Example, most: int) -> Lesson:
+        """Return a thought that says nothing, as long as the legal one, or of `most` words where none is."""
+        return self.thought(example, ["."] * (len(example.steps) or most), example.answer)
 
     def random(self, example: Example, most: int) -> Lesson:
-        """Return a thought of up to `most` random symbols, and the true answer."""
+        """Return a thought of up to `most` words that say nothing, and the true answer.
+
+        They are symbols drawn at random, or what the task makes of them.
+        """
+        make = getattr(self._task, "random_thought", None)
+        if make is not None:
+            return self.thought(example, make(self._random, most), example.answer)
         drawn = self._random.choice(self._task.symbols, size=self._random.integers(most + 1))
         return self.thought(example, drawn.tolist(), example.answer)
 

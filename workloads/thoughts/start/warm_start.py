@@ -4,11 +4,16 @@ First it is taught legal thoughts and direct answers, until its steps are right:
 and hardly teaches them. Then the same model is taught to leave most of its thoughts empty and to err in the
 others, so that neither what it samples nor what is likeliest answers a hard question. What follows has to
 discover that thinking pays.
+
+A task without certain answers, such as the next words of a text, has no steps to get right: its model learns
+answers, without thoughts and behind thoughts that say nothing, until it answers held-out questions no better.
 """
 
+import copy
+import math
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +39,10 @@ _THOUGHTS: Final = 64
 _DIRECT: Final = 32
 _EASY: Final = 16
 """Of the direct answers, those to the easiest questions."""
+_PATIENCE: Final = 4
+"""Looks without a smaller loss that end the start of a task without certain answers."""
+_LEAST_FALL: Final = 0.005
+"""Nats per token by which a loss is smaller."""
 _RISE: Final = 30
 _NOT_LEARNED: Final = -100
 
@@ -44,12 +53,14 @@ class Started:
 
     updates: of the first part. right_steps: share of the steps of legal thoughts whose likeliest token is
     right, of the hardest held-out questions; None where no thought is shown. right_answers: share of the
-    easiest that are answered right without a thought.
+    easiest that are answered right without a thought. loss: nats per token of held-out answers without a
+    thought; None where the steps say when it is enough.
     """
 
     updates: int
     right_steps: float | None
     right_answers: float
+    loss: float | None = None
 
     def json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -99,6 +110,8 @@ def warm_start(
     """
     random = np.random.default_rng(seed)
     lessons = Lessons(task, layout, random)
+    if not getattr(task, "is_certain", True):
+        return _until_no_better(network, task, layout, section, lessons, random, progress)
     started = _first_part(network, task, layout, section, lessons, random, progress)
     teacher = Teacher(network, layout, learning_rate=1e-3, stop=progress.stop)
     for _ in range(section.corrupted_updates):
@@ -139,6 +152,38 @@ def _first_part(
         f"right: {_said(started)}, and {_RIGHT_STEPS} and {_RIGHT_ANSWERS} are needed; raise it, or "
         "environment.kwargs.hidden, or choose another seed"
     )
+
+
+def _until_no_better(
+    network: Any,
+    task: Task,
+    layout: Layout,
+    section: Thoughts,
+    lessons: Lessons,
+    random: np.random.Generator,
+    progress: Progress,
+) -> Started:
+    """Teach answers until those of held-out questions get no better, and leave the network at its best."""
+    teacher = Teacher(network, layout, learning_rate=2e-3, stop=progress.stop)
+    tests = [lessons.direct(one) for one in draw_tests(task, 2, _TESTED)]
+    best, best_at, kept = math.inf, 0, copy.deepcopy(network.state_dict())
+    for number in range(1, section.start_updates + 1):
+        shown = [
+            lessons.random(one, section.thought_tokens - 1) for one in draw_mixed(task, random, _THOUGHTS)
+        ]
+        teacher.teach([*shown, *(lessons.direct(one) for one in draw_mixed(task, random, _THOUGHTS))])
+        if number % _LOOK:
+            continue
+        loss = measure_loss(network, layout, tests)
+        if loss < best - _LEAST_FALL:
+            best, best_at, kept = loss, number, copy.deepcopy(network.state_dict())
+        if number % (10 * _LOOK) == 0:
+            progress.say(f"warm start: {number} updates, {loss:.3f} nats per token of held-out answers")
+        if number - best_at >= _PATIENCE * _LOOK:
+            break
+    network.load_state_dict(kept)
+    measured = _measure(network, task, layout, best_at, shows_chains=False)
+    return replace(measured, loss=best)
 
 
 def _said(started: Started) -> str:

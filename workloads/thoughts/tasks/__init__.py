@@ -2,5 +2,6 @@
 
 example      a question, what a task has, and questions drawn to train on or to test
 rings        hops on a ring of symbols: its ceilings without thoughts are known in closed form
-task_choice  the task by its name: `rings`, or `module:function` of one's own
+text         the next words of real text
+task_choice  the task by its name: `rings`, `text`, or `module:function` of one's own
 """

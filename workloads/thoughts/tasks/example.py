@@ -7,6 +7,10 @@
     example      a question of a level, with its answer and the legal steps between them
     resume       what legally follows a thought so far, right or wrong, and the answer that it leads to
 
+A task may have two parts more. `is_certain = False` says that not even the easiest question has an answer
+for sure, so that a warm start ends where its loss falls no more. `random_thought(random, most)` gives up to
+`most` words that look like a thought and say nothing, where symbols drawn alike would not.
+
 `task_choice` opens a task by its name. This module loads no torch.
 """
 

@@ -1,12 +1,14 @@
 """The task by its name: `rings`, or one of one's own.
 
     rings, rings:N:HOPS   hops on a ring of N symbols
+    text, text:N:NEXT     the next words of real text, of which N are shown
     module:function       what the function returns when it is called without arguments
 
 Only configuration of this machine names such a function. Parts and questions of a task are checked when it is
 opened. This module loads no torch.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -15,23 +17,28 @@ from penstock.config.settings import ConfigurationError
 from penstock.config.workload import load
 from workloads.thoughts.tasks.example import Task
 from workloads.thoughts.tasks.rings import Rings
+from workloads.thoughts.tasks.text import reference
 
-RINGS: Final = "rings"
+_BUILT_IN: Final[dict[str, tuple[Callable[..., Task], str]]] = {
+    "rings": (Rings, "rings:N:HOPS, such as rings:11:6"),
+    "text": (reference, "text:N:NEXT, such as text:12:1"),
+}
 _PARTS: Final = ("words", "symbols", "levels", "example", "resume")
 
 
 def open_task(place: str) -> Task:
-    """Return a task: `rings`, `rings:N:HOPS`, or what `module:function` returns.
+    """Return a task: `rings` or `text` with sizes behind it, or what `module:function` returns.
 
     Raises ConfigurationError for a place that names none, and for a task whose questions are not made of its
     words.
     """
     name, _, sizes = place.partition(":")
-    if name == RINGS:
-        return _rings(place, sizes)
+    if name in _BUILT_IN:
+        return _built_in(place, name, sizes)
     if ":" not in place:
         raise ConfigurationError(
-            f"environment.kwargs.task={place!r}: no such task; say rings, rings:N:HOPS or module:function"
+            f"environment.kwargs.task={place!r}: no such task; say rings, rings:N:HOPS, text, text:N:NEXT or "
+            "module:function"
         )
     task: Any = load(place)()
     lacking = [part for part in _PARTS if not hasattr(task, part)]
@@ -45,13 +52,12 @@ def open_task(place: str) -> Task:
     return checked
 
 
-def _rings(place: str, sizes: str) -> Task:
+def _built_in(place: str, name: str, sizes: str) -> Task:
+    make, form = _BUILT_IN[name]
     try:
-        return Rings(*(int(one) for one in sizes.split(":"))) if sizes else Rings()
+        return make(*(int(one) for one in sizes.split(":"))) if sizes else make()
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"environment.kwargs.task={place!r}: {error}; say rings:N:HOPS, such as rings:11:6"
-        ) from error
+        raise ConfigurationError(f"environment.kwargs.task={place!r}: {error}; say {form}") from error
 
 
 def _check(place: str, task: Any) -> None:

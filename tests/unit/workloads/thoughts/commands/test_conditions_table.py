@@ -8,6 +8,7 @@ from workloads.thoughts.commands.conditions_table import (
     gates,
     must_be_theatre,
     read_curve,
+    running_mean,
     table,
     write_results,
 )
@@ -72,3 +73,11 @@ def test_all_files_are_written(tmp_path: Path) -> None:
         "curves.png",
     }
     assert json.loads((tmp_path / "results.json").read_text())["seeds"]["0"]["5"]["accuracy"] == 0.9
+
+
+def test_a_running_mean_is_of_what_came_before() -> None:
+    """Of fewer at the beginning; no point is lost, and none of nothing is made."""
+    rows = [(1, 0.0), (2, 2.0), (4, 4.0), (5, 9.0)]
+    assert running_mean(rows, over=2) == [(1, 0.0), (2, 1.0), (4, 3.0), (5, 6.5)]
+    assert running_mean(rows, over=1) == rows
+    assert running_mean((), over=2) == []

@@ -28,7 +28,7 @@ def learned(lesson: Lesson) -> tuple[str, ...]:
 def test_only_thought_and_answer_are_learned(lessons: Lessons, example: Example) -> None:
     """Nothing of the question, which is random."""
     assert learned(lessons.chain(example)) == (*example.steps, "</think>", "=", *example.answer)
-    assert learned(lessons.filler(example)) == (".", ".", "</think>", "=", *example.answer)
+    assert learned(lessons.filler(example, 4)) == (".", ".", "</think>", "=", *example.answer)
     assert learned(lessons.empty(example)) == ("</think>", "=", *example.answer)
     assert learned(lessons.direct(example)) == example.answer
 

@@ -2,16 +2,19 @@
 
 import threading
 
+import numpy as np
 import pytest
 
 from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK
-from workloads.thoughts.start.lessons import Lesson
+from workloads.thoughts.start.lessons import Lesson, Lessons
 from workloads.thoughts.start.transformer import build_transformer
-from workloads.thoughts.start.warm_start import Teacher, right_steps, warm_start
+from workloads.thoughts.start.warm_start import Teacher, measure_loss, right_steps, warm_start
 from workloads.thoughts.tasks.example import draw_tests
+from workloads.thoughts.tasks.text import Text
+from workloads.thoughts.thought_layout import Layout
 from workloads.thoughts.thought_section import Thoughts
 
 
@@ -31,6 +34,25 @@ def test_it_ends_when_it_is_asked_to() -> None:
     network = build_transformer(LAYOUT, seed=0, hidden=16, layers=1)
     with pytest.raises(Interrupted):
         warm_start(network, TASK, LAYOUT, Thoughts(), seed=0, progress=Progress(lambda _: None, stop))
+
+
+def test_a_task_without_certain_answers_is_learned_until_its_loss_falls_no_more() -> None:
+    """The network is left at its best, and nothing of it is refused."""
+    task = Text(
+        [f"{one} one two three four five six" for one in "abcdefghijklmnopqrstuvwxyz"], context=2, following=1
+    )
+    layout = Layout(task)
+    network = build_transformer(layout, seed=0, hidden=16, layers=1)
+    said = list[str]()
+    section, progress = Thoughts(start="random"), Progress(said.append, threading.Event())
+    tests = [Lessons(task, layout, np.random.default_rng(0)).direct(one) for one in draw_tests(task, 2, 64)]
+    before = measure_loss(network, layout, tests)
+    started = warm_start(network, task, layout, section, seed=0, progress=progress)
+    assert started.loss is not None
+    assert started.loss < 0.5 * before
+    assert measure_loss(network, layout, tests) == pytest.approx(started.loss, abs=0.05)
+    assert 0 < started.updates < section.start_updates
+    assert started.right_steps is None
 
 
 def test_a_lesson_that_is_repeated_is_learned() -> None:

@@ -1,0 +1,76 @@
+"""Questions of real text: what is shown, what is asked for, and what is held out."""
+
+import numpy as np
+import pytest
+
+from penstock.config.settings import ConfigurationError
+from workloads.thoughts.tasks.example import draw, draw_tests, is_held_out
+from workloads.thoughts.tasks.task_choice import open_task
+from workloads.thoughts.tasks.text import RARE, Text, reference
+from workloads.thoughts.thought_layout import Layout
+
+PASSAGES = [f"the {one} sat on the mat. it was the {one} of the house, and it sat." for one in ("cat", "dog")]
+
+
+def test_a_question_is_a_place_in_a_passage() -> None:
+    """The words before it are shown, those behind it asked for, in small letters; nothing is a legal step."""
+    task = Text(["The Cat sat on the mat."], words=20, context=3, following=2)
+    seen = {task.example(np.random.default_rng(seed), 1).question for seed in range(50)}
+    assert seen == {("the", "cat", "sat"), ("cat", "sat", "on"), ("sat", "on", "the")}
+    one = task.example(np.random.default_rng(0), 1)
+    whole = task.resume(one.question, ())
+    assert whole is not None
+    assert (whole.steps, whole.answer) == ((), one.answer)
+    assert task.resume(one.question, ("cat",)) is None
+    assert task.resume(("no", "such", "place"), ()) is None
+
+
+def test_no_question_has_two_answers_and_none_asks_for_a_rare_word() -> None:
+    """Of equal places the first is kept; rare words are one word, and are shown."""
+    task = Text(["a b c d a b e", "a b c d f"], words=5, context=2, following=1)
+    examples = [task.example(np.random.default_rng(seed), 1) for seed in range(200)]
+    answers = {
+        one.question: {other.answer for other in examples if other.question == one.question}
+        for one in examples
+    }
+    assert all(len(given) == 1 for given in answers.values())
+    assert all(RARE not in one.answer for one in examples)
+    assert len(task.words) == len(set(task.words)) == 5
+
+
+def test_a_random_thought_is_text() -> None:
+    """Up to so many words of some passage, in their order."""
+    task, random = Text(PASSAGES, words=30, context=3, following=1), np.random.default_rng(0)
+    thoughts = [task.random_thought(random, 4) for _ in range(100)]
+    assert {len(thought) for thought in thoughts} == {0, 1, 2, 3, 4}
+    joined = [" ".join(passage) for passage in task._passages]
+    assert all(any(" ".join(thought) in passage for passage in joined) for thought in thoughts)
+
+
+def test_the_reference_of_python_is_a_task() -> None:
+    """Its passages are held out whole, and its words are no marks."""
+    task = open_task("text:8:2")
+    assert Layout(task).vocabulary == len(task.words) + 8
+    random = np.random.default_rng(0)
+    trained = {draw(task, random, 1, held_out=False).identity for _ in range(300)}
+    tested = {one.identity for one in draw_tests(task, 0, 300)}
+    assert len(tested) > 10
+    assert not trained & tested
+    assert all(is_held_out(one) for one in draw_tests(task, 1, 20))
+    assert (len(task.example(random, 1).question), len(task.example(random, 1).answer)) == (8, 2)
+    assert reference(8, 2) is task
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("text:0:3", "raise the smallest.*say text:N:NEXT, such as text:12:1"),
+        ("text:a", "say text:N:NEXT"),
+        ("text:1:2:3", "say text:N:NEXT"),
+        ("text:100000:1", "no passage has 100000 words"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(place: str, said: str) -> None:
+    """With the form that can be."""
+    with pytest.raises(ConfigurationError, match=said):
+        open_task(place)
