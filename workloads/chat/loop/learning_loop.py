@@ -166,8 +166,9 @@ class LearningLoop:
         judge = self._round / JUDGE
         if not (judge / CARD).exists():
             words = ["reward", "train", BELIEVED, "--model", self._run.model, "--out", JUDGE, "--json"]
-            words += [f"--head={one}" for one in self._order.heads or rated_heads(self._round / BELIEVED)]
-            words += [f"--weight={one}" for one in self._order.weights]
+            heads = self._order.heads or rated_heads(self._round / BELIEVED)
+            words += [f"--head={one}" for one in heads]
+            words += [f"--weight={one}" for one in self._order.weights_of(heads)]
             words += [f"--set={one}" for one in self._order.reward]
             run_step(words, self._round, self._is_over)
         auc, tells = told_apart(judge / CARD)

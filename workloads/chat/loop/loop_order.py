@@ -1,11 +1,14 @@
 """How the loop goes: how many labels, which rewards, how a canary is tried."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.config.configuration_error import ConfigurationError
+from workloads.chat.loop.round_files import KNOWN
 from workloads.chat.ratings.rating_rules import RatingRules
+from workloads.language.heads.head import PREFERRED, parse_heads, parse_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,17 @@ class LoopOrder:
             )
         if not 0 <= self.least_auc <= 1:
             raise ConfigurationError(f"--least-auc {self.least_auc:g}: must lie between 0 and 1")
+        known = (
+            [*(one.name for one in parse_heads(self.heads)), PREFERRED] if self.heads else [*KNOWN, PREFERRED]
+        )
+        for name in parse_weights(self.weights):
+            if name not in known:
+                raise ConfigurationError(f"--weight {name}: there is no such head; use {', '.join(known)}")
+
+    def weights_of(self, heads: Sequence[str]) -> list[str]:
+        """Return the weights for a model that has these heads, NAME=SCALE: of others there is none yet."""
+        there = {one.partition("=")[0] for one in heads} | {PREFERRED}
+        return [one for one in self.weights if one.partition("=")[0] in there]
 
     def shown(self) -> dict[str, Any]:
         """Return it as JSON values."""

@@ -23,7 +23,7 @@ BEGIN: Final = "begin.safetensors"
 RECIPE: Final = "round.toml"
 RUN: Final = "run"
 _SUMMARY: Final = "summary.json"
-_KNOWN: Final = {"thumb": "thumbs", "relevance": "stars", "helpfulness": "stars", "safety": "stars"}
+KNOWN: Final = {"thumb": "thumbs", "relevance": "stars", "helpfulness": "stars", "safety": "stars"}
 """What the page asks for, and its scale."""
 _LASTS: Final = frozenset({RUN, LOCK, LOG})
 _LASTS_OF_RUN: Final = frozenset({"policies", "config.toml", "seal", _SUMMARY, "logs"})
@@ -33,9 +33,9 @@ def rated_heads(believed: Path) -> list[str]:
     """Return NAME=SCALE for what was rated, of what the page asks for; raises StepFailed without any."""
     with believed.open() as file:
         keys = {json.loads(line)["key"] for line in file}
-    found = [f"{name}={scale}" for name, scale in _KNOWN.items() if name in keys]
+    found = [f"{name}={scale}" for name, scale in KNOWN.items() if name in keys]
     if not found:
-        known = ", ".join(_KNOWN)
+        known = ", ".join(KNOWN)
         raise StepFailed(f"no rating is of {known}: say what people rate with --head NAME=SCALE")
     return found
 

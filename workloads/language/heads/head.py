@@ -49,6 +49,25 @@ def parse_heads(texts: Sequence[str]) -> tuple[Head, ...]:
     return heads
 
 
+def parse_weights(texts: Sequence[str]) -> dict[str, float]:
+    """Return the weights of heads in the reward that `NAME=NUMBER` texts declare; the last of a name counts.
+
+    Raises ConfigurationError that names the text for one of another form, or a number below 0 or without end.
+    """
+    return dict(map(_parse_weight, texts))
+
+
+def _parse_weight(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    try:
+        weight = float(number)
+    except ValueError as error:
+        raise ConfigurationError(f"--weight {text!r}: write NAME=NUMBER, such as relevance=2") from error
+    if not 0 <= weight < float("inf"):
+        raise ConfigurationError(f"--weight {text!r}: must be 0 or more, and finite")
+    return name, weight
+
+
 def _parse(text: str) -> Head:
     name, _, scale = text.partition("=")
     if not name or not scale or name == PREFERRED:

@@ -19,7 +19,7 @@ def main(
     """Train and print the summary; raises ConfigurationError for what cannot be used."""
     _check_options(request)
     with needs_rlhf():
-        from workloads.language.heads.head import parse_heads
+        from workloads.language.heads.head import parse_heads, parse_weights
         from workloads.language.heads.heads_model import HeadsOrder, train_heads
         from workloads.language.quiet import quieten
         from workloads.language.reward.training_section import training_settings
@@ -31,7 +31,7 @@ def main(
         out=request.out,
         settings=training_settings(request.assignments),
         part=request.part,
-        weights=dict(map(_weight, weights)),
+        weights=parse_weights(weights),
         device=request.device or "cpu",
     )
     try:
@@ -55,14 +55,6 @@ def _check_options(request: Request) -> None:
     for name, is_said in said.items():
         if is_said:
             raise ConfigurationError(f"{name}: is for a model of one head; leave it out beside --head")
-
-
-def _weight(text: str) -> tuple[str, float]:
-    name, _, number = text.partition("=")
-    try:
-        return name, float(number)
-    except ValueError as error:
-        raise ConfigurationError(f"--weight {text!r}: write NAME=NUMBER, such as relevance=2") from error
 
 
 def _lines(request: Request, results: dict[str, Any]) -> list[str]:

@@ -12,11 +12,13 @@ from fastapi.testclient import TestClient
 
 from gateway.sites.site import RunAddresses, RunSettings, Upstream
 from gateway.sites.site_process import Reach, guarded_app
+from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from penstock.rpc.auth import Credentials
 from tests.support.language.text_address import served_text
 from tests.support.language.text_stand import make_model
 from workloads.chat.http.chat_site import site
+from workloads.chat.loop.loop_state import LoopState, folder_of, write_state
 
 ME = "somebody-1"
 
@@ -35,7 +37,7 @@ def client(base: Path, tmp_path: Path, short_folder: Path) -> Iterator[TestClien
         upstream = Upstream(
             addresses=lambda: RunAddresses(server=f"unix:{short_folder / 'text.sock'}"),
             credentials=Credentials(),
-            settings=lambda: RunSettings(task={}, registry=url),
+            settings=lambda: RunSettings(task={}, registry=url, folder=tmp_path),
             state=tmp_path / "state",
         )
         app = guarded_app(site(), upstream, Reach(listen="127.0.0.1:0"), None)
@@ -75,3 +77,55 @@ def test_what_is_wrong_is_refused_by_its_field(client: TestClient) -> None:
     reply = client.post("/api/chat/begin", content="{}", headers={"content-type": "text/plain"})
     assert reply.status_code == 415
     assert client.get("/chat/none.js").status_code == 404
+
+
+def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(client: TestClient) -> None:
+    """No such version, nothing before it, no reason, no loop; and they are an editor's."""
+    why = {"reason": "I say so"}
+    for reply, status, field in (
+        (post(client, "promote", version=7, **why), 404, "version"),
+        (post(client, "rollback", version=7, **why), 404, "version"),
+        (post(client, "promote", version=0, **why), 422, "version"),
+        (post(client, "promote", version=7), 422, "reason"),
+        (post(client, "promote", version=7, reason=" "), 422, "reason"),
+        (post(client, "pause", **why), 409, None),
+        (post(client, "resume"), 409, None),
+    ):
+        assert (reply.status_code, reply.json().get("field")) == (status, field), reply.text
+    decided = {f"/api/chat/{name}" for name in ("promote", "rollback", "pause", "resume", "overview")}
+    assert not decided & site().viewer_paths
+
+
+def test_a_decision_names_who_made_it_and_the_loop_waits(client: TestClient, tmp_path: Path) -> None:
+    """The page without a token is the page; a loop that waits says for whom."""
+    url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
+    with Registry.open(url) as registry:
+        registry.register(version(1), by="test")
+        registry.register(version(2), by="test")
+    for number in (1, 2):
+        done = post(client, "promote", version=number, reason="better").json()
+        assert done == {"version": number, "status": "active"}
+    assert post(client, "rollback", version=2, reason="worse").json()["status"] == "rolled_back"
+    assert post(client, "rollback", version=1, reason="worse").status_code == 409
+    with Registry.read(url) as registry:
+        assert {one.by for one in registry.events("default") if one.action.value != "registered"} == {"page"}
+    write_state(folder_of(tmp_path), LoopState(order={"labels": 9, "weights": []}))
+    assert post(client, "pause", reason="holidays").json() == {"paused": True}
+    seen = client.get("/api/chat/overview").json()
+    assert seen["loop"]["paused"] == {"reason": "holidays", "by": "page"}
+    assert (seen["loop"]["step"], seen["loop"]["labelsWanted"]) == ("waiting", 9)
+    assert post(client, "resume").json() == {"paused": False}
+    assert client.get("/api/chat/overview").json()["loop"]["paused"] is None
+
+
+def version(number: int) -> NewVersion:
+    """One that the registry knows, and no server."""
+    return NewVersion(
+        policy="default",
+        version=number,
+        run="run",
+        update=number,
+        sha256=f"{number}" * 64,
+        size_bytes=1,
+        origin=Origin.FINAL,
+    )

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,10 +153,25 @@ def test_a_run_without_an_active_version_gets_its_newest_one(stand: LoopStand) -
         ({"patience": -1}, "--patience -1: must be at least 1"),
         ({"share": 1.0}, r"--share 1: must be above 0 and at most 0\.8"),
         ({"share": float("nan")}, "--share nan: must be above 0"),
+        (
+            {"weights": ("safty=1",)},
+            "--weight safty: there is no such head; use thumb, relevance, .*, preferred",
+        ),
+        ({"weights": ("thumb=many",)}, "--weight 'thumb=many': write NAME=NUMBER"),
+        ({"weights": ("thumb=nan",)}, "--weight 'thumb=nan': must be 0 or more, and finite"),
+        ({"heads": ("charm=0:10",), "weights": ("thumb=1",)}, "--weight thumb: .* use charm, preferred"),
+        ({"heads": ("charm",)}, "head 'charm': write NAME=SCALE"),
         ({"least_auc": 1.5}, r"--least-auc 1\.5: must lie between 0 and 1"),
     ],
 )
-def test_numbers_that_do_not_fit_are_named(wrong: dict[str, float], message: str) -> None:
+def test_what_does_not_fit_is_named(wrong: dict[str, Any], message: str) -> None:
     """By their options."""
     with pytest.raises(ConfigurationError, match=message):
-        LoopOrder(**wrong)  # type: ignore[arg-type]
+        LoopOrder(**wrong)
+
+
+def test_weights_are_of_what_was_rated() -> None:
+    """What nobody has rated yet has no head, so that a project may say early what it will care for."""
+    order = LoopOrder(weights=("thumb=2", "safety=1", "preferred=0.5"))
+    assert order.weights_of(["thumb=thumbs"]) == ["thumb=2", "preferred=0.5"]
+    assert order.weights_of(["thumb=thumbs", "safety=stars"]) == list(order.weights)
