@@ -105,6 +105,7 @@ class Conversations:
     async def generate(self, ask: Ask, until_s: float, show: Show) -> TextReply:
         """Answer; raises Refused. until_s: by the clock of the event loop. show: see `TextAnswerer`."""
         ask.check(self.limits.vocabulary, self.limits.thought_tokens)
+        self._check_beginning(ask)
         owner, needed = CALLER.get(), self._needed(ask)
         self._check_size(ask, owner, needed)
         # Held from now on: answers that grow beside one another would each find the same room.
@@ -253,6 +254,15 @@ class Conversations:
         """Bytes that an answer may come to hold: what was asked, and its tokens in a turn and in a reply."""
         most = min(ask.max_tokens or self.limits.answer_tokens, self.limits.most_tokens)
         return of_ask(ask) + 2 * SAMPLED_BYTES * ask.count * (self.limits.thought_room + most)
+
+    def _check_beginning(self, ask: Ask) -> None:
+        thinker = self._answerer.thinker
+        whole = None if thinker is None else thinker.form.answer_tokens
+        if whole is not None and ask.begins_with:
+            raise invalid(
+                f"begins_with={ask.begins_with[:40]!r}: every answer of this model has {whole} tokens of "
+                "its own; leave it out"
+            )
 
     def _check_size(self, ask: Ask, owner: Identity | None, needed: int) -> None:
         size, most = _bytes_of(ask), BYTES_PER_TOKEN * self.limits.most_tokens

@@ -153,6 +153,8 @@ async def test_answers_of_one_length_are_whole_at_it(thinker: Path) -> None:
     async with running(TextStand(thinker, form=form_of(answer_tokens=1))) as stand:
         whole = (await ask(stand, max_tokens=6)).answers[0]
         assert (whole.message.content, len(whole.ids), whole.finish, whole.ended) == (BEHIND, 1, "stop", True)
+        with pytest.raises(Refused, match="begins_with='done': every answer of this model has 1 tokens"):
+            await ask(stand, begins_with="done")
     async with running(TextStand(thinker, form=form_of(answer_tokens=2))) as stand:
         cut = (await ask(stand, max_tokens=1)).answers[0]
         assert (cut.message.content, cut.finish, cut.ended) == (BEHIND, "length", False)
