@@ -5,6 +5,7 @@ it. So it is read where memory and time are bounded, one file at a time, and onl
 """
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -28,7 +29,8 @@ _reading = threading.Lock()
 def write_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> bytes:
     """Return rows as a file, in the order of the columns; what a row does not have is null.
 
-    columns: `text`, `integer` (64 bits), `number` (64 bits) or `time` (UTC, microseconds), by name.
+    columns: `text`, `integer` (64 bits), `number` (64 bits) or `time` (UTC, microseconds), by name. A text
+    that is none, as a prompt that is a conversation, is there as JSON.
     Raises ApiError 409 where the gateway has no library for it.
     """
     _check_installed()
@@ -42,8 +44,10 @@ def write_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -
         "time": pa.timestamp("us", tz="UTC"),
     }
     schema = pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
+    texts = [name for name, kind in columns.items() if kind == "text"]
+    flat = [{**row, **{name: _text(row[name]) for name in texts if name in row}} for row in rows]
     sink = pa.BufferOutputStream()
-    parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), sink, compression="zstd")
+    parquet.write_table(pa.Table.from_pylist(flat, schema=schema), sink, compression="zstd")
     return bytes(sink.getvalue())
 
 
@@ -76,6 +80,10 @@ def read_as_lines(content: bytes) -> bytes:
     if done.returncode != 0:
         raise ApiError(422, "the Parquet file cannot be read in the memory that there is: send fewer rows")
     return done.stdout
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def _check_installed() -> None:

@@ -83,7 +83,8 @@ function late(found) {
   const sum = found.reduce((total, one) => total + one.amount, 0);
   const rows = found.slice(-MOST_SHOWN).reverse().map((one) => [
     when(one.createdAt), one.episode, String(one.step), String(one.amount)]);
-  return [element("p", {}, `${found.length} late rewards, ${sum.toPrecision(4)} together: no training uses them`),
+  const told = found.length === 1 ? "1 late reward" : `${found.length} late rewards`;
+  return [element("p", {}, `${told}, ${sum.toPrecision(4)} together: no training uses them`),
     table("Newest late rewards", ["When", "Episode", "Step", "Amount"], rows)];
 }
 

@@ -161,6 +161,7 @@ def test_from_an_invitation_to_a_version_that_is_rolled_back(
     check_look(tab, "console-sign-in")
     sign_up(tab, invitation(owner))
     rate(tab)
+    compare(tab)
     estimate_and_start(tab)
     decide(tab)
     owner.get_by_role("link", name="Audit").click()
@@ -215,6 +216,28 @@ def rate(tab: "Page") -> None:
     tab.get_by_role("button", name="Show").click()
     tab.get_by_text("1 of 12 ratings: too few to tell").wait_for()
     check_look(tab, "console-feedback")
+
+
+def compare(tab: "Page") -> None:
+    """They say which of two answers is better; late rewards of that agent are shown beside."""
+    tab.get_by_label("Who answered").fill("other_agent")
+    tab.get_by_label("What was asked").fill("2 + 2?")
+    tab.get_by_label("The better answer").fill("four")
+    tab.get_by_label("The other answer").fill("five")
+    tab.get_by_role("button", name="Prefer").click()
+    expect(tab.get_by_label("Compared")).to_have_text("1 stored")
+    late = {"rewards": [{"episode": "monday", "step": 3, "amount": 0.5}]}
+    path = "/api/projects/alpha/agents/other_agent/late-rewards"
+    send = "([path, body]) => import('/console/api.js').then((api) => api.call('POST', path, body))"
+    assert tab.evaluate(send, [path, late]) == {"stored": 1}
+    tab.get_by_label("Score at least").fill("")
+    tab.get_by_label("With the words").fill("")
+    tab.get_by_label("Agent", exact=True).fill("other_agent")
+    tab.get_by_role("button", name="Show").click()
+    tab.get_by_text("1 comparison of two answers").wait_for()
+    tab.get_by_role("cell", name="better than: five").wait_for()
+    tab.get_by_text("1 late reward, 0.5000 together: no training uses them").wait_for()
+    tab.get_by_role("cell", name="monday").wait_for()
 
 
 def estimate_and_start(tab: "Page") -> None:
