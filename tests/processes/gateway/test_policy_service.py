@@ -54,11 +54,11 @@ def run_program(gateway: GatewayProcess, folder: Path, token: str, steps: int) -
     return dict(json.loads(done.stdout))
 
 
-def served(folder: Path, steps: int, template: str) -> Iterator[Service]:
-    """A gateway at which the program has run. template: that it gets where it names none."""
+def served(folder: Path, steps: int, template: str, shipped: Path = SHIPPED) -> Iterator[Service]:
+    """A gateway at which the program has run. template: that it gets where it names none, of `shipped`."""
     templates = folder / "templates"
     templates.mkdir()
-    shutil.copy(SHIPPED / f"{template}.toml", templates / "rlhf.toml")
+    shutil.copy(shipped / f"{template}.toml", templates / "rlhf.toml")
     token = new_token(folder, "alpha")
     try:
         with GatewayProcess(folder, "--templates", "templates", "--models", "models") as gateway:
@@ -151,3 +151,32 @@ def test_the_shipped_template_ends_in_minutes(tmp_path: Path) -> None:
     """All of its 1,000 updates, while the program waits."""
     for service in served(tmp_path, 1000, "rlhf"):
         check_trained(service, 1000)
+
+
+def base_model(folder: Path) -> None:
+    """A model of GPT-2's form and nothing of its size, with room for what the presets have it read."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from workloads.language import tiny_models
+
+    tokenizer = tiny_models.build_tokenizer(["question", *map(str, range(20))])
+    tokenizer.model_max_length = 256
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    size = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 256}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **size, **ids))
+    tiny_models.save(model, tokenizer, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["small", "production"])
+def test_a_preset_for_a_model_of_one_s_own_trains_it(tmp_path: Path, preset: str) -> None:
+    """The folder that its template names; a dry run before it, as the program asks for one."""
+    base_model(tmp_path / "base")
+    text = (SHIPPED / f"{preset}.toml").read_text()
+    assert '"/models/base"' in text
+    (tmp_path / "shipped").mkdir()
+    (tmp_path / "shipped" / f"{preset}.toml").write_text(
+        text.replace('"/models/base"', f'"{tmp_path / "base"}"')
+    )
+    for service in served(tmp_path, 1, preset, tmp_path / "shipped"):
+        check_trained(service, 1)
