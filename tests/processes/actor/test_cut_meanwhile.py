@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from tests.support.run.actor_run import PATIENCE_S, Plan, ScriptedLearner
 from tests.support.run.broker_process import BrokerProcess
 
 FRAGMENTS = 300
+LONG_S = 0.5
+"""Many times what a cut takes."""
 
 
 @pytest.fixture
@@ -81,3 +84,26 @@ def test_each_step_is_in_one_fragment_while_another_thread_cuts(
     for one, following in pairwise(arrays):
         np.testing.assert_array_equal(one["observation"][-1], following["observation"][0])
         assert all(int(step) < len(one["reward"]) for step in np.asarray(one["final/step"]))
+
+
+def test_nothing_is_cut_while_a_step_is_recorded(
+    generator: EnvironmentGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who cuts meanwhile waits until the step is whole."""
+    record, cut = generator._builder.record, threading.Event()
+    found: list[bool] = []
+
+    def cut_once() -> None:
+        generator.cut(1, 1, 0)
+        cut.set()
+
+    def slow_record(*step: Any) -> None:
+        record(*step)
+        if not found:
+            threading.Thread(target=cut_once, daemon=True).start()
+            found.append(cut.wait(LONG_S))
+
+    monkeypatch.setattr(generator._builder, "record", slow_record)
+    generator.unroll(lambda: True)
+    assert found == [False]
+    assert cut.wait(PATIENCE_S)
