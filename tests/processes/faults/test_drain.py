@@ -155,7 +155,9 @@ def test_an_actor_flushes_its_outbox_and_closes_its_session(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     """Over a slow line: what was generated is in the log, the session is closed, and then it ends."""
+    abandoned = metrics.FRAGMENTS_ABANDONED.labels("drain")
     with network_run(redis_server, tmp_path) as run:
+        before = abandoned._value.get()
         actor, built = start_actor(run)
         run.proxy.set(delay_s=0.2)
         eventually(lambda: metrics.OUTBOX_FRAGMENTS._value.get() > 1, "a full outbox")
@@ -163,6 +165,7 @@ def test_an_actor_flushes_its_outbox_and_closes_its_session(
         assert actor.join(PATIENCE_S)
         assert run.reader.log.acked() == metrics.FRAGMENTS_BUILT._value.get() - built
         assert run.open_sessions() == 0
+        assert abandoned._value.get() == before
 
 
 @pytest.mark.parametrize("flush_s", [1.0, pytest.param(worker.FLUSH_S, marks=pytest.mark.slow)])
