@@ -73,7 +73,7 @@ async def test_a_broker_forgets_the_specification_of_the_run_before(
 ) -> None:
     """The first call is to be asked again; then the new run counts, though no session was opened here."""
     first = begin_anew(redis_url, unroll_length=3)
-    admission, last_credit = Admission(store.specification, store.confirm), LastCredit()
+    admission, last_credit = Admission(store.specification, store.confirm, lambda: 0.0), LastCredit()
     store.on_incarnation(admission.forget)
     store.on_incarnation(last_credit.forget)
     before = await Actor(store, "actor-0").open()

@@ -47,7 +47,9 @@ class ServingSection(Section):
     """Steps of all clients per second, to check that late rewards leave no experience stale; none: off."""
     max_buffered_bytes: Annotated[Positive, ADVANCED] = 256 * 1024 * 1024
     """Memory for steps of open episodes, held for the learner; beyond it episodes are not learned from."""
-    arms_without_thought: tuple[Literal["latest", "active", "canary", "pinned"], ...] = ()
+    arms_without_thought: Annotated[
+        tuple[Literal["latest", "active", "canary", "pinned"], ...], ADVANCED
+    ] = ()
     """Arms on which a model that thinks answers without a thought; a canary tells what thoughts are worth."""
     outbox_fragments: Annotated[Positive, ADVANCED] = 1024
     """Fragments kept until acknowledged; beyond it experience is counted and dropped."""

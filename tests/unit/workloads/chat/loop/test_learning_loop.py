@@ -154,8 +154,8 @@ def test_a_run_without_an_active_version_gets_its_newest_one(stand: LoopStand) -
         ({"share": 1.0}, r"--share 1: must be above 0 and at most 0\.8"),
         ({"share": float("nan")}, "--share nan: must be above 0"),
         (
-            {"weights": ("safty=1",)},
-            "--weight safty: there is no such head; use thumb, relevance, .*, preferred",
+            {"weights": ("security=1",)},
+            "--weight security: there is no such head; use thumb, relevance, .*, preferred",
         ),
         ({"weights": ("thumb=many",)}, "--weight 'thumb=many': write NAME=NUMBER"),
         ({"weights": ("thumb=nan",)}, "--weight 'thumb=nan': must be 0 or more, and finite"),
