@@ -169,7 +169,9 @@ def test_a_run_whose_whole_folder_is_on_a_full_disk(
     small.fill(0)
     _, err = training.process.communicate(timeout=PATIENCE_S)
     assert training.process.returncode == 1, err
-    assert "No space left on device" in err.strip().splitlines()[-1]
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("cannot write in")
+    assert "No space left on device" in last
 
 
 @pytest.mark.slow
