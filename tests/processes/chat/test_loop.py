@@ -74,7 +74,11 @@ def test_a_loop_that_is_killed_in_each_step_makes_one_round_of_its_labels(tmp_pa
             assert (after.number, after.taken) == (2, LABELS)
             assert after.labels == LABELS + len(heard)
         _one_training(run, canary)
-        assert {one.arm for one in people_talk(gateway, people, rng, 4)} == {"active"}
+        eventually(
+            lambda: {one.arm for one in people_talk(gateway, people, rng, 4)} == {"active"},
+            "a server that has heard of it",
+            60,
+        )
     assert gateway.summary()["ledger"]["balanced"]
 
 
