@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 import torch
 
-from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.settings import ConfigurationError, ServingSection, Settings
 from penstock.rpc.access import Calls
 from penstock.runtime.exit import Fatal
 from penstock.wire.specification import RunSpecification
@@ -136,11 +136,7 @@ def assemble_text(
     torch.set_num_threads(of.actor.threads)
     section, specification = settings.serving, of.specification
     check_range(settings.canary)
-    policy = _policy(of, device)
-    try:
-        encoder = ChatEncoder(tokenizer, words)
-    except ValueError as error:
-        raise ConfigurationError(f"policy.kwargs.model: {error}") from error
+    policy, encoder = _policy(of, device), _encoder(tokenizer, words)
     engine = open_engine(
         engine_name,
         policy,
@@ -152,37 +148,23 @@ def assemble_text(
     background_tasks = BackgroundTasks()
     traffic = make_traffic(settings, source, run_follower, specification)
     fetch = no_weights if run_follower is None else run_follower.fetch
+    tolerance = _tolerance(settings, of, engine_name, policy)
     versions = AdapterVersions(
-        engine,
-        policy,
-        fetch if traffic is None else traffic.fetch,
-        section,
-        _tolerance(settings, of, engine_name, policy),
+        engine, policy, fetch if traffic is None else traffic.fetch, section, tolerance
     )
     now = asyncio.get_running_loop().time
     canary_monitor = CanaryMonitor(settings.canary, withdrawing(traffic, background_tasks), now)
-    episodes, experience = Episodes(section, specification.unroll_length), None
-    if run_follower is not None and form is None:
-        check_window(section, specification)
-        reward = learner_reward(of.environment)
-        journal = run_follower.open_sample_journal(specification.run, episodes.server)
-        pad_id = tokenizer.pad_token_id
-        experience = ColumnExperience(specification, section, run_follower, pad_id, reward, journal)
+    episodes = Episodes(section, specification.unroll_length)
+    learns_for = run_follower if form is None else None
+    experience = _experience(section, of, learns_for, episodes.server, tokenizer.pad_token_id)
     shadow = TextShadow(engine, open_shadow_record(section, source))
+    thinker = None if form is None else Thinker(engine, form, tokenizer)
     conversations = Conversations(
         section,
         _limits(specification, policy, answer_tokens, form),
         encoder,
         versions,
-        TextAnswerer(
-            engine,
-            tokenizer,
-            section,
-            MAX_ROWS,
-            canary_monitor.answered,
-            guard,
-            None if form is None else Thinker(engine, form, tokenizer),
-        ),
+        TextAnswerer(engine, tokenizer, section, MAX_ROWS, canary_monitor.answered, guard, thinker),
         episodes,
         experience,
         None if traffic is None else traffic.keep_feedback,
@@ -213,6 +195,25 @@ def _policy(of: Run, device: str) -> LanguagePolicy:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return made.to(device)
+
+
+def _encoder(tokenizer: Tokenizer, words: Collection[str] | None) -> ChatEncoder:
+    try:
+        return ChatEncoder(tokenizer, words)
+    except ValueError as error:
+        raise ConfigurationError(f"policy.kwargs.model: {error}") from error
+
+
+def _experience(
+    section: ServingSection, of: Run, run_follower: RunFollower | None, server: str, pad_id: int
+) -> ColumnExperience | None:
+    """What is learned from, sent to the learner of the run that is followed; None: nothing is."""
+    if run_follower is None:
+        return None
+    check_window(section, of.specification)
+    journal = run_follower.open_sample_journal(of.specification.run, server)
+    reward = learner_reward(of.environment)
+    return ColumnExperience(of.specification, section, run_follower, pad_id, reward, journal)
 
 
 def _tolerance(
