@@ -288,7 +288,9 @@ class BareLoop:
     def __init__(
         self, network: Network, fragments: Fragments, device: torch.device, *, bfloat16: bool
     ) -> None:
-        self.policy = _policy(network, device)
+        self.policy = _policy(
+            network, device
+        ).train()  # cuDNN goes backward through a core in this mode alone
         self._section = PPOSection()
         self._bfloat16 = bfloat16
         self._device = device

@@ -89,13 +89,14 @@ def measure(here: Services, kind: str, way: str) -> Transfer:
 
 
 def send_packed(address: str, count: int, source_of: Callable[[int], Source], per_append: int) -> None:
-    """Send `count` fragments of the session's source, so many in each Append."""
+    """Send `count` fragments of the session's source, so many in each Append, or what there is credit for."""
     broker_client = BrokerClient(address, Credentials())
     session = opened(broker_client, "bench-actor", Lifecycle("bench"))
     source, acked = source_of(session.number), 0
     while acked < count:
-        last = min(acked + per_append, count)
-        await_credit(session, last)
+        await_credit(session, acked + 1)
+        last = min(acked + per_append, count, session.credit.begin_through)
+        session.begin(last)
         packed = [source(sequence) for sequence in range(acked + 1, last + 1)]
         reply = session.append(acked, packed)
         acked = reply.acked_through

@@ -150,6 +150,8 @@ class Core(nn.Module):
         outputs = []
         for stretch in time.stretches:
             learns = torch.is_grad_enabled() and stretch is time.stretches[-1]
+            # cuDNN keeps what backward needs in training mode alone. Without dropout the modes are the same.
+            self.rnn.train(learns)
             with torch.set_grad_enabled(learns):
                 output, ends = self._run(features, stretch, state)
             outputs.append(output)

@@ -149,6 +149,7 @@ def _same_plan(order: Order, data: Data) -> None:
 
 def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder) -> dict[str, Any]:
     """Everything but the time that it took."""
+    in_full_precision(trainer)
     if data.validation:
         trainer.evaluate()  # of the best weights, which are loaded now
     state = trainer.state
@@ -166,6 +167,15 @@ def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder)
         "reward_std": std,
         "history": state.log_history,
     }
+
+
+def in_full_precision(trainer: Any) -> None:
+    """Have the network of a trainer compute in the precision of its weights again.
+
+    In mixed precision accelerate wraps its forward pass for good. A model that is read has no such
+    wrapping, and its scores of the examples to check would be others.
+    """
+    trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
 
 
 def _counted(place: str, data: Data) -> dict[str, Any]:

@@ -65,6 +65,24 @@ def test_all_sequences_at_once_are_cells_step_by_step(kind: str, burn_in: int) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_gradients_of_the_processor(kind: str) -> None:
+    """Of a policy in evaluation mode, which all policies are in."""
+    gradients = []
+    for device in ("cpu", "cuda"):
+        core, features, state, starts = made(kind)
+        core.eval().to(device)
+        held = {path: one.to(device) for path, one in state.items()}
+        found, _ = core(features.to(device), unroll(starts, held, burn_in=2, final_step=[2], final_slot=[0]))
+        found.square().sum().backward()
+        gradients.append(
+            [parameter.grad.cpu() for parameter in core.parameters() if parameter.grad is not None]
+        )
+    assert len(gradients[0]) == 4
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_stop_at_the_burn_in_and_at_starts(kind: str) -> None:
     """Row 4 of column 1 began its sequence at row 0.
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,22 @@ def test_a_mix_of_scores_and_pairs_is_learned_and_written_whole(base: Path, tmp_
     loaded = RewardModel.load(out)
     assert results["sha256"] == loaded.by.sha256
     assert (results["reward_mean"], results["reward_std"]) == (loaded.by.mean, loaded.by.std)
+
+
+def test_scores_to_check_are_those_of_full_precision(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a training in bfloat16, as on a GPU, the model that was saved is read, and gives what it gave."""
+    plain = trainer._arguments
+    monkeypatch.setattr(
+        trainer, "_arguments", lambda *given, **named: replace(plain(*given, **named), bf16=True)
+    )
+    out = tmp_path / "out"
+    results = train(order(base, feedback(tmp_path, scored=40, pairs=0), out, learning_rate=0.05), NEVER)
+    assert results is not None
+    card = json.loads((out / "reward.json").read_text())
+    found = RewardModel.load(out).score_rows([one["ids"] for one in card["checks"]])
+    assert found == pytest.approx([one["score"] for one in card["checks"]], abs=1e-6)
 
 
 def test_the_best_weights_are_kept_not_the_last(base: Path, tmp_path: Path) -> None:
