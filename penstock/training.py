@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import tomli_w
 
-__all__ = ["Job", "TrainingConfig", "TrainingFailed", "TrainingResult", "estimate", "start"]
+__all__ = ["Job", "TrainingConfig", "TrainingFailed", "TrainingResult", "estimate", "resume", "start"]
 
 _RUNS: Final = Path("runs")
 _ENDED_IN_ORDER: Final = frozenset({0, 130})
@@ -105,7 +105,13 @@ def start(config: TrainingConfig) -> Job:
     name = f"{Path(config.what).stem.lower()}-{secrets.token_hex(3)}"
     run_dir = (config.run_dir or _RUNS / name).absolute()
     scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
-    return Job(_penstock(config, run_dir, scratch), run_dir, scratch)
+    return Job(_begin(config, run_dir, scratch), run_dir, scratch)
+
+
+def resume(run_dir: Path) -> Job:
+    """Go on with the run of a folder, as `penstock train --resume`, and return at once; raises OSError."""
+    scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
+    return Job(_penstock(run_dir, run_dir, scratch, "--resume"), run_dir.absolute(), scratch)
 
 
 def estimate(config: TrainingConfig) -> dict[str, Any]:
@@ -116,7 +122,7 @@ def estimate(config: TrainingConfig) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as made:
         scratch = Path(made)
-        process = _penstock(config, scratch / "run", scratch, "--dry-run")
+        process = _begin(config, scratch / "run", scratch, "--dry-run")
         process.wait()
         told = (scratch / "out.json").read_bytes()
         if not told:
@@ -124,10 +130,14 @@ def estimate(config: TrainingConfig) -> dict[str, Any]:
         return dict(json.loads(told))
 
 
-def _penstock(config: TrainingConfig, run_dir: Path, scratch: Path, *words: str) -> "subprocess.Popen[bytes]":
+def _begin(config: TrainingConfig, run_dir: Path, scratch: Path, *words: str) -> "subprocess.Popen[bytes]":
     recipe = scratch / "job.toml"
     recipe.write_text(tomli_w.dumps(_recipe(config)))
-    command: Sequence[str] = (sys.executable, "-P", "-m", "launch.cli", "train", str(recipe))
+    return _penstock(recipe, run_dir, scratch, *words)
+
+
+def _penstock(what: Path, run_dir: Path, scratch: Path, *words: str) -> "subprocess.Popen[bytes]":
+    command: Sequence[str] = (sys.executable, "-P", "-m", "launch.cli", "train", str(what))
     with (scratch / "out.json").open("wb") as out, (scratch / "err.log").open("wb") as err:
         return subprocess.Popen(
             [*command, "--run-dir", str(run_dir), "--json", *words],

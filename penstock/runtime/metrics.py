@@ -40,6 +40,7 @@ LATENCY_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5
 """Buckets of a latency, in seconds."""
 _COUNTS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _AGES: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 300, 1_000)
+_THOUGHTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 4_096)
 _LENGTHS: Final = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_000)
 
 
@@ -221,6 +222,12 @@ SHADOW_SECONDS = _answering.counter(
 )
 TEXT_BLOCKED = _answering.counter(
     "text_blocked", "Messages and answers that did not pass the guard of text", "arm", "direction", "by"
+)
+THOUGHT_TOKENS = _answering.histogram(
+    "text_thought_tokens", "Tokens of thoughts before answers, their end among them", _THOUGHTS, "arm"
+)
+THOUGHT_SECONDS = _answering.histogram(
+    "text_thought_seconds", "From the beginning of a thought to its end", LATENCY_S, "arm"
 )
 SHADOW_SHED = _answering.counter(
     "policy_shadow_shed", "Answers that the shadow was not asked about, for there was no time"

@@ -1,4 +1,4 @@
-"""Panels that may show only 0 in a run in which nothing goes wrong.
+"""Panels that may show only 0 in a run in which nothing goes wrong, and those that show nothing without text.
 
 Dashboard, panel, legend and why.
 """
@@ -34,6 +34,13 @@ NOTHING_WRONG: Final[dict[Key, str]] = {
     ("fleet", "What is wrong with Redis", "cannot write {{run}}"): "its disk is not full",
     ("fleet", "What is wrong with Redis", "cannot rewrite {{run}}"): "its disk is not full",
 }
+OF_TEXT: Final[dict[Key, str]] = dict.fromkeys(
+    (
+        ("serving", f"{title} by arm", "{{arm}} {{run}}")
+        for title in ("Thoughts", "Length of thoughts", "Time to think")
+    ),
+    "a policy of numbers does not think; see tests/learning/test_thoughts.py",
+)
 
 
 def nowhere(keys: AbstractSet[Key]) -> AbstractSet[Key]:

@@ -8,6 +8,9 @@ import json
 import os
 import re
 import signal
+import subprocess
+import threading
+import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +20,7 @@ from unittest.mock import ANY
 import pytest
 import tomli_w
 
+from launch.run.child_process import penstock
 from learner.publish.final_policy import read_final
 from penstock.client import InvalidRequest, PolicyError, TextAnswer, TextClient
 from penstock.policy.weight_blob import sha256
@@ -129,6 +133,15 @@ def test_a_run_is_served_behind_its_thoughts_through_a_kill(learned: tuple[Path,
         )
         with pytest.raises(InvalidRequest, match="thought_tokens=6: ask for 0 to 5"):
             asked(client, questions(1)[0], thought_tokens=6)
+        counts = re.findall(
+            r'^penstock_text_thought_(tokens|seconds)_(sum|count)\{arm="active"\} (\S+)$',
+            server.get("/metrics")[1],
+            flags=re.MULTILINE,
+        )
+        told = {(quantity, part): float(number) for quantity, part, number in counts}
+        assert told["tokens", "count"] == told["seconds", "count"] == 102
+        assert told["tokens", "sum"] > 300.0
+        assert told["seconds", "sum"] > 0.0
         os.kill(server.process.pid, signal.SIGKILL)
         with pytest.raises(PolicyError):
             asked(client, questions(1)[0])
@@ -169,6 +182,45 @@ def test_a_canary_that_does_not_think_is_withdrawn(learned: tuple[Path, dict[str
                 break
     assert status() is Status.ROLLED_BACK, {version: len(rewards) for version, rewards in paid.items()}
     assert sum(paid[active]) / len(paid[active]) > sum(paid[canary]) / len(paid[canary]) + 0.3
+
+
+def test_conditions_go_on_where_they_were_cut_off(
+    learned: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """What was measured is kept byte for byte, and a run in the middle of its updates is gone on with."""
+    kwargs = {"kwargs": {"model": str(learned[0] / "start_model")}}
+    words = [
+        "thoughts",
+        "conditions",
+        str(recipe(tmp_path, environment=kwargs)),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    words += ["--seeds", "1", "--updates", "60", "--questions", "64", "--only", "4", "--only", "5"]
+    seed = tmp_path / "out" / "seed-0"
+    figures = seed / "run-5" / "metrics.jsonl"
+    command = subprocess.Popen(penstock(*words), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    pause, deadline = threading.Event(), time.monotonic() + WITHIN_S
+    while not figures.exists() or not figures.read_text().count("\n"):
+        assert command.poll() is None, command.communicate()
+        assert time.monotonic() < deadline
+        pause.wait(0.05)
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=WITHIN_S)
+    before = lines(seed / "run-5")
+    measured = (seed / "condition-4.json").read_bytes()
+    assert json.loads((seed / "run-5" / "summary.json").read_text())["interrupted"]
+    assert not (seed / "condition-5.json").exists()
+    done = subprocess.run(penstock(*words), capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert lines(seed / "run-5")[: len(before)] == before
+    summary = json.loads((seed / "run-5" / "summary.json").read_text())
+    assert (summary["updates"], summary["interrupted"]) == (60, False)
+    assert summary["ledger"]["balanced"]
+    assert (seed / "condition-4.json").read_bytes() == measured
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert table in done.stdout
+    assert [line[:4] for line in table.splitlines()[2:4]] == ["| 4 ", "| 5 "]
 
 
 @pytest.mark.slow

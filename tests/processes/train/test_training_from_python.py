@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.training import TrainingConfig, TrainingFailed, estimate, start
+from penstock.training import TrainingConfig, TrainingFailed, estimate, resume, start
 
 PATIENCE_S: Final = 150.0
 
@@ -36,9 +36,9 @@ def test_a_run_is_started_waited_for_and_told(tmp_path: Path) -> None:
     assert not job.is_running
 
 
-def test_a_run_that_is_stopped_says_so(tmp_path: Path) -> None:
-    """With a checkpoint that it can be gone on from."""
-    job = start(config(tmp_path, total_steps=10**9))
+def test_a_run_that_is_stopped_says_so_and_goes_on(tmp_path: Path) -> None:
+    """From its checkpoint, in the same folder."""
+    job = start(config(tmp_path, total_steps=10**9, total_updates=150))
     lines = tmp_path / "run" / "metrics.jsonl"
     for _ in range(int(PATIENCE_S / 0.2)):
         if lines.exists() and lines.stat().st_size:
@@ -46,8 +46,13 @@ def test_a_run_that_is_stopped_says_so(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             job.result(timeout_s=0.2)
     job.stop()
-    assert job.result(PATIENCE_S).interrupted
+    stopped = job.result(PATIENCE_S)
+    assert stopped.interrupted
+    assert stopped.updates is not None
+    assert stopped.updates < 150
     assert any((tmp_path / "run" / "checkpoints").iterdir())
+    result = resume(tmp_path / "run").result(PATIENCE_S)
+    assert (result.interrupted, result.updates, result.run_dir) == (False, 150, tmp_path / "run")
 
 
 def test_a_run_that_cannot_begin_says_why(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from penstock.config.settings import ServingSection
 from penstock.registry.routing import Arm
+from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refusal, Refused
 from workloads.language.engine.engine_choice import TextEngine
 from workloads.language.engine.requests import Growing, Request
@@ -198,6 +199,8 @@ class TextAnswerer:
             if error.cause is None:
                 raise _ended() from error
             raise _Failed(error.cause) from error
+        metrics.THOUGHT_TOKENS.labels(of.arm).observe(len(thought.ids))
+        metrics.THOUGHT_SECONDS.labels(of.arm).observe(thought.milliseconds / 1000.0)
         before = thinker.form.before(thought)
         answer = await self._grown(self._submit(of, index, before, thinker.form.answer_tokens), of)
         return replace(answer, thought=self._told(thinker, thought, of, answer))

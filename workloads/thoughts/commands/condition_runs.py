@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import tomli_w
 
+from penstock.config.run_folder import CONFIG_FILE
 from penstock.policy.weights import load_into
-from penstock.training import TrainingConfig, lay_over, start
+from penstock.training import TrainingConfig, lay_over, resume, start
 from workloads.language.policy.language_policy import LanguagePolicy
 from workloads.language.policy.policy_section import LanguageSection
 from workloads.plugin.serving import read_final
@@ -32,10 +33,11 @@ def train_thoughts(
 ) -> dict[str, Any]:
     """Train thoughts by a recipe from a model on, and return the run's summary.
 
-    A run that has ended in order is not made again. Raises TrainingFailed.
+    A run that has ended in order is not made again, and one that was cut off goes on. A KeyboardInterrupt
+    ends it with a checkpoint first. Raises TrainingFailed.
     """
     summary = run_dir / _SUMMARY
-    if summary.exists() and not json.loads(summary.read_text()).get("interrupted", True):
+    if _has_ended(summary):
         return dict(json.loads(summary.read_text()))
     said = copy.deepcopy(recipe)
     over: dict[str, Any] = {
@@ -50,8 +52,21 @@ def train_thoughts(
     # Not `with_suffix`: of 0.01-0 and 0.02-0 it makes the same name.
     file = run_dir.with_name(f"{run_dir.name}.toml")
     file.write_text(tomli_w.dumps(said))
-    start(TrainingConfig(file, run_dir=run_dir)).result()
+    job = (
+        resume(run_dir) if (run_dir / CONFIG_FILE).exists() else start(TrainingConfig(file, run_dir=run_dir))
+    )
+    try:
+        job.result()
+    except KeyboardInterrupt:
+        job.stop()
+        job.result()
+        raise
     return dict(json.loads(summary.read_text()))
+
+
+def _has_ended(summary: Path) -> bool:
+    found = json.loads(summary.read_text()) if summary.exists() else {"interrupted": True}
+    return not found["interrupted"] and "failure" not in found
 
 
 def final_network(run_dir: Path, model: Path) -> Any:

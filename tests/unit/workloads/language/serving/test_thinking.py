@@ -66,6 +66,29 @@ async def test_an_answer_comes_from_the_thought_before_it(thinking: TextStand) -
     assert len(answer.ids) == len(answer.log_prob) == len(answer.tokens) == 2
 
 
+async def test_thoughts_are_counted_with_their_length_and_time_by_arm(thinking: TextStand) -> None:
+    """Three answers, of which two were thought about; a caller that hides them counts as well."""
+    counted = metrics.THOUGHT_TOKENS.labels("latest"), metrics.THOUGHT_SECONDS.labels("latest")
+
+    def sums() -> list[float]:
+        return [float(one._sum.get()) for one in counted]
+
+    (tokens, seconds), before = sums(), thoughts_counted("latest")
+    await ask(thinking, count=2)
+    await ask(thinking, thought_tokens=0)
+    assert thoughts_counted("latest") - before == 2
+    assert sums()[0] - tokens == 2 * 3
+    assert sums()[1] > seconds
+
+
+def thoughts_counted(arm: str) -> float:
+    """Thoughts on the page of metrics, of an arm."""
+    (family,) = metrics.THOUGHT_TOKENS.collect()
+    return sum(
+        one.value for one in family.samples if one.name.endswith("_count") and one.labels == {"arm": arm}
+    )
+
+
 async def test_a_thought_is_shown_to_who_asks_for_it(thinking: TextStand) -> None:
     """Without its end, and with its ids."""
     (answer,) = (await ask(thinking, show_thought=True)).answers
