@@ -19,6 +19,7 @@ from unittest.mock import ANY
 
 import pytest
 import tomli_w
+from safetensors.torch import load, load_file
 
 from launch.run.child_process import penstock
 from learner.publish.final_policy import read_final
@@ -30,10 +31,12 @@ from penstock.registry.weight_files import read_kept, registry_url
 from penstock.training import lay_over
 from tests.support.run.serving_run import serving
 from tests.support.run.training import Training
+from workloads.thoughts.commands.thought_check import check_run
 from workloads.thoughts.tasks.example import Example, draw_tests
 from workloads.thoughts.tasks.task_choice import open_task
 
 RECIPE: Final = Path(__file__).resolve().parents[2] / "recipes" / "thoughts-tiny.toml"
+TEXT: Final = RECIPE.with_name("thoughts-text.toml")
 WITHIN_S: Final = 900.0
 GUESSED: Final = 0.35
 """Most that is right without thoughts, on four hops of seven symbols."""
@@ -41,12 +44,12 @@ MOST_CLIENTS: Final = 1_000
 """After which a canary that guesses counts as not found."""
 
 
-def recipe(folder: Path, **over: dict[str, Any]) -> Path:
-    """The recipe with settings over it, as a file."""
-    said = tomllib.loads(RECIPE.read_text())
+def recipe(folder: Path, of: Path = RECIPE, /, **over: dict[str, Any]) -> Path:
+    """A recipe with settings over it, as a file."""
+    said = tomllib.loads(of.read_text())
     lay_over(said, over)
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "thoughts-tiny.toml"
+    file = folder / of.name
     file.write_text(tomli_w.dumps(said))
     return file
 
@@ -281,6 +284,42 @@ def test_early_stopping_saves_updates_and_restores_the_best_byte_for_byte(tmp_pa
     for row in as_good:
         if row.update == final.update:
             assert read_kept(tmp_path / "run", row.version, row.sha256) == final.blob
+
+
+def test_thoughts_before_real_text_are_learned_from_and_judged(tmp_path: Path) -> None:
+    """At four places behind one another, with a mixing head, through all processes and a killed actor."""
+    kwargs = {"start_updates": 100}
+    over: dict[str, Any] = {
+        "environment": {"kwargs": kwargs},
+        "policy": {"kwargs": {"mixing": 16}},
+        "learner": {"total_updates": 24},
+        "evaluation": {"episodes": 64},
+        "algorithm": {"validate_every": 12, "validation_questions": 64},
+    }
+    training = Training(tmp_path / "run", str(recipe(tmp_path, TEXT, **over)))
+    training.until_steps(1)
+    os.kill(training.pids()["actor-0"], signal.SIGKILL)
+    code, _, err = training.end(WITHIN_S)
+    assert code == 0, err
+    summary, told = training.summary(), lines(tmp_path / "run")
+    assert (summary["ending"], summary["updates"]) == ("updates", 24)
+    assert summary["ledger"]["balanced"], summary["ledger"]
+    assert summary["theatre"]["faithfulness"] is None
+    assert summary["theatre"]["verdict"] in ("theatre", "cannot tell")
+    assert told[0]["thought_share"] == pytest.approx(0.5, abs=0.2)
+    assert {one["left_out"] for one in told} == {0.0}
+    final, start = (
+        load(read_final(tmp_path / "run").blob),
+        load_file(tmp_path / "run" / "start_model" / "model.safetensors"),
+    )
+    assert any("mixing_head" in name and bool(one.any()) for name, one in final.items() if "last" in name)
+    # The marks that begin and end a thought are tokens 4 and 5.
+    (embeddings,) = (name for name in start if "embed_tokens" in name)
+    assert (final[embeddings][4:6] != start[embeddings][4:6]).any(1).all()
+    found = check_run(tmp_path / "run", questions=64)
+    assert found.verdict in ("theatre", "cannot tell")
+    with pytest.raises(AssertionError, match="mixes nothing"), serving(tmp_path, tmp_path / "run", "mixed"):
+        pass
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
     tasks                what is asked: rings, and the seam for a task of one's own
     thought_layout       tokens of question, thought and answer in a row
+    thinking_policy      the policy of a run, with a head that mixes its answers where one is asked for
     thinking_model       a language model that thinks before it answers
     thought_section      what `environment.kwargs` of a run may hold
     thought_settings     how thoughts are learned: `algorithm.name = "thought_reinforce"`
@@ -27,7 +28,7 @@ WORKLOAD = Workload(
     target="workloads.thoughts.thought_environment:target",
     longest="workloads.thoughts.thought_environment:longest",
     defaults="workloads.thoughts.thought_defaults:for_environment",
-    policy="workloads.language.policy.language_policy:build",
+    policy="workloads.thoughts.thinking_policy:build",
     model="workloads.thoughts.algorithm.thought_model:make_thought_model",
     generator="workloads.thoughts.acting.thought_generator:make_generator",
     runner="workloads.thoughts.acting.thought_evaluation:make_runner",

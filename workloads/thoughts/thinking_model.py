@@ -14,6 +14,7 @@ from workloads.language.generation.cached_generation import CachedGeneration
 from workloads.language.policy.adapter_network import read
 from workloads.language.tokenizer import pad
 from workloads.thoughts.tasks.example import Example
+from workloads.thoughts.thinking_policy import head_of, mixed
 from workloads.thoughts.thought_layout import Ids, Layout
 
 
@@ -46,6 +47,19 @@ def outputs(network: Any, rows: Sequence[Ids], place: Tensor, pad_id: int) -> Ou
     tokens, present = pad(rows, pad_id)
     logits, states = read(network, tokens, present, place)
     return Outputs(logits.float().log_softmax(-1), states.float())
+
+
+def weighed(network: Any, behind: Outputs, without: Outputs) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities [n, V] of answers behind thoughts, and the share [n] of those in them.
+
+    behind, without: outputs at the n tokens of the answers, behind the thoughts and without any. Of a network
+    without a mixing head the first are returned, and shares of 1.
+    """
+    head = head_of(network)
+    if head is None:
+        return behind.log_probs, torch.ones(len(behind.log_probs))
+    odds = head(behind.states, without.states.detach())
+    return mixed(odds, behind.log_probs, without.log_probs), odds.detach().sigmoid()
 
 
 class ThinkingModel:
@@ -122,13 +136,20 @@ class ThinkingModel:
     ) -> Answered:
         """Return what is answered behind thoughts, or without any where there are None."""
         layout = self.layout
-        rows = (
-            [layout.direct(*one) for one in zip(questions, answers, strict=True)]
-            if thoughts is None
-            else [layout.thinking(*one) for one in zip(questions, thoughts, answers, strict=True)]
-        )
         counts = [len(answer) for answer in answers]
-        found = outputs(self.network, rows, answer_places(rows, counts), layout.pad).log_probs
+
+        def read_answers(rows: list[Ids]) -> Outputs:
+            return outputs(self.network, rows, answer_places(rows, counts), layout.pad)
+
+        directly = [layout.direct(*one) for one in zip(questions, answers, strict=True)]
+        if thoughts is None:
+            found = read_answers(directly).log_probs
+        else:
+            behind = read_answers(
+                [layout.thinking(*one) for one in zip(questions, thoughts, answers, strict=True)]
+            )
+            without = behind if head_of(self.network) is None else read_answers(directly)
+            found, _ = weighed(self.network, behind, without)
         wanted = torch.tensor([token for answer in answers for token in answer])
         chosen = found.gather(1, wanted[:, None])[:, 0].double().numpy()
         likely = found.argmax(1).tolist()

@@ -17,6 +17,7 @@ from workloads.language.serving.thinking import ThinkingForm
 from workloads.plugin import acting
 from workloads.plugin.serving import RunFollower, Source
 from workloads.thoughts.tasks.example import Task
+from workloads.thoughts.thinking_policy import MIXING, mixing_width
 from workloads.thoughts.thought_environment import task_of
 from workloads.thoughts.thought_layout import Layout
 from workloads.thoughts.thought_section import thoughts_section
@@ -39,6 +40,11 @@ def make_server(
 ) -> TextParts:
     """Return the server; settings: of this process. Raises ConfigurationError, and as `acting.read`."""
     of = acting.read(specification, settings.actor)
+    if width := mixing_width(of.policy):
+        raise ConfigurationError(
+            f"policy.kwargs.{MIXING}={width}: a server answers from behind a thought alone and mixes "
+            "nothing; serve a run that was trained without it"
+        )
     section = thoughts_section(of.environment)
     task, layout = task_of(of.environment)
     answer_tokens = length_of_answers(section.task, task)

@@ -14,12 +14,12 @@ from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Discrete
 from workloads.language.conversation.column import Column, SampledTurn, column_tensors
 from workloads.language.policy.language_policy import LanguagePolicy
-from workloads.language.policy.language_policy import build as build_policy
 from workloads.thoughts.algorithm.thought_reinforce import ThoughtReinforce
 from workloads.thoughts.start.transformer import build_transformer, save_transformer
 from workloads.thoughts.tasks.example import draw_mixed
 from workloads.thoughts.tasks.rings import Rings
 from workloads.thoughts.thinking_model import ThinkingModel
+from workloads.thoughts.thinking_policy import build as build_policy
 from workloads.thoughts.thought_layout import Layout
 from workloads.thoughts.thought_settings import ThoughtReinforceSection
 
@@ -36,17 +36,17 @@ def small_base(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def thinking_policy(base: Path, *, has_reference: bool = False) -> LanguagePolicy:
-    """All of whose weights are trained."""
+def thinking_policy(base: Path, *, has_reference: bool = False, mixing: int = 0) -> LanguagePolicy:
+    """All of whose weights are trained. mixing: width of its mixing head; 0: it has none."""
     space = Discrete(LAYOUT.vocabulary)
-    section = PolicySection(kwargs={"model": str(base), "lora": False})
+    section = PolicySection(kwargs={"model": str(base), "lora": False, "mixing": mixing})
     return build_policy(space, space, section, 0, has_reference=has_reference)
 
 
-def reinforce(base: Path, **section: Any) -> ThoughtReinforce:
+def reinforce(base: Path, *, mixing: int = 0, **section: Any) -> ThoughtReinforce:
     """The algorithm over a policy of the base; without validations unless the section says otherwise."""
     settings = ThoughtReinforceSection(**(QUIET | section))
-    policy = thinking_policy(base, has_reference=settings.kl_coefficient > 0.0)
+    policy = thinking_policy(base, has_reference=settings.kl_coefficient > 0.0, mixing=mixing)
     return ThoughtReinforce(
         policy, settings, task=TASK, layout=LAYOUT, thought_tokens=TOKENS, total_updates=None, seed=0
     )

@@ -46,11 +46,13 @@ METRICS: Final = (
     "answers_right",
     "direct_answers_right",
     "thought_length",
+    "thought_share",
     "left_out",
 )
 """`gain`: unclipped reward. `reward_difference`: mean |reward of the actor − reward of the learner|, in nats.
 `loss_with_thought`, `loss_without_thought`: of the true answer, in nats. `thought_length`: words of a thought
-without the mark that ends it. `left_out`: columns that are no row of the task."""
+without the mark that ends it. `thought_share`: what the mixing head takes of an answer from behind a thought,
+0 … 1; 1 without one. `left_out`: columns that are no row of the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ import torch
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Workload
 from workloads.language.language_model import make_probe
-from workloads.language.policy.language_policy import build
 from workloads.plugin.learning import (
     Algorithm,
     AlgorithmMaker,
@@ -22,6 +21,7 @@ from workloads.plugin.learning import (
 )
 from workloads.thoughts.algorithm.thought_reinforce import ThoughtReinforce
 from workloads.thoughts.start.thoughts_start import check_lengths
+from workloads.thoughts.thinking_policy import build
 from workloads.thoughts.thought_environment import spaces, task_of
 from workloads.thoughts.thought_section import thoughts_section
 from workloads.thoughts.thought_settings import ThoughtReinforceSection

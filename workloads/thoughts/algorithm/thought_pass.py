@@ -14,7 +14,8 @@ from workloads.thoughts.algorithm.thought_rows import (
     with_thoughts,
     without_thoughts,
 )
-from workloads.thoughts.thinking_model import Outputs, outputs
+from workloads.thoughts.thinking_model import Outputs, outputs, weighed
+from workloads.thoughts.thinking_policy import head_of
 from workloads.thoughts.thought_layout import Layout
 
 
@@ -25,6 +26,7 @@ class ThoughtPass:
     log_prob, entropy: [n], of the sampled tokens, differentiable. states: [n, H], which they are made of.
     reference: [n], log-probability under the start; None: nothing holds the policy to it.
     with_thought: [R], log p(y|x,z). without: [D], log p(y|x). Both differentiable.
+    share: that thoughts have in the answers behind them, a mean in 0 … 1; 1 without a mixing head.
     is_right: bool [R], is_directly_right: bool [D]: the likeliest answer is the true one.
     """
 
@@ -34,6 +36,7 @@ class ThoughtPass:
     reference: Tensor | None
     with_thought: Tensor
     without: Tensor
+    share: Tensor
     is_right: Tensor
     is_directly_right: Tensor
 
@@ -47,21 +50,34 @@ def read_batch(
     found_directly = outputs(policy.network, direct.rows, direct.place, layout.pad)
     sampled = rows.sampled
     log_probs = found.log_probs[:sampled]
-    chosen = _chosen(found, thinking)
+    behind = Outputs(found.log_probs[sampled:], found.states[sampled:])
+    without = behind if head_of(policy.network) is None else _of_thoughts(found_directly, direct, rows)
+    answers, share = weighed(policy.network, behind, without)
     return ThoughtPass(
-        log_prob=chosen[:sampled],
+        log_prob=_chosen(log_probs, thinking.action[:sampled]),
         entropy=-(log_probs.exp() * log_probs).sum(-1),
         states=found.states[:sampled],
         reference=_reference(policy, thinking, sampled, layout) if has_reference else None,
-        with_thought=_by_row(chosen[sampled:], thinking.answer_row),
-        without=_by_row(_chosen(found_directly, direct), direct.answer_row),
-        is_right=_all_right(found.log_probs[sampled:], thinking.action[sampled:], thinking.answer_row),
+        with_thought=_by_row(_chosen(answers, thinking.action[sampled:]), thinking.answer_row),
+        without=_by_row(_chosen(found_directly.log_probs, direct.action), direct.answer_row),
+        share=share.mean(),
+        is_right=_all_right(answers, thinking.action[sampled:], thinking.answer_row),
         is_directly_right=_all_right(found_directly.log_probs, direct.action, direct.answer_row),
     )
 
 
-def _chosen(found: Outputs, reading: Reading) -> Tensor:
-    return found.log_probs.gather(1, reading.action[:, None])[:, 0]
+def _of_thoughts(found: Outputs, direct: Reading, rows: ThoughtRows) -> Outputs:
+    """Return the outputs of direct answers once for each thought, as answers behind thoughts lie."""
+    counts = torch.bincount(direct.answer_row)
+    first = counts.cumsum(0) - counts
+    tokens = torch.cat(
+        [torch.arange(int(first[one]), int(first[one] + counts[one])) for one in rows.question_of.tolist()]
+    )
+    return Outputs(found.log_probs[tokens], found.states[tokens])
+
+
+def _chosen(log_probs: Tensor, action: Tensor) -> Tensor:
+    return log_probs.gather(1, action[:, None])[:, 0]
 
 
 def _by_row(values: Tensor, row: Tensor) -> Tensor:

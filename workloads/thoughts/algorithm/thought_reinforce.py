@@ -189,6 +189,7 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
             "reward_difference": float((rows.sent - gain).abs().mean()),
             "answers_right": float(read.is_right.float().mean()),
             "direct_answers_right": float(read.is_directly_right.float().mean()),
+            "thought_share": float(read.share),
         }
         return verdict(judged, section.max_log_ratio), metrics
 

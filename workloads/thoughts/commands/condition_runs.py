@@ -9,11 +9,11 @@ from typing import Any, Final
 import tomli_w
 
 from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.settings import PolicySection
 from penstock.policy.weights import load_into
 from penstock.training import TrainingConfig, lay_over, resume, start
-from workloads.language.policy.language_policy import LanguagePolicy
-from workloads.language.policy.policy_section import LanguageSection
 from workloads.plugin.serving import read_final
+from workloads.thoughts.thinking_policy import build
 
 _SUMMARY: Final = "summary.json"
 
@@ -71,6 +71,10 @@ def _has_ended(summary: Path) -> bool:
 
 def final_network(run_dir: Path, model: Path) -> Any:
     """Return the network of a run's final policy, which began as a model; raises ValueError."""
-    policy = LanguagePolicy(LanguageSection(model=str(model), lora=False), 0, has_reference=False)
-    load_into(policy, read_final(run_dir).blob)
+    final = read_final(run_dir)
+    said = PolicySection.model_validate_json(final.specification.policy_json)
+    section = said.model_copy(update={"kwargs": {**said.kwargs, "model": str(model)}})
+    specification = final.specification
+    policy = build(specification.observation_space, specification.action_space, section, 0)
+    load_into(policy, final.blob)
     return policy.network

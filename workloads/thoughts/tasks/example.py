@@ -8,8 +8,9 @@
     resume       what legally follows a thought so far, right or wrong, and the answer that it leads to
 
 A task may have two parts more. `is_certain = False` says that not even the easiest question has an answer
-for sure, so that a warm start ends where its loss falls no more. `random_thought(random, most)` gives up to
-`most` words that look like a thought and say nothing, where symbols drawn alike would not.
+for sure, so that a warm start ends where its loss falls no more, and evaluations ask all levels alike.
+`random_thought(random, most)` gives up to `most` words that look like a thought and say nothing, where
+symbols drawn alike would not.
 
 `task_choice` opens a task by its name. This module loads no torch.
 """
@@ -112,7 +113,11 @@ def draw_mixed(task: Task, random: np.random.Generator, count: int) -> list[Exam
 
 
 def draw_tests(task: Task, seed: int, count: int, level: int | None = None) -> list[Example]:
-    """Return so many held-out questions, equal for equal seeds. level: None: the hardest."""
+    """Return so many held-out questions, equal for equal seeds.
+
+    level: None: the hardest, or one after the other where none is harder than another.
+    """
     random = np.random.default_rng(seed)
-    asked = task.levels[-1] if level is None else level
-    return [draw(task, random, asked, held_out=True) for _ in range(count)]
+    hardest = task.levels[-1:] if getattr(task, "is_certain", True) else task.levels
+    asked = hardest if level is None else (level,)
+    return [draw(task, random, asked[number % len(asked)], held_out=True) for number in range(count)]

@@ -2,6 +2,7 @@
 
     rings, rings:N:HOPS   hops on a ring of N symbols
     text, text:N:NEXT     the next words of real text, of which N are shown
+    text:N:NEXT:PLACES    the same at several places, one behind the other
     module:function       what the function returns when it is called without arguments
 
 Only configuration of this machine names such a function. Parts and questions of a task are checked when it is
@@ -21,7 +22,7 @@ from workloads.thoughts.tasks.text import reference
 
 _BUILT_IN: Final[dict[str, tuple[Callable[..., Task], str]]] = {
     "rings": (Rings, "rings:N:HOPS, such as rings:11:6"),
-    "text": (reference, "text:N:NEXT, such as text:12:1"),
+    "text": (reference, "text:N:NEXT or text:N:NEXT:PLACES, such as text:12:1:4"),
 }
 _PARTS: Final = ("words", "symbols", "levels", "example", "resume")
 

@@ -1,5 +1,8 @@
 """Thinking and answering: what is read where, beside passes of the network by hand."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +37,20 @@ def test_answers_are_read_behind_the_mark(model: ThinkingModel) -> None:
             assert together.log_prob[number] == pytest.approx(float(logits[answer[0]].detach()), abs=1e-4)
             assert together.given[number] == (int(logits.argmax()),)
             assert together.is_right[number] == (int(logits.argmax()) == answer[0])
+
+
+def test_a_mixing_head_weighs_answers_behind_thoughts_with_those_without(tmp_path: Path) -> None:
+    """At even odds with half of each; answers without a thought are not mixed."""
+    base = small_base(tmp_path / "base")
+    plain, mixing = (ThinkingModel(thinking_policy(base, mixing=width).network, LAYOUT) for width in (0, 8))
+    examples = draw_tests(TASK, 0, 5)
+    questions, answers = plain.questions(examples), plain.answers(examples)
+    plain.seed(3)
+    thoughts = plain.think(questions, TOKENS)
+    behind, without = (plain.answered(questions, given, answers).log_prob for given in (thoughts, None))
+    found = mixing.answered(questions, thoughts, answers).log_prob
+    assert found == pytest.approx(np.log((np.exp(behind) + np.exp(without)) / 2), abs=1e-5)
+    assert mixing.answered(questions, None, answers).log_prob == pytest.approx(without, abs=1e-6)
 
 
 def test_log_probabilities_are_those_that_were_sampled_with(model: ThinkingModel) -> None:

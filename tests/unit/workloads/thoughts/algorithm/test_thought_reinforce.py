@@ -25,6 +25,7 @@ from workloads.thoughts.algorithm.thought_metrics import METRICS, ORIGINAL
 from workloads.thoughts.algorithm.thought_reinforce import ThoughtReinforce
 from workloads.thoughts.tasks.example import Continuation
 from workloads.thoughts.tasks.rings import Rings
+from workloads.thoughts.thinking_policy import head_of
 from workloads.thoughts.thought_settings import ThoughtReinforceSection
 
 
@@ -94,6 +95,7 @@ def test_its_loss_is_that_of_the_paper(base: Path) -> None:
         {"baseline": "learned", "advantage": "gae", "baseline_reads": "pooled"},
         {"kl_coefficient": 0.1},
         {"reward_from": "another"},
+        {"mixing": 8},
     ],
 )
 def test_every_way_of_learning_moves_the_policy_and_tells_all_figures(
@@ -110,6 +112,34 @@ def test_every_way_of_learning_moves_the_policy_and_tells_all_figures(
     assert all(map(math.isfinite, update.metrics.values()))
     assert not torch.equal(before, weights(algorithm))
     assert algorithm.updates == 1
+
+
+def test_a_mixing_head_learns_with_the_answers(base: Path) -> None:
+    """Rewards are those of mixed answers, as actors compute them, and the share is told."""
+    algorithm = reinforce(base, mixing=8, learning_rate=0.05)
+    columns = thought_columns(algorithm.policy, 3, 4)
+    first = algorithm.update(thought_batch(columns), progress=0.0).metrics
+    assert first["thought_share"] == 0.5
+    assert first["reward_difference"] == pytest.approx(0.0, abs=1e-4)
+    head = head_of(algorithm.policy.network)
+    assert head is not None
+    assert float(head.last.weight.detach().abs().sum()) > 0.0
+    assert algorithm.update(thought_batch(columns), progress=0.0).metrics["thought_share"] != 0.5
+
+
+def test_the_marks_around_a_thought_are_learned(base: Path, batch: Batch) -> None:
+    """What begins one is read, what ends one is drawn: both have embeddings, and thinking moves them."""
+    algorithm = reinforce(base)
+    marks = [LAYOUT.think, LAYOUT.end]
+    read, said = (
+        layer.weight for layer in (
+            algorithm.policy.network.get_input_embeddings(), algorithm.policy.network.get_output_embeddings()
+        )
+    )  # fmt: skip
+    before = read[marks].detach().clone(), said[LAYOUT.end].detach().clone()
+    algorithm.update(batch, progress=0.0)
+    assert (read[marks] != before[0]).any(1).all()
+    assert (said[LAYOUT.end] != before[1]).any()
 
 
 def test_experience_that_lags_is_weighted_by_its_ratio_up_to_a_cap(base: Path) -> None:
@@ -193,7 +223,7 @@ def test_a_fragment_whose_words_are_no_question_is_left_out(
 
 def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_been(base: Path, batch: Batch) -> None:
     """Weights, moments, counts, averages and what validations found."""
-    options = {"baseline": "both", "validate_every": 1}
+    options: dict[str, Any] = {"baseline": "both", "validate_every": 1}
     algorithm, other = reinforce(base, **options), reinforce(base, **options)
     for _ in range(2):
         algorithm.update(batch, progress=0.0)

@@ -38,6 +38,33 @@ def test_no_question_has_two_answers_and_none_asks_for_a_rare_word() -> None:
     assert len(task.words) == len(set(task.words)) == 5
 
 
+def test_several_places_of_a_passage_are_thought_about_one_behind_the_other() -> None:
+    """The j-th shows all that was asked for before it; tests ask for each alike, of whole passages."""
+    task = Text(["a b c d e f g h"], words=20, context=2, following=2, places=3)
+    assert task.levels == (1, 2, 3)
+    for level, shown in ((1, 2), (2, 4), (3, 6)):
+        examples = [task.example(np.random.default_rng(seed), level) for seed in range(100)]
+        letters = "abcdefgh"
+        assert {("".join(one.question), "".join(one.answer)) for one in examples} == {
+            (letters[start : start + shown], letters[start + shown : start + shown + 2])
+            for start in range(8 - shown - 1)
+        }
+        assert {one.level for one in examples} == {level}
+    tests = draw_tests(open_task("text:6:1:4"), 0, 8)
+    assert [one.level for one in tests] == [1, 2, 3, 4] * 2
+    assert [len(one.question) for one in tests] == [6, 7, 8, 9] * 2
+    assert all(map(is_held_out, tests))
+
+
+def test_places_can_be_chosen_by_what_stands_before_them() -> None:
+    """Such as the end of a clause; a word that nowhere does is told."""
+    task = Text(["a b , c d , e f g"], words=20, context=3, following=1, behind=(",",))
+    seen = {task.example(np.random.default_rng(seed), 1).question for seed in range(50)}
+    assert seen == {("a", "b", ","), ("c", "d", ",")}
+    with pytest.raises(ValueError, match="no passage has 3 words of which the last is one of ; and 1 known"):
+        Text(["a b c d e"], words=20, context=3, following=1, behind=(";",))
+
+
 def test_a_random_thought_is_text() -> None:
     """Up to so many words of some passage, in their order."""
     task, random = Text(PASSAGES, words=30, context=3, following=1), np.random.default_rng(0)
@@ -64,9 +91,10 @@ def test_the_reference_of_python_is_a_task() -> None:
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("text:0:3", "raise the smallest.*say text:N:NEXT, such as text:12:1"),
+        ("text:0:3", "raise the smallest.*say text:N:NEXT or text:N:NEXT:PLACES, such as text:12:1:4"),
+        ("text:4:1:0", "at 0 places: raise the smallest"),
         ("text:a", "say text:N:NEXT"),
-        ("text:1:2:3", "say text:N:NEXT"),
+        ("text:1:2:3:4", "say text:N:NEXT"),
         ("text:100000:1", "no passage has 100000 words"),
     ],
 )

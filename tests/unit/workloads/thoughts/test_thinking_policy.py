@@ -1,0 +1,63 @@
+"""The head that mixes answers behind thoughts with those without: what it gives, what it may not touch."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.config.sections.policy_section import PolicySection
+from penstock.config.settings import ConfigurationError
+from tests.support.thoughts.small_thoughts import small_base, thinking_policy
+from workloads.thoughts.thinking_policy import head_of, mixed, mixing_width
+
+
+def test_both_answers_are_mixed_as_probabilities() -> None:
+    """By the odds of each token, written out; what comes out is a distribution."""
+    behind, without = torch.randn(3, 5).log_softmax(-1), torch.randn(3, 5).log_softmax(-1)
+    odds = torch.tensor([-2.0, 0.0, 3.0])
+    found = mixed(odds, behind, without).exp()
+    for row, one in enumerate(odds.tolist()):
+        share = 1.0 / (1.0 + math.exp(-one))
+        expected = share * behind[row].exp() + (1.0 - share) * without[row].exp()
+        assert torch.allclose(found[row], expected, atol=1e-6)
+    assert torch.allclose(found.sum(1), torch.ones(3))
+
+
+def test_the_answer_without_a_thought_gets_no_gradient_from_the_mix() -> None:
+    """It is trained by its own loss alone: a mix that could make it worse would gain by sabotage."""
+    behind, without = torch.randn(2, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True)
+    odds = torch.zeros(2, requires_grad=True)
+    mixed(odds, behind.log_softmax(-1), without.log_softmax(-1))[:, 0].sum().backward()
+    assert behind.grad is not None
+    assert odds.grad is not None
+    assert without.grad is None
+
+
+def test_a_head_is_published_with_the_policy_and_begins_with_even_odds(tmp_path: Path) -> None:
+    """Actors and evaluations answer as the learner does; without the key there is none."""
+    base = small_base(tmp_path / "base")
+    plain, policy = thinking_policy(base), thinking_policy(base, mixing=8)
+    assert head_of(plain.network) is None
+    head = head_of(policy.network)
+    assert head is not None
+    assert head(torch.randn(3, 16), torch.randn(3, 16)).tolist() == [0.0] * 3
+    more = policy.state_dict().keys() - plain.state_dict().keys()
+    assert more == {
+        f"mixing_head.{part}.{kind}" for part in ("hidden", "last") for kind in ("weight", "bias")
+    }
+    other = thinking_policy(base, mixing=8)
+    with torch.no_grad():
+        head.last.bias.fill_(2.0)
+    other.load_state_dict(policy.state_dict())
+    copied = head_of(other.network)
+    assert copied is not None
+    assert copied.last.bias.tolist() == [2.0]
+
+
+@pytest.mark.parametrize("width", [-1, "8", True, 1.5])
+def test_a_width_that_is_none_is_refused(width: Any) -> None:
+    """By its key and its value."""
+    with pytest.raises(ConfigurationError, match="policy.kwargs.mixing="):
+        mixing_width(PolicySection(kwargs={"mixing": width}))
