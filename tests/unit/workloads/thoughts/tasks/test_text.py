@@ -74,6 +74,20 @@ def test_a_random_thought_is_text() -> None:
     assert all(any(" ".join(thought) in passage for passage in joined) for thought in thoughts)
 
 
+def test_no_passage_is_both_trained_on_and_tested() -> None:
+    """Each passage has a word of its own in every place of it."""
+    names = [f"{one}{other}" for one in "abcdefghijklmnop" for other in "abcdefghijklmnop"]
+    passages = [f"{name} goes there {name} comes back {name} stays" for name in names]
+    task, random = Text(passages, words=400, context=3, following=1, places=2), np.random.default_rng(0)
+    trained = {
+        word for number in range(500) for word in draw(task, random, 1 + number % 2, held_out=False).question
+    } & set(names)
+    tested = {word for one in draw_tests(task, 0, 300) for word in one.question} & set(names)
+    assert len(trained) > 100
+    assert len(tested) > 5
+    assert not trained & tested
+
+
 def test_the_reference_of_python_is_a_task() -> None:
     """Its passages are held out whole, and its words are no marks."""
     task = open_task("text:8:2")
