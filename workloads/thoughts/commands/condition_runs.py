@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,11 @@ from penstock.config.settings import PolicySection
 from penstock.policy.weights import load_into
 from penstock.training import TrainingConfig, lay_over, resume, start
 from workloads.plugin.serving import read_final
+from workloads.thoughts.start.transformer import load_transformer
+from workloads.thoughts.tasks.example import Example
+from workloads.thoughts.thinking_model import ThinkingModel
 from workloads.thoughts.thinking_policy import build
+from workloads.thoughts.thought_layout import Layout
 
 _SUMMARY: Final = "summary.json"
 
@@ -78,3 +83,10 @@ def final_network(run_dir: Path, model: Path) -> Any:
     policy = build(specification.observation_space, specification.action_space, section, 0)
     load_into(policy, final.blob)
     return policy.network
+
+
+def loss_of_start(model: Path, layout: Layout, examples: Sequence[Example]) -> float:
+    """Return what answers without a thought cost when training began, in nats of a question."""
+    start = ThinkingModel(load_transformer(model), layout)
+    answered = start.answered(start.questions(examples), None, start.answers(examples))
+    return -float(answered.log_prob.mean())

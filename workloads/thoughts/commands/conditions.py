@@ -25,7 +25,12 @@ import numpy as np
 from penstock.config.preparation import Progress
 from penstock.config.settings import EnvironmentSection
 from workloads.language.quiet import quieten
-from workloads.thoughts.commands.condition_runs import RunSettings, final_network, train_thoughts
+from workloads.thoughts.commands.condition_runs import (
+    RunSettings,
+    final_network,
+    loss_of_start,
+    train_thoughts,
+)
 from workloads.thoughts.start.lessons import Lesson, Lessons
 from workloads.thoughts.start.thoughts_start import START_MODEL, make_start
 from workloads.thoughts.start.transformer import load_transformer
@@ -151,7 +156,11 @@ def _measured(network: Any, place: _Place, questions: int, number: int) -> dict[
     model, task = ThinkingModel(network, place.layout), place.task
     examples = draw_tests(task, _TESTS_SEED, questions)
     probed = probe(model, task, examples, place.most)
-    found = validate(probed, start_loss=None, most_gain=getattr(task, "most_gain", None))
+    found = validate(
+        probed,
+        start_loss=loss_of_start(place.start, place.layout, examples),
+        most_gain=getattr(task, "most_gain", None),
+    )
     is_direct = number in _WITHOUT_THOUGHTS
     counted = probed.without if is_direct else probed.with_thought
     greedy = probe(model, task, examples, place.most, deterministic=True)
