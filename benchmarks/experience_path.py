@@ -226,9 +226,14 @@ def _processes(here: Services, sender: int) -> Mapping[str, int]:
     return {"sender": sender, "broker": broker, "Redis": server, "reader": os.getpid()}
 
 
+def fetch(log: LearnerLog, entries: Sequence[LogEntry]) -> list[bytes | None]:
+    """Return the payloads of entries, in as few calls as the learner needs, which says their sizes."""
+    return log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
+
+
 def _take(log: LearnerLog, entries: Sequence[LogEntry], transfer: Transfer, take: Take) -> None:
     size = 0
-    for entry, payload in zip(entries, log.fetch([entry.number for entry in entries]), strict=True):
+    for entry, payload in zip(entries, fetch(log, entries), strict=True):
         if payload is None:
             raise RuntimeError(f"entry {entry.number} has no payload")
         take(entry, payload)

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.experience_path import RUN, STEPS
+from benchmarks.experience_path import RUN, STEPS, fetch
 from benchmarks.fragments import shape_of
 from benchmarks.many_actors import peak_memory
 from benchmarks.plain_redis import redis_pid
@@ -173,7 +173,7 @@ class _Learner:
             if now - self._published_s >= self._every_s:
                 self.publish()
             entries = self._log.read(self._position, READ_COUNT, 50)
-            for payload in self._log.fetch([entry.number for entry in entries]):
+            for payload in fetch(self._log, entries):
                 touch(payload or b"")
             self.fragments += len(entries)
             self._position = entries[-1].number if entries else self._position

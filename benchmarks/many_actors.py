@@ -17,7 +17,7 @@ from typing import Final
 
 import redis
 
-from benchmarks.experience_path import PACING, RUN, SLOTS, STEPS, specification_of
+from benchmarks.experience_path import PACING, RUN, SLOTS, STEPS, fetch, specification_of
 from benchmarks.plain_redis import redis_pid
 from benchmarks.rate import Rate, touch
 from benchmarks.services import Services, services
@@ -199,7 +199,7 @@ class _Reader:
         entries = self._log.read(self._position, READ_COUNT, block_ms)
         if not entries:
             return 0
-        payloads = [payload for payload in self._log.fetch([e.number for e in entries]) if payload]
+        payloads = [payload for payload in fetch(self._log, entries) if payload]
         for payload in payloads:
             touch(payload)
         self.seen.update((e.header.session, e.header.sequence) for e in entries if e.header is not None)

@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.child import child
+from benchmarks.experience_path import fetch
 from benchmarks.fragments import RUN
 from benchmarks.served_run import SHAPE, make_policy, make_run, specification
 from benchmarks.services import services, start
@@ -201,7 +202,7 @@ def learner(redis_url: str) -> Iterator[None]:
             entries = log.read(position, 256, 50)
             if entries:
                 position = entries[-1].number
-                log.fetch([entry.number for entry in entries])
+                fetch(log, entries)
                 log.settle(position)
 
     thread = threading.Thread(target=read)
