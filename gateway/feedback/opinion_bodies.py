@@ -15,6 +15,7 @@ Key = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,64}$")]
 Short = Annotated[Text, Field(max_length=64)]
 Long = Annotated[Text, Field(min_length=1, max_length=MAX_TEXT)]
 Notes = Annotated[Text, Field(max_length=MAX_TEXT)]
+Score = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 
 
 class PromptAnswered(Body):
@@ -40,7 +41,7 @@ class RatedResponse(PromptAnswered):
 class Opinion(Body):
     """A score from 0 to 1, a number and no word for one, and what may be said beside it."""
 
-    score: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+    score: Score
     notes: Notes = ""
 
 

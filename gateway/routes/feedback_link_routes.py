@@ -4,21 +4,30 @@ The secret of a link comes in the header `Penstock-Link`, so that no log of addr
 behind the `#` of its address, which browsers send to no server.
 """
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 from fastapi import APIRouter, Depends, Header, Request
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gateway import people_metrics
 from gateway.accounts import feedback_links
 from gateway.accounts.account_errors import BadInput
 from gateway.accounts.feedback_links import FeedbackLink
 from gateway.accounts.principal import Membership
-from gateway.feedback.opinion_bodies import AgentId, Opinion, RatedResponse, Short
+from gateway.feedback.opinion_bodies import (
+    AgentId,
+    Long,
+    NewFeedback,
+    NewPair,
+    Notes,
+    PromptAnswered,
+    Score,
+    Short,
+    rating_of,
+)
 from gateway.frame.parts import parts_of
 from gateway.frame.request_text import Body
 from gateway.frame.route_access import GuardedRoute, member_of
-from penstock.registry.ratings import Rating
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 
@@ -28,18 +37,42 @@ PURPOSE: Final = "link"
 Member = Annotated[Membership, Depends(member_of)]
 
 
-class NewLink(Body):
-    """Responses that one person shall rate. rater: what the caller calls that person; not shown to them."""
+class LinkItem(PromptAnswered):
+    """A response to score, or two of which the better one is chosen: `response` or `responses`.
 
-    items: Annotated[list[RatedResponse], Field(min_length=1, max_length=MAX_ITEMS)]
+    responses: as they shall be shown. version: of the policy that gave the response, or both.
+    """
+
+    response: Long | None = None
+    responses: Annotated[list[Long], Field(min_length=2, max_length=2)] | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if (self.response is None) == (self.responses is None):
+            raise ValueError("give `response`, or two `responses` of which one is chosen")
+        if self.responses is not None and self.responses[0] == self.responses[1]:
+            raise ValueError("`responses` must differ: of two that are the same none is better")
+        return self
+
+
+class NewLink(Body):
+    """What one person shall rate. rater: what the caller calls that person; not shown to them."""
+
+    items: Annotated[list[LinkItem], Field(min_length=1, max_length=MAX_ITEMS)]
     rater: Short = ""
     days: Annotated[int, Field(ge=1, le=feedback_links.MAX_DAYS)] = 7
 
 
-class LinkRating(Opinion):
-    """What the holder of a link thinks of one of its responses. item: counted from 0."""
+class LinkRating(Body):
+    """What the holder of a link thinks of one of its items.
+
+    item: counted from 0. score: of a response. chosen: of two responses, the better one, 0 or 1.
+    """
 
     item: Annotated[int, Field(ge=0, lt=MAX_ITEMS)]
+    score: Score | None = None
+    chosen: Annotated[int, Field(strict=True, ge=0, le=1)] | None = None
+    notes: Notes = ""
 
 
 def link_of(request: Request, penstock_link: Annotated[str, Header(max_length=64)]) -> FeedbackLink:
@@ -84,7 +117,7 @@ def revoke_link(request: Request, member: Member, link: str) -> None:
 @router.get("/api/link")
 def read_link(link: Link) -> dict[str, Any]:
     """Return what the holder of a link is asked to rate."""
-    items = [{"prompt": item["prompt"], "response": item["response"]} for item in link.items]
+    items = [_shown_item(LinkItem.model_validate(item)) for item in link.items]
     return {"items": items, "expires": link.expires}
 
 
@@ -94,23 +127,34 @@ def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
     parts = parts_of(request)
     if body.item >= len(link.items):
         raise BadInput("item", f"this link has the items 0 to {len(link.items) - 1}")
-    item = RatedResponse.model_validate(link.items[body.item])
-    rating = Rating(
-        prompt=item.prompt,
-        response=item.response,
-        score=body.score,
-        key=item.key,
-        version=item.version,
-        conversation=item.conversation,
+    rating = rating_of(
+        _opinion(LinkItem.model_validate(link.items[body.item]), body),
         project=link.project,
-        run=item.runId,
         rater=parts.accounts.pseudonym("rater", link.project, PURPOSE, link.rater or link.id),
-        notes=body.notes,
         request_key=link.request_key(body.item),
     )
     (kept,) = parts.registry.add_ratings(f"{link.project}/{link.agent}", [rating])
     people_metrics.RATINGS.labels("link").inc()
     return {"id": kept.public_id, "createdAt": kept.created}
+
+
+def _opinion(item: LinkItem, said: LinkRating) -> NewFeedback | NewPair:
+    """Return an item with what was said of it; raises BadInput for a word that is of the other kind."""
+    answered = item.model_dump(include=set(PromptAnswered.model_fields)) | {"notes": said.notes}
+    if item.responses is None:
+        if said.score is None or said.chosen is not None:
+            raise BadInput("score", f"item {said.item} is one response: give it a `score`, and choose none")
+        return NewFeedback.model_validate(answered | {"response": item.response, "score": said.score})
+    if said.chosen is None or said.score is not None:
+        raise BadInput("chosen", f"item {said.item} is two responses: give `chosen`, 0 or 1, and no score")
+    chosen, rejected = item.responses[said.chosen], item.responses[1 - said.chosen]
+    return NewPair.model_validate(answered | {"chosen": chosen, "rejected": rejected})
+
+
+def _shown_item(item: LinkItem) -> dict[str, Any]:
+    """Return what the holder sees: of where it came from nothing."""
+    said = {"response": item.response} if item.responses is None else {"responses": item.responses}
+    return {"prompt": item.prompt, **said}
 
 
 def _shown(link: FeedbackLink) -> dict[str, Any]:

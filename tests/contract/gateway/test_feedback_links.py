@@ -9,6 +9,7 @@ from tests.support.gateway.small_gateway import SmallGateway
 
 LINKS = "/api/projects/alpha/agents/my_agent/links"
 ITEMS = [{"prompt": f"question {number}", "response": "4", "runId": "run-1"} for number in range(2)]
+PAIR = {"prompt": "2 + 2?", "responses": ["4", "5"], "version": 3, "conversation": "c-1"}
 
 
 @pytest.fixture
@@ -26,8 +27,12 @@ def made(gateway: SmallGateway, headers: dict[str, str], **change: Any) -> dict[
 
 
 def rated(gateway: SmallGateway, link: dict[str, Any], item: int, score: float) -> Any:
-    """The answer to a rating by the holder of a link."""
-    body = {"item": item, "score": score}
+    """The answer to a score by the holder of a link."""
+    return said(gateway, link, {"item": item, "score": score})
+
+
+def said(gateway: SmallGateway, link: dict[str, Any], body: dict[str, Any]) -> Any:
+    """The answer to what the holder of a link says."""
     return gateway.client.post("/api/link/ratings", json=body, headers={"Penstock-Link": link["link"]})
 
 
@@ -48,6 +53,80 @@ def test_its_holder_rates_each_response_once(small_gateway: SmallGateway, ada: d
     assert [one.rating.score for one in kept] == [0.9, 0.2]
     assert len({one.rating.rater for one in kept}) == 1
     assert "user-7" not in str(kept)
+
+
+def test_its_holder_chooses_between_two_responses(
+    small_gateway: SmallGateway, ada: dict[str, str]
+) -> None:
+    """Once, beside responses that are scored; what is kept is a pair as one of a program's would be."""
+    link = made(small_gateway, ada, items=[PAIR, *ITEMS, PAIR])
+    seen = small_gateway.get("/api/link", {"Penstock-Link": link["link"]}).json()
+    shown = {"prompt": "2 + 2?", "responses": ["4", "5"]}
+    assert seen["items"] == [shown, *({"prompt": one["prompt"], "response": "4"} for one in ITEMS), shown]
+    first, again = (said(small_gateway, link, {"item": 0, "chosen": 1, "notes": "ä"}) for _ in range(2))
+    assert first.status_code == 200, first.text
+    assert first.json() == again.json()
+    assert said(small_gateway, link, {"item": 0, "chosen": 0, "notes": "ä"}).status_code == 409
+    assert said(small_gateway, link, {"item": 3, "chosen": 0}).status_code == 200
+    assert rated(small_gateway, link, 1, 0.5).status_code == 200
+    kept = [one.rating for one in small_gateway.registry.ratings("alpha/my_agent")]
+    assert [(one.response, one.rejected, one.score) for one in kept] == [
+        ("5", "4", None),
+        ("4", "5", None),
+        ("4", None, 0.5),
+    ]
+    assert (kept[0].prompt, kept[0].version, kept[0].conversation) == ("2 + 2?", 3, "c-1")
+    assert (kept[0].notes, len({one.rater for one in kept})) == ("ä", 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"item": 0}, "chosen"),
+        ({"item": 0, "score": 0.5}, "chosen"),
+        ({"item": 0, "score": 0.5, "chosen": 0}, "chosen"),
+        ({"item": 0, "chosen": 2}, "chosen"),
+        ({"item": 0, "chosen": -1}, "chosen"),
+        ({"item": 0, "chosen": True}, "chosen"),
+        ({"item": 0, "chosen": "4"}, "chosen"),
+        ({"item": 1}, "score"),
+        ({"item": 1, "chosen": 0}, "score"),
+        ({"item": 1, "score": 0.5, "chosen": 0}, "score"),
+        ({"item": 1, "score": 1.5}, "score"),
+        ({"item": 0, "chosen": 0, "rejected": "6"}, "rejected"),
+        ({"item": 2, "chosen": 0}, "item"),
+    ],
+)
+def test_what_does_not_fit_an_item_is_refused_by_field(
+    small_gateway: SmallGateway, ada: dict[str, str], body: dict[str, Any], field: str
+) -> None:
+    """And nothing is stored: neither a score of two responses, nor a choice where there is one."""
+    link = made(small_gateway, ada, items=[PAIR, ITEMS[0]])
+    reply = said(small_gateway, link, body)
+    assert (reply.status_code, reply.json()["field"]) == (422, field), reply.text
+    assert small_gateway.registry.ratings() == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"responses": ["4"]}, "items.1.responses"),
+        ({"responses": ["4", "5", "6"]}, "items.1.responses"),
+        ({"responses": ["4", ""]}, "items.1.responses.1"),
+        ({"responses": ["4", "a\0b"]}, "items.1.responses.1"),
+        ({"responses": ["4", "4"]}, "items.1"),
+        ({"responses": None}, "items.1"),
+        ({"response": "4"}, "items.1"),
+        ({"score": 0.5}, "items.1.score"),
+    ],
+)
+def test_what_cannot_be_rated_makes_no_link(
+    small_gateway: SmallGateway, ada: dict[str, str], change: dict[str, Any], field: str
+) -> None:
+    """Two responses that are the same, three, one and two at once."""
+    reply = small_gateway.client.post(LINKS, json={"items": [ITEMS[0], PAIR | change]}, headers=ada)
+    assert (reply.status_code, reply.json()["field"]) == (422, field), reply.text
+    assert small_gateway.get(LINKS, ada).json() == {"links": []}
 
 
 def test_it_ends(small_gateway: SmallGateway, ada: dict[str, str]) -> None:

@@ -134,11 +134,55 @@ export type Leaving = {
 };
 
 /**
+ * LinkItem
+ *
+ * A response to score, or two of which the better one is chosen: `response` or `responses`.
+ *
+ * responses: as they shall be shown. version: of the policy that gave the response, or both.
+ */
+export type LinkItem = {
+    /**
+     * Conversation
+     */
+    conversation?: string;
+    /**
+     * Key
+     */
+    key?: string;
+    /**
+     * Prompt
+     */
+    prompt: string;
+    /**
+     * Response
+     */
+    response?: string | null;
+    /**
+     * Responses
+     */
+    responses?: Array<string> | null;
+    /**
+     * Runid
+     */
+    runId?: string;
+    /**
+     * Version
+     */
+    version?: number | null;
+};
+
+/**
  * LinkRating
  *
- * What the holder of a link thinks of one of its responses. item: counted from 0.
+ * What the holder of a link thinks of one of its items.
+ *
+ * item: counted from 0. score: of a response. chosen: of two responses, the better one, 0 or 1.
  */
 export type LinkRating = {
+    /**
+     * Chosen
+     */
+    chosen?: number | null;
     /**
      * Item
      */
@@ -150,7 +194,7 @@ export type LinkRating = {
     /**
      * Score
      */
-    score: number;
+    score?: number | null;
 };
 
 /**
@@ -237,7 +281,7 @@ export type NewJob = {
 /**
  * NewLink
  *
- * Responses that one person shall rate. rater: what the caller calls that person; not shown to them.
+ * What one person shall rate. rater: what the caller calls that person; not shown to them.
  */
 export type NewLink = {
     /**
@@ -247,7 +291,7 @@ export type NewLink = {
     /**
      * Items
      */
-    items: Array<RatedResponse>;
+    items: Array<LinkItem>;
     /**
      * Rater
      */
@@ -401,38 +445,6 @@ export type Promotion = {
      * Version
      */
     version: number | string;
-};
-
-/**
- * RatedResponse
- *
- * A response to a prompt.
- */
-export type RatedResponse = {
-    /**
-     * Conversation
-     */
-    conversation?: string;
-    /**
-     * Key
-     */
-    key?: string;
-    /**
-     * Prompt
-     */
-    prompt: string;
-    /**
-     * Response
-     */
-    response: string;
-    /**
-     * Runid
-     */
-    runId?: string;
-    /**
-     * Version
-     */
-    version?: number | null;
 };
 
 /**
