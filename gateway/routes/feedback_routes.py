@@ -4,11 +4,9 @@ Ratings lie in the registry under the policy `PROJECT/AGENT`. Who rated is an op
 and, where a program says so, of the user that it speaks for.
 """
 
-from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from gateway import people_metrics
@@ -161,14 +159,14 @@ def _take_in(parts: Parts, member: Membership, agent: str, content: bytes, kind:
         rating_of(row, project=project, rater=rater_of(parts, member, row.rater), request_key=row.request)
         for row in rows
     ]
-    parts.registry.add_ratings(_policy(member, agent), new)
-    people_metrics.RATINGS.labels("lines").inc(len(new))
     by = member.principal.subject
     parts.accounts.run(
         lambda session, now: audit.note(
-            session, now, by=by, action="feedback taken in", project=project, subject=agent, lines=len(new)
+            session, now, by=by, action="feedback import", project=project, subject=agent, lines=len(new)
         )
     )
+    parts.registry.add_ratings(_policy(member, agent), new)
+    people_metrics.RATINGS.labels("lines").inc(len(new))
     return {"stored": len(new)}
 
 
@@ -177,24 +175,25 @@ def _policy(member: Membership, agent: str) -> str:
 
 
 def _forget(parts: Parts, by: Principal, project: str, rater: str) -> dict[str, Any]:
-    """Delete what a rater gave, audited; returns how much there was, and what was trained from it."""
-    found = parts.registry.delete_ratings(project, rater)
-    late = parts.registry.delete_feedback(project, rater)
-    deleted = sum(map(len, found.values()))
+    """Delete what a rater gave; returns how much there was, and what was trained from it.
 
-    def note(session: Session, now: datetime) -> list[dict[str, Any]]:
-        trained = trained_from(session, project, found)
-        audit.note(
+    The audit has it before it is done, so that it lacks no deletion where a database goes away in between.
+    """
+    known = parts.registry.rating_numbers(project, rater)
+    parts.accounts.run(
+        lambda session, now: audit.note(
             session,
             now,
             by=by.subject,
             action="ratings deleted",
             project=project,
             subject=f"rater/{rater}",
-            deleted=deleted,
-            late=late,
-            trained=[one["job"] for one in trained],
+            ratings=sum(map(len, known.values())),
+            trained=[one["job"] for one in trained_from(session, project, known)],
         )
-        return trained
-
-    return {"deleted": deleted, "lateRewards": late, "trainedFrom": parts.accounts.run(note)}
+    )
+    found = parts.registry.delete_ratings(project, rater)
+    late = parts.registry.delete_feedback(project, rater)
+    # Again: a training that began meanwhile has read them, too.
+    trained = parts.accounts.look(lambda session: trained_from(session, project, found))
+    return {"deleted": sum(map(len, found.values())), "lateRewards": late, "trainedFrom": trained}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import case, func, select
+from sqlalchemy import ColumnElement, case, func, select
 from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session
 
@@ -95,13 +95,20 @@ def add(session: Session, policy: str, new: Sequence[Rating]) -> tuple[KeptRatin
     return tuple(_record(_stored(session, policy, rating, now)) for rating in new)
 
 
+def numbers_of(session: Session, project: str, rater: str) -> dict[str, list[int]]:
+    """Return the numbers of a rater's ratings in a project, by policy."""
+    found = dict[str, list[int]]()
+    for policy, number in session.execute(
+        select(RatingRow.policy, RatingRow.number).where(*_own(project, rater))
+    ):
+        found.setdefault(policy, []).append(number)
+    return found
+
+
 def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
     """Delete every rating of a rater in a project, and return the numbers that they had, by policy."""
-    own = (RatingRow.project == project) & (RatingRow.rater == rater)
-    found = dict[str, list[int]]()
-    for policy, number in session.execute(select(RatingRow.policy, RatingRow.number).where(own)):
-        found.setdefault(policy, []).append(number)
-    session.execute(sql_delete(RatingRow).where(own))
+    found = numbers_of(session, project, rater)
+    session.execute(sql_delete(RatingRow).where(*_own(project, rater)))
     return found
 
 
@@ -141,6 +148,10 @@ def read(
             break
         found.append(_record(row))
     return tuple(found)
+
+
+def _own(project: str, rater: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return RatingRow.project == project, RatingRow.rater == rater
 
 
 def _stored(session: Session, policy: str, rating: Rating, now: datetime) -> RatingRow:

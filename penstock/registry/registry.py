@@ -453,6 +453,10 @@ class Registry:
         """
         return self._database.write(lambda session: ratings.add(session, policy, new))
 
+    def rating_numbers(self, project: str, rater: str) -> Mapping[str, Sequence[int]]:
+        """Return the numbers of a rater's ratings in a project, by policy."""
+        return self._database.read(lambda session: ratings.numbers_of(session, project, rater))
+
     def delete_ratings(self, project: str, rater: str) -> Mapping[str, Sequence[int]]:
         """Delete every rating of a rater in a project, and return the numbers that they had, by policy."""
         return self._database.write(lambda session: ratings.delete(session, project, rater))

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from gateway.feedback.opinion_bodies import MAX_TEXT
 from gateway.routes.feedback_routes import MAX_EXPORTED_CHARS
@@ -135,6 +136,26 @@ def test_a_person_s_ratings_are_deleted_on_request(
     assert small_gateway.client.delete(path, headers=ada).json()["deleted"] == 1
     assert exported(small_gateway, editor) == lines[1:]
     assert small_gateway.actions("alpha").count("ratings deleted") == 2
+
+
+def test_what_the_audit_cannot_have_is_not_done(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
+    """Neither is anything taken in nor deleted, so that the same request may be sent again."""
+    ada, line = small_gateway.bearer("ada"), json.dumps(ONE)
+    assert small_gateway.client.post(PATH, json=ONE, headers=ada).status_code == 200
+
+    def rename(old: str, new: str) -> None:
+        small_gateway.accounts.run(
+            lambda session, _: session.execute(text(f"ALTER TABLE {old} RENAME TO {new}"))
+        )
+
+    rename("audit", "away")
+    assert small_gateway.client.post(LINES, content=line, headers=editor).status_code >= 500
+    assert small_gateway.client.delete("/api/me/feedback", headers=ada).status_code >= 500
+    rename("away", "audit")
+    assert len(small_gateway.registry.ratings("alpha/my_agent")) == 1
+    assert small_gateway.client.post(LINES, content=line, headers=editor).json() == {"stored": 1}
+    assert small_gateway.client.delete("/api/me/feedback", headers=ada).json()["deleted"] == 1
+    assert len(small_gateway.registry.ratings("alpha/my_agent")) == 1
 
 
 @pytest.mark.parametrize("agent", ["..", "a b", "x" * 40, "a%2fb", "%00", "-a"])

@@ -55,9 +55,7 @@ def test_its_holder_rates_each_response_once(small_gateway: SmallGateway, ada: d
     assert "user-7" not in str(kept)
 
 
-def test_its_holder_chooses_between_two_responses(
-    small_gateway: SmallGateway, ada: dict[str, str]
-) -> None:
+def test_its_holder_chooses_between_two_responses(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
     """Once, beside responses that are scored; what is kept is a pair as one of a program's would be."""
     link = made(small_gateway, ada, items=[PAIR, *ITEMS, PAIR])
     seen = small_gateway.get("/api/link", {"Penstock-Link": link["link"]}).json()
