@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from gateway.feedback.opinion_bodies import FeedbackRow, PairRow
-from gateway.frame.api_errors import ApiError
+from gateway.frame.api_errors import ApiError, field_of
 from penstock.registry.feedback import Feedback
 from penstock.registry.ratings import KeptRating
 
@@ -103,7 +103,7 @@ def read_lines(content: bytes, word: str = "line") -> Iterator[FeedbackRow | Pai
             yield _row(json.loads(line))
         except ValidationError as error:
             first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or None
+            field = field_of(first["loc"])
             raise ApiError(422, f"{word} {number}: {field}: {first['msg']}", field=field) from error
         except (ValueError, RecursionError) as error:
             raise ApiError(422, f"{word} {number}: not JSON") from error

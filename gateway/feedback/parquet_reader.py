@@ -18,6 +18,8 @@ MEMORY_BYTES: Final = 2 * 1024**3
 CPU_S: Final = 30
 AT_ONCE: Final = 64
 """Rows that are unfolded at the same time."""
+MAX_NAME: Final = 64
+"""Characters of a column's name in a message."""
 
 
 class _RefusedFileError(Exception):
@@ -67,7 +69,7 @@ def _line(row: dict[str, Any], number: int) -> bytes:
         return json.dumps(said).encode() + b"\n"
     except TypeError as error:
         odd = next(name for name, value in said.items() if not isinstance(value, str | int | float | bool))
-        raise _RefusedFileError(f"row {number}: {odd}: neither a text nor a number") from error
+        raise _RefusedFileError(f"row {number}: {odd[:MAX_NAME]}: neither a text nor a number") from error
 
 
 if __name__ == "__main__":

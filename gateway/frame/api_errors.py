@@ -8,6 +8,7 @@ An error repeats nothing of what was sent but the name of a field.
 
 import logging
 import math
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -31,6 +32,8 @@ from penstock.registry.registry_errors import Conflict, NotAllowed, RegistryErro
 log = logging.getLogger(__name__)
 
 CHALLENGE: Final = 'Bearer realm="penstock", Basic realm="penstock", charset="UTF-8"'
+MAX_FIELD: Final = 128
+"""Characters of a field's name in an answer: what is refused may be a name of any length."""
 _WORDS: Final = {
     HTTPStatus.BAD_REQUEST: "bad_request",
     HTTPStatus.UNAUTHORIZED: "unauthenticated",
@@ -119,6 +122,11 @@ def route_of(scope: Any) -> str:
     return str(getattr(scope.get("route"), "path", ""))
 
 
+def field_of(place: Sequence[str | int]) -> str | None:
+    """Return what an answer calls a field by; None for the body as a whole. place: the way to it."""
+    return ".".join(map(str, place))[:MAX_FIELD] or None
+
+
 def _of_accounts(error: AccountError) -> ApiError:
     match error:
         case BadInput():
@@ -152,8 +160,7 @@ def _of_database(error: RegistryError) -> ApiError:
 
 def _of_validation(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"][1:]]  # the first says whether of body, query, path or header
-    field = ".".join(place) or None
+    field = field_of(first["loc"][1:])  # the first says whether of body, query, path or header
     if first["type"] == "json_invalid":
         return ApiError(422, "the body is not JSON")
     return ApiError(422, f"{field or 'the body'}: {first['msg']}", field=field)

@@ -26,6 +26,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["jobs"])
 
 Member = Annotated[Membership, Depends(member_of)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,38}$")]
+ChosenNumber = Annotated[float, Field(strict=True)]
 MAX_NUMBERS: Final = 64
 
 
@@ -34,7 +35,7 @@ class NewJob(Body):
 
     agent: AgentName
     template: Line
-    numbers: Annotated[dict[Line, float], Field(max_length=MAX_NUMBERS, default_factory=dict)]
+    numbers: Annotated[dict[Line, ChosenNumber], Field(max_length=MAX_NUMBERS, default_factory=dict)]
 
 
 @router.get("/api/projects/{project}/templates")

@@ -60,6 +60,29 @@ def test_bodies_that_are_wrong_are_refused_by_field(
     assert stored(small_gateway) == before
 
 
+def test_the_name_of_a_field_is_repeated_in_part(small_gateway: SmallGateway, owner: dict[str, str]) -> None:
+    """Whoever sends a name as long as a body gets no answer of that size, from a line of a file neither."""
+    long = '{"prompt": "a", "response": "b", "score": 0.5, "%s": 1}' % ("n" * 500_000)
+    for path in ("/api/policies/feedback/my_agent", "/api/projects/alpha/agents/my_agent/feedback"):
+        headers = owner | {"Content-Type": "application/json"}
+        reply = small_gateway.client.post(path, content=long, headers=headers)
+        assert (reply.status_code, set(reply.json()["field"])) == (422, {"n"}), reply.text[:200]
+        assert len(reply.text) < 1000
+
+
+@pytest.mark.parametrize("number", ['"8"', "true", "null", "[8]", '{"a": 8}'])
+def test_a_number_of_a_training_is_a_number(
+    small_gateway: SmallGateway, owner: dict[str, str], number: str
+) -> None:
+    """No text that looks like one, and no yes."""
+    reply = small_gateway.client.post(
+        "/api/projects/alpha/jobs",
+        content=f'{{"agent": "a", "template": "t", "numbers": {{"maxSteps": {number}}}}}',
+        headers=owner | {"Content-Type": "application/json"},
+    )
+    assert (reply.status_code, reply.json()["field"]) == (422, "numbers.maxSteps"), reply.text
+
+
 @pytest.mark.parametrize("name", [NUL, "a b", "ä", "x" * 200, "'; DROP TABLE users; --", ""])
 def test_names_that_are_none_find_no_account(small_gateway: SmallGateway, name: str) -> None:
     """Signing in says no more than that it failed."""
