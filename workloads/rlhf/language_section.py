@@ -40,8 +40,8 @@ class Language(Section):
     """Who rewards: a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or module:function."""
     serve_reward: bool = False
     """The launcher serves the folder that `reward` names to all actors, by a process of its own."""
-    reward_device: Literal["cpu", "cuda"] = "cpu"
-    """Where that process scores."""
+    reward_device: Literal["auto", "cpu", "cuda"] = "cpu"
+    """Where that process scores; auto: on a GPU where there is one."""
     reward_reads: Literal["text", "tokens"] = "text"
     """tokens: the reward model has the policy's tokenizer and is shown the very tokens that were sampled."""
     reward_timeout_s: PositiveReal = 30.0

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from workloads.language.device import device_of
 from workloads.language.generation.backend import Backend, Generated
 from workloads.language.generation.drawing import draw
 from workloads.language.generation.growing_cache import GrowingLayer
@@ -84,9 +85,7 @@ def make_backend(policy: Any, tokenizer: Tokenizer, device: str) -> Backend:
 
     device: as torch names it, or "auto": a GPU where there is one.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    policy.to(device)
+    policy.to(device_of(device))
     return CachedGeneration(policy.network, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
 
 

@@ -64,15 +64,16 @@ def open_source(
 def load_model(folder: Path, *, base: str | None, device: str) -> "RewardModel | HeadsModel":
     """The reward model in a folder, of one head or of several.
 
-    base: where its base model lies now, where it has moved. Raises ConfigurationError for a folder that holds
-    none.
+    base: where its base model lies now, where it has moved. device: as torch names it, or "auto". Raises
+    ConfigurationError for a folder that holds none.
     """
-    # Both load torch.
+    # All load torch.
+    from workloads.language.device import device_of  # noqa: PLC0415
     from workloads.language.heads.heads_model import CARD, HeadsModel  # noqa: PLC0415
     from workloads.language.reward.reward_model import RewardModel  # noqa: PLC0415
 
     kind = HeadsModel if (folder / CARD).exists() else RewardModel
-    return kind.load(folder, base=base, device=device)
+    return kind.load(folder, base=base, device=device_of(device))
 
 
 def _check_plain(url: str) -> None:

@@ -14,6 +14,7 @@ from penstock.rpc.access import Calls
 from penstock.runtime.exit import Fatal
 from penstock.wire.specification import RunSpecification
 from workloads.language.conversation.chat_encoder import ChatEncoder
+from workloads.language.device import device_of
 from workloads.language.engine.engine_choice import OWN, TextEngine, open_engine
 from workloads.language.engine.engine_tolerance import EngineTolerance
 from workloads.language.policy.language_policy import LanguagePolicy
@@ -192,9 +193,7 @@ def assemble_text(
 def _policy(of: Run, device: str) -> LanguagePolicy:
     made = of.make_policy(of.specification.seed).policy
     assert isinstance(made, LanguagePolicy)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return made.to(device)
+    return made.to(device_of(device))
 
 
 def _encoder(tokenizer: Tokenizer, words: Collection[str] | None) -> ChatEncoder:

@@ -23,13 +23,13 @@ Base = Annotated[
 
 
 def _device(name: str | None) -> str | None:
-    """The name of a device that torch knows; raises typer.BadParameter."""
-    if name is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", name):
-        raise typer.BadParameter(f"{name!r}: use cpu, cuda or cuda:N")
+    """The name of a device that torch knows, or auto; raises typer.BadParameter."""
+    if name is not None and not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", name):
+        raise typer.BadParameter(f"{name!r}: use auto, cpu, cuda or cuda:N")
     return name
 
 
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", callback=_device)]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", callback=_device)]
 Part = Annotated[str | None, typer.Option("--part", help="Split of a dataset, or policy of a registry.")]
 Columns = Annotated[
     list[str] | None,

@@ -19,6 +19,7 @@ def main(
     """Train and print the summary; raises ConfigurationError for what cannot be used."""
     _check_options(request)
     with needs_rlhf():
+        from workloads.language.device import device_of
         from workloads.language.heads.head import parse_heads, parse_weights
         from workloads.language.heads.heads_model import HeadsOrder, train_heads
         from workloads.language.quiet import quieten
@@ -32,7 +33,7 @@ def main(
         settings=training_settings(request.assignments),
         part=request.part,
         weights=parse_weights(weights),
-        device=request.device or "cpu",
+        device=device_of(request.device or "cpu"),
     )
     try:
         results = train_heads(order, lifecycle.draining)
