@@ -17,6 +17,7 @@ from rich.console import Console
 
 from benchmarks import (
     capacity,
+    console_pages,
     endurance,
     experience_path,
     frames,
@@ -63,6 +64,7 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "goals": goals.table,
     "prompts": prompts_http.table,
     "people": people.table,
+    "console": console_pages.table,
     "language": language.table,
     "language-async": language_async.table,
     "text": text.table,
@@ -73,6 +75,7 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "language-peers": language_peers.table,
 }
 ASKED_FOR: Final = (
+    "console",
     "endurance",
     "language",
     "language-async",
@@ -85,7 +88,8 @@ ASKED_FOR: Final = (
 )
 """Parts that run only when they are named.
 
-Four need the extra rlhf, four take long, three have environments of their own (`make bench-peers`).
+Four need the extra rlhf, one a browser, four take long, three have environments of their own (`make
+bench-peers`).
 """
 
 

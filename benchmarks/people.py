@@ -25,13 +25,14 @@ RATE: Final = 100.0
 STREAMS: Final = 1000
 PROGRAMS: Final = 4
 AIM: Final = "p99 below 50 ms, memory flat"
+PASSWORD: Final = "correct horse battery"  # noqa: S105 - of an account that lives for one measurement
 _FEEDBACK: Final = "/api/projects/alpha/agents/my_agent/feedback"
 _PATIENCE_S: Final = 180.0
 
 
 def table(options: Options) -> Table:
     """Return the rows; each figure is the median over the rounds. options.seconds: of each measurement."""
-    with _gateway() as (address, pid, tokens), bare_fastapi() as (bare, _):
+    with gateway() as (address, pid, tokens), bare_fastapi() as (bare, _):
         asked, echo = _asked(tokens), {"requests": [["POST", "/select_action", _JSON, '{"embedding": "x"}']]}
         found: dict[str, list[dict[str, float]]] = {"bare": [], "alone": [], "streams": []}
         for _ in range(options.repeat):
@@ -103,11 +104,11 @@ def _median(rounds: list[dict[str, float]], name: str) -> float | None:
 
 
 @contextmanager
-def _gateway() -> Iterator[tuple[str, int, list[str]]]:
+def gateway() -> Iterator[tuple[str, int, list[str]]]:
     """Start a gateway on files of its own; yields its address, its process, and the tokens of programs."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
-        _operator(folder, "user", "add", "ada", "--project", "alpha", said="correct horse battery\n")
+        _operator(folder, "user", "add", "ada", "--project", "alpha", said=f"{PASSWORD}\n")
         tokens = [
             _operator(folder, "token", "add", f"p{number}", "--project", "alpha", "--role", "editor").split()[
                 -1

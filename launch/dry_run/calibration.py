@@ -69,16 +69,17 @@ class _MeasuredRun:
     accounts: Sequence[Account]
 
 
-def shortened(plan: Plan, run_dir: Path, steps: int) -> Plan:
+def shortened(plan: Plan, run_dir: Path, steps: int, seconds: float | None = None) -> Plan:
     """Return the plan of the same run, ended after so many steps, in another folder.
 
-    It has no effect outside of that folder.
+    It has no effect outside of that folder. seconds: of training, behind which it ends, too.
     """
     settings = plan.settings
     learner = {
         "total_steps": steps,
         "total_updates": None,
         "total_episodes": None,
+        "total_seconds": seconds,
         "episode_log": False,
         "stop_at_target": False,
         "checkpoint_interval_s": _NEVER_S,

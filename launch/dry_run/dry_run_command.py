@@ -44,6 +44,9 @@ ENOUGH_S: Final = 10.0
 """Seconds that suffice; slow updates reach them with a few."""
 ENOUGH_UPDATES: Final = 2
 FIRST_UPDATES: Final = 5
+"""Least from which a pace is told: two warm up, and what the last one took is not told apart from the end."""
+FIRST_S: Final = 20.0
+"""Seconds of training after which the first calibration ends: slow updates are made a few times in all."""
 SECOND_UPDATES: Final = 8
 LEAST_CALIBRATIONS: Final = 2
 MOST_CALIBRATIONS: Final = 4
@@ -200,13 +203,15 @@ def _calibrate(plan: Plan, folder: Path, lifecycle: Lifecycle, *, as_json: bool)
     steps = min(first_steps(plan), total_steps)
     plans, found = list[Plan](), list[Calibration]()
     while True:
-        plans.append(shortened(plan, folder / f"calibration-{len(found) + 1}", steps))
+        most_s = None if found else FIRST_S
+        plans.append(shortened(plan, folder / f"calibration-{len(found) + 1}", steps, most_s))
         with make_view(stream, f"calibration {len(found) + 1}", steps, None) as view:
             found.append(calibrate(plans[-1], lifecycle, view))
-        if steps >= total_steps or len(found) == MOST_CALIBRATIONS or is_enough(found):
+        is_whole = found[-1].steps >= total_steps
+        if is_whole or len(found) == MOST_CALIBRATIONS or is_enough(found):
             _check_pace(found[-1], total_steps)
             return [with_artefacts(*both) for both in zip(plans, found, strict=True)]
-        steps = min(next_steps(found[-1]), total_steps)
+        steps = min(next_steps(found[-1], steps), total_steps)
 
 
 def _check_pace(last: Calibration, total_steps: int) -> None:
@@ -235,8 +240,13 @@ def is_enough(found: Sequence[Calibration]) -> bool:
     return pace.measured_seconds >= ENOUGH_S and pace.measured_updates >= ENOUGH_UPDATES
 
 
-def next_steps(one: Calibration) -> int:
-    """Return as many steps as take MEASURED_S at the pace known so far."""
+def next_steps(one: Calibration, asked: int) -> int:
+    """Return as many steps as take MEASURED_S at the pace known so far.
+
+    asked: steps that the calibration should have made; where its time was over before, so many again.
+    """
+    if one.steps < asked:
+        return asked
     pace = one.pace
     if pace is None:
         return 4 * one.steps
@@ -250,6 +260,8 @@ def _facts(plan: Plan, pace: Pace | None) -> Facts:
     total_steps = settings.learner.total_steps or 0
     if settings.learner.total_updates is not None and pace is not None:
         total_steps = min(total_steps, round(settings.learner.total_updates * pace.steps_per_update))
+    if settings.learner.total_seconds is not None and pace is not None:
+        total_steps = min(total_steps, pace.steps_in(settings.learner.total_seconds))
     longest = find(settings.workload).longest
     return Facts(
         total_steps=total_steps,

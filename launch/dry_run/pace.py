@@ -63,6 +63,12 @@ class Pace:
         """Return the steps of an update over the whole calibration."""
         return self.steps / max(self.updates, 1)
 
+    def steps_in(self, seconds: float) -> int:
+        """Return the steps that so many seconds of training are likely to hold."""
+        return self.warmup_steps + round(
+            max(0.0, seconds - self.warmup_seconds) / self.seconds_per_step.likely
+        )
+
 
 def pace_of(rows: Sequence[dict[str, Any]], started_s: float) -> Pace:
     """Return the pace of a run that was trained to its last step.

@@ -47,6 +47,7 @@ _ENDINGS: Final = {
     "drained": "it was asked to end",
     "stalled": "no update was made any more",
     "episodes": "all episodes are done",
+    "seconds": "its time is over",
 }
 """Of the learner's account, in words."""
 _SHOWN: Final[dict[str, Callable[[float], str]]] = {

@@ -37,7 +37,7 @@ class Closing:
         None: the weights of the last update are the newest.
         """
         self.offers.finish()
-        if ending in {Ending.STEPS, Ending.UPDATES, Ending.EPISODES, Ending.RECORDING}:
+        if ending in {Ending.STEPS, Ending.UPDATES, Ending.EPISODES, Ending.SECONDS, Ending.RECORDING}:
             self._evaluate_last()
         keeps_best = self.section.patience is not None or ending is Ending.REJECTED
         if ending.finished and ending is not Ending.TARGET and keeps_best:

@@ -13,6 +13,7 @@ class Ending(StrEnum):
     STEPS = "steps"
     UPDATES = "updates"
     EPISODES = "episodes"
+    SECONDS = "seconds"
     NO_IMPROVEMENT = "no_improvement"
     STOPPED = "stopped"
     DRAINED = "drained"
@@ -30,6 +31,7 @@ class Ending(StrEnum):
             Ending.STEPS,
             Ending.UPDATES,
             Ending.EPISODES,
+            Ending.SECONDS,
             Ending.NO_IMPROVEMENT,
             Ending.REJECTED,
             Ending.RECORDING,

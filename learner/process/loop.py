@@ -122,6 +122,9 @@ class Loop:
         total_episodes = self.section.total_episodes
         if total_episodes is not None and self.episodes() >= total_episodes:
             return Ending.EPISODES
+        total_seconds = self.section.total_seconds
+        if total_seconds is not None and self.clock.seconds() >= total_seconds:
+            return Ending.SECONDS
         return None if self._is_fed else Ending.RECORDING
 
     def _pause(self) -> None:

@@ -25,6 +25,8 @@ class LearnerSection(Section):
     """The run ends after this many training episodes, where nothing ends it before; none: any number."""
     total_updates: Annotated[Positive | None, ADVANCED] = None
     """The run ends after this many updates, where nothing ends it before; none: any number."""
+    total_seconds: Annotated[PositiveReal | None, ADVANCED] = None
+    """The run ends behind the update in which so many seconds of training are over; none: any number."""
     target_return: float | None = None
     """The run ends when the evaluated mean return reaches this; none: the environment's own threshold."""
     stop_at_target: bool = True

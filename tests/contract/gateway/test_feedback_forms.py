@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import resource
 import subprocess
 import sys
@@ -175,6 +176,54 @@ def test_one_wrong_row_keeps_all_others_out(small_gateway: SmallGateway, editor:
     reply = small_gateway.client.post(FEEDBACK, content=many, headers=editor | BINARY)
     assert (reply.status_code, f"at most {MAX_ROWS}" in reply.text) == (422, True)
     assert stored(small_gateway) == []
+
+
+def written(table: pa.Table) -> bytes:
+    """A file of a table."""
+    sink = io.BytesIO()
+    parquet.write_table(table, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def test_tables_that_nobody_means_are_refused_in_words(
+    small_gateway: SmallGateway, editor: dict[str, str]
+) -> None:
+    """A million rows in ten kilobytes, columns within columns, two of a name, a name as long as a book."""
+    good: dict[str, list[Any]] = {"prompt": ["a"], "response": ["b"], "score": [0.5]}
+    nested = pa.string()
+    for _ in range(400):
+        nested = pa.list_(nested)
+    arrays = [pa.array(values) for values in good.values()]
+    tables = {
+        "a million": pa.table({name: values * 1_000_000 for name, values in good.items()}),
+        "nested": pa.table(good | {"notes": pa.nulls(1, nested)}),
+        "a map": pa.table(good | {"notes": pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string()))}),
+        "two of a name": pa.Table.from_arrays([*arrays, arrays[0]], [*good, "prompt"]),
+        "a long name": pa.table(good | {"n" * 1_000_000: [b"\xff"]}),
+        "a long name of a text": pa.table(good | {"n" * 1_000_000: ["x"]}),
+    }
+    for what, table in tables.items():
+        content = written(table)
+        reply = small_gateway.client.post(FEEDBACK, content=content, headers=editor | BINARY)
+        assert (reply.status_code, reply.json()["error"]) == (422, "invalid"), what
+        assert len(reply.text) < 1000, what
+    assert stored(small_gateway) == []
+
+
+def test_a_file_with_wrong_bytes_stores_a_table_or_nothing(
+    small_gateway: SmallGateway, editor: dict[str, str]
+) -> None:
+    """Wherever they are: no defect of the gateway, and rows only where it says that it stored them."""
+    content, said = table_of([ONE] * 3), 0
+    rng = random.Random(1)
+    for _ in range(20):
+        damaged = bytearray(content)
+        for _ in range(rng.randrange(1, 6)):
+            damaged[rng.randrange(4, len(damaged) - 8)] = rng.randrange(256)
+        reply = small_gateway.client.post(FEEDBACK, content=bytes(damaged), headers=editor | BINARY)
+        assert reply.status_code in {201, 422}, reply.text
+        said += reply.json().get("stored", 0)
+    assert len(stored(small_gateway)) == said
 
 
 def test_a_small_file_that_unfolds_into_gigabytes_is_refused(

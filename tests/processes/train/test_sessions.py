@@ -36,6 +36,23 @@ def test_episodes_of_random_actions_are_counted_written_and_drawn(tmp_path: Path
     assert f"after {summary['env_steps']:,} steps" in drawn.stdout
 
 
+def test_a_run_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    """Behind an update, with an evaluation of what was learned, as it does when its steps are done."""
+    training = Training(
+        tmp_path / "run", "CartPole-v1", "--json", "--set", "learner.total_seconds=0.5",
+        "--set", "algorithm.batch_steps=128", "--set", "actor.unroll_length=16",
+        "--set", "environment.count=4", "--set", "evaluation.episodes=2",
+        "--set", "learner.stop_at_target=false",
+    )  # fmt: skip
+    code, _, err = training.end()
+    assert code == 0, err
+    summary = training.summary()
+    assert summary["ending"] == "seconds"
+    assert summary["updates"] > 0
+    assert summary["evaluation"]["version"] == summary["policy_version"]
+    assert not summary["interrupted"]
+
+
 def niceness(run: Path) -> dict[str, int]:
     """Of the processes of a run, by role."""
     told = json.loads((run / "endpoints.json").read_text())

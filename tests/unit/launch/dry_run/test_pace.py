@@ -47,6 +47,12 @@ def test_the_pace_is_that_behind_the_warm_up() -> None:
     assert pace.settled
 
 
+def test_what_a_time_holds_is_the_warm_up_and_the_pace_behind_it() -> None:
+    """At least the warm-up, which is over before any time ends a run."""
+    pace = pace_of(steady(), START)
+    assert [pace.steps_in(seconds) for seconds in (1.0, 10.0, 15.0)] == [200, 200, 700]
+
+
 def test_experience_that_is_under_way_before_the_first_step_is_no_size_of_a_step() -> None:
     """64 KiB in the log at step 0 say nothing; all of it over all steps does."""
     rows = steady()

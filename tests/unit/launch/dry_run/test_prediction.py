@@ -200,7 +200,13 @@ def test_a_calibration_is_made_longer_until_the_pace_is_known() -> None:
     assert not is_enough([calibration()])
     for pace in (None, replace(PACE, measured_seconds=ENOUGH_S / 2), replace(PACE, settled=False)):
         assert not is_enough([calibration(), calibration(pace=pace)])
-    assert next_steps(calibration()) == 500 + round(MEASURED_S * 100)
-    assert next_steps(calibration(pace=None)) == 8000
+    assert next_steps(calibration(), 2000) == 500 + round(MEASURED_S * 100)
+    assert next_steps(calibration(pace=None), 2000) == 8000
     late = replace(PACE, settled=False, settled_seconds=30.0)
-    assert next_steps(calibration(pace=late)) == 500 + round((MEASURED_S + 30.0) * 100)
+    assert next_steps(calibration(pace=late), 2000) == 500 + round((MEASURED_S + 30.0) * 100)
+
+
+def test_slow_updates_are_made_as_often_as_a_pace_needs() -> None:
+    """What a calibration was asked for and had no time to make is made by the next one, and no more."""
+    assert next_steps(calibration(400, pace=None), 2000) == 2000
+    assert next_steps(calibration(400), 2000) == 2000
