@@ -3,6 +3,7 @@
     prompt, tokenizer   a prompt as text or as turns, and its token ids
     tiny_models         a model that is small enough to be built, and trained, in a test
     loading, quiet      how models are read from folders and hubs, and what their libraries print meanwhile
+    device              where a model computes, by its name in a configuration
     feedback/           examples of prompt, response and score, or of two responses of which one is better
     reward/             the reward model: training, scores, the service, and other sources of rewards
     heads/              a reward model that says what people will say of several things at once
