@@ -69,9 +69,10 @@ class AsyncTextClient:
         learned: bool = True,
         arm: Arm | None = None,
         must_exist: bool = False,
+        opinions: bool = False,
     ) -> "AsyncConversation":
         """Begin a conversation, as `TextClient.start_conversation` does."""
-        call = calls.start(self._connection.policy, client_key, name, learned, arm, must_exist)
+        call = calls.start(self._connection.policy, client_key, name, learned, arm, must_exist, opinions)
         return AsyncConversation(self._connection, await self._connection.do(call))
 
     async def close(self) -> None:
@@ -111,9 +112,11 @@ class AsyncConversation:
         """Add to the reward of a turn, as `Conversation.reward` does."""
         return await self.rewards([(turn, amount)])
 
-    async def rewards(self, rewards: Iterable[tuple[int | None, float]], *, request_id: str = "") -> int:
+    async def rewards(
+        self, rewards: Iterable[tuple[int | None, float]], *, request_id: str = "", asked: bool = False
+    ) -> int:
         """Add to the rewards of turns, as `Conversation.rewards` does."""
-        return await self._connection.do(calls.reward(self.conversation_id, rewards, request_id))
+        return await self._connection.do(calls.reward(self.conversation_id, rewards, request_id, asked))
 
     async def end(
         self, *, reward: float | None = None, truncated: bool = False, request_id: str = ""

@@ -48,7 +48,13 @@ def describe(policy: str) -> Call[TextDescription]:
 
 
 def start(
-    policy: str, client_key: str, name: str, learned: bool, arm: Arm | None, must_exist: bool
+    policy: str,
+    client_key: str,
+    name: str,
+    learned: bool,
+    arm: Arm | None,
+    must_exist: bool,
+    opinions: bool = False,
 ) -> Call[Started]:
     """Return the call StartConversation. name: the same one names the same conversation; "": a new one."""
     request = pb.StartConversationRequest(
@@ -58,6 +64,7 @@ def start(
         not_learned=not learned,
         arm=_number(arm),
         must_exist=must_exist,
+        opinions=opinions,
     )
     return Call(
         "StartConversation",
@@ -83,18 +90,22 @@ def turn(conversation_id: str, messages: Messages, options: TextOptions) -> Call
 
 
 def reward(
-    conversation_id: str, rewards: Iterable[tuple[int | None, float]], request_id: str = ""
+    conversation_id: str,
+    rewards: Iterable[tuple[int | None, float]],
+    request_id: str = "",
+    asked: bool = False,
 ) -> Call[int]:
     """Return the call Reward, whose result is the number of rewards that arrived too late.
 
     rewards: (index of the turn, amount); index None: the newest turn. request_id: under the same one nothing
-    is added twice; "": one of its own.
+    is added twice; "": one of its own. asked: of opinions, somebody was asked about these turns.
     """
     turns = [pb.TurnReward(turn=number, amount=amount) for number, amount in rewards]
     request = pb.TurnRewardsRequest(
         conversation_id=conversation_id,
         request_id=checked_text("request_id", request_id) or _request_id(),
         rewards=turns,
+        asked=asked,
     )
     return Call("Reward", request, lambda reply: int(reply.late))
 

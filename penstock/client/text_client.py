@@ -82,14 +82,16 @@ class TextClient:
         learned: bool = True,
         arm: Arm | None = None,
         must_exist: bool = False,
+        opinions: bool = False,
     ) -> "Conversation":
         """Begin a conversation, or return to the one of this name.
 
         client_key: the same key gets the same arm. learned: False: the system does not learn from it.
         arm: follow this one; None: that of the key. must_exist: raise EpisodeUnknown where there is none of
-        this name, instead of beginning one.
+        this name, instead of beginning one. opinions: its rewards are what a person thinks of answers, so a
+        canary is judged by how many of all conversations were liked.
         """
-        call = calls.start(self._connection.policy, client_key, name, learned, arm, must_exist)
+        call = calls.start(self._connection.policy, client_key, name, learned, arm, must_exist, opinions)
         return Conversation(self._connection, self._connection.do(call))
 
     def close(self) -> None:
@@ -132,12 +134,15 @@ class Conversation:
         """Add to the reward of a turn, None: the newest. Returns 1 when it was too late, else 0."""
         return self.rewards([(turn, amount)])
 
-    def rewards(self, rewards: Iterable[tuple[int | None, float]], *, request_id: str = "") -> int:
+    def rewards(
+        self, rewards: Iterable[tuple[int | None, float]], *, request_id: str = "", asked: bool = False
+    ) -> int:
         """Add to the rewards of turns, as (turn, amount); returns how many of them were too late.
 
-        request_id: under the same one nothing is added twice.
+        request_id: under the same one nothing is added twice. asked: of opinions, the person was asked about
+        these turns, so they say nothing about the arm.
         """
-        return self._connection.do(calls.reward(self.conversation_id, rewards, request_id))
+        return self._connection.do(calls.reward(self.conversation_id, rewards, request_id, asked))
 
     def end(
         self, *, reward: float | None = None, truncated: bool = False, request_id: str = ""

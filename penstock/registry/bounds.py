@@ -60,11 +60,18 @@ class ClientReturn:
     part: float
     """Chance with which the client was assigned to the canary and not to the active version."""
     value: float
-    """Mean return of its whole episodes; of an open one as far as it is, where there is no whole one."""
+    """Mean return of its whole episodes; of an open one as far as it is, where there is no whole one.
+
+    Of a person with opinions: the share of conversations that they liked.
+    """
+    rated: float | None = None
+    """Share of conversations that they gave an opinion of; None: it has returns, and no opinions."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
             raise ValueError(f"value={self.value}: must be finite; refuse the reward that was not")
+        if self.rated is not None and not 0.0 <= self.rated <= 1.0:
+            raise ValueError(f"rated={self.rated}: must be between 0 and 1")
         if not 0.0 < self.part < 1.0:
             raise ValueError(f"part={self.part}: must lie between 0 and 1")
         if not 0 <= self.level < LEVELS:

@@ -472,6 +472,7 @@ class StartConversationRequest(_message.Message):
     NOT_LEARNED_FIELD_NUMBER: _builtins.int
     ARM_FIELD_NUMBER: _builtins.int
     MUST_EXIST_FIELD_NUMBER: _builtins.int
+    OPINIONS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Which policy; empty: "default"."""
     request_id: _builtins.str
@@ -484,6 +485,10 @@ class StartConversationRequest(_message.Message):
     """Follow this arm; unspecified: the one of the client key."""
     must_exist: _builtins.bool
     """Refuse (EPISODE_UNKNOWN) where this request has begun none, instead of beginning one."""
+    opinions: _builtins.bool
+    """Its rewards are what a person thinks of answers. A canary is judged by the share of such conversations whose newest
+    reward is above 0; one without any counts as one that was not liked.
+    """
     def __init__(
         self,
         *,
@@ -493,10 +498,11 @@ class StartConversationRequest(_message.Message):
         not_learned: _builtins.bool = ...,
         arm: _policy_pb2.Arm.ValueType = ...,
         must_exist: _builtins.bool = ...,
+        opinions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "client_key", b"client_key", "must_exist", b"must_exist", "not_learned", b"not_learned", "policy", b"policy", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "client_key", b"client_key", "must_exist", b"must_exist", "not_learned", b"not_learned", "opinions", b"opinions", "policy", b"policy", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -575,10 +581,13 @@ class TurnRewardsRequest(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REWARDS_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """Whose turns."""
     request_id: _builtins.str
     """Made by the caller: under the same one nothing is added twice."""
+    asked: _builtins.bool
+    """Of opinions: somebody was asked for them, so these turns say nothing about the arm. They are rewards all the same."""
     @_builtins.property
     def rewards(self) -> _containers.RepeatedCompositeFieldContainer[Global___TurnReward]:
         """At least one."""
@@ -589,10 +598,11 @@ class TurnRewardsRequest(_message.Message):
         conversation_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
         rewards: _abc.Iterable[Global___TurnReward] | None = ...,
+        asked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "request_id", b"request_id", "rewards", b"rewards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "conversation_id", b"conversation_id", "request_id", b"request_id", "rewards", b"rewards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,7 @@
 """Thumbs decide about a canary: how often versions that are alike are told apart, and how soon others are.
 
-A client is a conversation of somebody new: 1 for a thumb up, 0 for a thumb down and for none. It is looked at
-after every conversation, as servers do.
+A client is a conversation of somebody new: 1 for a thumb up, 0 for a thumb down and for none. Eight in ten
+are rated. It is looked at after every conversation, as servers do.
 """
 
 import random
@@ -13,20 +13,29 @@ from penstock.registry.bounds import Bounds, ClientReturn
 from penstock.registry.canary_trial import Cause, TrialState, Verdict, observe
 
 BOUNDS: Final = Bounds(false_alarm=0.05)
+RATED: Final = 0.8
+"""Share of the conversations with the active version that are rated."""
 AN_ARM: Final = 2000
 """Conversations. With 1,200 ten points are found in about half of the trials."""
 
 
-def trial(active: float, canary: float, clients: int, seed: int) -> tuple[TrialState, int]:
+def trial(
+    active: float, canary: float, clients: int, seed: int, rated_more: float = 0.0
+) -> tuple[TrialState, int]:
     """The first verdict about a canary, or the last state; and after how many conversations.
 
-    active, canary: the chance of a thumb up with each.
+    active, canary: the chance of a thumb up with each, among all conversations. rated_more: how much more
+    often, or less, the canary is rated.
     """
     draw, state = random.Random(seed), TrialState()
     for number in range(clients):
         on_canary = draw.random() < 0.5
-        up = float(draw.random() < (canary if on_canary else active))
-        seen = ClientReturn(client=str(number), level=0, canary=on_canary, part=0.5, value=up)
+        rate = RATED + (rated_more if on_canary else 0.0)
+        rated = draw.random() < rate
+        up = rated and draw.random() < (canary if on_canary else active) / rate
+        seen = ClientReturn(
+            client=str(number), level=0, canary=on_canary, part=0.5, value=float(up), rated=float(rated)
+        )
         state = observe(state, BOUNDS, seen)
         if state.verdict in (Verdict.WITHDRAW, Verdict.BETTER):
             return state, number + 1
@@ -57,6 +66,13 @@ def test_ten_points_less_are_found() -> None:
     share, within = found_share(0.6, 0.5, Cause.LOWER_RETURN, 20)
     print(f"withdrawn: {share:.2f}; 80 % after {within} conversations of both arms")
     assert share >= 0.8
+
+
+def test_a_canary_whose_people_only_speak_more_is_not_promoted() -> None:
+    """Six in ten of what is rated are liked with both, and all conversations with the canary are rated."""
+    found = [trial(0.48, 0.6, 2 * AN_ARM, 20_000 + seed, 0.2)[0] for seed in range(20)]
+    assert sum(one.verdict is Verdict.BETTER for one in found) <= 2
+    assert sum(one.rates_differ for one in found) >= 18
 
 
 @pytest.mark.slow

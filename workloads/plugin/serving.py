@@ -13,6 +13,7 @@ LoadedVersions, Loaded, Weights, Choice, Answered   the versions that can answer
 Traffic, CanaryMonitor, make_traffic, withdrawing   who is served which version, and a canary's trial
 ShadowRecord, open_shadow_record   the file for what a second version would have said
 Episodes, Episode         what clients have begun: ids, owners, arms, what is not heard of any more
+Opinion                   what a person thinks of one
 CallerShares              how much of something that is bounded each caller holds
 RequestErrors             refusals counted, and in the log
 check_amount, check_count, check_request_id   of rewards and ids in requests, before anything is remembered
@@ -38,7 +39,7 @@ from actor.serving.calls.request_errors import RequestErrors
 from actor.serving.calls.step_rewards import check_amount, check_count
 from actor.serving.codec.requests import check_request_id
 from actor.serving.episodes.caller_shares import CallerShares
-from actor.serving.episodes.episodes import Episode, Episodes
+from actor.serving.episodes.episodes import Episode, Episodes, Opinion
 from actor.serving.experience.run_follower import RunFollower
 from actor.serving.experience.served_queue import ServedQueue, count_not_learned
 from actor.serving.hosted_service import HostedService
@@ -66,6 +67,7 @@ __all__ = [
     "HostedService",
     "Loaded",
     "LoadedVersions",
+    "Opinion",
     "RequestErrors",
     "RunFollower",
     "SampleJournal",

@@ -9,7 +9,7 @@ others have none (`caller_shares`). What an id proves after that stands in `epis
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -39,6 +39,37 @@ class Watched(Protocol):
 
     def end(self, episode: "Episode", *, is_whole: bool) -> None:
         """One of its episodes is over."""
+
+
+@dataclass(slots=True, eq=False)
+class Opinion:
+    """What a person thinks of a conversation, where that is what its rewards say.
+
+    turns: that were answered. asked: those that somebody was asked about. newest: the newest reward of the
+    others; None: no opinion was given.
+    """
+
+    turns: int = 0
+    asked: set[int] = field(default_factory=set)
+    newest: float | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it says anything about its arm: there is a turn that nobody was asked about."""
+        return len(self.asked) < self.turns or not self.asked
+
+    @property
+    def likes(self) -> bool:
+        """Whether the newest opinion is a good one; no opinion is none."""
+        return self.newest is not None and self.newest > 0.0
+
+    def hear(self, rewards: Iterable[tuple[int, float]], *, asked: bool) -> None:
+        """Take rewards by turn. asked: somebody was asked about these turns."""
+        for turn, amount in rewards:
+            if asked:
+                self.asked.add(turn)
+            elif amount and turn not in self.asked:
+                self.newest = amount
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +108,8 @@ class Episode:
     watched: "Watched | None" = None
     """Who plays it, where a canary is on trial."""
     is_rewarded: bool = False
+    opinion: Opinion | None = None
+    """None: its rewards are a return."""
 
     def segment_of(self, step: int) -> Segment | None:
         """Return where the step's reward can still be changed."""

@@ -6,12 +6,16 @@
 The times are fixed: neither an episode that never ends nor one that ends early says when a client is
 compared, so none delays another. Memory is bounded, whatever keys clients invent: further ones are not
 watched, of either arm alike.
+
+What people think of conversations is judged over all of them: one that is liked is 1, one that is not, or
+that nobody said anything about, is 0, and one that was given up counts as well. Beside it goes the share that
+anything was said about.
 """
 
 from collections import deque
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
 from actor.serving.episodes.episodes import Episode
 from penstock.registry.bounds import LEVEL_FACTOR, LEVELS, ClientReturn
@@ -24,7 +28,8 @@ MAX_WATCHED: Final = 4096
 class WatchedClient:
     """What is known of one client. client: digest of its key, "" for one without.
 
-    part: its chance of the canary.   total: of its `count` whole episodes.   newest: begun last.
+    part: its chance of the canary. total: of its `count` episodes that count. rated: of them, those with an
+    opinion. newest: begun last.
     """
 
     client: str
@@ -34,20 +39,36 @@ class WatchedClient:
     newest: Episode
     total: float = 0.0
     count: int = 0
+    rated: float = 0.0
 
     def end(self, episode: Episode, *, is_whole: bool) -> None:
-        """One of its episodes is over; one that was abandoned or never rewarded says nothing."""
-        if is_whole and episode.is_rewarded:
-            self.total += episode.total_return
+        """One of its episodes is over; a return that was abandoned or never rewarded says nothing."""
+        worth = _worth(episode)
+        if worth is not None and (is_whole or episode.opinion is not None):
+            self.total += worth.value
+            self.rated += worth.rated or 0.0
             self.count += 1
 
-    @property
-    def value(self) -> float | None:
-        """Its mean return; that of the open episode so far where none is whole; None where there is none."""
-        if self.count:
-            return self.total / self.count
-        newest = self.newest
-        return newest.total_return if newest.is_rewarded and not newest.is_over else None
+    def worth(self) -> "Worth | None":
+        """Return the mean of its episodes; that of the open one so far where none counts; None: neither."""
+        if not self.count:
+            return None if self.newest.is_over else _worth(self.newest)
+        share = None if self.newest.opinion is None else self.rated / self.count
+        return Worth(self.total / self.count, share)
+
+
+class Worth(NamedTuple):
+    """What episodes are worth. rated: share of them with an opinion; None: they have returns."""
+
+    value: float
+    rated: float | None
+
+
+def _worth(episode: Episode) -> Worth | None:
+    opinion = episode.opinion
+    if opinion is None:
+        return Worth(episode.total_return, None) if episode.is_rewarded else None
+    return Worth(float(opinion.likes), float(opinion.newest is not None)) if opinion.counts else None
 
 
 class ClientReturns:
@@ -81,9 +102,9 @@ class ClientReturns:
         for level, due in enumerate(self._due):
             while due and now_s - due[0].since_s >= self._ages_s[level]:
                 watched = due.popleft()
-                value = watched.value
-                if value is not None:
-                    found.append(self._return_of(watched, level, value))
+                worth = watched.worth()
+                if worth is not None:
+                    found.append(self._return_of(watched, level, worth))
                 self._go_on(watched, level + 1)
         return found
 
@@ -93,10 +114,14 @@ class ClientReturns:
         for due in self._due:
             due.clear()
 
-    def _return_of(self, watched: WatchedClient, level: int, value: float) -> ClientReturn:
-        believed = min(max(value, self._low), self._high)
+    def _return_of(self, watched: WatchedClient, level: int, worth: Worth) -> ClientReturn:
         return ClientReturn(
-            client=watched.client, level=level, canary=watched.canary, part=watched.part, value=believed
+            client=watched.client,
+            level=level,
+            canary=watched.canary,
+            part=watched.part,
+            value=min(max(worth.value, self._low), self._high) if worth.rated is None else worth.value,
+            rated=worth.rated,
         )
 
     def _go_on(self, watched: WatchedClient, level: int) -> None:

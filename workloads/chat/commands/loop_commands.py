@@ -155,6 +155,7 @@ def _lines(told: dict[str, Any]) -> list[str]:
             f"version {trial['version']} is on trial: {trial['verdict']}; {trial['canaryPeople']} people "
             f"have it, {trial['activePeople']} the active version; of the evidence for a verdict there is "
             f"{trial['better']:.0%} that it is better, {trial['worse']:.0%} that it is worse"
+            + ("; people rate the two at different rates, so it is not called better" * trial["ratesDiffer"])
         )
     if found is None:
         return ["the loop was never started here", *lines]

@@ -111,7 +111,7 @@ class ChatApi:
     async def begin(self, caller: str, me: str) -> TalkRecord:
         """Begin a conversation; the same person gets the same arm. Raises ApiError."""
         client = await self.client()
-        started = await answered(client.start_conversation(f"{caller} {me}"[:128]))
+        started = await answered(client.start_conversation(f"{caller} {me}"[:128], opinions=True))
         talk = TalkRecord(conversation=started, caller=caller, me=me)
         self._talks[talk.id] = talk
         while len(self._talks) > self.most_talks:

@@ -47,7 +47,8 @@ def look_at_canaries(registry: Registry, policy: str, false_alarm: float | None)
 
     false_alarm: of each canary: the chance that one that equals the active version is ever taken for worse or
     better; None where that is not known. `worse`, `better`: how much of the evidence that a verdict needs is
-    there, 1: the verdict.
+    there, 1: the verdict. `ratesDiffer`: people rate the arms more or less often, so no verdict rests on it
+    that the canary is better.
     """
     trial, state = registry.trial(policy)
     tried = {
@@ -72,6 +73,7 @@ def _shown(version: int, state: TrialState | None, false_alarm: float | None) ->
         "activePeople": first.active,
         "worse": _progress(found, Cause.LOWER_RETURN, false_alarm),
         "better": _progress(found, Cause.HIGHER_RETURN, false_alarm),
+        "ratesDiffer": found.rates_differ,
     }
 
 

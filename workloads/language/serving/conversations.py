@@ -34,6 +34,7 @@ from workloads.plugin.serving import (
     Choice,
     Episode,
     Episodes,
+    Opinion,
     check_amount,
     check_request_id,
     count_not_learned,
@@ -178,6 +179,8 @@ class Conversations:
         named = {"conversation_id": talk.episode.id, "turn": talk.next_turn, "unlearned": unlearned}
         reply = _reply(drawn, choice.arm, prompt, named)
         talk.answered(ask, reply, siblings)
+        if talk.episode.opinion is not None:
+            talk.episode.opinion.turns = talk.turns
         self._count(talk)
         return reply
 
@@ -288,8 +291,12 @@ class Conversations:
         not_learned: bool = False,
         arm: Arm | None = None,
         must_exist: bool = False,
+        opinions: bool = False,
     ) -> Episode:
-        """A new conversation, or the one that this request has started before; raises Refused."""
+        """A new conversation, or the one that this request has started before; raises Refused.
+
+        opinions: its rewards are what a person thinks of it.
+        """
         check_client_key(client_key)
         check_request_id(request_id)
         episode = self.episodes.started_by(client_key, request_id)
@@ -304,6 +311,7 @@ class Conversations:
         learned = self.learns and chosen is Arm.LATEST and not not_learned
         episode = self.episodes.start(client_key, request_id, chosen, learned=learned, now_s=self._now())
         episode.unlearned_as = "unasked" if not_learned else "arm"
+        episode.opinion = Opinion() if opinions else None
         self._canary_monitor.begin(episode)
         live = LiveConversation(
             self._encoder, most_tokens=self.limits.column_tokens, most_lag=self.limits.most_lag
@@ -318,8 +326,13 @@ class Conversations:
 
     # ------------------------------------------------------------ reward
 
-    async def reward(self, conversation_id: str, request_id: str, rewards: Rewards) -> int:
-        """Add rewards, once; how many were late. Raises Refused when none was taken."""
+    async def reward(
+        self, conversation_id: str, request_id: str, rewards: Rewards, *, asked: bool = False
+    ) -> int:
+        """Add rewards, once; how many were late. Raises Refused when none was taken.
+
+        asked: somebody was asked about these turns.
+        """
         check_request_id(request_id)
         episode = self.episodes.find_any(conversation_id)
         if episode is not None and request_id in episode.rewarded:
@@ -327,7 +340,7 @@ class Conversations:
         turn_rewards.check(rewards)
         talk = self._talks.get(conversation_id)
         if talk is not None:
-            return await self._reward(talk, request_id, rewards)
+            return await self._reward(talk, request_id, rewards, asked=asked)
         late = turn_rewards.of_turns(rewards, None if episode is None else episode.segment_builder.length)
         async with self._keeping:
             # The same request may have come again while the first was being kept.
@@ -337,7 +350,7 @@ class Conversations:
                     episode.remember_reward(request_id, len(late))
         return len(late)
 
-    async def _reward(self, talk: Talk, request_id: str, rewards: Rewards) -> int:
+    async def _reward(self, talk: Talk, request_id: str, rewards: Rewards, *, asked: bool) -> int:
         async with talk.busy:
             if request_id in talk.episode.rewarded:
                 return talk.episode.rewarded[request_id]
@@ -354,6 +367,8 @@ class Conversations:
                     talk.is_keeping = False
             for turn, amount in placed:
                 talk.reward(turn, amount)
+            if talk.episode.opinion is not None:
+                talk.episode.opinion.hear(placed, asked=asked)
             talk.episode.remember_reward(request_id, len(late))
             return len(late)
 

@@ -146,6 +146,7 @@ class TextService:
                 not_learned=request.not_learned,
                 arm=_arm(request.arm),
                 must_exist=request.must_exist,
+                opinions=request.opinions,
             )
         except Refused as error:
             return pb.StartConversationReply(refusal=self._request_errors.refused(request, error))
@@ -158,7 +159,9 @@ class TextService:
         metrics.POLICY_CALLS.labels("reward").inc()
         try:
             rewards = turn_rewards.read(request)
-            late = await self._conversations.reward(request.conversation_id, request.request_id, rewards)
+            late = await self._conversations.reward(
+                request.conversation_id, request.request_id, rewards, asked=request.asked
+            )
         except Refused as error:
             return pb.TurnRewardsReply(refusal=self._request_errors.refused(request, error))
         return pb.TurnRewardsReply(late=late)

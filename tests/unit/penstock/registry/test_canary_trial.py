@@ -24,9 +24,11 @@ BOUNDS = Bounds()
 GOOD = Window(answers=100, slower=0.0)
 
 
-def earned(value: float, *, canary: bool = False, part: float = 0.5, level: int = 0) -> ClientReturn:
-    """A client's return."""
-    return ClientReturn(client="", level=level, canary=canary, part=part, value=value)
+def earned(
+    value: float, *, canary: bool = False, part: float = 0.5, level: int = 0, rated: float | None = None
+) -> ClientReturn:
+    """A client's return, or of how many conversations they said anything."""
+    return ClientReturn(client="", level=level, canary=canary, part=part, value=value, rated=rated)
 
 
 def after(*seen: Seen) -> TrialState:
@@ -55,9 +57,11 @@ def test_every_bet_on_a_client_is_fair(part: float) -> None:
     draw = random.Random(7)
     state = TrialState()
     for _ in range(200):
-        value = draw.choice([draw.gauss(0, 1), draw.gauss(0, 100), 0.0])
-        sides = [observe(state, BOUNDS, earned(value, canary=arm, part=part)) for arm in (True, False)]
-        for question in ("lower", "higher"):
+        value, rated = draw.choice([draw.gauss(0, 1), draw.gauss(0, 100), 0.0]), float(draw.random() < 0.3)
+        sides = [
+            observe(state, BOUNDS, earned(value, canary=arm, part=part, rated=rated)) for arm in (True, False)
+        ]
+        for question in ("lower", "higher", "rated_less", "rated_more"):
             on_canary, on_active, before = (
                 getattr(each.levels[0], question).value for each in (*sides, state)
             )
@@ -104,6 +108,47 @@ def test_a_canary_that_is_better_is_called_so_and_judged_on() -> None:
     assert '"verdict": "promote"' in to_json(better), "registries of earlier releases hold this word"
     assert from_json(to_json(better)) == better
     assert rounds_until(Verdict.WITHDRAW, better, Window(answers=100, failed=100)) < 10
+
+
+def opinions(seed: int, rates: tuple[float, float], clients: int = 800) -> TrialState:
+    """The state at the first verdict on people who like every second answer that they rate.
+
+    rates: how often they rate the active version, and the canary.
+    """
+    draw, state = random.Random(seed), TrialState()
+    for _ in range(clients):
+        canary = draw.random() < 0.5
+        rated = draw.random() < rates[canary]
+        seen = earned(float(rated and draw.random() < 0.5), canary=canary, rated=float(rated))
+        state = observe(state, BOUNDS, seen)
+        if state.verdict in (Verdict.WITHDRAW, Verdict.BETTER):
+            break
+    return state
+
+
+def test_a_canary_that_people_rate_more_often_is_not_called_better() -> None:
+    """Twice as many speak, so twice as many of all like it; it is told, and decided by people."""
+    found = [opinions(seed, (0.4, 0.8)) for seed in range(20)]
+    assert sum(state.verdict is Verdict.BETTER for state in found) <= 2
+    assert sum(state.cause is Cause.RATING_RATE for state in found) >= 15
+
+
+def test_rates_that_are_alike_are_seldom_told_apart() -> None:
+    """Of 60 trials, looked at at the end, within what chance does to the two questions."""
+    differ = sum(opinions(seed, (0.5, 0.5), 300).rates_differ for seed in range(60))
+    assert differ / 60 <= 0.1 + 2.33 * (0.1 * 0.9 / 60) ** 0.5
+
+
+def test_a_trial_of_an_earlier_release_goes_on() -> None:
+    """It knows nothing of how often people rate, and everything else."""
+    state = opinions(0, (0.5, 0.5), 50)
+    fields = json.loads(to_json(state))
+    for level in fields["levels"]:
+        for name in ("recent_rated", "rated_less", "rated_more"):
+            del level[name]
+    found = from_json(json.dumps(fields))
+    assert found.levels[0].lower == state.levels[0].lower
+    assert found.levels[0].rated_more.value == 1.0
 
 
 def test_returns_that_are_nonsense_neither_withdraw_nor_blind() -> None:

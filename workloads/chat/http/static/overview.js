@@ -54,7 +54,8 @@ function canaries({ canaries: { tried, falseAlarm, trial } }) {
   if (trial === null) return element("p", { id: "canaries" }, so);
   return element("p", { id: "canaries" },
     `${so} Version ${trial.version}: ${trial.canaryPeople} people have it and ${trial.activePeople} the active version; of the evidence for a `
-    + `verdict there is ${share(trial.better)} that it is better and ${share(trial.worse)} that it is worse.`);
+    + `verdict there is ${share(trial.better)} that it is better and ${share(trial.worse)} that it is worse.`
+    + (trial.ratesDiffer ? " People rate the two at different rates, so it is not called better: decide yourself." : ""));
 }
 
 // Buttons for what may be decided now; each asks why.

@@ -104,6 +104,22 @@ async def test_of_siblings_the_one_that_the_history_continues_is_learned_from(st
     assert tuple(read(fragment)["action"][valid, 0][: len(kept.ids)]) == kept.ids
 
 
+async def test_what_a_person_thinks_is_the_newest_thing_that_they_said_unasked(stand: TextStand) -> None:
+    """A reward that a program gives is no opinion; a turn that was asked about counts for nothing."""
+    program = stand.conversations.start("", "program")
+    assert program.opinion is None
+    episode = stand.conversations.start("", "person", opinions=True)
+    conversation, opinion = episode.id, episode.opinion
+    assert opinion is not None
+    await talk(stand, conversation)
+    assert (opinion.turns, opinion.newest, opinion.counts) == (3, None, True)
+    for request, turn, amount, asked in (("a", 0, 1.0, False), ("b", 1, -2.0, False), ("c", 2, 3.0, True)):
+        await stand.conversations.reward(conversation, request, [(turn, amount)], asked=asked)
+    await stand.conversations.reward(conversation, "b", [(1, 9.0)])
+    assert (opinion.newest, opinion.asked, opinion.likes) == (-2.0, {2}, False)
+    assert episode.total_return == 2.0
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
