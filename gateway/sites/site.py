@@ -1,7 +1,7 @@
 """What a workload says of an API of its own, and what it is told of the run behind it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ class RunAddresses:
 class RunSettings:
     """Says what a run was begun with. task: `environment.kwargs`. registry: its URL, "" where not known.
 
-    folder: of the run; None where only addresses are known. false_alarm: of its canaries.
+    policy: under which its versions are registered; "": as its server says. folder: of the run; None where
+    only addresses are known. false_alarm: of its canaries.
     """
 
     task: Mapping[str, Any]
     registry: str = ""
+    policy: str = ""
     folder: Path | None = None
     false_alarm: float | None = None
 
@@ -38,13 +40,15 @@ class Upstream:
     addresses: returns where the processes of the run are now; it may be asked at any time, from any thread.
     credentials: for calls to them. settings: returns what the run was begun with, None while it is not known;
     it raises ConfigurationError for those of a folder that this user did not make. state: folder in which the
-    application may keep what it has to remember, made where it is not there; None: nowhere.
+    application may keep what it has to remember, made where it is not there; None: nowhere. agents: further
+    runs by name, of a site that takes several.
     """
 
     addresses: Callable[[], RunAddresses]
     credentials: Credentials
     settings: Callable[[], RunSettings | None] = lambda: RunSettings(task={})
     state: Path | None = None
+    agents: "Mapping[str, Upstream]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,7 @@ class Site:
     run that goes on. make_app: returns the application; it is called once, outside of any event loop.
     open_paths: path prefixes that anybody may GET, such as those of a page. viewer_paths: paths that a viewer
     of the project may call; all others need an editor. loop: what may learn from people beside it.
+    takes_agents: whether it answers for several runs at once.
     """
 
     recipe: Path
@@ -76,6 +81,7 @@ class Site:
     open_paths: tuple[str, ...] = ()
     viewer_paths: frozenset[str] = frozenset()
     loop: Loop | None = None
+    takes_agents: bool = False
 
 
 def caller_of(request: Request) -> str:

@@ -8,9 +8,9 @@ JSON. Beyond it, a token of one project.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -25,7 +25,7 @@ from gateway.sites.token_door import TokenDoor
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
-from penstock.rpc.auth import is_local
+from penstock.rpc.auth import Credentials, is_local
 from penstock.rpc.rate_limits import Rates
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.runtime.health import Health, announce, serve_http
@@ -88,12 +88,14 @@ def main(
     behind: AbstractContextManager[RunBehind],
     reach: Reach,
     state: Path | None = None,
+    agents: Mapping[str, AbstractContextManager[RunBehind]] | None = None,
     beside: Callable[[RunBehind], AbstractContextManager[object]] | None = None,
 ) -> int:
     """Serve until the lifecycle drains or the run is over; returns the exit code.
 
-    state: folder in which the application may keep what it has to remember. beside: makes what goes on for
-    the run as long as it is served; None: nothing.
+    state: folder in which the application may keep what it has to remember. agents: further runs by name; one
+    that ends is missing, and the others are served. beside: makes what goes on for the run as long as it is
+    served; None: nothing.
     Raises ConfigurationError for what cannot be used, Fatal for a run that failed.
     """
     section = settings.security
@@ -106,7 +108,12 @@ def main(
         run = stack.enter_context(behind)
         if beside is not None:
             stack.enter_context(beside(run))
-        upstream = Upstream(addresses=run.addresses, credentials=own, settings=run.settings, state=state)
+        others = {name: stack.enter_context(one) for name, one in (agents or {}).items()}
+        upstream = _upstream(run, own, state)
+        kept = {name: None if state is None else state / "agents" / name for name in others}
+        upstream = replace(
+            upstream, agents={name: _upstream(one, own, kept[name]) for name, one in others.items()}
+        )
         app = guarded_app(site, upstream, reach, accounts)
         http = HttpServer(
             app,
@@ -129,6 +136,10 @@ def main(
     if failure:
         raise Fatal(f"the run behind it is over: {failure}")
     return EXIT_FAILED if http.failed else EXIT_OK
+
+
+def _upstream(run: RunBehind, own: Credentials, state: Path | None) -> Upstream:
+    return Upstream(addresses=run.addresses, credentials=own, settings=run.settings, state=state)
 
 
 def guarded_app(site: Site, upstream: Upstream, reach: Reach, accounts: Accounts | None) -> FastAPI:

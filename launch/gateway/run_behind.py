@@ -65,6 +65,7 @@ def settings_in(folder: Path) -> RunSettings | None:
     return RunSettings(
         task=settings.environment.kwargs,
         registry=registry_url(folder, registry_with_password(settings.registry)),
+        policy=settings.serving.policy,
         folder=folder,
         false_alarm=settings.canary.false_alarm,
     )

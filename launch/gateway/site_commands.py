@@ -1,5 +1,6 @@
 """`penstock gateway NAME` for each installed workload that has an API of its own (`Workload.site`)."""
 
+import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.runtime.lifecycle import Lifecycle
 
 _STATE = Path("gateway-state")
+_AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class WithSites(TyperGroup):
@@ -66,6 +68,14 @@ def _command(name: str) -> "Callable[..., None]":
             typer.Option(
                 "--state",
                 help="Folder of what it keeps, and of the run that is begun here; default: NAME-state.",
+            ),
+        ] = None,
+        agents: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--agent",
+                metavar="NAME=DIR|ADDRESS",
+                help="A further run, or the server of one, where NAME answers for several; may be repeated.",
             ),
         ] = None,
         recipe: Annotated[
@@ -112,6 +122,7 @@ def _command(name: str) -> "Callable[..., None]":
 
             site: Site = load(find(name).site)()
             _check_one(run, server, broker)
+            others = agents_of(name, site, agents or (), settings)
             words = _loop_words(name, site, loop or (), learn=learn, server=server)
             behind: AbstractContextManager[RunBehind]
             if run is not None:
@@ -134,7 +145,16 @@ def _command(name: str) -> "Callable[..., None]":
             )
             kept = state or Path(f"{name}-state")
             beside = _beside(site, words, kept)
-            return main(lifecycle, settings, site=site, behind=behind, reach=reach, state=kept, beside=beside)
+            return main(
+                lifecycle,
+                settings,
+                site=site,
+                behind=behind,
+                reach=reach,
+                state=kept,
+                agents=others,
+                beside=beside,
+            )
 
         in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
 
@@ -172,6 +192,31 @@ def _loop_words(
         if not one.partition("=")[2]:
             raise ConfigurationError(f"--loop {one!r}: write OPTION=VALUE, such as labels=100")
     return tuple(f"--{one}" for one in said)
+
+
+def agents_of(
+    name: str, site: "Site", said: "Sequence[str]", settings: "Settings"
+) -> "dict[str, AbstractContextManager[RunBehind]]":
+    """Return the further runs of a site by name; raises ConfigurationError for what is none."""
+    from launch.gateway.run_behind import NamedRun, NamedServer
+    from penstock.config.configuration_error import ConfigurationError
+
+    if said and not site.takes_agents:
+        raise ConfigurationError(f"--agent {said[0]}: {name} answers for one run: leave it out")
+    found: dict[str, AbstractContextManager[RunBehind]] = {}
+    for one in said:
+        agent, _, place = one.partition("=")
+        if not _AGENT.fullmatch(agent) or not place:
+            raise ConfigurationError(
+                f"--agent {one!r}: write NAME=DIR or NAME=ADDRESS; a name has 1 to 64 of A-Z, a-z, 0-9, . _ -"
+            )
+        if agent in found:
+            raise ConfigurationError(f"--agent {one}: {agent} is named twice")
+        is_folder = Path(place).is_dir()
+        found[agent] = (
+            NamedRun(Path(place)) if is_folder else NamedServer(_checked("--agent", place), "", settings)
+        )
+    return found
 
 
 def _beside(

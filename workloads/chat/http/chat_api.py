@@ -34,7 +34,6 @@ from workloads.chat.http.answer_book import AnswerBook
 from workloads.chat.http.chat_bodies import OfTurn, Prefer, Stars, Thumb
 from workloads.chat.http.talk_record import Answered, TalkRecord
 
-POLICY: Final = "default"
 THUMB: Final = "thumb"
 SOURCE: Final = "chat"
 MOST_TALKS: Final = 1024
@@ -95,9 +94,14 @@ class ChatApi:
             )
         return self._run
 
-    async def registry(self) -> str:
-        """Return the URL of the run's registry; raises ApiError where it is not known."""
-        return (await self.run()).registry
+    async def policy(self) -> str:
+        """Return the name under which versions and ratings are kept; raises ApiError."""
+        run = await self.run()
+        return run.policy or (await answered((await self.client()).describe())).policy
+
+    async def kept(self) -> tuple[str, str]:
+        """Return the URL of the run's registry, and the policy in it; raises ApiError for unknown ones."""
+        return (await self.run()).registry, await self.policy()
 
     async def close(self) -> None:
         """Close the connection; the text server gives open conversations up after a while."""
@@ -255,16 +259,17 @@ class ChatApi:
 
     async def export(self, caller: str, me: str) -> list[dict[str, Any]]:
         """Return everything that somebody has said of answers, oldest first."""
-        rater, url = rater_of(caller, me), await self.registry()
-        return await asyncio.to_thread(_ratings_by, url, rater)
+        return await asyncio.to_thread(_ratings_by, *await self.kept(), rater_of(caller, me))
 
     async def forget(self, caller: str, me: str) -> int:
-        """Delete everything that somebody has said of answers; returns how many ratings it was."""
-        rater, url = rater_of(caller, me), await self.registry()
-        return await asyncio.to_thread(_delete, url, rater)
+        """Delete everything that somebody has said of answers; returns how many ratings it was.
+
+        What they said of other policies in the same registry goes, too.
+        """
+        return await asyncio.to_thread(_delete, (await self.run()).registry, rater_of(caller, me))
 
     async def _keep(self, rating: Rating) -> None:
-        await asyncio.to_thread(_store, await self.registry(), rating)
+        await asyncio.to_thread(_store, *await self.kept(), rating)
 
 
 def rater_of(caller: str, me: str) -> str:
@@ -306,9 +311,9 @@ def _rating(
     )
 
 
-def _store(url: str, rating: Rating) -> None:
+def _store(url: str, policy: str, rating: Rating) -> None:
     with Registry.open(url, migrate=True) as opened:
-        opened.add_ratings(POLICY, (rating,))
+        opened.add_ratings(policy, (rating,))
 
 
 def _delete(url: str, rater: str) -> int:
@@ -316,13 +321,14 @@ def _delete(url: str, rater: str) -> int:
         return sum(len(numbers) for numbers in opened.delete_ratings("", rater).values())
 
 
-def _ratings_by(url: str, rater: str) -> list[dict[str, Any]]:
+def _ratings_by(url: str, policy: str, rater: str) -> list[dict[str, Any]]:
     found, after = list[dict[str, Any]](), 0
     with Registry.open(url, migrate=True) as opened:
-        while page := opened.ratings(POLICY, after, _PAGE):
+        while page := opened.ratings(policy, after, _PAGE):
             after = page[-1].number
             found += [
                 {
+                    "policy": kept.policy,
                     "prompt": kept.rating.prompt,
                     "response": kept.rating.response,
                     "key": kept.rating.key,

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 
-from gateway.surface import EventStream, JsonRoute, answered, caller_of
+from gateway.surface import ApiError, EventStream, JsonRoute, answered, caller_of
 from workloads.chat.http import chat_bodies as bodies
 from workloads.chat.http import steering
 from workloads.chat.http.chat_api import ChatApi
@@ -15,10 +15,17 @@ from workloads.chat.http.overview import overview
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
 
-async def api_of(request: Request) -> ChatApi:
-    """Return what the routes work with."""
-    found: ChatApi = request.app.state.api
+async def api_of(request: Request, agent: Annotated[str, Query(max_length=64)] = "") -> ChatApi:
+    """Return what the routes work with. agent: whom it is about; "": the first. Raises ApiError 404."""
+    found: ChatApi | None = _apis(request).get(agent)
+    if found is None:
+        raise ApiError(404, f"agent={agent!r}: there is none of that name", field="agent")
     return found
+
+
+def _apis(request: Request) -> dict[str, ChatApi]:
+    apis: dict[str, ChatApi] = request.app.state.apis
+    return apis
 
 
 Api = Annotated[ChatApi, Depends(api_of)]
@@ -29,6 +36,12 @@ async def health(api: Api) -> dict[str, Any]:
     """Tell that something would be answered."""
     found = await answered((await api.client()).describe())
     return {"status": "ok", "versions": [one.version for one in found.versions]}
+
+
+@router.get("/api/chat/agents")
+async def agents(request: Request) -> dict[str, Any]:
+    """Return whom one may talk to; "" is the first, whose name is that of its policy."""
+    return {"agents": list(_apis(request))}
 
 
 @router.post("/api/chat/begin")
@@ -76,15 +89,19 @@ async def end(request: Request, api: Api, body: bodies.OfTalk) -> dict[str, Any]
 
 
 @router.post("/api/chat/mine")
-async def mine(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
-    """Return everything that somebody has said of answers."""
-    return {"ratings": await api.export(caller_of(request), body.me)}
+async def mine(request: Request, body: bodies.Me) -> dict[str, Any]:
+    """Return everything that somebody has said of answers, of any agent."""
+    said = list[dict[str, Any]]()
+    for api in (await _keeping(request)).values():
+        said += await api.export(caller_of(request), body.me)
+    return {"ratings": said}
 
 
 @router.post("/api/chat/forget")
-async def forget(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
-    """Delete everything that somebody has said of answers."""
-    return {"deleted": await api.forget(caller_of(request), body.me)}
+async def forget(request: Request, body: bodies.Me) -> dict[str, Any]:
+    """Delete everything that somebody has said of answers, of any agent."""
+    caller, found = caller_of(request), await _keeping(request)
+    return {"deleted": sum([await api.forget(caller, body.me) for api in found.values()])}
 
 
 @router.get("/api/chat/overview")
@@ -96,13 +113,13 @@ async def look(api: Api) -> dict[str, Any]:
 @router.post("/api/chat/promote")
 async def promote(request: Request, api: Api, body: bodies.OfVersion) -> dict[str, Any]:
     """Let a version answer everybody."""
-    return await asyncio.to_thread(steering.promote, await api.registry(), body, _name_of(request))
+    return await asyncio.to_thread(steering.promote, *await api.kept(), body, _name_of(request))
 
 
 @router.post("/api/chat/rollback")
 async def roll_back(request: Request, api: Api, body: bodies.OfVersion) -> dict[str, Any]:
     """Withdraw the canary, or the version that answers for the one before it."""
-    return await asyncio.to_thread(steering.roll_back, await api.registry(), body, _name_of(request))
+    return await asyncio.to_thread(steering.roll_back, *await api.kept(), body, _name_of(request))
 
 
 @router.post("/api/chat/pause")
@@ -115,6 +132,11 @@ async def pause(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, 
 async def resume(api: Api, _body: bodies.Body) -> dict[str, Any]:
     """Let the loop go on."""
     return await asyncio.to_thread(steering.resume_loop, await api.run())
+
+
+async def _keeping(request: Request) -> dict[tuple[str, str], ChatApi]:
+    """Return one for each place where something is kept; raises ApiError where one is not known."""
+    return {await api.kept(): api for api in _apis(request).values()}
 
 
 def _name_of(request: Request) -> str:

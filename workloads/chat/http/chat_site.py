@@ -15,7 +15,7 @@ from workloads.chat.http.chat_routes import router
 _REPOSITORY: Final = Path(__file__).resolve().parents[3]
 _FILES: Final = {file.name: file for file in (Path(__file__).parent / "static").iterdir()}
 _OF_CONSOLE: Final = frozenset({"console.css", "elements.js", "icon.svg"})
-_TALKING: Final = ("begin", "say", "thumb", "stars", "prefer", "end", "mine", "forget")
+_TALKING: Final = ("agents", "begin", "say", "thumb", "stars", "prefer", "end", "mine", "forget")
 
 page_router = APIRouter(include_in_schema=False)
 
@@ -33,13 +33,15 @@ async def file_of_page(file: str) -> Response:
 
 
 def make_app(upstream: Upstream) -> FastAPI:
-    """Return the application over one run."""
+    """Return the application over a run, and over those of further agents."""
 
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        api = app.state.api = ChatApi(upstream)
+        apis = app.state.apis = {"": ChatApi(upstream)}
+        apis |= {name: ChatApi(one) for name, one in upstream.agents.items()}
         yield
-        await api.close()
+        for one in apis.values():
+            await one.close()
 
     app = FastAPI(
         title="Penstock chat",
@@ -66,6 +68,7 @@ def site() -> Site:
         settings=(),
         make_app=make_app,
         open_paths=("/health", "/chat"),
+        takes_agents=True,
         viewer_paths=frozenset(f"/api/chat/{name}" for name in _TALKING),
         loop=Loop(
             words=("chat", "loop", "run"),

@@ -24,7 +24,7 @@ async def overview(api: ChatApi) -> dict[str, Any]:
     run = await api.run()
     counts = await asyncio.to_thread(api.book.counts)
     blocked = await asyncio.to_thread(api.book.blocked)
-    found = await asyncio.to_thread(_read, run)
+    found = await asyncio.to_thread(_read, run, await api.policy())
     try:
         described, why = await answered((await api.client()).describe()), ""
     except ApiError as error:
@@ -93,8 +93,7 @@ class _Read:
     loop: dict[str, Any] | None
 
 
-def _read(run: RunSettings) -> _Read:
-    policy = chat_api.POLICY
+def _read(run: RunSettings, policy: str) -> _Read:
     with Registry.open(run.registry, migrate=True) as opened:
         return _Read(
             tallies=opened.tally(policy, chat_api.THUMB, above=THUMB),

@@ -7,28 +7,27 @@ from gateway.surface import ApiError, RunSettings
 from penstock.registry.records import PolicyVersion
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import RegistryError, Unavailable, UnknownVersion
-from workloads.chat.http import chat_api
 from workloads.chat.http.chat_bodies import OfVersion, Reasoned
 from workloads.chat.loop import loop_state
 
 
-def promote(url: str, body: OfVersion, by: str) -> dict[str, Any]:
-    """Let a version answer everybody; raises ApiError. url: of the registry. by: for the audit."""
+def promote(url: str, policy: str, body: OfVersion, by: str) -> dict[str, Any]:
+    """Let a version answer everybody; raises ApiError. url, policy: of the registry. by: for the audit."""
     try:
         with Registry.open(url, migrate=True) as opened:
-            return _shown(opened.promote(chat_api.POLICY, body.version, body.reason, by=by))
+            return _shown(opened.promote(policy, body.version, body.reason, by=by))
     except RegistryError as error:
         raise _refused(error) from error
 
 
-def roll_back(url: str, body: OfVersion, by: str) -> dict[str, Any]:
+def roll_back(url: str, policy: str, body: OfVersion, by: str) -> dict[str, Any]:
     """Withdraw the canary, or the version that answers for the one before it.
 
-    url: of the registry. by: for the audit. Raises ApiError.
+    url, policy: of the registry. by: for the audit. Raises ApiError.
     """
     try:
         with Registry.open(url, migrate=True) as opened:
-            done = opened.rollback(chat_api.POLICY, body.reason, by=by, version=body.version)
+            done = opened.rollback(policy, body.reason, by=by, version=body.version)
     except RegistryError as error:
         raise _refused(error) from error
     return _shown(done.withdrawn)

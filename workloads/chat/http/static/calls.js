@@ -11,6 +11,13 @@ export class Refused extends Error {
   }
 }
 
+let agent = "";
+
+// Whom calls are about from now on; "": the first.
+export const talkTo = (name) => {
+  agent = name;
+};
+
 export const keepToken = (token) => sessionStorage.setItem(TOKEN, token);
 
 export const fresh = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (one) => one.toString(16).padStart(2, "0")).join("");
@@ -30,7 +37,8 @@ async function asked(method, path, body, signal) {
   const token = sessionStorage.getItem(TOKEN);
   const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  const reply = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+  const whom = agent === "" ? path : `${path}?agent=${encodeURIComponent(agent)}`;
+  const reply = await fetch(whom, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
   if (!reply.ok) throw new Refused(reply.status, await reply.json().catch(() => null));
   return reply;
 }

@@ -1,11 +1,11 @@
 // A page to talk to the versions of a run and to rate what they say.
 
-import { Refused, call, follow, forgetMe, keepToken, me } from "./calls.js";
+import { Refused, call, follow, forgetMe, keepToken, me, talkTo } from "./calls.js";
 import { button, element, field, form, guarded } from "./elements.js";
 import { look } from "./overview.js";
 import { preference, ratings } from "./ratings.js";
 
-const parts = Object.fromEntries(["door", "talk", "look", "mine"].map((id) => [id, document.getElementById(id)]));
+const parts = Object.fromEntries(["door", "agents", "talk", "look", "mine"].map((id) => [id, document.getElementById(id)]));
 const log = element("div", { id: "log", role: "log", "aria-label": "What was said" });
 const text = element("textarea", { name: "text", required: true, maxlength: "4000" });
 const stop = button("Stop", async () => growing?.abort());
@@ -118,6 +118,21 @@ async function showMine() {
       })));
 }
 
+// Lets people choose whom they talk to, where there are several.
+async function chooseAgent() {
+  const { agents } = await call("GET", "/api/chat/agents");
+  if (agents.length < 2) return;
+  const names = agents.map((one) => element("option", { value: one }, one || "the first"));
+  const chosen = element("select", { id: "agent" }, names);
+  chosen.addEventListener("change", () => guarded(async () => {
+    await end();
+    talkTo(chosen.value);
+    await turn();
+  }));
+  parts.agents.replaceChildren(element("label", {}, "Talk to", chosen));
+  parts.agents.hidden = false;
+}
+
 // Shows the part of the page that the address names.
 async function turn() {
   const name = ["look", "mine"].find((one) => location.hash === `#${one}`) ?? "talk";
@@ -146,5 +161,6 @@ async function opened(act) {
 }
 
 begin();
+guarded(() => opened(chooseAgent));
 window.addEventListener("hashchange", () => guarded(turn));
 guarded(turn);

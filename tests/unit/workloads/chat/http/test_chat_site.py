@@ -1,6 +1,8 @@
 """The API of the page over a real server of text: what it refuses, and what it says is learned."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +34,38 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def client(base: Path, tmp_path: Path, short_folder: Path) -> Iterator[TestClient]:
     """Of a gateway over a server that learns nothing."""
-    url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
-    with Registry.open(url, migrate=True), served_text(base, short_folder / "text.sock", learns=False):
-        upstream = Upstream(
-            addresses=lambda: RunAddresses(server=f"unix:{short_folder / 'text.sock'}"),
+    with over(upstream_of(base, tmp_path, short_folder / "text.sock", learns=False)) as made:
+        yield made
+
+
+@contextmanager
+def upstream_of(base: Path, folder: Path, socket: Path, **serving: Any) -> Iterator[Upstream]:
+    """A run, as a site is told of it."""
+    url = f"sqlite:///{folder / 'registry.sqlite'}"
+    with Registry.open(url, migrate=True), served_text(base, socket, **serving):
+        yield Upstream(
+            addresses=lambda: RunAddresses(server=f"unix:{socket}"),
             credentials=Credentials(),
-            settings=lambda: RunSettings(task={}, registry=url, folder=tmp_path),
-            state=tmp_path / "state",
+            settings=lambda: RunSettings(task={}, registry=url, folder=folder),
+            state=folder / "state",
         )
+
+
+@contextmanager
+def over(
+    run: AbstractContextManager[Upstream], **agents: AbstractContextManager[Upstream]
+) -> Iterator[TestClient]:
+    """Of a gateway over these runs."""
+    with ExitStack() as stack:
+        others = {name: stack.enter_context(one) for name, one in agents.items()}
+        upstream = replace(stack.enter_context(run), agents=others)
         app = guarded_app(site(), upstream, Reach(listen="127.0.0.1:0"), None)
-        with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as made:
-            yield made
+        yield stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
 
 
-def post(client: TestClient, what: str, **body: Any) -> Any:
+def post(client: TestClient, what: str, /, agent: str = "", **body: Any) -> Any:
     """The answer to a call of the page."""
-    return client.post(f"/api/chat/{what}", json=body)
+    return client.post(f"/api/chat/{what}", params={"agent": agent} if agent else {}, json=body)
 
 
 def test_a_rating_of_what_is_not_learned_from_says_so(client: TestClient) -> None:
@@ -116,6 +134,30 @@ def test_a_decision_names_who_made_it_and_the_loop_waits(client: TestClient, tmp
     assert (seen["loop"]["step"], seen["loop"]["labelsWanted"]) == ("waiting", 9)
     assert post(client, "resume").json() == {"paused": False}
     assert client.get("/api/chat/overview").json()["loop"]["paused"] is None
+
+
+def test_each_agent_has_its_policy_and_its_ratings(base: Path, tmp_path: Path, short_folder: Path) -> None:
+    """Whatever a policy is called, what is said of it is kept under its name; one's data is that of all."""
+    (tmp_path / "other").mkdir()
+    main = upstream_of(base, tmp_path, short_folder / "a.sock", learns=False, policy="talker")
+    other = upstream_of(base, tmp_path / "other", short_folder / "b.sock", learns=False, policy="helper")
+    with over(main, coder=other) as client:
+        assert client.get("/api/chat/agents").json() == {"agents": ["", "coder"]}
+        assert post(client, "begin", "nobody", me=ME).json()["field"] == "agent"
+        for agent in ("", "coder"):
+            talk = {"me": ME, "conversation": post(client, "begin", agent, me=ME).json()["conversation"]}
+            assert "event: answer" in post(client, "say", agent, text="sum", **talk).text
+            post(client, "thumb", agent, turn=0, id="the-thumb", up=True, **talk)
+            elsewhere = post(client, "say", "" if agent else "coder", text="sum", **talk)
+            assert elsewhere.json()["field"] == "conversation"
+        kept = [one["policy"] for one in post(client, "mine", me=ME).json()["ratings"]]
+        assert kept == ["talker", "helper"]
+        rows = client.get("/api/chat/overview", params={"agent": "coder"}).json()["versions"]
+        assert [one["thumbsUp"] for one in rows] == [1]
+        assert post(client, "forget", me=ME).json() == {"deleted": 2}
+    for folder, policy in ((tmp_path, "talker"), (tmp_path / "other", "helper")):
+        with Registry.read(f"sqlite:///{folder / 'registry.sqlite'}") as registry:
+            assert registry.ratings(policy) == ()
 
 
 def version(number: int) -> NewVersion:
