@@ -81,7 +81,7 @@ def test_what_is_wrong_is_refused_by_its_field(client: TestClient) -> None:
     """Somebody else's conversation, turns that are none, ratings out of range, other bodies than JSON."""
     talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
     other = {**talk, "me": "somebody-2"}
-    rating = {"turn": 0, "id": "a-rating"}
+    rating: dict[str, Any] = {"turn": 0, "id": "a-rating"}
     for reply, status, field in (
         (post(client, "say", text="sum", **other), 404, "conversation"),
         (post(client, "say", **talk), 409, "text"),
@@ -99,7 +99,7 @@ def test_what_is_wrong_is_refused_by_its_field(client: TestClient) -> None:
 
 def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(client: TestClient) -> None:
     """No such version, nothing before it, no reason, no loop; and they are an editor's."""
-    why = {"reason": "I say so"}
+    why: dict[str, Any] = {"reason": "I say so"}
     for reply, status, field in (
         (post(client, "promote", version=7, **why), 404, "version"),
         (post(client, "rollback", version=7, **why), 404, "version"),
