@@ -18,7 +18,7 @@ It may also name in `site` a function that returns a `Site`: an application of i
     RunSettings               what it was begun with
     Loop                      a command that learns from what people say of it
     file_answer, console_file a file of a page, or of the console, for a page that looks like it
-    caller_of                 who calls it
+    caller_of, is_editor      who calls it, and whether they look after it
     add_error_handlers        makes errors answers, as those of the gateway
     ERROR_SCHEMA, error_answer    how they are described
 """
@@ -52,7 +52,15 @@ from gateway.routes.job_routes import Estimate
 from gateway.satisfaction import LEAST, THUMB, Satisfaction, satisfaction
 from gateway.sites.json_route import Handler, JsonRoute
 from gateway.sites.run_errors import answered, not_yet, of_run
-from gateway.sites.site import Loop, RunAddresses, RunSettings, Site, Upstream, caller_of
+from gateway.sites.site import (
+    Loop,
+    RunAddresses,
+    RunSettings,
+    Site,
+    Upstream,
+    caller_of,
+    is_editor,
+)
 from gateway.store.tables import JobState, PolicyVersionRow
 from penstock.registry.ratings import KeptRating
 from penstock.registry.registry import Registry
@@ -97,6 +105,7 @@ __all__ = [
     "event",
     "file_answer",
     "finite",
+    "is_editor",
     "member_of",
     "not_yet",
     "noted",

@@ -7,6 +7,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
+from gateway.accounts.principal import Membership
+from gateway.store.tables import Role
 from penstock.rpc.auth import Credentials
 
 
@@ -84,6 +86,19 @@ class Site:
     takes_agents: bool = False
 
 
+def member_of_site(request: Request) -> Membership | None:
+    """Return who calls; None on loopback, where nobody is asked."""
+    found: Membership | None = request.scope.get("penstock.member")
+    return found
+
+
 def caller_of(request: Request) -> str:
     """Return who calls, as the token says; "" where none is asked for."""
-    return str(request.scope.get("penstock.caller", ""))
+    member = member_of_site(request)
+    return "" if member is None else member.principal.subject
+
+
+def is_editor(request: Request) -> bool:
+    """Return whether the caller looks after the project; on loopback everybody does."""
+    member = member_of_site(request)
+    return member is None or member.role.includes(Role.EDITOR)

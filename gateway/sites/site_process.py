@@ -20,6 +20,7 @@ from gateway.accounts.accounts import Accounts
 from gateway.frame.call_limits import CallLimits
 from gateway.frame.envelope import Doors, Envelope
 from gateway.http_server import HttpServer, check_listen
+from gateway.sites.sign_in_routes import sign_in_router
 from gateway.sites.site import RunAddresses, RunSettings, Site, Upstream
 from gateway.sites.token_door import TokenDoor
 from penstock.config.configuration_error import ConfigurationError
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 ROLE: Final = "gateway"
 RATES: Final = Rates(calls=5000.0, bytes=512.0 * MIB, settings="per address")
-"""What one address may ask for in a second: one program that acts and stores in a loop."""
+"""What one address, or account, may ask for in a second: one program that acts and stores in a loop."""
 
 
 class RunBehind(Protocol):
@@ -144,11 +145,12 @@ def _upstream(run: RunBehind, own: Credentials, state: Path | None) -> Upstream:
 
 def guarded_app(site: Site, upstream: Upstream, reach: Reach, accounts: Accounts | None) -> FastAPI:
     """Return the application of a site with what surrounds every request. accounts: None: no token."""
-    app = site.make_app(upstream)
+    app, limits = site.make_app(upstream), CallLimits(address=RATES, account=RATES)
     if accounts is not None:
-        app.add_middleware(TokenDoor, accounts=accounts, project=reach.project, site=site)
+        app.include_router(sign_in_router(accounts))
+        app.add_middleware(TokenDoor, accounts=accounts, project=reach.project, site=site, admit=limits.admit)
     doors = Doors(hosts=reach.hosts, origins=reach.origins, large=frozenset())
-    app.add_middleware(Envelope, doors=doors, admit=CallLimits(address=RATES).admit_address)
+    app.add_middleware(Envelope, doors=doors, admit=limits.admit_address)
     return app
 
 

@@ -39,6 +39,9 @@ export async function signUp(name, password, invitation) {
   await signIn(name, password);
 }
 
+// Goes on with a token that somebody was given.
+export const takeToken = (token) => keep({ access_token: token });
+
 export async function signOut() {
   await call("POST", "/api/auth/sign-out").catch(() => null);
   keep(null);
@@ -84,7 +87,8 @@ export async function* events(path, signal) {
   }
 }
 
-async function send(method, path, body, signal, project) {
+// Returns the answer as it comes; raises Refused.
+export async function send(method, path, body, signal, project) {
   let reply = await once(method, path, body, signal, project);
   if (reply.status === 401 && tokens !== null) {
     await renewed();

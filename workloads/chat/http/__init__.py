@@ -4,6 +4,7 @@ chat_site      the application over one run, and what the gateway is told of it
 chat_routes    the calls
 chat_bodies    what requests hold
 chat_api       conversations with the run, and what is said of their answers
+message_limit  how many messages of one person are answered in a minute
 talk_record    one conversation as the page has it
 answer_book    which answers there were: by version, fallbacks, what was blocked; no texts
 overview       satisfaction by version, for those who look after the chat

@@ -32,17 +32,21 @@ from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
 from workloads.chat.http.answer_book import AnswerBook
 from workloads.chat.http.chat_bodies import OfTurn, Prefer, Stars, Thumb
+from workloads.chat.http.message_limit import MessageLimit
 from workloads.chat.http.talk_record import Answered, TalkRecord
 
 THUMB: Final = "thumb"
 SOURCE: Final = "chat"
 MOST_TALKS: Final = 1024
+MOST_OF_ONE: Final = 32
+"""Conversations of a person that are remembered at once."""
 BLOCKED: Final = "blocked by "
 """In the text of a refusal, before the name of what has blocked."""
 _REACH_S: Final = 2.0
 _LOOK_S: Final = 1.0
 _TOO_LONG: Final = "do not fit"
 _PAGE: Final = 1000
+_PERSON: Final = "user/"
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +57,7 @@ class ChatApi:
     most_talks: int = MOST_TALKS
     book: AnswerBook = field(init=False)
     _talks: "OrderedDict[str, TalkRecord]" = field(default_factory=OrderedDict)
+    _asked: MessageLimit = field(default_factory=MessageLimit)
     _client: AsyncTextClient | None = None
     _address: str = ""
     _run: RunSettings | None = None
@@ -112,20 +117,23 @@ class ChatApi:
 
     # ------------------------------------------------------------ conversations
 
-    async def begin(self, caller: str, me: str) -> TalkRecord:
+    async def begin(self, person: str) -> TalkRecord:
         """Begin a conversation; the same person gets the same arm. Raises ApiError."""
         client = await self.client()
-        started = await answered(client.start_conversation(f"{caller} {me}"[:128], opinions=True))
-        talk = TalkRecord(conversation=started, caller=caller, me=me)
+        own = [talk for talk in self._talks.values() if talk.person == person]
+        if len(own) >= MOST_OF_ONE:
+            del self._talks[own[0].id]  # nobody pushes out what others say
+        started = await answered(client.start_conversation(person[:128], opinions=True))
+        talk = TalkRecord(conversation=started, person=person)
         self._talks[talk.id] = talk
         while len(self._talks) > self.most_talks:
             self._talks.popitem(last=False)
         return talk
 
-    def find(self, caller: str, me: str, conversation: str) -> TalkRecord:
+    def find(self, person: str, conversation: str) -> TalkRecord:
         """Return a conversation of somebody; raises ApiError 404 for one that is not theirs, or forgotten."""
         talk = self._talks.get(conversation)
-        if talk is None or (talk.caller, talk.me) != (caller, me):
+        if talk is None or talk.person != person:
             raise ApiError(404, "conversation: is not remembered here: begin a new one", field="conversation")
         self._talks.move_to_end(conversation)
         return talk
@@ -140,6 +148,7 @@ class ChatApi:
         newest = talk.newest
         if text is None and newest is None:
             raise ApiError(409, "text: nothing was answered yet: say something", field="text")
+        self._asked.count(talk.person)
         before = list(newest.before) if text is None and newest else [*talk.messages, _user(text or "")]
         async with talk.busy:
             async for one in self._answer(talk, before, again=text is None):
@@ -257,23 +266,28 @@ class ChatApi:
             talk.take(better)
         return better.text
 
-    async def export(self, caller: str, me: str) -> list[dict[str, Any]]:
+    async def export(self, person: str) -> list[dict[str, Any]]:
         """Return everything that somebody has said of answers, oldest first."""
-        return await asyncio.to_thread(_ratings_by, *await self.kept(), rater_of(caller, me))
+        return await asyncio.to_thread(_ratings_by, *await self.kept(), person)
 
-    async def forget(self, caller: str, me: str) -> int:
+    async def forget(self, person: str) -> int:
         """Delete everything that somebody has said of answers; returns how many ratings it was.
 
         What they said of other policies in the same registry goes, too.
         """
-        return await asyncio.to_thread(_delete, (await self.run()).registry, rater_of(caller, me))
+        return await asyncio.to_thread(_delete, (await self.run()).registry, person)
 
     async def _keep(self, rating: Rating) -> None:
         await asyncio.to_thread(_store, *await self.kept(), rating)
 
 
-def rater_of(caller: str, me: str) -> str:
-    """Return the opaque name under which ratings of somebody are kept."""
+def person_of(caller: str, me: str) -> str:
+    """Return the opaque name of who talks: the same one gets the same arm, and ratings are kept under it.
+
+    A person who signed in is one, whatever their browsers say; who has no account is what theirs says.
+    """
+    if caller.startswith(_PERSON):
+        return caller
     return f"{caller}/{me}" if caller else me
 
 
@@ -306,7 +320,7 @@ def _rating(
         source=SOURCE,
         conversation=talk.name,
         version=answer.version or None,
-        rater=rater_of(talk.caller, talk.me),
+        rater=talk.person,
         request_key=f"chat-{body.id}",
     )
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from gateway.surface import ApiError, EventStream, JsonRoute, answered, caller_of
 from workloads.chat.http import chat_bodies as bodies
 from workloads.chat.http import steering
-from workloads.chat.http.chat_api import ChatApi
+from workloads.chat.http.chat_api import ChatApi, person_of
 from workloads.chat.http.overview import overview
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
@@ -47,14 +47,14 @@ async def agents(request: Request) -> dict[str, Any]:
 @router.post("/api/chat/begin")
 async def begin(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
     """Begin a conversation."""
-    talk = await api.begin(caller_of(request), body.me)
+    talk = await api.begin(_person(request, body))
     return {"conversation": talk.id}
 
 
 @router.post("/api/chat/say", response_class=EventStream)
 async def say(request: Request, api: Api, body: bodies.Say) -> EventStream:
     """Say something, or have the last message answered once more; the answer comes as events."""
-    talk = api.find(caller_of(request), body.me, body.conversation)
+    talk = api.find(_person(request, body), body.conversation)
     events = api.say(talk, body.text)
     first = await anext(events)  # what is refused before it is an error of the call
     return EventStream(_behind(first, events))
@@ -63,28 +63,28 @@ async def say(request: Request, api: Api, body: bodies.Say) -> EventStream:
 @router.post("/api/chat/thumb")
 async def thumb(request: Request, api: Api, body: bodies.Thumb) -> dict[str, Any]:
     """Keep whether somebody likes an answer."""
-    talk = api.find(caller_of(request), body.me, body.conversation)
+    talk = api.find(_person(request, body), body.conversation)
     return {"stored": True, "rewarded": await api.thumb(talk, body)}
 
 
 @router.post("/api/chat/stars")
 async def stars(request: Request, api: Api, body: bodies.Stars) -> dict[str, Any]:
     """Keep what somebody thinks of one side of an answer."""
-    await api.stars(api.find(caller_of(request), body.me, body.conversation), body)
+    await api.stars(api.find(_person(request, body), body.conversation), body)
     return {"stored": True}
 
 
 @router.post("/api/chat/prefer")
 async def prefer(request: Request, api: Api, body: bodies.Prefer) -> dict[str, Any]:
     """Keep which of two answers is better; the conversation goes on with it."""
-    text = await api.prefer(api.find(caller_of(request), body.me, body.conversation), body)
+    text = await api.prefer(api.find(_person(request, body), body.conversation), body)
     return {"stored": True, "text": text}
 
 
 @router.post("/api/chat/end")
 async def end(request: Request, api: Api, body: bodies.OfTalk) -> dict[str, Any]:
     """End a conversation."""
-    await api.end(api.find(caller_of(request), body.me, body.conversation))
+    await api.end(api.find(_person(request, body), body.conversation))
     return {"ended": True}
 
 
@@ -93,15 +93,15 @@ async def mine(request: Request, body: bodies.Me) -> dict[str, Any]:
     """Return everything that somebody has said of answers, of any agent."""
     said = list[dict[str, Any]]()
     for api in (await _keeping(request)).values():
-        said += await api.export(caller_of(request), body.me)
+        said += await api.export(_person(request, body))
     return {"ratings": said}
 
 
 @router.post("/api/chat/forget")
 async def forget(request: Request, body: bodies.Me) -> dict[str, Any]:
     """Delete everything that somebody has said of answers, of any agent."""
-    caller, found = caller_of(request), await _keeping(request)
-    return {"deleted": sum([await api.forget(caller, body.me) for api in found.values()])}
+    person, found = _person(request, body), await _keeping(request)
+    return {"deleted": sum([await api.forget(person) for api in found.values()])}
 
 
 @router.get("/api/chat/overview")
@@ -132,6 +132,10 @@ async def pause(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, 
 async def resume(api: Api, _body: bodies.Body) -> dict[str, Any]:
     """Let the loop go on."""
     return await asyncio.to_thread(steering.resume_loop, await api.run())
+
+
+def _person(request: Request, body: bodies.Me) -> str:
+    return person_of(caller_of(request), body.me)
 
 
 async def _keeping(request: Request) -> dict[tuple[str, str], ChatApi]:

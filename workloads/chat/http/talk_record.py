@@ -33,11 +33,10 @@ class Answered:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TalkRecord:
-    """Used by one event loop. caller, me: who talks, as the door and as their browser say."""
+    """Used by one event loop. person: who talks."""
 
     conversation: AsyncConversation
-    caller: str
-    me: str
+    person: str
     messages: list[Message] = field(default_factory=list)
     answers: dict[int, Answered] = field(default_factory=dict)
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)

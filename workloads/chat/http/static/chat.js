@@ -1,11 +1,12 @@
 // A page to talk to the versions of a run and to rate what they say.
 
-import { Refused, call, follow, forgetMe, keepToken, me, talkTo } from "./calls.js";
-import { button, element, field, form, guarded } from "./elements.js";
+import { call, follow, forgetMe, me, talkTo } from "./calls.js";
+import { opened, tell } from "./door.js";
+import { button, element, form, guarded } from "./elements.js";
 import { look } from "./overview.js";
 import { preference, ratings } from "./ratings.js";
 
-const parts = Object.fromEntries(["door", "agents", "talk", "look", "mine"].map((id) => [id, document.getElementById(id)]));
+const parts = Object.fromEntries(["agents", "talk", "look", "mine"].map((id) => [id, document.getElementById(id)]));
 const log = element("div", { id: "log", role: "log", "aria-label": "What was said" });
 const text = element("textarea", { name: "text", required: true, maxlength: "4000" });
 const stop = button("Stop", async () => growing?.abort());
@@ -145,22 +146,12 @@ async function turn() {
   if (name === "mine") await opened(showMine);
 }
 
-// Asks for a token where the server does, and goes on with it.
-async function opened(act) {
-  try {
-    await act();
-    parts.door.hidden = true;
-  } catch (error) {
-    if (!(error instanceof Refused) || error.status !== 401) throw error;
-    parts.door.hidden = false;
-    parts.door.replaceChildren(form("Go on", async ({ token }) => {
-      keepToken(token);
-      await opened(act);
-    }, field("Token of the project", "token", { type: "password", required: true, autocomplete: "off" })));
-  }
+async function start() {
+  await tell();
+  await chooseAgent();
+  await turn();
 }
 
 begin();
-guarded(() => opened(chooseAgent));
 window.addEventListener("hashchange", () => guarded(turn));
-guarded(turn);
+guarded(() => opened(start));

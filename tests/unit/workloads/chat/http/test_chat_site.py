@@ -14,9 +14,11 @@ from fastapi.testclient import TestClient
 
 from gateway.sites.site import RunAddresses, RunSettings, Upstream
 from gateway.sites.site_process import Reach, guarded_app
+from gateway.store.tables import Role
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from penstock.rpc.auth import Credentials
+from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 from tests.support.language.text_address import served_text
 from tests.support.language.text_stand import make_model
 from workloads.chat.http.chat_site import site
@@ -51,15 +53,56 @@ def upstream_of(base: Path, folder: Path, socket: Path, **serving: Any) -> Itera
         )
 
 
+def test_people_with_accounts_sign_in_and_are_one_whatever_their_browsers_say(
+    base: Path, tmp_path: Path, short_folder: Path
+) -> None:
+    """Who was invited signs up; two browsers of a person are one rater; a viewer only talks and rates."""
+    gateway = SmallGateway.at(
+        f"sqlite:///{tmp_path / 'accounts.sqlite'}", f"sqlite:///{tmp_path / 'other.sqlite'}", tmp_path
+    )
+    gateway.person("owner", "alpha", Role.OWNER)
+    owner = gateway.client.post(
+        "/api/projects/alpha/invitations", json={"role": "viewer"}, headers=gateway.bearer("owner")
+    )
+    run = upstream_of(base, tmp_path, short_folder / "text.sock", learns=False)
+    with over(run, gateway=gateway) as client:
+        assert client.get("/chat").status_code == 200
+        assert post(client, "begin", me=ME).status_code == 401
+        person = {"name": "ann", "password": PASSWORD}
+        joined = client.post("/api/auth/sign-up", json={**person, "invitation": owner.json()["invitation"]})
+        assert (joined.status_code, joined.json()) == (201, {"project": "alpha"})
+        wrong = {"grant_type": "password", "username": "ann", "password": "another one entirely"}
+        assert client.post("/api/auth/token", data=wrong).status_code == 401
+        given = client.post("/api/auth/token", data={**wrong, "password": PASSWORD}).json()
+        client.headers["Authorization"] = f"Bearer {given['access_token']}"
+        assert client.get("/api/me").json() == {"name": "ann", "project": "alpha", "role": "viewer"}
+        for number, browser in enumerate(("browser-one", "browser-two")):
+            talk = {"me": browser, "conversation": post(client, "begin", me=browser).json()["conversation"]}
+            assert "event: answer" in post(client, "say", text="sum", **talk).text
+            post(client, "thumb", turn=0, id=f"the-thumb-{number}", up=True, **talk)
+        assert len(post(client, "mine", me="browser-three").json()["ratings"]) == 2
+        assert client.get("/api/chat/overview").status_code == 403
+        renewed = {"grant_type": "refresh_token", "refresh_token": given["refresh_token"]}
+        assert client.post("/api/auth/token", data=renewed).status_code == 200
+        assert client.post("/api/auth/sign-out").status_code == 204
+        assert post(client, "mine", me=ME).status_code == 401
+    with Registry.read(f"sqlite:///{tmp_path / 'registry.sqlite'}") as registry:
+        (rater,) = {kept.rating.rater for kept in registry.ratings("default")}
+    assert rater.startswith("user/")
+
+
 @contextmanager
 def over(
-    run: AbstractContextManager[Upstream], **agents: AbstractContextManager[Upstream]
+    run: AbstractContextManager[Upstream],
+    gateway: SmallGateway | None = None,
+    **agents: AbstractContextManager[Upstream],
 ) -> Iterator[TestClient]:
-    """Of a gateway over these runs."""
+    """Of a gateway over these runs. gateway: whose accounts are asked for; None: nobody is."""
     with ExitStack() as stack:
         others = {name: stack.enter_context(one) for name, one in agents.items()}
         upstream = replace(stack.enter_context(run), agents=others)
-        app = guarded_app(site(), upstream, Reach(listen="127.0.0.1:0"), None)
+        reach = Reach(listen="127.0.0.1:0", project="alpha" if gateway else "")
+        app = guarded_app(site(), upstream, reach, None if gateway is None else gateway.accounts)
         yield stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
 
 

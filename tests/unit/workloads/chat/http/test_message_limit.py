@@ -1,0 +1,26 @@
+"""One person asks for so much in a minute, whatever others do."""
+
+import pytest
+
+pytest.importorskip("argon2", reason="the gateway needs its extra")
+
+from gateway.surface import ApiError
+from workloads.chat.http.message_limit import MessageLimit
+
+
+def test_a_person_waits_and_others_do_not() -> None:
+    """What was refused does not count, and a minute later there is room again."""
+    clock = [0.0]
+    limit = MessageLimit(2, lambda: clock[0])
+    limit.count("ann")
+    clock[0] = 10.0
+    limit.count("ann")
+    for _ in range(5):
+        with pytest.raises(ApiError) as refused:
+            limit.count("ann")
+        assert (refused.value.status, refused.value.retry_s) == (429, 50.0)
+    limit.count("bob")
+    clock[0] = 60.0
+    limit.count("ann")
+    with pytest.raises(ApiError):
+        limit.count("ann")

@@ -1,0 +1,51 @@
+// Where the page asks who talks: an account, an invitation to one, or a token of the project. On loopback nobody is asked.
+
+import { Refused, isSignedIn, send, signIn, signOut, signUp, takeToken } from "./api.js";
+import { button, element, field, form } from "./elements.js";
+
+const place = document.getElementById("door");
+const who = document.getElementById("who");
+
+// Does something; where the server asks who it is, that is asked, and `again` follows once it is known.
+export async function opened(act, again = act) {
+  try {
+    await act();
+  } catch (error) {
+    if (!(error instanceof Refused) || error.status !== 401) throw error;
+    ask(again);
+  }
+}
+
+function ask(again) {
+  const entered = (enter) => async (values) => {
+    await enter(values);
+    place.hidden = true;
+    place.replaceChildren();
+    await tell();
+    await opened(again);
+  };
+  const name = () => field("Name", "name", { autocomplete: "username", required: true });
+  place.replaceChildren(
+    element("h2", {}, "Sign in"),
+    form("Sign in", entered(({ name: called, password }) => signIn(called, password)), name(),
+      field("Password", "password", { type: "password", autocomplete: "current-password", required: true })),
+    element("details", {}, element("summary", {}, "I was invited"),
+      form("Sign up", entered(({ name: called, password, invitation }) => signUp(called, password, invitation)),
+        field("Invitation", "invitation", { autocomplete: "off", required: true }), name(),
+        field("New password", "password", { type: "password", autocomplete: "new-password", required: true }))),
+    element("details", {}, element("summary", {}, "I have a token"),
+      form("Go on", entered(({ token }) => takeToken(token)),
+        field("Token of the project", "token", { type: "password", required: true, autocomplete: "off" }))));
+  place.hidden = false;
+}
+
+// Says who has signed in, and lets them go.
+export async function tell() {
+  who.hidden = !isSignedIn();
+  if (who.hidden) return;
+  const found = await (await send("GET", "/api/me")).json();
+  who.replaceChildren(`${found.name}, ${found.role} of ${found.project} `, button("Sign out", async () => {
+    await signOut();
+    location.reload();
+  }));
+}
