@@ -152,7 +152,7 @@ class TrialState:
 
     @property
     def rates_differ(self) -> bool:
-        """Whether people seem to rate the canary more or less often than the active version."""
+        """Return whether people seem to rate the canary more or less often than the active version."""
         return any(
             max(level.rated_less.value, level.rated_more.value) >= RATES_APART for level in self.levels
         )

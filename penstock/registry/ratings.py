@@ -112,14 +112,18 @@ def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
     return found
 
 
-def tally(session: Session, policy: str, key: str, above: float) -> tuple[Tally, ...]:
+def tally(
+    session: Session, policy: str, key: str, above: float, without: str | None = None
+) -> tuple[Tally, ...]:
     """Return how many conversations of each version were rated in an aspect, and how many of them well.
 
     What counts of a conversation is its newest score; a rating without one is a conversation of its own.
-    Versions come lowest first; ratings that name no version are left out.
+    Versions come lowest first; ratings that name no version, and those of the source `without`, are left out.
     """
     row = RatingRow
     own = (row.policy == policy) & (row.key == key) & row.version.is_not(None) & row.score.is_not(None)
+    if without is not None:
+        own &= row.source != without
     alone = case((row.conversation == "", row.number), else_=0)
     newest = select(func.max(row.number)).where(own).group_by(row.version, row.conversation, alone)
     is_well = case((row.score > above, 1), else_=0)

@@ -476,15 +476,16 @@ class Registry:
         """
         return self._database.read(lambda session: ratings.read(session, policy, after, limit, most_chars))
 
-    def tally(self, policy: str, key: str, *, above: float) -> tuple[Tally, ...]:
+    def tally(self, policy: str, key: str, *, above: float, without: str | None = None) -> tuple[Tally, ...]:
         """Return how many conversations of each version were rated in an aspect, and how many above a score.
 
         Args:
             policy: name of the policy.
             key: the aspect.
             above: a conversation whose newest score is above it was rated well.
+            without: source whose ratings are left out.
         """
-        return self._database.read(lambda session: ratings.tally(session, policy, key, above))
+        return self._database.read(lambda session: ratings.tally(session, policy, key, above, without))
 
     def _one(self, find: Callable[[Session], VersionRow | None]) -> PolicyVersion | None:
         def work(session: Session) -> PolicyVersion | None:

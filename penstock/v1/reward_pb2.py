@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import refusal_pb2 as penstock_dot_v1_dot_refusal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/reward.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/refusal.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x9d\x01\n\x0cRewardSample\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12.\n\x0c\x63onversation\x18\x02 \x03(\x0b\x32\x18.penstock.v1.ChatMessage\x12\x10\n\x08response\x18\x03 \x01(\t\x12\x12\n\nprompt_ids\x18\x04 \x03(\r\x12\x14\n\x0cresponse_ids\x18\x05 \x03(\r\x12\x11\n\tcut_short\x18\x06 \x01(\x08\":\n\x0cScoreRequest\x12*\n\x07samples\x18\x01 \x03(\x0b\x32\x19.penstock.v1.RewardSample\"&\n\x06Reward\x12\x12\n\x05value\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_value\"a\n\x0bRewardModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x11\n\x04mean\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x03std\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x07\n\x05_meanB\x06\n\x04_std\"\x82\x01\n\nScoreReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12$\n\x07rewards\x18\x02 \x03(\x0b\x32\x13.penstock.v1.Reward\x12\'\n\x05model\x18\x03 \x01(\x0b\x32\x18.penstock.v1.RewardModel\"\x16\n\x14\x44\x65scribeModelRequest\"\x81\x01\n\x12\x44\x65scribeModelReply\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.penstock.v1.RewardModel\x12\x13\n\x0bmax_samples\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\x04\x32\xa1\x01\n\rRewardService\x12;\n\x05Score\x12\x19.penstock.v1.ScoreRequest\x1a\x17.penstock.v1.ScoreReply\x12S\n\rDescribeModel\x12!.penstock.v1.DescribeModelRequest\x1a\x1f.penstock.v1.DescribeModelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/reward.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/refusal.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x9d\x01\n\x0cRewardSample\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12.\n\x0c\x63onversation\x18\x02 \x03(\x0b\x32\x18.penstock.v1.ChatMessage\x12\x10\n\x08response\x18\x03 \x01(\t\x12\x12\n\nprompt_ids\x18\x04 \x03(\r\x12\x14\n\x0cresponse_ids\x18\x05 \x03(\r\x12\x11\n\tcut_short\x18\x06 \x01(\x08\":\n\x0cScoreRequest\x12*\n\x07samples\x18\x01 \x03(\x0b\x32\x19.penstock.v1.RewardSample\"&\n\x06Reward\x12\x12\n\x05value\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_value\"a\n\x0bRewardModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x11\n\x04mean\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x03std\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x07\n\x05_meanB\x06\n\x04_std\"\x82\x01\n\nScoreReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12$\n\x07rewards\x18\x02 \x03(\x0b\x32\x13.penstock.v1.Reward\x12\'\n\x05model\x18\x03 \x01(\x0b\x32\x18.penstock.v1.RewardModel\"\x88\x01\n\x0eJudgedResponse\x12\x37\n\x06shares\x18\x01 \x03(\x0b\x32\'.penstock.v1.JudgedResponse.SharesEntry\x12\x0e\n\x06reward\x18\x02 \x01(\x01\x1a-\n\x0bSharesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8d\x01\n\nJudgeReply\x12%\n\x07refusal\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Refusal\x12/\n\njudgements\x18\x02 \x03(\x0b\x32\x1b.penstock.v1.JudgedResponse\x12\'\n\x05model\x18\x03 \x01(\x0b\x32\x18.penstock.v1.RewardModel\"\x16\n\x14\x44\x65scribeModelRequest\"\x81\x01\n\x12\x44\x65scribeModelReply\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.penstock.v1.RewardModel\x12\x13\n\x0bmax_samples\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x04 \x01(\x04\x32\xde\x01\n\rRewardService\x12;\n\x05Score\x12\x19.penstock.v1.ScoreRequest\x1a\x17.penstock.v1.ScoreReply\x12;\n\x05Judge\x12\x19.penstock.v1.ScoreRequest\x1a\x17.penstock.v1.JudgeReply\x12S\n\rDescribeModel\x12!.penstock.v1.DescribeModelRequest\x1a\x1f.penstock.v1.DescribeModelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.reward_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_JUDGEDRESPONSE_SHARESENTRY']._loaded_options = None
+  _globals['_JUDGEDRESPONSE_SHARESENTRY']._serialized_options = b'8\001'
   _globals['_CHATMESSAGE']._serialized_start=68
   _globals['_CHATMESSAGE']._serialized_end=112
   _globals['_REWARDSAMPLE']._serialized_start=115
@@ -44,10 +46,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REWARDMODEL']._serialized_end=471
   _globals['_SCOREREPLY']._serialized_start=474
   _globals['_SCOREREPLY']._serialized_end=604
-  _globals['_DESCRIBEMODELREQUEST']._serialized_start=606
-  _globals['_DESCRIBEMODELREQUEST']._serialized_end=628
-  _globals['_DESCRIBEMODELREPLY']._serialized_start=631
-  _globals['_DESCRIBEMODELREPLY']._serialized_end=760
-  _globals['_REWARDSERVICE']._serialized_start=763
-  _globals['_REWARDSERVICE']._serialized_end=924
+  _globals['_JUDGEDRESPONSE']._serialized_start=607
+  _globals['_JUDGEDRESPONSE']._serialized_end=743
+  _globals['_JUDGEDRESPONSE_SHARESENTRY']._serialized_start=698
+  _globals['_JUDGEDRESPONSE_SHARESENTRY']._serialized_end=743
+  _globals['_JUDGEREPLY']._serialized_start=746
+  _globals['_JUDGEREPLY']._serialized_end=887
+  _globals['_DESCRIBEMODELREQUEST']._serialized_start=889
+  _globals['_DESCRIBEMODELREQUEST']._serialized_end=911
+  _globals['_DESCRIBEMODELREPLY']._serialized_start=914
+  _globals['_DESCRIBEMODELREPLY']._serialized_end=1043
+  _globals['_REWARDSERVICE']._serialized_start=1046
+  _globals['_REWARDSERVICE']._serialized_end=1268
 # @@protoc_insertion_point(module_scope)

@@ -221,6 +221,90 @@ class ScoreReply(_message.Message):
 Global___ScoreReply: _TypeAlias = ScoreReply  # noqa: Y015
 
 @_typing.final
+class JudgedResponse(_message.Message):
+    """What people are expected to say of a response."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SharesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SHARES_FIELD_NUMBER: _builtins.int
+    REWARD_FIELD_NUMBER: _builtins.int
+    reward: _builtins.float
+    """Their weighted mean, 0 to 1."""
+    @_builtins.property
+    def shares(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """By head, 0 to 1."""
+
+    def __init__(
+        self,
+        *,
+        shares: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        reward: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reward", b"reward", "shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgedResponse: _TypeAlias = JudgedResponse  # noqa: Y015
+
+@_typing.final
+class JudgeReply(_message.Message):
+    """Judgements."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    JUDGEMENTS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def refusal(self) -> _refusal_pb2.Refusal:
+        """Set when there are none."""
+
+    @_builtins.property
+    def judgements(self) -> _containers.RepeatedCompositeFieldContainer[Global___JudgedResponse]:
+        """One for each sample, in order."""
+
+    @_builtins.property
+    def model(self) -> Global___RewardModel:
+        """Who gave all of them."""
+
+    def __init__(
+        self,
+        *,
+        refusal: _refusal_pb2.Refusal | None = ...,
+        judgements: _abc.Iterable[Global___JudgedResponse] | None = ...,
+        model: Global___RewardModel | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["judgements", b"judgements", "model", b"model", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgeReply: _TypeAlias = JudgeReply  # noqa: Y015
+
+@_typing.final
 class DescribeModelRequest(_message.Message):
     """Asks what scores here."""
 

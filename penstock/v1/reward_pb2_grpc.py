@@ -41,6 +41,11 @@ class RewardServiceStub:
                 request_serializer=penstock_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_reward__pb2.ScoreReply.FromString,
                 _registered_method=True)
+        self.Judge = channel.unary_unary(
+                '/penstock.v1.RewardService/Judge',
+                request_serializer=penstock_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_reward__pb2.JudgeReply.FromString,
+                _registered_method=True)
         self.DescribeModel = channel.unary_unary(
                 '/penstock.v1.RewardService/DescribeModel',
                 request_serializer=penstock_dot_v1_dot_reward__pb2.DescribeModelRequest.SerializeToString,
@@ -60,6 +65,13 @@ class RewardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Judge(self, request, context):
+        """What a model of several heads expects people to say of each sample.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeModel(self, request, context):
         """The model and what it takes.
         """
@@ -74,6 +86,11 @@ def add_RewardServiceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=penstock_dot_v1_dot_reward__pb2.ScoreRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_reward__pb2.ScoreReply.SerializeToString,
+            ),
+            'Judge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Judge,
+                    request_deserializer=penstock_dot_v1_dot_reward__pb2.ScoreRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_reward__pb2.JudgeReply.SerializeToString,
             ),
             'DescribeModel': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeModel,
@@ -110,6 +127,33 @@ class RewardService:
             '/penstock.v1.RewardService/Score',
             penstock_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
             penstock_dot_v1_dot_reward__pb2.ScoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Judge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.RewardService/Judge',
+            penstock_dot_v1_dot_reward__pb2.ScoreRequest.SerializeToString,
+            penstock_dot_v1_dot_reward__pb2.JudgeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class RewardServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RewardServiceAsyncStub: ...
     Score: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]
     """Scores, one for each sample in order. Samples of calls that come at the same time share a forward pass."""
+    Judge: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.JudgeReply]
+    """What a model of several heads expects people to say of each sample."""
     DescribeModel: _grpc.UnaryUnaryMultiCallable[_reward_pb2.DescribeModelRequest, _reward_pb2.DescribeModelReply]
     """The model and what it takes."""
 
@@ -49,6 +51,8 @@ class RewardServiceAsyncStub(RewardServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreReply]  # type: ignore[assignment]
     """Scores, one for each sample in order. Samples of calls that come at the same time share a forward pass."""
+    Judge: _aio.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.JudgeReply]  # type: ignore[assignment]
+    """What a model of several heads expects people to say of each sample."""
     DescribeModel: _aio.UnaryUnaryMultiCallable[_reward_pb2.DescribeModelRequest, _reward_pb2.DescribeModelReply]  # type: ignore[assignment]
     """The model and what it takes."""
 
@@ -64,6 +68,14 @@ class RewardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_reward_pb2.ScoreReply, _abc.Awaitable[_reward_pb2.ScoreReply]]:
         """Scores, one for each sample in order. Samples of calls that come at the same time share a forward pass."""
+
+    @_abc_1.abstractmethod
+    def Judge(
+        self,
+        request: _reward_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reward_pb2.JudgeReply, _abc.Awaitable[_reward_pb2.JudgeReply]]:
+        """What a model of several heads expects people to say of each sample."""
 
     @_abc_1.abstractmethod
     def DescribeModel(

@@ -43,7 +43,7 @@ class Watched(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Opinion:
-    """What a person thinks of a conversation, where that is what its rewards say.
+    """Holds what a person thinks of a conversation, where that is what its rewards say.
 
     turns: that were answered. asked: those that somebody was asked about. newest: the newest reward of the
     others; None: no opinion was given.
@@ -55,12 +55,12 @@ class Opinion:
 
     @property
     def counts(self) -> bool:
-        """Whether it says anything about its arm: there is a turn that nobody was asked about."""
+        """Return whether it says anything about its arm: there is a turn that nobody was asked about."""
         return len(self.asked) < self.turns or not self.asked
 
     @property
     def likes(self) -> bool:
-        """Whether the newest opinion is a good one; no opinion is none."""
+        """Return whether the newest opinion is a good one; no opinion is none."""
         return self.newest is not None and self.newest > 0.0
 
     def hear(self, rewards: Iterable[tuple[int, float]], *, asked: bool) -> None:

@@ -1,5 +1,7 @@
 """Which answers there were, in a file of SQLite: of which version, whether by the fallback, whether blocked.
 
+A turn that somebody was asked about is no part of the conversations that a version is judged by.
+
 It holds neither texts nor names of people. Satisfaction is counted over all conversations, rated or not, so
 they outlive the gateway: what was noted is on the disk when `note` returns.
 """
@@ -18,6 +20,18 @@ CREATE TABLE IF NOT EXISTS answers (
     blocked TEXT NOT NULL, at_s REAL NOT NULL
 )
 """
+_ASKED: Final = """
+CREATE TABLE IF NOT EXISTS asked (
+    conversation TEXT NOT NULL, turn INTEGER NOT NULL, PRIMARY KEY (conversation, turn)
+)
+"""
+_COUNTED: Final = """
+SELECT version, COUNT(DISTINCT CASE WHEN asked.turn IS NULL THEN answers.conversation END), COUNT(*),
+    SUM(fallback), SUM(blocked != ''), COUNT(asked.turn)
+FROM answers
+LEFT JOIN asked ON asked.conversation = answers.conversation AND asked.turn = answers.turn
+GROUP BY version ORDER BY version DESC
+"""
 _WAIT_S: Final = 10.0
 
 
@@ -25,7 +39,8 @@ _WAIT_S: Final = 10.0
 class VersionCounts:
     """Counts what came of a version. version 0: the model without an adapter.
 
-    blocked: answers, and messages to it, that did not pass the guard.
+    conversations: with a turn that nobody was asked about. blocked: answers, and messages to it, that did not
+    pass the guard. asked: answers that somebody was asked about.
     """
 
     version: int
@@ -33,6 +48,7 @@ class VersionCounts:
     answers: int
     fallbacks: int
     blocked: int
+    asked: int = 0
 
 
 class AnswerBook:
@@ -43,6 +59,7 @@ class AnswerBook:
         self._file = folder / FILE
         with closing(self._open()) as opened, opened:
             opened.execute(_TABLE)
+            opened.execute(_ASKED)
 
     def note(self, conversation: str, turn: int, version: int, *, fallback: bool, blocked: str = "") -> None:
         """Note an answer. blocked: by what it, or the message to it, was blocked; "": it passed."""
@@ -50,19 +67,25 @@ class AnswerBook:
         with closing(self._open()) as opened, opened:
             opened.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", row)
 
+    def note_asked(self, conversation: str, turn: int) -> None:
+        """Note that somebody was asked about an answer."""
+        with closing(self._open()) as opened, opened:
+            opened.execute("INSERT OR IGNORE INTO asked VALUES (?, ?)", (conversation, turn))
+
     def counts(self) -> list[VersionCounts]:
         """Return what came of each version, newest first."""
-        wanted = (
-            "SELECT version, COUNT(DISTINCT conversation), COUNT(*), SUM(fallback), SUM(blocked != '') "
-            "FROM answers GROUP BY version ORDER BY version DESC"
-        )
         with closing(self._open()) as opened:
-            rows = opened.execute(wanted).fetchall()
+            rows = opened.execute(_COUNTED).fetchall()
         return [
             VersionCounts(
-                version=version, conversations=talks, answers=answers, fallbacks=fallbacks, blocked=blocked
+                version=version,
+                conversations=talks,
+                answers=answers,
+                fallbacks=fallbacks,
+                blocked=blocked,
+                asked=asked,
             )
-            for version, talks, answers, fallbacks, blocked in rows
+            for version, talks, answers, fallbacks, blocked, asked in rows
         ]
 
     def blocked(self) -> dict[str, int]:

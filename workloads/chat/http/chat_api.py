@@ -10,7 +10,7 @@ memory and end with the gateway; ratings and counts are on the disk before a cal
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -29,14 +29,22 @@ from penstock.client import AsyncTextClient, InvalidRequest, PolicyError
 from penstock.client.text_async import AsyncAnswerStream
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.ratings import Rating
-from penstock.registry.registry import Registry
+from workloads.chat.http import kept_ratings
 from workloads.chat.http.answer_book import AnswerBook
-from workloads.chat.http.chat_bodies import OfTurn, Prefer, Stars, Thumb
+from workloads.chat.http.asking import Asking
+from workloads.chat.http.chat_bodies import Correction, OfTurn, Prefer, Stars, Thumb
+from workloads.chat.http.judged import Judge
 from workloads.chat.http.message_limit import MessageLimit
 from workloads.chat.http.talk_record import Answered, TalkRecord
+from workloads.chat.loop.ensemble import disagreement, told
+from workloads.chat.loop.loop_state import folder_of
+from workloads.chat.loop.served_judge import judge_address
 
 THUMB: Final = "thumb"
+CORRECTED: Final = "corrected"
 SOURCE: Final = "chat"
+ASKED_SOURCE: Final = "chat-asked"
+"""Of ratings that somebody was asked for."""
 MOST_TALKS: Final = 1024
 MOST_OF_ONE: Final = 32
 """Conversations of a person that are remembered at once."""
@@ -45,7 +53,6 @@ BLOCKED: Final = "blocked by "
 _REACH_S: Final = 2.0
 _LOOK_S: Final = 1.0
 _TOO_LONG: Final = "do not fit"
-_PAGE: Final = 1000
 _PERSON: Final = "user/"
 
 
@@ -58,6 +65,8 @@ class ChatApi:
     book: AnswerBook = field(init=False)
     _talks: "OrderedDict[str, TalkRecord]" = field(default_factory=OrderedDict)
     _asked: MessageLimit = field(default_factory=MessageLimit)
+    _asking: Asking = field(default_factory=Asking)
+    _judge: Judge = field(init=False)
     _client: AsyncTextClient | None = None
     _address: str = ""
     _run: RunSettings | None = None
@@ -65,6 +74,7 @@ class ChatApi:
 
     def __post_init__(self) -> None:
         self.book = AnswerBook(self.upstream.state or Path("chat-state"))
+        self._judge = Judge(self._judge_address)
 
     # ------------------------------------------------------------ the run
 
@@ -75,7 +85,7 @@ class ChatApi:
             self._looked_s = now_s
             found: RunAddresses = await asyncio.to_thread(self.upstream.addresses)
             if found.server != self._address:
-                await self.close()
+                await self._let_go()
                 self._address = found.server
                 if found.server:
                     own = self.upstream.credentials
@@ -108,8 +118,19 @@ class ChatApi:
         """Return the URL of the run's registry, and the policy in it; raises ApiError for unknown ones."""
         return (await self.run()).registry, await self.policy()
 
+    def _judge_address(self) -> str:
+        try:
+            run = self._run = self._run or self.upstream.settings()
+        except ConfigurationError:
+            return ""  # which is told where something is to be kept
+        return "" if run is None or run.folder is None else judge_address(folder_of(run.folder))
+
     async def close(self) -> None:
-        """Close the connection; the text server gives open conversations up after a while."""
+        """Close the connections; the text server gives open conversations up after a while."""
+        self._judge.close()
+        await self._let_go()
+
+    async def _let_go(self) -> None:
         client, self._client = self._client, None
         self._talks.clear()
         if client is not None:
@@ -138,10 +159,13 @@ class ChatApi:
         self._talks.move_to_end(conversation)
         return talk
 
-    async def say(self, talk: TalkRecord, text: str | None) -> AsyncIterator[str]:
+    async def say(
+        self, talk: TalkRecord, text: str | None, *, looks_after: bool = False
+    ) -> AsyncIterator[str]:
         """Say something, and yield the answer as events: `part` …, then `answer` or `refused`.
 
-        text: None: answer the last message once more. Raises ApiError before the first event.
+        text: None: answer the last message once more. looks_after: tell what is expected of the answer, too.
+        Raises ApiError before the first event.
         """
         if talk.busy.locked():
             raise ApiError(409, "an answer of this conversation is still coming: wait, or stop it")
@@ -151,18 +175,18 @@ class ChatApi:
         self._asked.count(talk.person)
         before = list(newest.before) if text is None and newest else [*talk.messages, _user(text or "")]
         async with talk.busy:
-            async for one in self._answer(talk, before, again=text is None):
+            async for one in self._answer(talk, before, again=text is None, looks_after=looks_after):
                 yield one
 
     async def _answer(
-        self, talk: TalkRecord, before: list[dict[str, Any]], *, again: bool
+        self, talk: TalkRecord, before: list[dict[str, Any]], *, again: bool, looks_after: bool
     ) -> AsyncIterator[str]:
         while True:
             stream = talk.conversation.stream(before, regenerate=again)
             try:
                 async for part in stream:
                     yield event("part", {"text": part.text})
-                yield await self._whole(talk, tuple(before), stream, again=again)
+                yield await self._whole(talk, tuple(before), stream, again=again, looks_after=looks_after)
             except InvalidRequest as error:
                 detail = str(error) if error.refusal is None else error.refusal.detail
                 if _TOO_LONG in detail and len(before) > 2:
@@ -179,12 +203,19 @@ class ChatApi:
             return
 
     async def _whole(
-        self, talk: TalkRecord, before: tuple[dict[str, Any], ...], stream: AsyncAnswerStream, *, again: bool
+        self,
+        talk: TalkRecord,
+        before: tuple[dict[str, Any], ...],
+        stream: AsyncAnswerStream,
+        *,
+        again: bool,
+        looks_after: bool,
     ) -> str:
         given = stream.result
         assert given is not None
         first = talk.newest if again else None  # its turn is another one where it was rated before
         one = given.answers[0]
+        shares = await self._judge.shares(before, str(one.message["content"]))
         answer = Answered(
             turn=given.turn,
             version=given.version,
@@ -199,6 +230,7 @@ class ChatApi:
         await asyncio.to_thread(
             self.book.note, talk.name, given.turn, given.version, fallback=is_fallback, blocked=blocked
         )
+        answer.asked = first is None and await self._asks(talk, answer, shares)
         return event(
             "answer",
             {
@@ -211,8 +243,22 @@ class ChatApi:
                 "learned": given.learned,
                 "finish": one.finish,
                 "again": first is not None,
+                "asked": answer.asked,
+                "expected": told(shares) if looks_after else None,
             },
         )
+
+    async def _asks(self, talk: TalkRecord, answer: Answered, shares: Mapping[str, float]) -> bool:
+        """Return whether to ask about an answer; its turn counts for no arm then, here and at the server."""
+        if not self._asking.asks(disagreement(shares)):
+            return False
+        name = f"asked-{answer.turn}"
+        try:
+            await talk.conversation.rewards([(answer.turn, 0.0)], request_id=name, asked=True)
+        except PolicyError:
+            return False  # the conversation is over, or its server has gone
+        await asyncio.to_thread(self.book.note_asked, talk.name, answer.turn)
+        return True
 
     async def _note_blocked(self, talk: TalkRecord, by: str) -> None:
         newest = talk.newest
@@ -242,7 +288,9 @@ class ChatApi:
             return answer.learned
         more = amount - answer.thumb
         try:
-            late = await talk.conversation.rewards([(answer.turn, more)], request_id=f"thumb-{body.id}")
+            late = await talk.conversation.rewards(
+                [(answer.turn, more)], request_id=f"thumb-{body.id}", asked=answer.asked
+            )
         except PolicyError:
             return False  # the rating is kept; the turn is over, or its server has gone
         answer.thumb = amount
@@ -266,19 +314,26 @@ class ChatApi:
             talk.take(better)
         return better.text
 
+    async def correct(self, talk: TalkRecord, body: Correction) -> None:
+        """Keep what an answer should have been: better than what it was. Raises ApiError."""
+        answer = _answer_of(talk, body)
+        if body.text == answer.text:
+            raise ApiError(422, "text: is what was answered: write what it should have been", field="text")
+        await self._keep(_rating(talk, answer, body, key=CORRECTED, response=body.text, rejected=answer.text))
+
     async def export(self, person: str) -> list[dict[str, Any]]:
         """Return everything that somebody has said of answers, oldest first."""
-        return await asyncio.to_thread(_ratings_by, *await self.kept(), person)
+        return await asyncio.to_thread(kept_ratings.ratings_by, *await self.kept(), person)
 
     async def forget(self, person: str) -> int:
         """Delete everything that somebody has said of answers; returns how many ratings it was.
 
         What they said of other policies in the same registry goes, too.
         """
-        return await asyncio.to_thread(_delete, (await self.run()).registry, person)
+        return await asyncio.to_thread(kept_ratings.delete, (await self.run()).registry, person)
 
     async def _keep(self, rating: Rating) -> None:
-        await asyncio.to_thread(_store, *await self.kept(), rating)
+        await asyncio.to_thread(kept_ratings.store, *await self.kept(), rating)
 
 
 def person_of(caller: str, me: str) -> str:
@@ -310,48 +365,17 @@ def _rating(
     key: str,
     score: float | None = None,
     rejected: str | None = None,
+    response: str | None = None,
 ) -> Rating:
     return Rating(
         prompt=[{"role": str(one["role"]), "content": str(one["content"])} for one in answer.before],
-        response=answer.text,
+        response=answer.text if response is None else response,
         score=score,
         rejected=rejected,
         key=key,
-        source=SOURCE,
+        source=ASKED_SOURCE if answer.asked else SOURCE,
         conversation=talk.name,
         version=answer.version or None,
         rater=talk.person,
         request_key=f"chat-{body.id}",
     )
-
-
-def _store(url: str, policy: str, rating: Rating) -> None:
-    with Registry.open(url, migrate=True) as opened:
-        opened.add_ratings(policy, (rating,))
-
-
-def _delete(url: str, rater: str) -> int:
-    with Registry.open(url, migrate=True) as opened:
-        return sum(len(numbers) for numbers in opened.delete_ratings("", rater).values())
-
-
-def _ratings_by(url: str, policy: str, rater: str) -> list[dict[str, Any]]:
-    found, after = list[dict[str, Any]](), 0
-    with Registry.open(url, migrate=True) as opened:
-        while page := opened.ratings(policy, after, _PAGE):
-            after = page[-1].number
-            found += [
-                {
-                    "policy": kept.policy,
-                    "prompt": kept.rating.prompt,
-                    "response": kept.rating.response,
-                    "key": kept.rating.key,
-                    "score": kept.rating.score,
-                    "rejected": kept.rating.rejected,
-                    "version": kept.rating.version,
-                    "created": kept.created.isoformat(),
-                }
-                for kept in page
-                if kept.rating.rater == rater
-            ]
-    return found

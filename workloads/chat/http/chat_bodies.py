@@ -56,6 +56,12 @@ class Stars(OfTurn):
     stars: Annotated[int, Field(ge=1, le=5)]
 
 
+class Correction(OfTurn):
+    """What an answer should have been."""
+
+    text: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_CHARACTERS)]
+
+
 class Prefer(OfTurn):
     """Which of the two answers to the same message somebody prefers."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from gateway.surface import ApiError, EventStream, JsonRoute, answered, caller_of
+from gateway.surface import ApiError, EventStream, JsonRoute, answered, caller_of, is_editor
 from workloads.chat.http import chat_bodies as bodies
 from workloads.chat.http import steering
 from workloads.chat.http.chat_api import ChatApi, person_of
@@ -55,7 +55,7 @@ async def begin(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
 async def say(request: Request, api: Api, body: bodies.Say) -> EventStream:
     """Say something, or have the last message answered once more; the answer comes as events."""
     talk = api.find(_person(request, body), body.conversation)
-    events = api.say(talk, body.text)
+    events = api.say(talk, body.text, looks_after=is_editor(request))
     first = await anext(events)  # what is refused before it is an error of the call
     return EventStream(_behind(first, events))
 
@@ -79,6 +79,13 @@ async def prefer(request: Request, api: Api, body: bodies.Prefer) -> dict[str, A
     """Keep which of two answers is better; the conversation goes on with it."""
     text = await api.prefer(api.find(_person(request, body), body.conversation), body)
     return {"stored": True, "text": text}
+
+
+@router.post("/api/chat/correct")
+async def correct(request: Request, api: Api, body: bodies.Correction) -> dict[str, Any]:
+    """Keep what an answer should have been."""
+    await api.correct(api.find(_person(request, body), body.conversation), body)
+    return {"stored": True}
 
 
 @router.post("/api/chat/end")

@@ -15,7 +15,7 @@ from workloads.chat.http.chat_routes import router
 _REPOSITORY: Final = Path(__file__).resolve().parents[3]
 _FILES: Final = {file.name: file for file in (Path(__file__).parent / "static").iterdir()}
 _OF_CONSOLE: Final = frozenset({"api.js", "console.css", "elements.js", "icon.svg"})
-_TALKING: Final = ("agents", "begin", "say", "thumb", "stars", "prefer", "end", "mine", "forget")
+_TALKING: Final = ("agents", "begin", "say", "thumb", "stars", "prefer", "correct", "end", "mine", "forget")
 
 page_router = APIRouter(include_in_schema=False)
 

@@ -79,6 +79,7 @@ def _row(
         "answers": counted.answers if counted else 0,
         "fallbacks": counted.fallbacks if counted else 0,
         "blocked": counted.blocked if counted else 0,
+        "asked": counted.asked if counted else 0,
     }
 
 
@@ -96,7 +97,7 @@ class _Read:
 def _read(run: RunSettings, policy: str) -> _Read:
     with Registry.open(run.registry, migrate=True) as opened:
         return _Read(
-            tallies=opened.tally(policy, chat_api.THUMB, above=THUMB),
+            tallies=opened.tally(policy, chat_api.THUMB, above=THUMB, without=chat_api.ASKED_SOURCE),
             events=opened.events(policy, _EVENTS),
             arms=opened.arms(policy),
             canaries=look_at_canaries(opened, policy, run.false_alarm),

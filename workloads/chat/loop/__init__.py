@@ -6,6 +6,8 @@ loop_state      where it stands, on the disk; what is asked of it
 served_run      the run whose chat is made better: its settings, its registry, the version that answers
 labels          what people have said that counts, and how much of it is new
 step_process    a step as a process that ends with the loop
+ensemble        heads that learn from halves of the thumbs, and where they disagree
+served_judge    the newest reward model, kept and served
 round_files     what steps leave for one another
 loop_order      how the loop goes
 round_recipe    the training of a round, as a recipe

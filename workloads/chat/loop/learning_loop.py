@@ -29,6 +29,7 @@ from penstock.registry.registry_errors import NotAllowed, RegistryError
 from penstock.registry.weight_files import replace_file
 from penstock.runtime.exit import Fatal
 from workloads.chat.loop import labels, loop_state
+from workloads.chat.loop.ensemble import member_heads, member_weights, with_members
 from workloads.chat.loop.loop_order import LoopOrder
 from workloads.chat.loop.loop_state import LoopState, Outcome, Step
 from workloads.chat.loop.round_files import (
@@ -47,6 +48,7 @@ from workloads.chat.loop.round_files import (
     told_apart,
 )
 from workloads.chat.loop.round_recipe import recipe_of
+from workloads.chat.loop.served_judge import ServedJudge, keep_judge
 from workloads.chat.loop.served_run import ServedRun, serving_version
 from workloads.chat.loop.step_process import StepFailed, StepInterrupted, run_step
 
@@ -80,7 +82,11 @@ class LearningLoop:
         Raises ConfigurationError for a folder that another loop holds, and Fatal for a step that failed where
         it is to be one round.
         """
-        with self._held(), Registry.open(self._run.url, migrate=True) as registry:
+        with (
+            self._held(),
+            Registry.open(self._run.url, migrate=True) as registry,
+            ServedJudge(self._folder) as judge,
+        ):
             self._state = replace(loop_state.read_state(self._folder), order=self._order.shown())
             if self._state.step is Step.WAITING:
                 self._state = replace(self._state, labels=0)  # they are counted anew
@@ -88,6 +94,7 @@ class LearningLoop:
             loop_state.write_state(self._folder, self._state)
             ended = len(self._state.past)
             while not self._draining.is_set():
+                judge.look()
                 if not self._advanced(registry):
                     self._draining.wait(LOOK_S)
                 if self._once and len(self._state.past) > ended:
@@ -157,7 +164,7 @@ class LearningLoop:
         rows = labels.believed(registry, self._run.policy, self._order.rules, self._state.through)
         given = str(self._run.settings.environment.kwargs.get("prompts", ""))
         labels.write_rows(self._round / PROMPTS, labels.replayed_prompts(rows, given))
-        labels.write_rows(self._round / BELIEVED, rows)
+        labels.write_rows(self._round / BELIEVED, with_members(rows))
         self._to(step=Step.REWARD)
         return True
 
@@ -167,8 +174,10 @@ class LearningLoop:
         if not (judge / CARD).exists():
             words = ["reward", "train", BELIEVED, "--model", self._run.model, "--out", JUDGE, "--json"]
             heads = self._order.heads or rated_heads(self._round / BELIEVED)
-            words += [f"--head={one}" for one in heads]
-            words += [f"--weight={one}" for one in self._order.weights_of(heads)]
+            members = member_heads(heads)
+            words += [f"--head={one}" for one in (*heads, *members)]
+            weights = (*self._order.weights_of(heads), *member_weights(members))
+            words += [f"--weight={one}" for one in weights]
             words += [f"--set={one}" for one in self._order.reward]
             run_step(words, self._round, self._is_over)
         auc, tells = told_apart(judge / CARD)
@@ -177,6 +186,7 @@ class LearningLoop:
             told = "nothing, for the ratings held out say all the same" if tells is None else f"{tells:.2f}"
             self._end(Outcome.UNLEARNED, f"the reward model tells apart {told}; at least {least:g} is wanted")
         else:
+            keep_judge(self._folder, judge)
             self._to(step=Step.TRAINING, auc=auc)
         return True
 

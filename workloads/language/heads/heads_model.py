@@ -106,11 +106,11 @@ class HeadsModel:
 
     def judge(self, samples: Sequence[Sample]) -> list[Judgement]:
         """Return what people will say of each response; raises BadSample, BadReward."""
-        return self._judge_rows([self.encode(sample) for sample in samples])
+        return self.judge_rows([self.encode(sample) for sample in samples])
 
     def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
         """Return the rewards, −1 to 1, of rows that `encode` made; raises BadReward for one not finite."""
-        rewards = [2 * one.reward - 1 for one in self._judge_rows(rows)]
+        rewards = [2 * one.reward - 1 for one in self.judge_rows(rows)]
         return checked(rewards, len(rows), self.by.name)
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
@@ -185,7 +185,8 @@ class HeadsModel:
     def close(self) -> None:
         """Do nothing: nothing is held open."""
 
-    def _judge_rows(self, rows: Sequence[Sequence[int]]) -> list[Judgement]:
+    def judge_rows(self, rows: Sequence[Sequence[int]]) -> list[Judgement]:
+        """Return what people will say of rows that `encode` made; raises BadReward for one not finite."""
         names = [*(one.name for one in self.card.heads), PREFERRED]
         given = np.array(reward_model.output_rows(self.network, rows)).reshape(len(rows), len(names))
         if not np.isfinite(given).all():

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from penstock.wire.refusal import Reason, Refusal, Refused
 from workloads.language.reward import reward_metrics
@@ -25,6 +25,7 @@ MAX_WAITING_ROWS: Final = 8192
 """Rows that may wait; a caller with more is told to come again."""
 RETRY_MS: Final = 200
 
+T = TypeVar("T")
 Rows = Sequence[Sequence[int]]
 Scores = tuple[float | None, ...]
 
@@ -69,6 +70,10 @@ class Batcher:
             self._is_busy = True
             self._loop.call_soon(self._pass)
         return await waiting.future
+
+    async def alone(self, work: Callable[[], T]) -> T:
+        """Return what work of another kind gives, done between two passes."""
+        return await self._loop.run_in_executor(self._thread, work)
 
     def close(self) -> None:
         """Wait for the pass under way."""

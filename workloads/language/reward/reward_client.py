@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -34,6 +34,7 @@ from workloads.language.reward.reward_source import (
     Sample,
     ScoredBy,
     Unavailable,
+    checked,
 )
 
 T = TypeVar("T")
@@ -78,17 +79,31 @@ class RewardClient:
             if len({part.by for part in parts}) == 1:
                 return Rewards(tuple(value for part in parts for value in part.values), parts[0].by)
 
+    def judge(self, sample: Sample) -> dict[str, float]:
+        """Return what people are expected to say of a response, 0 to 1 by head.
+
+        Raises BadSample, BadReward, Unavailable; BadSample where the model there has one head alone.
+        """
+        until_s = time.monotonic() + self._deadline_s
+        request = pb.ScoreRequest(samples=[sample_to_proto(sample)])
+        reply: pb.JudgeReply = self._call(partial(self._asked, self._stub.Judge, request), until_s)
+        if len(reply.judgements) != 1:
+            raise BadReward(f"{self._whose}: {len(reply.judgements)} judgements of one sample")
+        shares = dict(reply.judgements[0].shares)
+        checked(list(shares.values()), len(shares), self._whose)
+        return shares
+
     def close(self) -> None:
         """End the connection and what is going on over it."""
         self._closed.set()
         self._channel.close()
 
     def _part(self, request: pb.ScoreRequest, until_s: float) -> Rewards:
-        reply: pb.ScoreReply = self._call(partial(self._ask, request), until_s)
+        reply: pb.ScoreReply = self._call(partial(self._asked, self._stub.Score, request), until_s)
         return rewards_from_proto(reply, len(request.samples), self._whose)
 
-    def _ask(self, request: pb.ScoreRequest, *, timeout: float) -> pb.ScoreReply:
-        reply: pb.ScoreReply = self._stub.Score(request, timeout=timeout)
+    def _asked(self, call: Any, request: pb.ScoreRequest, *, timeout: float) -> Any:
+        reply = call(request, timeout=timeout)
         refusal = Refusal.from_proto(reply.refusal)
         if refusal is not None:
             raise Refused(refusal)

@@ -18,7 +18,7 @@ import grpc
 import torch
 
 from penstock.config.settings import Settings
-from penstock.rpc.access import ACTOR, Calls
+from penstock.rpc.access import ACTOR, CLIENT, Calls
 from penstock.rpc.boundary import Boundary, CallRule
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK
@@ -46,14 +46,18 @@ from workloads.language.reward.reward_source import BadReward
 log = logging.getLogger(__name__)
 
 NAME: Final = "penstock.v1.RewardService"
-CALLS: Final[Calls] = {f"/{NAME}/Score": ACTOR, f"/{NAME}/DescribeModel": ACTOR}
+CALLS: Final[Calls] = {
+    f"/{NAME}/Score": ACTOR,
+    f"/{NAME}/DescribeModel": ACTOR,
+    f"/{NAME}/Judge": ACTOR | CLIENT,
+}
 """Which party may call what."""
 SCORING: Final = "scoring"
 STALL_S: Final = 120.0
 """A batch that takes longer will not end."""
 MAX_BATCH_ROWS: Final = 256
 DRAIN_GRACE_S: Final = 10.0
-RULES: Final = {"Score": CallRule(parse=read_score_request)}
+RULES: Final = {name: CallRule(parse=read_score_request) for name in ("Score", "Judge")}
 
 Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
@@ -80,6 +84,11 @@ class RewardService:
                 request_deserializer=pb.ScoreRequest.FromString,
                 response_serializer=pb.ScoreReply.SerializeToString,
             ),
+            "Judge": grpc.unary_unary_rpc_method_handler(
+                self.judge,
+                request_deserializer=pb.ScoreRequest.FromString,
+                response_serializer=pb.JudgeReply.SerializeToString,
+            ),
             "DescribeModel": grpc.unary_unary_rpc_method_handler(
                 self.describe,
                 request_deserializer=pb.DescribeModelRequest.FromString,
@@ -94,10 +103,26 @@ class RewardService:
             rows = await self._loop.run_in_executor(self._encoding, self._rows, request)
             scores = await self._batcher.ask(rows)
         except BadReward as error:
-            return _refused(Refusal(reason=Reason.INVALID, detail=str(error)))
+            return pb.ScoreReply(refusal=_refused(Refusal(reason=Reason.INVALID, detail=str(error))))
         except Refused as error:
-            return _refused(error.refusal)
+            return pb.ScoreReply(refusal=_refused(error.refusal))
         return reply_to_proto(scores, self._model.by)
+
+    async def judge(self, request: pb.ScoreRequest, _context: Context) -> pb.JudgeReply:
+        """See reward.proto."""
+        model = self._model
+        if not isinstance(model, HeadsModel):
+            text = "this model has one head: train one with `penstock reward train --head NAME=SCALE`"
+            return pb.JudgeReply(refusal=_refused(Refusal(reason=Reason.INVALID, detail=text)))
+        try:
+            rows = await self._loop.run_in_executor(self._encoding, self._rows, request)
+            found = await self._batcher.alone(lambda: model.judge_rows(rows))
+        except BadReward as error:
+            return pb.JudgeReply(refusal=_refused(Refusal(reason=Reason.INVALID, detail=str(error))))
+        except Refused as error:
+            return pb.JudgeReply(refusal=_refused(error.refusal))
+        judged = [pb.JudgedResponse(shares=one.shares, reward=one.reward) for one in found]
+        return pb.JudgeReply(judgements=judged, model=model_to_proto(model.by))
 
     async def describe(self, _request: pb.DescribeModelRequest, _context: Context) -> pb.DescribeModelReply:
         """See reward.proto."""
@@ -122,9 +147,10 @@ class RewardService:
         return rows
 
 
-def _refused(refusal: Refusal) -> pb.ScoreReply:
+def _refused(refusal: Refusal) -> Any:
+    """Return the message of a refusal, which is counted."""
     metrics.REFUSALS.labels(refusal.reason.label).inc()
-    return pb.ScoreReply(refusal=refusal.to_proto())
+    return refusal.to_proto()
 
 
 def main(

@@ -16,6 +16,8 @@ let growing = null;
 
 const who = (one) => (one.fallback ? "base model (fallback)" : `version ${one.version}${one.arm ? `, ${one.arm}` : ""}`);
 
+const ASKS = "Please say whether you like this answer: it is not clear what people think of such a one.";
+
 function bubble(mine, name) {
   const said = element("p", {}, "");
   const around = element("div", { class: mine ? "said mine" : "said" }, element("div", { class: "who" }, name), said);
@@ -66,7 +68,10 @@ function whole(around, said, name, data) {
   said.textContent = data.text;
   name.textContent = data.blocked ? `${who(data)}: the rest was blocked by the guard` : who(data);
   again.disabled = false;
-  const told = element("p", { role: "status", class: "who" }, "");
+  const told = element("p", { role: "status", class: "who" }, data.asked ? ASKS : "");
+  if (data.asked) around.classList.add("asked");
+  const expected = Object.entries(data.expected ?? {}).map(([side, share]) => `${side} ${(100 * share).toFixed(0)} %`);
+  if (expected.length) around.append(element("p", { class: "who" }, `Expected of people: ${expected.join(", ")}`));
   if (!data.again) {
     around.append(ratings(conversation, data.turn, told), told);
     return;

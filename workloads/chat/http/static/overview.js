@@ -15,7 +15,7 @@ function satisfied(one, least) {
 function row(one, least) {
   return [
     one.version === 0 ? "base, the fallback" : one.version, one.arms.join(", ") || "–", one.conversations,
-    share(one.ratingRate), `${one.thumbsUp} of ${one.rated}`, satisfied(one, least), one.answers, one.fallbacks, one.blocked,
+    share(one.ratingRate), `${one.thumbsUp} of ${one.rated}`, satisfied(one, least), one.answers, one.fallbacks, one.blocked, one.asked,
   ];
 }
 
@@ -84,7 +84,7 @@ export async function look(place) {
   place.replaceChildren(
     element("h2", {}, "How people like it"), state(found),
     table("Satisfaction: thumbs-up among all conversations, rated or not, with the interval of 95 %",
-      ["version", "arms", "conversations", "rated", "thumbs up", "satisfaction", "answers", "by fallback", "blocked"],
+      ["version", "arms", "conversations", "rated", "thumbs up", "satisfaction", "answers", "by fallback", "blocked", "asked about"],
       found.versions.map((one) => row(one, found.leastConversations))),
     table("What was blocked", ["by", "times"], blocks),
     table("Decisions", ["when", "what", "version", "by", "why"],

@@ -1,7 +1,7 @@
 // What somebody may say of an answer: a thumb, stars for three sides of it, which of two answers is better.
 
 import { call, fresh, me } from "./calls.js";
-import { button, element } from "./elements.js";
+import { button, element, form } from "./elements.js";
 
 const SIDES = ["relevance", "helpfulness", "safety"];
 
@@ -19,7 +19,17 @@ export function ratings(conversation, turn, said) {
   });
   return element("div", {},
     element("div", { class: "row" }, thumbs),
-    element("details", {}, element("summary", {}, "Say more"), SIDES.map((side) => stars(conversation, turn, side, said))));
+    element("details", {}, element("summary", {}, "Say more"), SIDES.map((side) => stars(conversation, turn, side, said)),
+      correction(conversation, turn, said)));
+}
+
+// What the answer should have been.
+function correction(conversation, turn, said) {
+  const text = element("textarea", { name: "text", required: true, maxlength: "4000" });
+  return form("Keep it", async ({ text: words }) => {
+    await call("POST", "/api/chat/correct", { ...body(conversation, turn), text: words });
+    said.textContent = "Kept: what it should have said.";
+  }, element("label", {}, "What it should have said", text));
 }
 
 function stars(conversation, turn, key, said) {

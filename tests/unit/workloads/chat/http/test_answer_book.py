@@ -21,6 +21,18 @@ def test_conversations_are_counted_once_and_outlive_the_book(tmp_path: Path) -> 
     assert again.blocked() == {"output": 1}
 
 
+def test_a_turn_that_somebody_was_asked_about_is_no_part_of_a_conversation(tmp_path: Path) -> None:
+    """It is an answer; a conversation with no other turn is none by which a version is judged."""
+    book = AnswerBook(tmp_path / "made")
+    for conversation, turn in (("a", 0), ("b", 0), ("b", 1)):
+        book.note(conversation, turn, 3, fallback=False)
+    for _ in range(2):
+        book.note_asked("a", 0)
+        book.note_asked("b", 1)
+    (found,) = book.counts()
+    assert (found.conversations, found.answers, found.asked) == (1, 3, 2)
+
+
 def test_it_is_its_users_alone(tmp_path: Path) -> None:
     """The folder that it makes is its user's alone."""
     AnswerBook(tmp_path / "made")

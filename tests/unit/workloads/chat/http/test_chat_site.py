@@ -1,11 +1,15 @@
 """The API of the page over a real server of text: what it refuses, and what it says is learned."""
 
+import json
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
@@ -19,10 +23,24 @@ from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from penstock.rpc.auth import Credentials
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
+from tests.support.language.chat_words import chat_tokenizer
 from tests.support.language.text_address import served_text
-from tests.support.language.text_stand import make_model
+from tests.support.language.text_stand import WORDS, make_model
+from tests.support.run.broker_process import eventually
 from workloads.chat.http.chat_site import site
+from workloads.chat.loop.ensemble import member_heads, member_weights, with_members
+from workloads.chat.loop.labels import write_rows
 from workloads.chat.loop.loop_state import LoopState, folder_of, write_state
+from workloads.chat.loop.served_judge import ServedJudge, judge_address, keep_judge
+from workloads.chat.people import chat_texts
+from workloads.chat.people.population import population
+from workloads.language import tiny_models
+from workloads.language.heads.head import parse_heads, parse_weights
+from workloads.language.heads.heads_model import HeadsOrder, train_heads
+from workloads.language.prompt import Message
+from workloads.language.reward.reward_client import RewardClient
+from workloads.language.reward.reward_source import Sample
+from workloads.language.reward.training_section import RewardTraining
 
 ME = "somebody-1"
 
@@ -201,6 +219,85 @@ def test_each_agent_has_its_policy_and_its_ratings(base: Path, tmp_path: Path, s
     for folder, policy in ((tmp_path, "talker"), (tmp_path / "other", "helper")):
         with Registry.read(f"sqlite:///{folder / 'registry.sqlite'}") as registry:
             assert registry.ratings(policy) == ()
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a reward model with an ensemble."""
+    folder = tmp_path_factory.mktemp("judge")
+    tokenizer = chat_tokenizer(*chat_texts.WORDS, *WORDS)
+    tiny_models.save(tiny_models.build_model(tokenizer, seed=0), tokenizer, folder / "base")
+    said = population(9, seed=0).feedback(np.random.default_rng(0), rated=80, compared=0)
+    write_rows(folder / "said.jsonl", with_members(said))
+    heads = ["thumb=thumbs", "relevance=stars"]
+    members = member_heads(heads)
+    train_heads(
+        HeadsOrder(
+            place=str(folder / "said.jsonl"),
+            heads=parse_heads([*heads, *members]),
+            base=str(folder / "base"),
+            out=folder / "model",
+            settings=RewardTraining(epochs=2, batch=16, learning_rate=3e-3, rank=4),
+            weights=parse_weights(member_weights(members)),
+        )
+    )
+    keep_judge(folder, folder / "model")
+    with ServedJudge(folder) as served:
+        served.look()
+        eventually(lambda: bool(judge_address(folder)), "the reward model", 60)
+        client = RewardClient(judge_address(folder))
+        assert client.judge(Sample(prompt=(Message("user", "sum"),), response="done"))
+        client.close()
+        yield judge_address(folder)
+
+
+def test_somebody_is_asked_where_heads_disagree_and_that_counts_for_no_version(
+    client: TestClient, judged: str, tmp_path: Path
+) -> None:
+    """A thumb that was asked for is learned from; who looks after the chat sees what is expected."""
+    folder_of(tmp_path).mkdir()
+    endpoint = {"role": "reward", "address": judged, "metrics_port": 0, "pid": os.getpid()}
+    (folder_of(tmp_path) / "judge.json").write_text(json.dumps(endpoint))
+    asked, others, known = list[str](), list[str](), 0
+    # The model has a second for each answer, which a busy machine may not give.
+    for number, words in enumerate(product(("sum", "3", "sea", "done"), repeat=3)):
+        me = f"somebody-{number}"
+        talk = {"me": me, "conversation": post(client, "begin", me=me).json()["conversation"]}
+        told = answer_of(post(client, "say", text=" ".join(words), **talk).text)
+        if told["expected"]:
+            known += 1
+            assert set(told["expected"]) == {"thumb", "relevance", "preferred"}
+            assert all(0 < share < 1 for share in told["expected"].values())
+        post(client, "thumb", turn=0, id=f"the-thumb-{number}", up=True, **talk)
+        (asked if told["asked"] else others).append(talk["conversation"])
+        if asked and known > 25:
+            break
+    assert asked
+    (row,) = client.get("/api/chat/overview").json()["versions"]
+    counts = [row[name] for name in ("answers", "asked", "conversations", "rated", "thumbsUp")]
+    assert counts == [len(asked) + len(others), len(asked), len(others), len(others), len(others)]
+    with Registry.read(f"sqlite:///{tmp_path / 'registry.sqlite'}") as registry:
+        sources = [kept.rating.source for kept in registry.ratings("default")]
+    assert (sources.count("chat-asked"), sources.count("chat")) == (len(asked), len(others))
+
+
+def test_a_correction_is_better_than_what_was_answered(client: TestClient, tmp_path: Path) -> None:
+    """It is kept as a pair; the very same words are none."""
+    talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
+    said = answer_of(post(client, "say", text="sum", **talk).text)["text"]
+    given: dict[str, Any] = {"turn": 0, "id": "the-correction", **talk}
+    assert post(client, "correct", text=said, **given).json()["field"] == "text"
+    assert post(client, "correct", text=" ", **given).json()["field"] == "text"
+    for _ in range(2):
+        assert post(client, "correct", text="It is four.", **given).json() == {"stored": True}
+    with Registry.read(f"sqlite:///{tmp_path / 'registry.sqlite'}") as registry:
+        (kept,) = registry.ratings("default")
+    assert (kept.rating.key, kept.rating.response, kept.rating.rejected) == ("corrected", "It is four.", said)
+
+
+def answer_of(events: str) -> dict[str, Any]:
+    """What the last event says of an answer."""
+    return dict(json.loads(events.split("event: answer\ndata: ")[1]))
 
 
 def version(number: int) -> NewVersion:

@@ -70,6 +70,12 @@ def client(server: Served) -> Iterator[RewardClient]:
     opened.close()
 
 
+def test_a_model_of_one_head_expects_nothing_of_people(client: RewardClient) -> None:
+    """What one must train instead is said."""
+    with pytest.raises(BadSample, match="--head NAME=SCALE"):
+        client.judge(samples()[0])
+
+
 def test_its_scores_are_the_models_own(server: Served, client: RewardClient) -> None:
     """Of text and of token ids; with the model that gave them."""
     rewards = client.score(samples())
