@@ -1,12 +1,13 @@
-"""The small form of learning sentiment words.
+"""The small form of learning which words earn.
 
 Prompts, generation, rewards, fragments and learner in one process.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,11 +40,14 @@ class Batch:
     kl: float
 
 
-def settings_of(base: Path, folder: Path, seed: int, **algorithm: Any) -> Settings:
-    """Of a run that learns from the true reward, with as many prompts as the task says."""
+def settings_of(
+    base: Path, folder: Path, seed: int, asked: Sequence[str] = (), reward: str = TRUE, **algorithm: Any
+) -> Settings:
+    """Of a run that learns from a reward, by default the true one of sentiment with prompts of that task."""
     rng, file = np.random.default_rng(seed), folder / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": Sentiment().prompt(rng)}) + "\n" for _ in range(PROMPTS)))
-    places = {"model": str(base), "prompts": str(file), "reward": TRUE}
+    prompts = asked or [Sentiment().prompt(rng) for _ in range(PROMPTS)]
+    file.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in prompts))
+    places = {"model": str(base), "prompts": str(file), "reward": reward}
     said = {
         "run": "small-form",
         "workload": "rlhf",
@@ -56,14 +60,21 @@ def settings_of(base: Path, folder: Path, seed: int, **algorithm: Any) -> Settin
     return load([for_environment("words", "token_ppo"), said])
 
 
-def learned(settings: Settings, updates: int) -> list[Batch]:
-    """What each of so many updates found in experience that never lags."""
+class Learned(NamedTuple):
+    """What each update found, and the weights that the last one left, as they are published."""
+
+    batches: list[Batch]
+    weights: bytes
+
+
+def learned(settings: Settings, updates: int) -> Learned:
+    """Experience that never lags, and so many updates with it."""
     torch.set_num_threads(1)
     model = make_model(settings)
     of = actor_run.read(model.specification, settings.actor)
     equipment = equip(of)
     section, algorithm, slots = equipment.section, model.algorithm, of.environment.count
-    scorer = open_scorer(TRUE, equipment, settings, standardise=False)
+    scorer = open_scorer(section.reward, equipment, settings, standardise=False)
     fragments = TokenFragments(model.specification.schema, slots, equipment.tokenizer.pad_token_id)
     order = in_random_order(equipment.prompts.train, settings.seed)
     equipment.backend.seed(settings.seed)
@@ -87,4 +98,4 @@ def learned(settings: Settings, updates: int) -> list[Batch]:
         reward = float(np.mean([one.episode_return for one in episodes]))
         found.append(Batch(reward, made.metrics["kl_reference"]))
     scorer.close()
-    return found
+    return Learned(found, encode(algorithm.published_modules()["default"]))

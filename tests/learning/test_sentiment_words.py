@@ -138,7 +138,7 @@ def check(found: Measured) -> None:
 def test_the_true_reward_rises_in_short(tmp_path: Path) -> None:
     """In one process, by the true reward itself: from about 0 to 0.4 within twenty updates."""
     base = make_base(tmp_path / "base", steps=200, texts=4000, spread=0.25)
-    batches = learned(settings_of(base, tmp_path, 0, **SHORT), UPDATES)
+    batches, _ = learned(settings_of(base, tmp_path, 0, **SHORT), UPDATES)
     assert abs(np.mean([batch.reward for batch in batches[:3]])) <= 0.2
     assert np.mean([batch.reward for batch in batches[-3:]]) >= 0.4
     assert batches[0].kl == 0.0
