@@ -17,6 +17,7 @@ from rich.console import Console
 
 from benchmarks import (
     capacity,
+    chat,
     console_pages,
     endurance,
     experience_path,
@@ -65,6 +66,7 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "prompts": prompts_http.table,
     "people": people.table,
     "console": console_pages.table,
+    "chat": chat.table,
     "language": language.table,
     "language-async": language_async.table,
     "text": text.table,
@@ -77,6 +79,7 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
 ASKED_FOR: Final = (
     "console",
     "endurance",
+    "chat",
     "language",
     "language-async",
     "text",
@@ -88,7 +91,7 @@ ASKED_FOR: Final = (
 )
 """Parts that run only when they are named.
 
-Four need the extra rlhf, one a browser, four take long, three have environments of their own (`make
+Five need the extra rlhf, one a browser, four take long, three have environments of their own (`make
 bench-peers`).
 """
 

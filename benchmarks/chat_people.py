@@ -5,10 +5,11 @@
 Each person has a browser of their own, asks three times, says of each answer whether they like it, and ends
 the conversation. It writes a line of JSON for each answer as it comes:
 
-    {"number": 17, "turn": 0, "up": true, "chance": 0.61, "version": 3, "first_s": 0.02, "whole_s": 0.05}
+    {"number": 17, "turn": 0, "up": true, "chance": 0.61, "version": 3,
+     "first_s": 0.02, "whole_s": 0.05, "rated_s": 0.01}
 
 number: of the conversation. chance: that somebody likes the answer. first_s, whole_s: seconds from the
-question to the first text, and to the whole answer.
+question to the first text, and to the whole answer. rated_s: until the thumb is kept.
 """
 
 import argparse
@@ -100,6 +101,7 @@ def converse(
         answer, first_s, whole_s = talker.say(text=message, **named)
         features = np.array([read_profile(message, answer["text"])], np.float64)
         up = people.thumb(rng, user.person, message, answer["text"])
+        said_s = time.monotonic()
         talker.post("thumb", id=secrets.token_hex(16), turn=answer["turn"], up=up, **named)
         yield {
             "number": number,
@@ -109,6 +111,7 @@ def converse(
             "version": answer["version"],
             "first_s": first_s,
             "whole_s": whole_s,
+            "rated_s": time.monotonic() - said_s,
         }
         message = user.goes_on(rng, message)
     talker.post("end", **named)

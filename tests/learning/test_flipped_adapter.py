@@ -54,7 +54,9 @@ class LikedRun(ServedTextRun):
 def flipped(blob: bytes) -> bytes:
     """The adapter that adds the opposite to every layer."""
     arrays = weights.decode(blob)
-    return weights.encode({name: -one if "lora_B" in name else one for name, one in arrays.items()})
+    return weights.encode(
+        {name: np.negative(one) if "lora_B" in name else one for name, one in arrays.items()}
+    )
 
 
 def withdrawn(folder: Path, seed: int) -> None:

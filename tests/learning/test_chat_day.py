@@ -1,0 +1,47 @@
+"""People who talk over HTTP and rate each answer are answered better and better, while they talk.
+
+Everything is real but the people: `penstock gateway chat`, its server of text over gRPC, Redis, a learner. A
+conversation has three turns and is one column of tokens.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from benchmarks.chat_day import Day, play
+from benchmarks.chat_people import TURNS, Plan
+from benchmarks.satisfaction_stage import optimum
+
+PARTS: Final = 10
+BETA: Final = 0.1
+SHORT: Final = 900
+LONG: Final = 8000
+
+
+def check(day: Day, conversations: int) -> None:
+    """Whole books, and a beginning as the reference has it."""
+    assert len(day.said) == TURNS * conversations
+    assert day.summary["ledger"]["balanced"]
+    assert abs(day.chances(PARTS)[0] - optimum(1e6)[0]) <= 0.1
+    assert day.chances(PARTS)[-1] <= optimum(BETA)[0] + 0.03
+
+
+def test_satisfaction_rises_within_nine_hundred_conversations(tmp_path: Path) -> None:
+    """By thumbs alone, each one a coin of which the answer decides how it falls."""
+    day = play(tmp_path, Plan(conversations=SHORT, at_once=8, seed=0))
+    chances = day.chances(PARTS)
+    print([round(one, 3) for one in chances])
+    check(day, SHORT)
+    assert chances[-1] >= chances[0] + 0.08
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(3))
+def test_people_are_satisfied_in_the_end(tmp_path: Path, seed: int) -> None:
+    """Nine tenths of what the best policy has, or three quarters of thumbs up."""
+    day = play(tmp_path, Plan(conversations=LONG, at_once=8, seed=seed))
+    print(f"seed {seed}: {[round(one, 3) for one in day.chances(PARTS)]}, {day.summary['updates']} updates")
+    check(day, LONG)
+    assert day.chances(PARTS)[-1] >= 0.9 * optimum(BETA)[0]
