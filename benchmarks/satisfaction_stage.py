@@ -28,16 +28,16 @@ from workloads.language.generation.cached_generation import CachedGeneration
 from workloads.language.prompt import Message, plain
 from workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer, pad
 
-TALKS: Final = 4000
-RATED: Final = 4000
-COMPARED: Final = 1500
+TALKS: Final = 3000
+RATED: Final = 3000
+COMPARED: Final = 1000
 FRESH: Final = 1024
 """Prompts on which a way is judged."""
 RESPONSE_TOKENS: Final = 12
 MAX_TOKENS: Final = 64
 _PEOPLE: Final = 60
 _BASE: Final = ("epochs=8", "batch=64", "held_out=0", f"max_tokens={MAX_TOKENS}", "pieces=2048")
-_JUDGE: Final = ("epochs=6", "batch=64", "learning_rate=2e-3", "lora=false")
+_JUDGE: Final = ("epochs=4", "batch=64", "learning_rate=2e-3", "lora=false")
 _HEADS: Final = ("thumb=thumbs", "relevance=stars", "helpfulness=stars", "safety=stars")
 
 

@@ -37,7 +37,7 @@ from workloads.language.tokenizer import load_tokenizer
 
 BETA: Final = 0.1
 """Weight of the distance to the base, per nat, in the reward of PPO."""
-TOKENS: Final = 150_000
+TOKENS: Final = 60_000
 """Of answers, that PPO learns from."""
 CANDIDATES: Final = 8
 STEPS: Final = (1e-4, 3e-4, 1e-3)

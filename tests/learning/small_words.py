@@ -54,7 +54,7 @@ def settings_of(
         "seed": seed,
         "environment": {"id": "words", "count": 128, "kwargs": {**places, "response_tokens": 12}},
         "policy": {"kwargs": {"model": str(base), "rank": 8, "alpha": 16.0}},
-        "actor": {"unroll_length": 14, "places": places},
+        "actor": {"unroll_length": 15, "places": places},
         "algorithm": {"name": "token_ppo", "batch_steps": 1024, **algorithm},
     }
     return load([for_environment("words", "token_ppo"), said])
