@@ -33,9 +33,9 @@ _MEANING: Final = {
 _TABLE: Final = re.compile(r"(?<=<!-- satisfaction -->\n).*?(?=<!-- end of satisfaction -->)", re.DOTALL)
 
 
-def mixed_up(folder: Path, seed: int) -> Pleased:
-    """Return what PPO comes to where ratings say nothing: they stand at other answers."""
-    found = ppo(prepare(folder, seed, is_mixed_up=True))
+def mixed_up(folder: Path, seed: int, base: Path | None = None) -> Pleased:
+    """Return what PPO comes to where ratings say nothing: they stand at other answers. base: see `prepare`."""
+    found = ppo(prepare(folder, seed, base=base, is_mixed_up=True))
     return Pleased(**(asdict(found) | {"way": MIXED}))
 
 
@@ -83,8 +83,9 @@ def main() -> None:
     quieten()
     for seed in seeds:
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-            record(every_way(prepare(Path(folder) / "stage", seed)))
-            record([mixed_up(Path(folder) / "mixed", seed)])
+            stage = prepare(Path(folder) / "stage", seed)
+            record(every_way(stage))
+            record([mixed_up(Path(folder) / "mixed", seed, stage.base)])
     write_table(recorded(), DOCS / "chat.md")
 
 

@@ -9,6 +9,7 @@ of a thumb up by somebody.
 """
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -147,17 +148,21 @@ def optimum(beta: float) -> tuple[float, float]:
     return float(best @ chance), float(best @ np.log(best / reference))
 
 
-def prepare(folder: Path, seed: int, *, is_mixed_up: bool = False) -> Stage:
-    """Return a stage, from nothing; raises CalledProcessError where a command fails.
+def prepare(folder: Path, seed: int, *, base: Path | None = None, is_mixed_up: bool = False) -> Stage:
+    """Return a stage; raises CalledProcessError where a command fails.
 
-    is_mixed_up: what people say of an answer stands at another one, so that ratings say nothing.
+    base: of another stage of this seed; None: it is made. is_mixed_up: what people say of an answer stands at
+    another one, so that ratings say nothing.
     """
     stage, rng = Stage(folder, seed), np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     talks = folder / "talks.jsonl"
     prompts = [draw_prompt(rng) for _ in range(TALKS)]
     _write(talks, ({"prompt": one, "response": draw_response(rng, one)} for one in prompts))
-    _run("chat", "pretrain", talks, "--out", stage.base, *_set(_BASE), "--set", f"seed={seed}")
+    if base is None:
+        _run("chat", "pretrain", talks, "--out", stage.base, *_set(_BASE), "--set", f"seed={seed}")
+    else:
+        shutil.copytree(base, stage.base)
     _write(stage.prompts, ({"prompt": plain(asked(one))} for one in dict.fromkeys(prompts)))
     _write(stage.ratings, _opinions(stage, rng, is_mixed_up=is_mixed_up))
     heads = [word for head in _HEADS for word in ("--head", head)]

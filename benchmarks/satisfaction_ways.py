@@ -40,7 +40,7 @@ BETA: Final = 0.1
 TOKENS: Final = 60_000
 """Of answers, that PPO learns from."""
 CANDIDATES: Final = 8
-STEPS: Final = (1e-4, 3e-4, 1e-3)
+STEPS: Final = (3e-4, 1e-3, 3e-3)
 """Step sizes of the thumbs' weighting; the one that the judge likes most is taken."""
 _RECIPE: Final = """
 workload = "rlhf"

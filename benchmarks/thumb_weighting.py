@@ -16,7 +16,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from benchmarks.satisfaction_stage import Said, Speaker, answers_log_prob
 
 BETA: Final = 0.1
-EPOCHS: Final = 4
+EPOCHS: Final = 2
 BATCH: Final = 64
 
 
