@@ -34,7 +34,7 @@ _TABLE: Final = re.compile(r"(?<=<!-- satisfaction -->\n).*?(?=<!-- end of satis
 
 
 def mixed_up(folder: Path, seed: int, base: Path | None = None) -> Pleased:
-    """Return what PPO comes to where ratings say nothing: they stand at other answers. base: see `prepare`."""
+    """Return what PPO comes to where ratings say nothing, at other answers. base: see `prepare`."""
     found = ppo(prepare(folder, seed, base=base, is_mixed_up=True))
     return Pleased(**(asdict(found) | {"way": MIXED}))
 
