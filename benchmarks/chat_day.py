@@ -21,23 +21,19 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.chat_people import PEOPLE, TURNS, Plan
+from benchmarks.chat_people import TURNS, Plan
 from benchmarks.liked_answers import LIKED
+from benchmarks.people_base import make_people_base
 from launch.run.child_process import penstock
 from penstock.runtime.health import read_endpoint
-from workloads.chat.people.chat_texts import draw_response
-from workloads.chat.people.population import population
-from workloads.chat.people.users import ChatUser
+from workloads.chat.people.chat_texts import draw_prompt
 
 HOURS: Final = 24
-TALKS: Final = 3000
-"""Conversations that the base has learned."""
+PROMPTS: Final = 400
+"""Questions, of which the evaluation holds some out."""
 READY_S: Final = 300.0
-_BASE: Final = (
-    "{epochs = 8, batch = 64, learning_rate = 3e-3, pieces = 2048, max_tokens = 128, held_out = 0.0}"
-)
 SETTINGS: Final = (
-    "actor.unroll_length=95",
+    "actor.unroll_length=63",
     "algorithm.batch_steps=1024",
     "algorithm.kl_coefficient=0.1",
     "algorithm.learning_rate=2e-3",
@@ -99,13 +95,18 @@ def draw(day: Day, path: Path) -> None:
 def chatting(folder: Path, seed: int, *settings: str) -> Iterator[str]:
     """Serve a chat that learns, from nothing; its address. Raises RuntimeError where it does not come up."""
     folder.mkdir(parents=True, exist_ok=True)
-    talks, endpoint, state = folder / "talks.jsonl", folder / "gateway.json", folder / "state"
-    talks.write_text("".join(json.dumps(one) + "\n" for one in conversations(seed)))
-    kwargs = (
-        f'environment.kwargs={{task = "chat", conversations = "{talks}", base_training = {_BASE}, '
-        f'response_tokens = 12, reward = "{LIKED}", held_out = 0.1}}'
+    asked, endpoint, state = folder / "asked.jsonl", folder / "gateway.json", folder / "state"
+    base, rng = (
+        make_people_base(folder / "base", steps=400, turns=TURNS, seed=seed),
+        np.random.default_rng(seed),
     )
-    said = [f"--train={one}" for one in (kwargs, f"seed={seed}", *SETTINGS, *settings)]
+    asked.write_text("".join(json.dumps({"prompt": draw_prompt(rng)}) + "\n" for _ in range(PROMPTS)))
+    kwargs = (
+        f'environment.kwargs={{model = "{base}", prompts = "{asked}", reward = "{LIKED}", '
+        "response_tokens = 12, held_out = 0.1}"
+    )
+    policy = f'policy.kwargs={{model = "{base}", rank = 8, alpha = 16.0}}'
+    said = [f"--train={one}" for one in (kwargs, policy, f"seed={seed}", *SETTINGS, *settings)]
     words = ("--listen", "127.0.0.1:0", "--endpoints", str(endpoint), "--state", str(state))
     with (folder / "gateway.log").open("wb") as log:
         gateway = subprocess.Popen(
@@ -116,21 +117,6 @@ def chatting(folder: Path, seed: int, *settings: str) -> Iterator[str]:
     finally:
         gateway.terminate()
         gateway.wait()
-
-
-def conversations(seed: int) -> Iterator[dict[str, Any]]:
-    """Yield what the base learns: people who ask, and the reference's answers."""
-    rng, people = np.random.default_rng(seed), population(PEOPLE, seed=seed)
-    for _ in range(TALKS):
-        user, messages = ChatUser(people.somebody(rng), people), list[dict[str, str]]()
-        asked = user.begins(rng)
-        for _ in range(TURNS):
-            messages += [
-                {"role": "user", "content": asked},
-                {"role": "assistant", "content": draw_response(rng, asked)},
-            ]
-            asked = user.goes_on(rng, asked)
-        yield {"messages": messages}
 
 
 def _ready(gateway: "subprocess.Popen[bytes]", endpoint: Path, folder: Path) -> str:

@@ -1,6 +1,6 @@
 """What every way to please the simulated people begins with: a base, what they say of it, and a judge.
 
-    conversations of the people's language ─► `penstock chat pretrain` ─► base
+    conversations of the people's language ─► base (`people_base`)
     answers of the base ─► ratings and pairs by 60 people, 3 of them liars
     ratings ─► `penstock reward train` ─► judge
 
@@ -20,24 +20,26 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.people_base import make_people_base
 from launch.run.child_process import penstock
 from workloads.chat.people.ceilings import tilted
-from workloads.chat.people.chat_texts import FEATURES, REFERENCE, draw_prompt, draw_response, read_profile
+from workloads.chat.people.chat_texts import FEATURES, REFERENCE, draw_prompt, read_profile
 from workloads.chat.people.population import population
 from workloads.chat.people.taste import USUAL
 from workloads.language.generation.cached_generation import CachedGeneration
 from workloads.language.prompt import Message, plain
 from workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer, pad
 
-TALKS: Final = 3000
+PROMPTS: Final = 3000
 RATED: Final = 3000
 COMPARED: Final = 1000
 FRESH: Final = 1024
 """Prompts on which a way is judged."""
 RESPONSE_TOKENS: Final = 12
+PROMPT_TOKENS: Final = 8
+"""Most tokens of a question."""
 MAX_TOKENS: Final = 64
 _PEOPLE: Final = 60
-_BASE: Final = ("epochs=8", "batch=64", "held_out=0", f"max_tokens={MAX_TOKENS}", "pieces=2048")
 _JUDGE: Final = ("epochs=4", "batch=64", "learning_rate=2e-3", "lora=false")
 _HEADS: Final = ("thumb=thumbs", "relevance=stars", "helpfulness=stars", "safety=stars")
 
@@ -156,11 +158,9 @@ def prepare(folder: Path, seed: int, *, base: Path | None = None, is_mixed_up: b
     """
     stage, rng = Stage(folder, seed), np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    talks = folder / "talks.jsonl"
-    prompts = [draw_prompt(rng) for _ in range(TALKS)]
-    _write(talks, ({"prompt": one, "response": draw_response(rng, one)} for one in prompts))
+    prompts = [draw_prompt(rng) for _ in range(PROMPTS)]
     if base is None:
-        _run("chat", "pretrain", talks, "--out", stage.base, *_set(_BASE), "--set", f"seed={seed}")
+        make_people_base(stage.base, seed=seed)
     else:
         shutil.copytree(base, stage.base)
     _write(stage.prompts, ({"prompt": plain(asked(one))} for one in dict.fromkeys(prompts)))

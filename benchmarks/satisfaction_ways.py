@@ -20,7 +20,7 @@ from peft import PeftModel
 
 from benchmarks.satisfaction_stage import (
     FRESH,
-    MAX_TOKENS,
+    PROMPT_TOKENS,
     RESPONSE_TOKENS,
     Said,
     Speaker,
@@ -48,7 +48,7 @@ run = "satisfaction"
 seed = {seed}
 [environment]
 id = "satisfaction"
-count = 128
+count = 96
 [environment.kwargs]
 model = "{base}"
 prompts = "{prompts}"
@@ -138,7 +138,7 @@ def ppo(stage: Stage, *, beta: float = BETA, tokens: int = TOKENS) -> Pleased:
             prompts=stage.prompts,
             judge=stage.judge,
             response_tokens=RESPONSE_TOKENS,
-            unroll_length=MAX_TOKENS // 2,
+            unroll_length=PROMPT_TOKENS + RESPONSE_TOKENS - 1,
             beta=beta,
             tokens=tokens,
         )

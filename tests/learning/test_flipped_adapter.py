@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.liked_answers import LIKED
+from benchmarks.people_base import make_people_base
 from penstock.client import Arm, TextClient
 from penstock.config.settings import CanarySection, EnvironmentSection, PolicySection
 from penstock.policy import weights
@@ -17,7 +18,6 @@ from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Discrete
 from penstock.wire.specification import RunSpecification
 from tests.learning.small_words import learned, settings_of
-from tests.support.language.chat_base import make_chat_base
 from tests.support.language.served_text_run import ServedTextRun, serving_text
 from tests.support.run.broker_process import eventually
 from workloads.chat.people.chat_texts import draw_prompt
@@ -61,7 +61,7 @@ def flipped(blob: bytes) -> bytes:
 
 def withdrawn(folder: Path, seed: int) -> None:
     """Train an adapter, make it active and its opposite a canary, and let people talk."""
-    base = make_chat_base(folder / "base", steps=300, texts=4000)
+    base = make_people_base(folder / "base")
     rng = np.random.default_rng(seed)
     asked = [draw_prompt(rng) for _ in range(256)]
     _, liked = learned(settings_of(base, folder, seed, asked, LIKED, **SHORT), UPDATES)

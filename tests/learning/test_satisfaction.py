@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks.liked_answers import LIKED, OF_OTHERS
+from benchmarks.people_base import make_people_base
 from benchmarks.satisfaction import mixed_up
 from benchmarks.satisfaction_stage import optimum, prepare
 from benchmarks.satisfaction_ways import BETA, Pleased, ppo, supervised
 from tests.learning.small_words import Batch, learned, settings_of
-from tests.support.language.chat_base import make_chat_base
 from workloads.chat.people.chat_texts import LONG, draw_prompt
 
 UPDATES: Final = 24
@@ -50,7 +50,7 @@ def check(found: Pleased) -> None:
 
 def test_people_like_more_in_short(tmp_path: Path) -> None:
     """In one process, by the chance itself; with the rewards of other answers nothing is learned."""
-    base = make_chat_base(tmp_path / "base", steps=300, texts=4000)
+    base = make_people_base(tmp_path / "base")
     batches = in_short(base, tmp_path, LIKED)
     others = in_short(base, tmp_path, OF_OTHERS)
     print([round(satisfaction([one]), 3) for one in batches], batches[-1].kl, satisfaction(others[-3:]))

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from workloads.chat.people.chat_texts import draw_prompt, draw_response
-from workloads.chat.tasks.chat_environment import people_tokenizer
+from workloads.chat.people.chat_texts import WORDS, draw_prompt, draw_response
 from workloads.language import tiny_models
 from workloads.language.quiet import quieten
 
@@ -14,7 +13,7 @@ def make_chat_base(folder: Path, *, steps: int = 50, texts: int = 512) -> Path:
     """Taught so many answers of the reference in so many steps."""
     quieten()
     rng = np.random.default_rng(0)
-    tokenizer = people_tokenizer()
+    tokenizer = tiny_models.build_tokenizer(WORDS)
     model = tiny_models.build_model(tokenizer, seed=0)
     prompts = [draw_prompt(rng) for _ in range(texts)]
     told = [(prompt, draw_response(rng, prompt)) for prompt in prompts]
