@@ -31,8 +31,8 @@ from workloads.language.prompt import Message, plain
 from workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer, pad
 
 PROMPTS: Final = 3000
-RATED: Final = 3000
-COMPARED: Final = 1000
+RATED: Final = 4000
+COMPARED: Final = 3000
 FRESH: Final = 1024
 """Prompts on which a way is judged."""
 RESPONSE_TOKENS: Final = 12
@@ -40,7 +40,7 @@ PROMPT_TOKENS: Final = 8
 """Most tokens of a question."""
 MAX_TOKENS: Final = 64
 _PEOPLE: Final = 60
-_JUDGE: Final = ("epochs=4", "batch=64", "learning_rate=2e-3", "lora=false")
+_JUDGE: Final = ("epochs=8", "batch=64", "learning_rate=2e-3", "lora=false")
 _HEADS: Final = ("thumb=thumbs", "relevance=stars", "helpfulness=stars", "safety=stars")
 
 
