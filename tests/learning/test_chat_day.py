@@ -16,27 +16,27 @@ from benchmarks.satisfaction_stage import optimum
 PARTS: Final = 10
 BETA: Final = 0.1
 SHORT: Final = 600
-LONG: Final = 8000
+LONG: Final = 3000
 
 
 def check(day: Day, conversations: int) -> None:
-    """Whole books; a beginning of a base that is no better than what it has learned, and an end in bounds."""
+    """Whole books; a beginning as the base has it, and an end that is no better than anything can be."""
     assert len(day.said) == TURNS * conversations
     assert day.summary["ledger"]["balanced"]
-    assert 0.3 <= day.chances(PARTS)[0] <= optimum(1e6)[0] + 0.1
+    assert abs(day.chances(2 * PARTS)[0] - optimum(1e6)[0]) <= 0.1
     assert day.chances(PARTS)[-1] <= optimum(BETA)[0] + 0.03
 
 
 def test_satisfaction_rises_within_six_hundred_conversations(tmp_path: Path) -> None:
     """By thumbs alone, each of which falls by chance as the answer says.
 
-    Of a model that learns nothing the first and the last third differ by less than 0.03 in 98 of 100 cases.
+    Of a model that learns nothing the first and the last third differ by about 0.014, one standard deviation.
     """
     day = play(tmp_path, Plan(conversations=SHORT, at_once=8, seed=0))
     thirds = day.chances(3)
     print([round(one, 3) for one in thirds])
     check(day, SHORT)
-    assert thirds[2] - thirds[0] >= 0.03
+    assert thirds[2] - thirds[0] >= 0.08
 
 
 @pytest.mark.slow
