@@ -1,6 +1,6 @@
 """Jobs that train an agent from its feedback: what they begin with, and what they leave.
 
-    MODELS/PROJECT/AGENT/v15/    policy, reward_model, training_results.json
+    MODELS/PROJECT/AGENT/v15/    policy, reward_model, training_results.json; base_model where the run made it
 
 The label of a version is `v` and the number of ratings that it was trained on; the next one of as many is
 `v15.2`.
@@ -18,7 +18,7 @@ from gateway.surface import ApiError, Conclusion, Job, Outcome, TrainedVersion, 
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.registry import Registry
 from workloads.rlhf.artefacts import MANIFEST, RESULTS
-from workloads.rlhf.preparation import FEEDBACK, REWARD_MODEL
+from workloads.rlhf.preparation import BASE_MODEL, FEEDBACK, REWARD_MODEL
 
 KIND: Final = "rlhf"
 ASPECT: Final = "overall"
@@ -120,4 +120,13 @@ def _export(run: Path, place: Path) -> None:
         run / REWARD_MODEL, temporary / REWARD_MODEL, ignore=shutil.ignore_patterns("checkpoints")
     )
     shutil.copy2(run / RESULTS, temporary / RESULTS)
+    if (run / BASE_MODEL).is_dir():
+        shutil.copytree(run / BASE_MODEL, temporary / BASE_MODEL)
+        _name_base(temporary, manifest["made_from"]["model"], (place / BASE_MODEL).absolute())
     temporary.rename(place)
+
+
+def _name_base(folder: Path, old: str, new: Path) -> None:
+    """Have the models in a folder name their base where it lies from now on, and not in the run's folder."""
+    for file in folder.glob("*/*.json"):
+        file.write_text(file.read_text().replace(json.dumps(old), json.dumps(str(new))))

@@ -1,0 +1,73 @@
+"""What a training from feedback leaves for others: models that need nothing of its folder."""
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="the gateway needs its extra")
+
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from gateway.jobs.job_records import Job, Outcome
+from gateway.store.tables import JobState
+from workloads.language.reward.reward_source import Sample
+from workloads.rlhf.api import RewardModel, RewardModelConfig, train_reward_model
+from workloads.rlhf.feedback_training import FeedbackTraining
+from workloads.rlhf.sentiment import Sentiment
+
+
+@pytest.fixture
+def run(base: Path, tmp_path: Path) -> Path:
+    """The folder of a run that made its base model, and trained a reward model and a policy on it."""
+    run = tmp_path / "run"
+    own = run / "base_model"
+    shutil.copytree(base, own)
+    rows = Sentiment().scored(np.random.default_rng(0), 20)
+    (tmp_path / "feedback.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = RewardModelConfig(model=str(own), scale="percent", settings={"epochs": 1, "rank": 2})
+    train_reward_model(str(tmp_path / "feedback.jsonl"), config, run / "reward_model")
+    bare = AutoModelForCausalLM.from_pretrained(own)
+    get_peft_model(bare, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(run / "policies" / "v9")
+    manifest = {"policy": "policies/v9", "made_from": {"model": str(own)}}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (run / "training_results.json").write_text("{}")
+    return run
+
+
+def finished() -> Job:
+    """A job whose run has finished."""
+    now = datetime.now(UTC)
+    return Job(
+        id="a",
+        project="alpha",
+        agent="my_agent",
+        template="rlhf",
+        numbers={},
+        facts={"feedbackCount": 20},
+        by="test",
+        state=JobState.RUNNING,
+        cause="",
+        place="here",
+        cancelled_by=None,
+        result=None,
+        created=now,
+        began=now,
+        ended=None,
+    )
+
+
+def test_what_is_exported_opens_when_the_run_is_gone(run: Path, tmp_path: Path) -> None:
+    """By transformers alone and as a reward model: the folder of a run may be deleted."""
+    samples = [Sample(prompt="the film", response="good")]
+    scored = RewardModel.load(run / "reward_model").score(samples).values
+    outcome = Outcome(state=JobState.FINISHED, summary={"updates": 1})
+    made = FeedbackTraining().conclude(finished(), outcome, (), folder=tmp_path, models=tmp_path / "models")
+    shutil.rmtree(run)
+    assert made.version is not None
+    assert AutoModelForCausalLM.from_pretrained(made.version.model_path).num_parameters() > 0
+    assert RewardModel.load(Path(made.version.reward_model_path)).score(samples).values == scored
