@@ -8,6 +8,8 @@ A training is a job: who does not want to wait says `Prefer: wait=N`, and gets i
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Request, Response
@@ -84,15 +86,16 @@ async def train_policy(
     """
     if body.dryRun:
         return await run_in_threadpool(_dry_run, request, member, agent_id, body)
-    job = await queue(
-        request,
-        member,
-        agent=agent_id,
-        template=body.preset,
-        numbers=body.numbers(),
-        kind=KIND,
-        request_key=idempotency_key,
-    )
+    with _named_preset():
+        job = await queue(
+            request,
+            member,
+            agent=agent_id,
+            template=body.preset,
+            numbers=body.numbers(),
+            kind=KIND,
+            request_key=idempotency_key,
+        )
     return _answer(await ended(request, job, _wait_s(prefer)))
 
 
@@ -124,7 +127,10 @@ def service() -> Service:
 
 
 def _dry_run(request: Request, member: Membership, agent: str, body: TrainingRequest) -> dict[str, Any]:
-    found = estimate(request, member, agent=agent, template=body.preset, kind=KIND, numbers=body.numbers())
+    with _named_preset():
+        found = estimate(
+            request, member, agent=agent, template=body.preset, kind=KIND, numbers=body.numbers()
+        )
     return {
         "dry_run": True,
         "feedbackCount": found.facts["feedbackCount"],
@@ -134,6 +140,17 @@ def _dry_run(request: Request, member: Membership, agent: str, body: TrainingReq
         "scoreStd": found.facts["scoreStd"],
         "modelConfig": {**found.model, **found.numbers},
     }
+
+
+@contextmanager
+def _named_preset() -> Iterator[None]:
+    """Have an error name the field by which these callers say a template."""
+    try:
+        yield
+    except ApiError as error:
+        if error.field == "template":
+            raise ApiError(error.status_code, error.detail, field="preset") from error
+        raise
 
 
 def _answer(job: Job) -> Response | dict[str, Any]:

@@ -149,7 +149,8 @@ def test_a_number_out_of_bounds_is_refused_by_name(gateway: SmallGateway, editor
         ({"maxSteps": 10**9}, "maxSteps"),
         ({"maxSteps": 1.5}, "maxSteps"),
         ({"learningRate": 1.0}, "learningRate"),
-        ({"preset": "no"}, "template"),
+        ({"preset": "no"}, "preset"),
+        ({"preset": "no", "dryRun": True}, "preset"),
         ({"model": "/etc/passwd"}, "model"),
     ):
         reply = post(gateway, TRAIN, editor, wrong)
