@@ -98,3 +98,20 @@ def test_the_memory_of_the_gpu_adds_up() -> None:
         2.5 * GIB,
     ]
     assert rows == [pytest.approx(size / GIB, abs=0.006) for size in computed]
+
+
+def test_the_reference_has_the_numbers_of_the_presets() -> None:
+    """Tokens of an answer, rank and updates, of each file of the kind."""
+    page = (FOLDER.parent / "docs" / "rlhf-reference.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`.*?\| (\d+) tokens \| (\d+) \| ([\d,]+) \|", page, re.MULTILINE)
+    told = {name: [int(one.replace(",", "")) for one in figures] for name, *figures in rows}
+    numbers = {file.stem: read_templates(file.parent)[file.stem].numbers for file in TEXT}
+    recipes = {file.stem: recipe_of(file) for file in TEXT}
+    assert told == {
+        name: [
+            recipe["environment"]["kwargs"]["response_tokens"],
+            recipe["policy"]["kwargs"]["rank"],
+            numbers[name]["maxSteps"].default,
+        ]
+        for name, recipe in recipes.items()
+    }
