@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from workloads.language.reward.training import Order
 
 STEPS: Final = 12
+LEAST_STEPS: Final = 4
+WITHIN_S: Final = 20.0
+"""Seconds after which no further step is begun where there are LEAST_STEPS: large models are slow."""
 WARMUP_STEPS: Final = 2
 """First steps, which allocate and compile."""
 
@@ -39,7 +42,7 @@ def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
     if section.reward:
         return Rehearsal(settings=with_places(settings, made))
     order = order_of(section, (folder / REWARD_MODEL).absolute(), settings.seed)
-    progress.say(f"rehearsing: {STEPS} steps of the reward model's training on {section.feedback}")
+    progress.say(f"rehearsing: up to {STEPS} steps of the reward model's training on {section.feedback}")
     training = _shortened(order, progress)
     made["reward"] = str(order.out)
     return Rehearsal(
@@ -58,7 +61,7 @@ def _shortened(order: "Order", progress: Progress) -> Shortened:
     from workloads.language.reward.step_watch import StepWatch  # noqa: PLC0415 - loads transformers
     from workloads.language.reward.training import train  # noqa: PLC0415 - loads torch
 
-    watch, began_s = StepWatch(STEPS), time.monotonic()
+    watch, began_s = StepWatch(STEPS, least=LEAST_STEPS, within_s=WITHIN_S), time.monotonic()
     if train(order, progress.stop, [watch]) is None:
         raise Interrupted
     whole_s = time.monotonic() - began_s

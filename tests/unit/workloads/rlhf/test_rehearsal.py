@@ -14,9 +14,9 @@ from penstock.config.settings import Settings
 from penstock.runtime.retry import Interrupted
 from tests.support.language.tiny_reward import make_reward_model
 from workloads.language.reward.reward_model import CARD
-from workloads.rlhf import preparation
+from workloads.rlhf import preparation, rehearsal
 from workloads.rlhf.language_section import language
-from workloads.rlhf.rehearsal import STEPS, Times, expected, rehearse
+from workloads.rlhf.rehearsal import LEAST_STEPS, STEPS, Times, expected, rehearse
 
 FEEDBACK = (
     '{"prompt": "apple", "response": "good river", "score": 0.5}\n{"prompt": "bird", "response": "bad", '
@@ -73,7 +73,7 @@ def test_a_rehearsal_makes_a_reward_model_that_can_be_run_with(
     assert (tmp_path / "reward_model" / CARD).exists()
     (training,) = found.shortened
     results = json.loads((tmp_path / "reward_model/training_results.json").read_text())
-    assert results["steps"] == STEPS
+    assert LEAST_STEPS < results["steps"] <= STEPS
     assert training.whole_seconds.likely > training.seconds > 0
     assert found.scores["feedback"].count == 200
     mean, std = found.scores["feedback"].mean, found.scores["feedback"].std
@@ -81,6 +81,19 @@ def test_a_rehearsal_makes_a_reward_model_that_can_be_run_with(
     assert std is not None
     assert -0.3 < mean < 0.3
     assert 0.2 < std < 0.7
+
+
+def test_slow_steps_are_made_a_few_times(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a mean needs behind those that warm up, once the time for them is over."""
+    monkeypatch.setattr(rehearsal, "WITHIN_S", 0.0)
+    feedback = tmp_path / "feedback.jsonl"
+    feedback.write_text(FEEDBACK * 40)
+    kwargs = {"epochs": 5, "batch": 4, "rank": 2, "max_tokens": 32, "validation_share": 0}
+    rehearse(
+        settings_of(model=str(base), feedback=str(feedback), reward_training=kwargs), tmp_path, rehearsing()
+    )
+    results = json.loads((tmp_path / "reward_model/training_results.json").read_text())
+    assert results["steps"] == LEAST_STEPS
 
 
 def test_a_reward_that_is_named_needs_no_rehearsal(base: Path, tmp_path: Path) -> None:
