@@ -39,6 +39,7 @@ Table = Mapping[tuple[str, str], Access]
 
 ACCESS: Final[Table] = {
     ("GET", "/"): Access.ANYBODY,
+    ("GET", "/link"): Access.ANYBODY,
     ("GET", "/console/{file}"): Access.ANYBODY,
     ("GET", "/api/health"): Access.ANYBODY,
     ("GET", "/api/openapi.json"): Access.ANYBODY,

@@ -27,6 +27,12 @@ def page() -> Page:
     return Page(_FILES["index.html"].read_bytes())
 
 
+@router.get("/link", response_class=Page)
+def link_page() -> Page:
+    """Return the page on which the holder of a link rates; its secret is behind the `#` of the address."""
+    return Page(_FILES["link.html"].read_bytes())
+
+
 @router.get(
     "/console/{file}",
     response_class=Response,

@@ -86,14 +86,14 @@ Link = Annotated[FeedbackLink, Depends(link_of)]
 
 @router.post("/api/projects/{project}/agents/{agent_id}/links", status_code=201)
 def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink) -> dict[str, Any]:
-    """Make a link; its secret is shown this once."""
+    """Make a link; its secret is shown this once. page: the address at which its holder rates."""
     items = [item.model_dump() for item in body.items]
     made, secret = parts_of(request).accounts.run(
         lambda session, now: feedback_links.add(
             session, now, member, agent=agent_id, items=items, rater=body.rater, days=body.days
         )
     )
-    return {"link": secret, **_shown(made)}
+    return {"link": secret, "page": f"/link#{secret}", **_shown(made)}
 
 
 @router.get("/api/projects/{project}/agents/{agent_id}/links")

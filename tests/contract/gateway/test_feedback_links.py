@@ -39,7 +39,9 @@ def said(gateway: SmallGateway, link: dict[str, Any], body: dict[str, Any]) -> A
 def test_its_holder_rates_each_response_once(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
     """They see what they rate and nothing of who asks; a second opinion of the same response is refused."""
     link = made(small_gateway, ada)
-    seen = small_gateway.get("/api/link", {"Penstock-Link": link["link"]}).json()
+    path, _, secret = link["page"].partition("#")
+    assert small_gateway.get(path, {}).headers["content-type"].startswith("text/html")
+    seen = small_gateway.get("/api/link", {"Penstock-Link": secret}).json()
     assert seen["items"] == [{"prompt": one["prompt"], "response": "4"} for one in ITEMS]
     assert "alpha" not in str(seen)
     assert "user-7" not in str(seen)

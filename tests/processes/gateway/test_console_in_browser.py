@@ -3,6 +3,7 @@
 With PENSTOCK_SCREENSHOTS=FOLDER it leaves the pictures of docs/gateway.md there.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
-from tests.processes.gateway.test_gateway_process import PASSWORD, operator
+import httpx2
+
+from tests.processes.gateway.test_gateway_process import PASSWORD, new_token, operator
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
 from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess
 from tests.support.gateway.job_templates import write_templates
@@ -174,6 +177,36 @@ def test_from_an_invitation_to_a_version_that_is_rolled_back(
     other.get_by_text("owner of beta").wait_for()
     assert other.get_by_text("my_agent").count() == 0
     assert complaints == []
+
+
+def test_somebody_without_an_account_rates_by_a_link(
+    browser: "Browser", gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    """An answer is scored and one of two is chosen, once each; a link that is none is told."""
+    token = new_token(tmp_path, "alpha")
+    pair = {"prompt": "2 + 2?", "responses": ["four", "five"]}
+    single = {"prompt": "say it", "response": "<b>hello</b>\nyou"}
+    with httpx2.Client(base_url=gateway.url, headers={"Authorization": f"Bearer {token}"}) as http:
+        asked = {"items": [single, pair], "rater": "user-7"}
+        made = http.post("/api/projects/alpha/agents/my_agent/links", json=asked).json()
+        complaints: list[str] = []
+        tab = open_tab(browser, gateway.url, complaints, made["page"])
+        tab.get_by_text("<b>hello</b>\nyou").wait_for()
+        check_look(tab, "link")
+        tab.get_by_label("Score of 1, 0 to 1").fill("0.5")
+        tab.get_by_role("button", name="Rate").click()
+        expect(tab.get_by_label("What became of 1")).to_have_text("Thank you.")
+        tab.get_by_role("button", name="The second is better (2)").press("Enter")
+        expect(tab.get_by_label("What became of 2")).to_have_text("Thank you.")
+        lines = http.get("/api/projects/alpha/agents/my_agent/feedback").text.splitlines()
+        first, second = map(json.loads, lines)
+        assert (first["score"], second["chosen"], second["rejected"]) == (0.5, "five", "four")
+        assert complaints == []
+        tab.reload()
+        tab.get_by_role("button", name="The first is better (2)").click()
+        expect(tab.get_by_label("What became of 2")).to_contain_text("what you said first counts")
+        tab.goto(f"{gateway.url}/link#psl_none")
+        tab.get_by_text("this link does not count").wait_for()
 
 
 def invitation(owner: "Page") -> str:

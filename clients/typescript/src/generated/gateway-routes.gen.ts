@@ -49,6 +49,8 @@ import type {
   LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses,
   LeaveApiAuthOidcPostData,
   LeaveApiAuthOidcPostResponses,
+  LinkPageLinkGetData,
+  LinkPageLinkGetResponses,
   LinksApiProjectsProjectAgentsAgentIdLinksGetData,
   LinksApiProjectsProjectAgentsAgentIdLinksGetResponses,
   LogApiProjectsProjectJobsJobLogGetData,
@@ -157,6 +159,7 @@ export interface GatewayRoutes {
   'GET /api/projects/{project}/templates': { takes: TemplatesApiProjectsProjectTemplatesGetData; answers: TemplatesApiProjectsProjectTemplatesGetResponses[keyof TemplatesApiProjectsProjectTemplatesGetResponses] };
   'GET /api/projects/{project}/tokens': { takes: TokensApiProjectsProjectTokensGetData; answers: TokensApiProjectsProjectTokensGetResponses[keyof TokensApiProjectsProjectTokensGetResponses] };
   'GET /console/{file}': { takes: FileOfPageConsoleFileGetData; answers: FileOfPageConsoleFileGetResponses[keyof FileOfPageConsoleFileGetResponses] };
+  'GET /link': { takes: LinkPageLinkGetData; answers: LinkPageLinkGetResponses[keyof LinkPageLinkGetResponses] };
   'GET /rl': { takes: PageRlGetData; answers: PageRlGetResponses[keyof PageRlGetResponses] };
   'GET /rl/{file}': { takes: FileOfPageRlFileGetData; answers: FileOfPageRlFileGetResponses[keyof FileOfPageRlFileGetResponses] };
   'POST /api/auth/join': { takes: JoinApiAuthJoinPostData; answers: JoinApiAuthJoinPostResponses[keyof JoinApiAuthJoinPostResponses] };

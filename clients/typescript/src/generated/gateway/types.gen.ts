@@ -4930,6 +4930,71 @@ export type FileOfPageConsoleFileGetResponses = {
 
 export type FileOfPageConsoleFileGetResponse = FileOfPageConsoleFileGetResponses[keyof FileOfPageConsoleFileGetResponses];
 
+export type LinkPageLinkGetData = {
+    body?: never;
+    path?: never;
+    query?: never;
+    url: '/link';
+};
+
+export type LinkPageLinkGetErrors = {
+    /**
+     * It cannot be done with what there is.
+     */
+    400: Error;
+    /**
+     * No token, or one that does not count any more.
+     */
+    401: Error;
+    /**
+     * The caller's role does not suffice.
+     */
+    403: Error;
+    /**
+     * There is no such thing, or none of the caller's.
+     */
+    404: Error;
+    /**
+     * The body came too slowly.
+     */
+    408: Error;
+    /**
+     * The state does not admit it.
+     */
+    409: Error;
+    /**
+     * The body is too large.
+     */
+    413: Error;
+    /**
+     * The request names another host.
+     */
+    421: Error;
+    /**
+     * A field is wrong.
+     */
+    422: Error;
+    /**
+     * Too many requests; `Retry-After` says when to try again.
+     */
+    429: Error;
+    /**
+     * A database does not answer; `Retry-After` says when to try again.
+     */
+    503: Error;
+};
+
+export type LinkPageLinkGetError = LinkPageLinkGetErrors[keyof LinkPageLinkGetErrors];
+
+export type LinkPageLinkGetResponses = {
+    /**
+     * Successful Response
+     */
+    200: string;
+};
+
+export type LinkPageLinkGetResponse = LinkPageLinkGetResponses[keyof LinkPageLinkGetResponses];
+
 export type PageRlGetData = {
     body?: never;
     path?: never;
