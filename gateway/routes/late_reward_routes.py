@@ -55,7 +55,10 @@ class LateRewards(Body):
 
 @router.post("/api/projects/{project}/agents/{agent_id}/late-rewards", status_code=201)
 def take_late(request: Request, member: Member, agent_id: AgentId, body: LateRewards) -> dict[str, int]:
-    """Store late rewards, all or none; the oldest of a rater give way beyond 250,000."""
+    """Store late rewards, all or none.
+
+    The oldest of a rater give way beyond 250,000; beyond a million in all, those of the project that has most.
+    """
     parts = parts_of(request)
     parts.registry.add_feedback(
         f"{member.project}/{agent_id}",

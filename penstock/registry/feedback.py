@@ -1,9 +1,11 @@
 """Rewards that arrived too late for training, stored for a reward model under (episode id, step).
 
 A row has a fixed size, whatever its caller sends. Each caller keeps so many rows and pushes out only its own.
+Where all of them together have too many, the project that has most gives way.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -17,7 +19,7 @@ from penstock.registry.records import check_number
 from penstock.registry.registry_errors import NotAllowed
 
 MAX_KEPT: Final = 1_000_000
-"""Bound over all policies and callers together; the oldest are removed first."""
+"""Bound over all policies and callers together; the oldest of the project that has most are removed first."""
 MAX_KEPT_PER_CALLER: Final = 250_000
 """About 30 MB on disk."""
 MAX_EPISODE_ID_LENGTH: Final = 48
@@ -101,10 +103,11 @@ def _check(episode: str, step: int, amount: float) -> None:
 
 
 def _trim(session: Session, digest: str) -> None:
-    """Remove the oldest of all, then of this caller; nothing is counted while the table is small."""
+    """Remove the oldest of who has too many, then of this caller; nothing is counted of a small table."""
     newest = session.scalar(select(func.max(FeedbackRow.number))) or 0
-    session.execute(delete(FeedbackRow).where(FeedbackRow.number <= newest - MAX_KEPT))
     oldest = session.scalar(select(func.min(FeedbackRow.number))) or 0
+    if newest - oldest >= MAX_KEPT:
+        _make_room(session)
     if newest - oldest < MAX_KEPT_PER_CALLER:
         return
     own = FeedbackRow.caller == digest
@@ -112,3 +115,25 @@ def _trim(session: Session, digest: str) -> None:
     last = session.scalar(too_old.offset(MAX_KEPT_PER_CALLER).limit(1))
     if last is not None:
         session.execute(delete(FeedbackRow).where(own, FeedbackRow.number <= last))
+
+
+def _make_room(session: Session) -> None:
+    """Remove a hundredth more than are too many, so that rows are not counted by project for each new one."""
+    count = session.scalar(select(func.count()).select_from(FeedbackRow)) or 0
+    too_many = count - MAX_KEPT
+    if too_many <= 0:
+        return
+    too_many += MAX_KEPT // 100
+    rows = Counter[str]()
+    for policy, number in session.execute(
+        select(FeedbackRow.policy, func.count()).group_by(FeedbackRow.policy)
+    ):
+        rows[policy.partition("/")[0]] += number
+    for project, number in rows.most_common():
+        if too_many <= 0:
+            return
+        own = (FeedbackRow.policy == project) | FeedbackRow.policy.startswith(f"{project}/", autoescape=True)
+        oldest = select(FeedbackRow.number).where(own).order_by(FeedbackRow.number)
+        last = session.scalar(oldest.offset(min(too_many, number) - 1).limit(1))
+        session.execute(delete(FeedbackRow).where(own, FeedbackRow.number <= last))
+        too_many -= number

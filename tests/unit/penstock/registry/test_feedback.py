@@ -46,6 +46,23 @@ def test_a_caller_pushes_out_its_own_rewards_alone(tmp_path: Path, monkeypatch: 
     assert [step for episode, step in kept if episode == "s-2-y"] == list(range(153, 163))
 
 
+def test_who_has_most_makes_room_for_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project that speaks for many callers, of many agents, takes nothing from another one."""
+    monkeypatch.setattr(feedback, "MAX_KEPT", 20)
+    with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
+        registry.add_feedback("al/quiet", [("s-1-x", step, 0.0) for step in range(5)], caller="ada")
+        registry.add_feedback("alone", [("s-1-x", step, 0.0) for step in range(5)])
+        for step in range(100):
+            policy, caller = f"alpha/agent-{step % 7}", f"user-{step}"
+            registry.add_feedback(policy, [("s-2-y", step, 0.0)], caller=caller)
+        kept = {
+            policy: [row.step for row in registry.feedback(policy)]
+            for policy in ("al/quiet", "alone", *(f"alpha/agent-{number}" for number in range(7)))
+        }
+    assert kept.pop("al/quiet") == kept.pop("alone") == list(range(5))
+    assert sorted(step for steps in kept.values() for step in steps) == list(range(90, 100))
+
+
 @pytest.mark.parametrize(
     ("reward", "why"),
     [
