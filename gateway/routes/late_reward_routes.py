@@ -57,7 +57,7 @@ class LateRewards(Body):
 def take_late(request: Request, member: Member, agent_id: AgentId, body: LateRewards) -> dict[str, int]:
     """Store late rewards, all or none.
 
-    The oldest of a rater give way beyond 250,000; beyond a million in all, those of the project that has most.
+    The oldest of a rater give way beyond 250,000; beyond a million in all, of the project that has most.
     """
     parts = parts_of(request)
     parts.registry.add_feedback(
