@@ -32,6 +32,8 @@ HEADERS: Final = {
 }
 MAX_BODY_BYTES: Final = 1 * MIB
 MAX_IMPORT_BYTES: Final = 64 * MIB
+LARGE_AT_ONCE: Final = 4
+"""Bodies above `MAX_BODY_BYTES` that are in memory at the same time."""
 BODY_S: Final = 30.0
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -42,7 +44,8 @@ class Doors:
 
     hosts: names that a request may give as its host, beside loopback's. origins: pages elsewhere from which a
     browser may call, as `https://HOST[:PORT]`. large: routes whose body may have `MAX_IMPORT_BYTES`, by path
-    suffix. body_s: seconds in which a body must have come, however large. any_host: whatever name it gives.
+    suffix. large_at_once: of such bodies. body_s: seconds in which a body must have come, however large.
+    any_host: whatever name it gives.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -50,6 +53,7 @@ class Doors:
     large: frozenset[str] = frozenset({"/feedback"})
     body_s: float = BODY_S
     max_body_bytes: int = MAX_BODY_BYTES
+    large_at_once: int = LARGE_AT_ONCE
     any_host: bool = False
 
     def check_host(self, host: str) -> None:
@@ -85,6 +89,7 @@ class Envelope:
         self._app, self._form = app, form
         self._doors = doors
         self._admit = admit
+        self._large_bodies = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -92,7 +97,7 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         answer = _Answer(scope, send)
-        body = _Body(receive, self._limit(scope["path"]), self._doors.body_s)
+        body = _Body(receive, self._doors, self._limit(scope["path"]), self._admit_large)
         try:
             self._check(scope)
             body.check_length(Headers(scope=scope).get("content-length"))
@@ -101,6 +106,14 @@ class Envelope:
             if answer.begun:
                 raise
             await self._form(error)(scope, receive, answer.send)
+        finally:
+            self._large_bodies -= body.is_large
+
+    def _admit_large(self) -> None:
+        """Count a large body; raises ApiError where it is one too many."""
+        if self._large_bodies >= self._doors.large_at_once:
+            raise ApiError(429, "others are sending large bodies: send it again in a moment", retry_s=1.0)
+        self._large_bodies += 1
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -119,15 +132,21 @@ class Envelope:
 
 
 class _Body:
-    """Hands on the parts of a body as long as it is small enough and in time."""
+    """Hands on the parts of a body as long as it is small enough and in time.
 
-    def __init__(self, receive: Receive, limit: int, within_s: float) -> None:
+    admit_large: called once it has become large, which may raise. is_large: whether it was admitted as such.
+    """
+
+    def __init__(self, receive: Receive, doors: Doors, limit: int, admit_large: Callable[[], None]) -> None:
         self._receive = receive
         self._limit = limit
         self._left = limit
-        self._deadline_s = time.monotonic() + within_s
-        self._within_s = within_s
+        self._small = doors.max_body_bytes
+        self._admit_large = admit_large
+        self._within_s = doors.body_s
+        self._deadline_s = time.monotonic() + doors.body_s
         self._whole = False
+        self.is_large = False
 
     def check_length(self, said: str | None) -> None:
         """Raise ApiError 413 for a body that says of itself that it is too large."""
@@ -147,6 +166,9 @@ class _Body:
         self._left -= len(message.get("body", b""))
         if self._left < 0:
             raise self._too_large()
+        if not self.is_large and self._limit - self._left > self._small:
+            self._admit_large()
+            self.is_large = True
         self._whole = not message.get("more_body", False)
         return message
 
