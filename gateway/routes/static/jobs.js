@@ -7,6 +7,8 @@ import { live, refill } from "./live.js";
 import { steering, traffic } from "./steer.js";
 
 const OPEN = new Set(["queued", "running"]);
+const IN_USE = new Set(["active", "canary"]);
+const NEWEST = 8;
 
 // workload: of the jobs that are shown; left out: all. The list grows and changes while it is looked at.
 export async function jobs({ base, project, role, signal, again, workload }) {
@@ -84,7 +86,7 @@ export async function job({ base, role, signal }, id) {
     job: show,
     curve: (columns) => refill(curve, drawn(columns)),
     versions: (news) => {
-      refill(every, versions(path, role, news));
+      refill(every, versions(path, role, news, every.querySelector("details")?.open));
       if (role !== "viewer" && news.versions.length && !split.hasChildNodes()) split.append(traffic(path, news.traffic));
     },
     trouble: ({ of, detail }) => refill(of === "curve" ? curve : every, element("p", {}, detail)),
@@ -108,17 +110,23 @@ function result(found) {
   return table("Result", ["What", "Value"], Object.entries(found).map(([key, value]) => [key, String(value)]));
 }
 
-// The versions, newest first, and the decisions about them.
-function versions(path, role, found) {
+// The versions, newest first, and the decisions about them; older ones that clients do not get are folded, unless `open`.
+function versions(path, role, found, open) {
   const decide = (action, body) => async () => { await call("POST", `${path}/${action}`, body); };
   const reason = "from the console";
-  const rows = [...found.versions].reverse().map((one) => [
+  const row = (one) => [
     one.label ? `${one.label} (${one.version})` : String(one.version), one.status, one.origin,
     one.evaluation ? `${one.evaluation.mean.toPrecision(4)} ± ${one.evaluation.std.toPrecision(3)}` : "–",
     role === "viewer" ? "–" : element("div", { class: "row" },
       button(`promote ${one.version}`, decide("promote", { version: one.version, reason })),
       button(`roll back ${one.version}`, decide("rollback", { version: one.version, reason })),
       button(`download ${one.version}`, () => keepFile(`${path}/versions/${one.version}/weights`))),
-  ]);
-  return table("Versions", ["Version", "Status", "Origin", "Evaluation", "Decide"], rows);
+  ];
+  const every = [...found.versions].reverse();
+  const isShown = (one, place) => place < NEWEST || IN_USE.has(one.status);
+  const older = every.filter((...which) => !isShown(...which));
+  const columns = ["Version", "Status", "Origin", "Evaluation", "Decide"];
+  return element("div", {}, table("Versions", columns, every.filter(isShown).map(row)),
+    older.length ? element("details", { open }, element("summary", {}, `${older.length} older versions`),
+      table("Older versions", columns, older.map(row))) : "");
 }

@@ -15,7 +15,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 import httpx2
 
-from tests.processes.gateway.test_gateway_process import PASSWORD, new_token, operator
+from tests.processes.gateway.test_gateway_process import PASSWORD, operator
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
 from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess
 from tests.support.gateway.job_templates import write_templates
@@ -183,7 +183,7 @@ def test_somebody_without_an_account_rates_by_a_link(
     browser: "Browser", gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     """An answer is scored and one of two is chosen, once each; a link that is none is told."""
-    token = new_token(tmp_path, "alpha")
+    token = operator(tmp_path, "token", "add", "ci", "--project", "alpha").stdout.strip()
     pair = {"prompt": "2 + 2?", "responses": ["four", "five"]}
     single = {"prompt": "say it", "response": "<b>hello</b>\nyou"}
     with httpx2.Client(base_url=gateway.url, headers={"Authorization": f"Bearer {token}"}) as http:
