@@ -15,7 +15,7 @@
     feedback_training     the jobs behind them
     api                   names for programs in Python
     sentiment             a task whose true reward and best policy are known
-    commands/             `penstock reward …` and `penstock generate`
+    commands/             `penstock reward …`, `penstock feedback export` and `penstock generate`
 
 What it shares with other workloads of language models is in `workloads.language`. Importing this package
 imports nothing heavy; `pip install 'penstock-rl[rlhf]'` brings what the modules need.
@@ -39,6 +39,7 @@ WORKLOAD = Workload(
     algorithms={"token_ppo": "penstock.config.sections.token:TokenPPOSection"},
     commands={
         "reward": "workloads.rlhf.commands.reward_commands:reward_commands",
+        "feedback": "workloads.rlhf.commands.feedback_commands:feedback_commands",
         "generate": "workloads.rlhf.commands.generate:generate",
     },
     prepare="workloads.rlhf.preparation:prepare",
