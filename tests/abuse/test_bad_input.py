@@ -162,6 +162,12 @@ COMMANDS: Final = {
     "scores to no folder": (
         ("reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "-o", "absent/x"), "-o absent/x: ",
     ),
+    "feedback from nowhere": (("feedback", "export", "absent.jsonl"), "feedback=absent.jsonl: no such file"),
+    "feedback over what is read": (
+        ("feedback", "export", "rows.jsonl", "-o", "rows.jsonl"),
+        "--output rows.jsonl: is the file that is read",
+    ),
+    "feedback to no folder": (("feedback", "export", "rows.jsonl", "-o", "absent/x"), "-o absent/x: "),
     "generate from a file": (("generate", "file", "--prompt", "a"), "file: "),
     "doctor of a run": (("doctor", "run"), "unexpected extra argument"),
     "a reason that is no text": (
