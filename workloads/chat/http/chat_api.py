@@ -34,17 +34,13 @@ from workloads.chat.http.answer_book import AnswerBook
 from workloads.chat.http.asking import Asking
 from workloads.chat.http.chat_bodies import Correction, OfTurn, Prefer, Stars, Thumb
 from workloads.chat.http.judged import Judge
+from workloads.chat.http.kept_ratings import CORRECTED, THUMB, rating_of
 from workloads.chat.http.message_limit import MessageLimit
 from workloads.chat.http.talk_record import Answered, TalkRecord
 from workloads.chat.loop.ensemble import disagreement, told
 from workloads.chat.loop.loop_state import folder_of
 from workloads.chat.loop.served_judge import judge_address
 
-THUMB: Final = "thumb"
-CORRECTED: Final = "corrected"
-SOURCE: Final = "chat"
-ASKED_SOURCE: Final = "chat-asked"
-"""Of ratings that somebody was asked for."""
 MOST_TALKS: Final = 1024
 MOST_OF_ONE: Final = 32
 """Conversations of a person that are remembered at once."""
@@ -283,7 +279,7 @@ class ChatApi:
         """Keep a thumb; returns whether the turn may be learned from with it. Raises ApiError."""
         answer = _answer_of(talk, body)
         amount = 1.0 if body.up else -1.0
-        await self._keep(_rating(talk, answer, body, key=THUMB, score=amount))
+        await self._keep(rating_of(talk, answer, body, key=THUMB, score=amount))
         if amount == answer.thumb:
             return answer.learned
         more = amount - answer.thumb
@@ -299,7 +295,7 @@ class ChatApi:
     async def stars(self, talk: TalkRecord, body: Stars) -> None:
         """Keep what somebody thinks of one side of an answer; raises ApiError."""
         answer = _answer_of(talk, body)
-        await self._keep(_rating(talk, answer, body, key=body.key, score=float(body.stars)))
+        await self._keep(rating_of(talk, answer, body, key=body.key, score=float(body.stars)))
 
     async def prefer(self, talk: TalkRecord, body: Prefer) -> str:
         """Keep which of two answers is better, go on with it, and return it. Raises ApiError."""
@@ -308,7 +304,7 @@ class ChatApi:
         if first is None:
             raise ApiError(409, "turn: there is one answer: ask for another one first", field="turn")
         better, worse = (first, second) if body.better == "first" else (second, first)
-        await self._keep(_rating(talk, better, body, key="preferred", rejected=worse.text))
+        await self._keep(rating_of(talk, better, body, key="preferred", rejected=worse.text))
         second.other = None
         if talk.newest is second:
             talk.take(better)
@@ -319,7 +315,9 @@ class ChatApi:
         answer = _answer_of(talk, body)
         if body.text == answer.text:
             raise ApiError(422, "text: is what was answered: write what it should have been", field="text")
-        await self._keep(_rating(talk, answer, body, key=CORRECTED, response=body.text, rejected=answer.text))
+        await self._keep(
+            rating_of(talk, answer, body, key=CORRECTED, response=body.text, rejected=answer.text)
+        )
 
     async def export(self, person: str) -> list[dict[str, Any]]:
         """Return everything that somebody has said of answers, oldest first."""
@@ -355,27 +353,3 @@ def _answer_of(talk: TalkRecord, body: OfTurn) -> Answered:
     if answer is None:
         raise ApiError(404, f"turn={body.turn}: has no answer", field="turn")
     return answer
-
-
-def _rating(
-    talk: TalkRecord,
-    answer: Answered,
-    body: OfTurn,
-    *,
-    key: str,
-    score: float | None = None,
-    rejected: str | None = None,
-    response: str | None = None,
-) -> Rating:
-    return Rating(
-        prompt=[{"role": str(one["role"]), "content": str(one["content"])} for one in answer.before],
-        response=answer.text if response is None else response,
-        score=score,
-        rejected=rejected,
-        key=key,
-        source=ASKED_SOURCE if answer.asked else SOURCE,
-        conversation=talk.name,
-        version=answer.version or None,
-        rater=talk.person,
-        request_key=f"chat-{body.id}",
-    )

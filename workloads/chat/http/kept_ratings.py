@@ -4,8 +4,40 @@ from typing import Any, Final
 
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
+from workloads.chat.http.chat_bodies import OfTurn
+from workloads.chat.http.talk_record import Answered, TalkRecord
 
+THUMB: Final = "thumb"
+CORRECTED: Final = "corrected"
+SOURCE: Final = "chat"
+ASKED_SOURCE: Final = "chat-asked"
+"""Of ratings that somebody was asked for."""
 _PAGE: Final = 1000
+
+
+def rating_of(
+    talk: TalkRecord,
+    answer: Answered,
+    body: OfTurn,
+    *,
+    key: str,
+    score: float | None = None,
+    rejected: str | None = None,
+    response: str | None = None,
+) -> Rating:
+    """Return what is kept of somebody's opinion of an answer. response: in place of what was answered."""
+    return Rating(
+        prompt=[{"role": str(one["role"]), "content": str(one["content"])} for one in answer.before],
+        response=answer.text if response is None else response,
+        score=score,
+        rejected=rejected,
+        key=key,
+        source=ASKED_SOURCE if answer.asked else SOURCE,
+        conversation=talk.name,
+        version=answer.version or None,
+        rater=talk.person,
+        request_key=f"chat-{body.id}",
+    )
 
 
 def store(url: str, policy: str, rating: Rating) -> None:

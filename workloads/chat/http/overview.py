@@ -11,7 +11,7 @@ from penstock.registry.ratings import Tally
 from penstock.registry.records import Event
 from penstock.registry.registry import Registry
 from penstock.registry.routing import Arms
-from workloads.chat.http import chat_api
+from workloads.chat.http import kept_ratings
 from workloads.chat.http.answer_book import VersionCounts
 from workloads.chat.http.chat_api import ChatApi
 from workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
@@ -97,7 +97,7 @@ class _Read:
 def _read(run: RunSettings, policy: str) -> _Read:
     with Registry.open(run.registry, migrate=True) as opened:
         return _Read(
-            tallies=opened.tally(policy, chat_api.THUMB, above=THUMB, without=chat_api.ASKED_SOURCE),
+            tallies=opened.tally(policy, kept_ratings.THUMB, above=THUMB, without=kept_ratings.ASKED_SOURCE),
             events=opened.events(policy, _EVENTS),
             arms=opened.arms(policy),
             canaries=look_at_canaries(opened, policy, run.false_alarm),
