@@ -105,6 +105,11 @@ class ChatApi:
             )
         return self._run
 
+    async def keeps_nothing(self) -> bool:
+        """Return whether what people say of its answers is refused: its registry was not named."""
+        found = await asyncio.to_thread(self.upstream.settings)
+        return found is not None and not found.registry
+
     async def policy(self) -> str:
         """Return the name under which versions and ratings are kept; raises ApiError."""
         run = await self.run()

@@ -146,8 +146,10 @@ def _person(request: Request, body: bodies.Me) -> str:
 
 
 async def _keeping(request: Request) -> dict[tuple[str, str], ChatApi]:
-    """Return one for each place where something is kept; raises ApiError where one is not known."""
-    return {await api.kept(): api for api in _apis(request).values()}
+    """Return one for each place where something is kept; raises ApiError where one is not known yet."""
+    first, *others = _apis(request).values()
+    found = [first, *[one for one in others if not await one.keeps_nothing()]]
+    return {await api.kept(): api for api in found}
 
 
 def _name_of(request: Request) -> str:

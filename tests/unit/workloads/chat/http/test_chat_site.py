@@ -1,46 +1,27 @@
 """The API of the page over a real server of text: what it refuses, and what it says is learned."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from fastapi.testclient import TestClient
 
-from gateway.sites.site import RunAddresses, RunSettings, Upstream
-from gateway.sites.site_process import Reach, guarded_app
+from gateway.sites.site import Upstream
 from gateway.store.tables import Role
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
-from penstock.rpc.auth import Credentials
+from tests.support.chat.chat_stand import beside, chat_app, served_judge, upstream_of
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
-from tests.support.language.chat_words import chat_tokenizer
-from tests.support.language.text_address import served_text
-from tests.support.language.text_stand import WORDS, make_model
-from tests.support.run.broker_process import eventually
+from tests.support.language.text_stand import make_model
 from workloads.chat.http.chat_site import site
-from workloads.chat.loop.ensemble import member_heads, member_weights, with_members
-from workloads.chat.loop.labels import write_rows
 from workloads.chat.loop.loop_state import LoopState, folder_of, write_state
-from workloads.chat.loop.served_judge import ServedJudge, judge_address, keep_judge
-from workloads.chat.people import chat_texts
-from workloads.chat.people.population import population
-from workloads.language import tiny_models
-from workloads.language.heads.head import parse_heads, parse_weights
-from workloads.language.heads.heads_model import HeadsOrder, train_heads
-from workloads.language.prompt import Message
-from workloads.language.reward.reward_client import RewardClient
-from workloads.language.reward.reward_source import Sample
-from workloads.language.reward.training_section import RewardTraining
 
 ME = "somebody-1"
 
@@ -54,21 +35,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def client(base: Path, tmp_path: Path, short_folder: Path) -> Iterator[TestClient]:
     """Of a gateway over a server that learns nothing."""
-    with over(upstream_of(base, tmp_path, short_folder / "text.sock", learns=False)) as made:
+    with over(upstream_of(base, tmp_path, short_folder / "text.sock")) as made:
         yield made
-
-
-@contextmanager
-def upstream_of(base: Path, folder: Path, socket: Path, **serving: Any) -> Iterator[Upstream]:
-    """A run, as a site is told of it."""
-    url = f"sqlite:///{folder / 'registry.sqlite'}"
-    with Registry.open(url, migrate=True), served_text(base, socket, **serving):
-        yield Upstream(
-            addresses=lambda: RunAddresses(server=f"unix:{socket}"),
-            credentials=Credentials(),
-            settings=lambda: RunSettings(task={}, registry=url, folder=folder),
-            state=folder / "state",
-        )
 
 
 def test_people_with_accounts_sign_in_and_are_one_whatever_their_browsers_say(
@@ -82,7 +50,7 @@ def test_people_with_accounts_sign_in_and_are_one_whatever_their_browsers_say(
     owner = gateway.client.post(
         "/api/projects/alpha/invitations", json={"role": "viewer"}, headers=gateway.bearer("owner")
     )
-    run = upstream_of(base, tmp_path, short_folder / "text.sock", learns=False)
+    run = upstream_of(base, tmp_path, short_folder / "text.sock")
     with over(run, gateway=gateway) as client:
         assert client.get("/chat").status_code == 200
         assert post(client, "begin", me=ME).status_code == 401
@@ -118,9 +86,7 @@ def over(
     """Of a gateway over these runs. gateway: whose accounts are asked for; None: nobody is."""
     with ExitStack() as stack:
         others = {name: stack.enter_context(one) for name, one in agents.items()}
-        upstream = replace(stack.enter_context(run), agents=others)
-        reach = Reach(listen="127.0.0.1:0", project="alpha" if gateway else "")
-        app = guarded_app(site(), upstream, reach, None if gateway is None else gateway.accounts)
+        app = chat_app(stack.enter_context(run), others, gateway)
         yield stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
 
 
@@ -200,8 +166,8 @@ def test_a_decision_names_who_made_it_and_the_loop_waits(client: TestClient, tmp
 def test_each_agent_has_its_policy_and_its_ratings(base: Path, tmp_path: Path, short_folder: Path) -> None:
     """Whatever a policy is called, what is said of it is kept under its name; one's data is that of all."""
     (tmp_path / "other").mkdir()
-    main = upstream_of(base, tmp_path, short_folder / "a.sock", learns=False, policy="talker")
-    other = upstream_of(base, tmp_path / "other", short_folder / "b.sock", learns=False, policy="helper")
+    main = upstream_of(base, tmp_path, short_folder / "a.sock", policy="talker")
+    other = upstream_of(base, tmp_path / "other", short_folder / "b.sock", policy="helper")
     with over(main, coder=other) as client:
         assert client.get("/api/chat/agents").json() == {"agents": ["", "coder"]}
         assert post(client, "begin", "nobody", me=ME).json()["field"] == "agent"
@@ -224,40 +190,15 @@ def test_each_agent_has_its_policy_and_its_ratings(base: Path, tmp_path: Path, s
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a reward model with an ensemble."""
-    folder = tmp_path_factory.mktemp("judge")
-    tokenizer = chat_tokenizer(*chat_texts.WORDS, *WORDS)
-    tiny_models.save(tiny_models.build_model(tokenizer, seed=0), tokenizer, folder / "base")
-    said = population(9, seed=0).feedback(np.random.default_rng(0), rated=80, compared=0)
-    write_rows(folder / "said.jsonl", with_members(said))
-    heads = ["thumb=thumbs", "relevance=stars"]
-    members = member_heads(heads)
-    train_heads(
-        HeadsOrder(
-            place=str(folder / "said.jsonl"),
-            heads=parse_heads([*heads, *members]),
-            base=str(folder / "base"),
-            out=folder / "model",
-            settings=RewardTraining(epochs=2, batch=16, learning_rate=3e-3, rank=4),
-            weights=parse_weights(member_weights(members)),
-        )
-    )
-    keep_judge(folder, folder / "model")
-    with ServedJudge(folder) as served:
-        served.look()
-        eventually(lambda: bool(judge_address(folder)), "the reward model", 60)
-        client = RewardClient(judge_address(folder))
-        assert client.judge(Sample(prompt=(Message("user", "sum"),), response="done"))
-        client.close()
-        yield judge_address(folder)
+    with served_judge(tmp_path_factory.mktemp("judge")) as address:
+        yield address
 
 
 def test_somebody_is_asked_where_heads_disagree_and_that_counts_for_no_version(
     client: TestClient, judged: str, tmp_path: Path
 ) -> None:
     """A thumb that was asked for is learned from; who looks after the chat sees what is expected."""
-    folder_of(tmp_path).mkdir()
-    endpoint = {"role": "reward", "address": judged, "metrics_port": 0, "pid": os.getpid()}
-    (folder_of(tmp_path) / "judge.json").write_text(json.dumps(endpoint))
+    beside(tmp_path, judged)
     asked, others, known = list[str](), list[str](), 0
     # The model has a second for each answer, which a busy machine may not give.
     for number, words in enumerate(product(("sum", "3", "sea", "done"), repeat=3)):

@@ -1,0 +1,106 @@
+"""The page of a chat over real servers of text in this process, and the reward model of a loop beside it."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI
+
+from gateway.http_server import HttpServer
+from gateway.sites.site import RunAddresses, RunSettings, Upstream
+from gateway.sites.site_process import Reach, guarded_app
+from penstock.registry.registry import Registry
+from penstock.rpc.auth import Credentials
+from tests.support.gateway.small_gateway import SmallGateway
+from tests.support.language.chat_words import chat_tokenizer
+from tests.support.language.text_address import served_text
+from tests.support.language.text_stand import WORDS
+from tests.support.run.broker_process import eventually
+from workloads.chat.http.chat_site import site
+from workloads.chat.loop.ensemble import member_heads, member_weights, with_members
+from workloads.chat.loop.labels import write_rows
+from workloads.chat.loop.loop_state import folder_of
+from workloads.chat.loop.served_judge import ServedJudge, judge_address, keep_judge
+from workloads.chat.people import chat_texts
+from workloads.chat.people.population import population
+from workloads.language import tiny_models
+from workloads.language.heads.head import parse_heads, parse_weights
+from workloads.language.heads.heads_model import HeadsOrder, train_heads
+from workloads.language.prompt import Message
+from workloads.language.reward.reward_client import RewardClient
+from workloads.language.reward.reward_source import Sample
+from workloads.language.reward.training_section import RewardTraining
+
+PROJECT = "alpha"
+
+
+@contextmanager
+def upstream_of(base: Path, folder: Path, socket: Path, **serving: Any) -> Iterator[Upstream]:
+    """A run whose server of text learns nothing, as a site is told of it."""
+    url = f"sqlite:///{folder / 'registry.sqlite'}"
+    with Registry.open(url, migrate=True), served_text(base, socket, learns=False, **serving):
+        yield Upstream(
+            addresses=lambda: RunAddresses(server=f"unix:{socket}"),
+            credentials=Credentials(),
+            settings=lambda: RunSettings(task={}, registry=url, folder=folder),
+            state=folder / "state",
+        )
+
+
+def chat_app(run: Upstream, agents: Mapping[str, Upstream], gateway: SmallGateway | None) -> FastAPI:
+    """The application. agents: further runs. gateway: whose accounts are asked for; None: nobody is."""
+    reach = Reach(listen="127.0.0.1:0", project=PROJECT if gateway else "")
+    accounts = None if gateway is None else gateway.accounts
+    return guarded_app(site(), replace(run, agents=dict(agents)), reach, accounts)
+
+
+@contextmanager
+def page_of(app: FastAPI) -> Iterator[str]:
+    """Where it answers, on a port of its own."""
+    server = HttpServer(app, "127.0.0.1:0", lifespan="on")
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+@contextmanager
+def served_judge(folder: Path) -> Iterator[str]:
+    """The address of a reward model with an ensemble, in a process of its own."""
+    tokenizer = chat_tokenizer(*chat_texts.WORDS, *WORDS)
+    tiny_models.save(tiny_models.build_model(tokenizer, seed=0), tokenizer, folder / "base")
+    said = population(9, seed=0).feedback(np.random.default_rng(0), rated=80, compared=0)
+    write_rows(folder / "said.jsonl", with_members(said))
+    heads = ["thumb=thumbs", "relevance=stars"]
+    members = member_heads(heads)
+    train_heads(
+        HeadsOrder(
+            place=str(folder / "said.jsonl"),
+            heads=parse_heads([*heads, *members]),
+            base=str(folder / "base"),
+            out=folder / "model",
+            settings=RewardTraining(epochs=2, batch=16, learning_rate=3e-3, rank=4),
+            weights=parse_weights(member_weights(members)),
+        )
+    )
+    keep_judge(folder, folder / "model")
+    with ServedJudge(folder) as served:
+        served.look()
+        eventually(lambda: bool(judge_address(folder)), "the reward model", 60)
+        client = RewardClient(judge_address(folder))
+        assert client.judge(Sample(prompt=(Message("user", "sum"),), response="done"))
+        client.close()
+        yield judge_address(folder)
+
+
+def beside(run: Path, judge: str) -> None:
+    """The reward model at this address is that of the loop of a run."""
+    folder_of(run).mkdir()
+    endpoint = {"role": "reward", "address": judge, "metrics_port": 0, "pid": os.getpid()}
+    (folder_of(run) / "judge.json").write_text(json.dumps(endpoint))
