@@ -39,6 +39,8 @@ _THOUGHTS: Final = 64
 _DIRECT: Final = 32
 _EASY: Final = 16
 """Of the direct answers, those to the easiest questions."""
+_EASY_THOUGHTS: Final = 48
+"""Of the thoughts that say nothing, those on the easiest questions."""
 _PATIENCE: Final = 4
 """Looks without a smaller loss that end the start of a task without certain answers."""
 _LEAST_FALL: Final = 0.005
@@ -134,11 +136,11 @@ def _first_part(
     started = Started(updates=0, right_steps=0.0, right_answers=0.0)
     shows_chains = section.start != "random"
     for number in range(1, section.start_updates + 1):
-        drawn = draw_mixed(task, random, _THOUGHTS)
-        shown = [
-            lessons.chain(one) if shows_chains else lessons.random(one, section.thought_tokens - 1)
-            for one in drawn
-        ]
+        shown = (
+            [lessons.chain(one) for one in draw_mixed(task, random, _THOUGHTS)]
+            if shows_chains
+            else _random_thoughts(lessons, task, section, random)
+        )
         teacher.teach([*shown, *_direct(lessons, task, random)])
         if number % _LOOK == 0:
             started = _measure(network, task, layout, number, shows_chains=shows_chains)
@@ -189,6 +191,18 @@ def _until_no_better(
 def _said(started: Started) -> str:
     steps = "" if started.right_steps is None else f"{started.right_steps:.3f} of the steps and "
     return f"{steps}{started.right_answers:.3f} of the easiest answers are right"
+
+
+def _random_thoughts(
+    lessons: Lessons, task: Task, section: Thoughts, random: np.random.Generator
+) -> list[Lesson]:
+    """Return thoughts that say nothing, most of them on the easiest questions.
+
+    Without chains a single step is learned from these answers alone.
+    """
+    easiest = [draw(task, random, task.levels[0], held_out=False) for _ in range(_EASY_THOUGHTS)]
+    mixed = draw_mixed(task, random, _THOUGHTS - _EASY_THOUGHTS)
+    return [lessons.random(one, section.thought_tokens - 1) for one in (*easiest, *mixed)]
 
 
 def _direct(lessons: Lessons, task: Task, random: np.random.Generator) -> list[Lesson]:
