@@ -24,14 +24,16 @@ function ask(again) {
     await tell();
     await opened(again);
   };
+  // A link that the owner of the project has sent: …/chat#invitation=CODE
+  const invited = new URLSearchParams(location.hash.slice(1)).get("invitation") ?? "";
   const name = () => field("Name", "name", { autocomplete: "username", required: true });
   place.replaceChildren(
     element("h2", {}, "Sign in"),
     form("Sign in", entered(({ name: called, password }) => signIn(called, password)), name(),
       field("Password", "password", { type: "password", autocomplete: "current-password", required: true })),
-    element("details", {}, element("summary", {}, "I was invited"),
+    element("details", { open: invited !== "" }, element("summary", {}, "I was invited"),
       form("Sign up", entered(({ name: called, password, invitation }) => signUp(called, password, invitation)),
-        field("Invitation", "invitation", { autocomplete: "off", required: true }), name(),
+        field("Invitation", "invitation", { autocomplete: "off", required: true, value: invited }), name(),
         field("New password", "password", { type: "password", autocomplete: "new-password", required: true }))),
     element("details", {}, element("summary", {}, "I have a token"),
       form("Go on", entered(({ token }) => takeToken(token)),
