@@ -7,7 +7,7 @@ behind the `#` of its address, which browsers send to no server.
 from typing import Annotated, Any, Final, Self
 
 from fastapi import APIRouter, Depends, Header, Request
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from gateway import people_metrics
 from gateway.accounts import feedback_links
@@ -42,6 +42,10 @@ class LinkItem(PromptAnswered):
 
     responses: as they shall be shown. version: of the policy that gave the response, or both.
     """
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["response"]}, {"required": ["responses"]}]}
+    )
 
     response: Long | None = None
     responses: Annotated[list[Long], Field(min_length=2, max_length=2)] | None = None

@@ -29,6 +29,17 @@ CHECKS: Final = (
 )
 ENDS_THE_CALLER: Final = "/(sign-out|password|log|events)$"
 """What ends the session that calls, or answers as long as its caller listens."""
+CONFIGURATION: Final = """
+[parameters]
+"path.project" = "alpha"
+"""
+"""Names that are made up are those of no project: all such calls would be answered by 404."""
+STORES: Final = {
+    *(f"agents/{{agent_id}}/{name}" for name in ("pairs", "late-rewards", "links", "conversations")),
+    "tokens",
+    "invitations",
+}
+"""Routes of which some calls must get through to what they are about."""
 UNSENT: Final = "POST /api/projects/{project}/agents/{agent_id}/feedback"
 """Its body is JSON lines, which schemathesis does not write."""
 
@@ -46,6 +57,7 @@ def test_generated_calls_are_answered_as_described(
 ) -> None:
     """No status, no type and no shape of an answer that the document does not know; no defect."""
     shutil.copy(SERVICE, write_templates(tmp_path / "templates"))
+    (tmp_path / "schemathesis.toml").write_text(CONFIGURATION)
     operator(tmp_path, "user", "add", "ada", "--project", "alpha", stdin=f"{PASSWORD}\n")
     try:
         with GatewayProcess(tmp_path, "--templates", "templates") as gateway:
@@ -72,10 +84,19 @@ def test_generated_calls_are_answered_as_described(
             counted = re.search(r"(\d+) generated", done.stdout)
             assert counted is not None, told
             assert int(counted[1]) >= least, told
+            assert stored(gateway) >= STORES
             assert httpx2.get(f"{gateway.url}/api/health", timeout=30).status_code == 200
         assert "a request failed" not in gateway.log.read_text()
     finally:
         end_jobs(tmp_path)
+
+
+def stored(gateway: GatewayProcess) -> set[str]:
+    """The routes by which something was stored, of a project."""
+    told = httpx2.get(gateway.metrics_url, timeout=30).text
+    return set(
+        re.findall(r'requests_total{code="201",method="POST",route="/api/projects/{project}/([^"]+)"', told)
+    )
 
 
 def give_feedback(gateway: GatewayProcess, token: str) -> None:

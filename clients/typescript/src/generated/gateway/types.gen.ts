@@ -133,14 +133,7 @@ export type Leaving = {
     invitation?: string;
 };
 
-/**
- * LinkItem
- *
- * A response to score, or two of which the better one is chosen: `response` or `responses`.
- *
- * responses: as they shall be shown. version: of the policy that gave the response, or both.
- */
-export type LinkItem = {
+export type LinkItem = unknown & {
     /**
      * Conversation
      */
