@@ -10,11 +10,14 @@ it does anything; it is started again, a few times.
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +27,7 @@ from launch.gateway.job_folders import CONFIG_FILE, RUN_FOLDER, JobFolders, dry_
 from launch.gateway.job_process import BEGUN_FILE, LOG_FILE
 from launch.run.child_process import last_line, penstock, without_configuration
 from launch.run.disk import problem
+from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 
 LOCK_FILE: Final = "lock"
 STARTS_FILE: Final = "starts"
@@ -31,6 +35,7 @@ MAX_STARTS: Final = 3
 """How often a job's process is started that ends before it has noted that it began."""
 ESTIMATE_S: Final = 900.0
 """Longest time of a dry run, in seconds."""
+_ESTIMATE: Final = "estimate-"
 
 
 class LocalRunner(JobFolders):
@@ -89,16 +94,21 @@ class LocalRunner(JobFolders):
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return the dry run of a job as JSON values; raises CannotBegin, OSError."""
+        """Return the dry run of a job as JSON values; raises CannotBegin, OSError.
+
+        It ends with the gateway: the kernel closes what its launcher watches, also where that is killed.
+        """
         command = penstock("train", CONFIG_FILE, "--run-dir", RUN_FOLDER, "--dry-run", "--json")
-        with tempfile.TemporaryDirectory(prefix="estimate-", dir=self.jobs) as made:
+        self._remove_left()
+        with tempfile.TemporaryDirectory(prefix=_ESTIMATE, dir=self.jobs) as made, _lifeline() as watched:
             folder = Path(made)
             self.write_recipe(folder, template, numbers, prepare(folder))
             try:
                 done = subprocess.run(
                     command,
                     cwd=folder,
-                    env=without_configuration(os.environ),
+                    env={**without_configuration(os.environ), LIFELINE_VARIABLE: str(watched)},
+                    pass_fds=(watched,),
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     check=False,
@@ -109,6 +119,23 @@ class LocalRunner(JobFolders):
                     f"the dry run took longer than {ESTIMATE_S:g} s: train without it"
                 ) from error
         return dry_run(done.stdout, done.stderr, done.returncode)
+
+    def _remove_left(self) -> None:
+        """Remove the folders of dry runs whose gateway was killed; they hold what people wrote."""
+        for folder in self.jobs.glob(f"{_ESTIMATE}*"):
+            if time.time() - folder.stat().st_mtime > 2 * ESTIMATE_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """Yield what a process may watch to see that this one, or the block, has ended."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def _count_start(folder: Path) -> None:

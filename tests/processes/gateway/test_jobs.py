@@ -1,11 +1,14 @@
 """Jobs as their users see them: through a gateway that is killed in each of their states."""
 
+import contextlib
 import fcntl
 import json
+import os
 import signal
 import sqlite3
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +21,9 @@ import httpx2
 import psutil
 
 from gateway.jobs.job_records import Outcome
-from gateway.jobs.runner import Stage
+from gateway.jobs.runner import CannotBegin, Stage
 from gateway.store.tables import JobState
-from launch.gateway.local_runner import LocalRunner
+from launch.gateway.local_runner import ESTIMATE_S, LocalRunner
 from tests.processes.gateway.test_gateway_process import (
     PASSWORD,
     new_token,
@@ -108,6 +111,54 @@ def until(holds: Any) -> None:
             return
         pause.wait(0.1)
     pytest.fail("it did not come to hold")
+
+
+ENDLESS: Final = """
+[environment]
+id = "CartPole-v1"
+
+[algorithm]
+batch_steps = 1_000_000_000
+"""
+"""A template whose dry run makes no update."""
+
+
+def dry_runs(folder: Path) -> list[psutil.Process]:
+    """The launchers of dry runs that live."""
+    jobs = str(folder / "gateway-state" / "jobs" / "estimate-")
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "cwd"])
+        if (process.info["cwd"] or "").startswith(jobs) and "--dry-run" in (process.info["cmdline"] or [])
+    ]
+
+
+def test_a_dry_run_ends_with_its_gateway(folder: Path, token: str) -> None:
+    """Also when that is killed; what it left is removed when it is old, and not while it may go on."""
+    (folder / "templates" / "endless.toml").write_text(ENDLESS)
+    body = {"agent": "my_agent", "template": "endless"}
+    with started(folder) as gateway:
+        client = Client(gateway, token)
+        asked = threading.Thread(target=lambda: suppressed(client, body))
+        asked.start()
+        until(lambda: any(process.children() for process in dry_runs(folder)))
+        gateway.process.kill()
+        gateway.process.wait()
+        asked.join()
+    until(lambda: not dry_runs(folder))
+    (left,) = (folder / "gateway-state" / "jobs").glob("estimate-*")
+    runner = LocalRunner(folder / "gateway-state" / "jobs", folder / "templates")
+    for age_s, is_there in ((ESTIMATE_S, True), (3 * ESTIMATE_S, False)):
+        os.utime(left, (time.time() - age_s,) * 2)
+        with pytest.raises(CannotBegin):
+            runner.estimate("wrong", {}, lambda _: {})
+        assert left.exists() is is_there
+
+
+def suppressed(client: Client, body: dict[str, Any]) -> None:
+    """Ask for a dry run at a gateway that does not live to answer."""
+    with contextlib.suppress(httpx2.TransportError):
+        client.http.post("/api/projects/alpha/estimates", json=body, timeout=PATIENCE_S)
 
 
 def trainings(folder: Path, job: dict[str, Any]) -> list[psutil.Process]:
