@@ -104,21 +104,26 @@ class LocalRunner(JobFolders):
             folder = Path(made)
             self.write_recipe(folder, template, numbers, prepare(folder))
             try:
-                done = subprocess.run(
-                    command,
-                    cwd=folder,
-                    env={**without_configuration(os.environ), LIFELINE_VARIABLE: str(watched)},
-                    pass_fds=(watched,),
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    check=False,
-                    timeout=ESTIMATE_S,
-                )
+                with (folder / LOG_FILE).open(
+                    "wb"
+                ) as log:  # a pipe would end it where it next says something
+                    done = subprocess.run(
+                        command,
+                        cwd=folder,
+                        env={**without_configuration(os.environ), LIFELINE_VARIABLE: str(watched)},
+                        pass_fds=(watched,),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        check=False,
+                        timeout=ESTIMATE_S,
+                    )
             except subprocess.TimeoutExpired as error:
                 raise CannotBegin(
                     f"the dry run took longer than {ESTIMATE_S:g} s: train without it"
                 ) from error
-        return dry_run(done.stdout, done.stderr, done.returncode)
+            told = (folder / LOG_FILE).read_bytes()
+        return dry_run(done.stdout, told, done.returncode)
 
     def _remove_left(self) -> None:
         """Remove the folders of dry runs whose gateway was killed; they hold what people wrote."""
