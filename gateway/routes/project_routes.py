@@ -120,7 +120,7 @@ def revoke_token(request: Request, member: Member, token: str) -> None:
 def read_audit(
     request: Request,
     member: Member,
-    before: Annotated[int | None, Query(ge=1)] = None,
+    before: Annotated[int | None, Query(ge=1, lt=2**63)] = None,
     limit: Annotated[int, Query(ge=1, le=audit.MAX_READ)] = 100,
 ) -> dict[str, Any]:
     """Return who did what in a project, newest first."""

@@ -70,6 +70,22 @@ def test_the_name_of_a_field_is_repeated_in_part(small_gateway: SmallGateway, ow
         assert len(reply.text) < 1000
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["audit?before=", "agents/a/feedback?after=", "agents/a/late-rewards?after="],
+    ids=["audit", "ratings", "late"],
+)
+def test_a_number_that_no_database_holds_is_refused(
+    small_gateway: SmallGateway, owner: dict[str, str], path: str
+) -> None:
+    """By field; the largest that one does hold is a number like any other."""
+    at = f"/api/projects/alpha/{path}"
+    assert small_gateway.get(f"{at}{2**63 - 1}", owner).status_code == 200
+    for number in (2**63, 10**30):
+        reply = small_gateway.get(f"{at}{number}", owner)
+        assert (reply.status_code, reply.json()["field"]) == (422, path.partition("?")[2].rstrip("="))
+
+
 @pytest.mark.parametrize("number", ['"8"', "true", "null", "[8]", '{"a": 8}'])
 def test_a_number_of_a_training_is_a_number(
     small_gateway: SmallGateway, owner: dict[str, str], number: str
