@@ -35,9 +35,9 @@ from workloads.language.heads.heads_model import HeadsModel
 from workloads.language.reward.reward_source import Sample
 from workloads.language.tokenizer import load_tokenizer
 
-BETA: Final = 0.1
+BETA: Final = 0.05
 """Weight of the distance to the base, per nat, in the reward of PPO."""
-TOKENS: Final = 60_000
+TOKENS: Final = 120_000
 """Of answers, that PPO learns from."""
 CANDIDATES: Final = 8
 STEPS: Final = (3e-4, 1e-3, 3e-3)
