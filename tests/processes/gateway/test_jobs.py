@@ -123,6 +123,7 @@ batch_steps = 1_000_000_000
 [broker]
 max_log_bytes = 1_000_000_000_000
 max_log_entries = 100_000_000
+max_memory_bytes = 2_000_000_000_000
 """
 """A template whose dry run makes no update."""
 
