@@ -150,7 +150,11 @@ def test_a_dry_run_ends_with_its_gateway(folder: Path, token: str) -> None:
         gateway.process.kill()
         gateway.process.wait()
         asked.join()
-    until(lambda: not dry_runs(folder))
+    try:
+        until(lambda: not dry_runs(folder))
+    finally:
+        for process in dry_runs(folder):
+            process.kill()
     (left,) = (folder / "gateway-state" / "jobs").glob("estimate-*")
     runner = LocalRunner(folder / "gateway-state" / "jobs", folder / "templates")
     for age_s, is_there in ((ESTIMATE_S, True), (3 * ESTIMATE_S, False)):
