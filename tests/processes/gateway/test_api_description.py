@@ -70,7 +70,7 @@ def test_generated_calls_are_answered_as_described(
                 *("--checks", ",".join(CHECKS), "--max-examples", str(examples), "--phases", phases),
                 *("--exclude-path-regex", ENDS_THE_CALLER, "--exclude-name", UNSENT),
                 *("--rate-limit", "80/s", "--generation-database", "none"),
-                *("--request-timeout", "120"),  # a dry run trains for some seconds
+                *("--request-timeout", "600"),  # a dry run trains for some seconds, longer on a busy machine
             )
             done = subprocess.run(
                 [str(Path(sys.executable).with_name("st")), *words],
