@@ -288,13 +288,14 @@ def test_early_stopping_saves_updates_and_restores_the_best_byte_for_byte(tmp_pa
 
 def test_thoughts_before_real_text_are_learned_from_and_judged(tmp_path: Path) -> None:
     """At four places behind one another, with a mixing head, through all processes and a killed actor."""
-    kwargs = {"start_updates": 100}
+    kwargs = {"task": "text:12:1:4", "start_updates": 100}
     over: dict[str, Any] = {
         "environment": {"kwargs": kwargs},
+        "actor": {"unroll_length": 24},
         "policy": {"kwargs": {"mixing": 16}},
         "learner": {"total_updates": 60},
         "evaluation": {"episodes": 64},
-        "algorithm": {"validate_every": 30, "validation_questions": 64},
+        "algorithm": {"validate_every": 30, "validation_questions": 64, "batch_steps": 24 * 128},
     }
     training = Training(tmp_path / "run", str(recipe(tmp_path, TEXT, **over)))
     training.until_steps(1)
