@@ -29,7 +29,7 @@ test-slow: .venv/installed-test .venv/installed-learn
 
 # On the cluster that KUBECONFIG names, or on one that is built from PENSTOCK_KUBERNETES_SOURCE (docs/kubernetes.md).
 test-kubernetes: .venv/installed-test
-	$(BIN)/pytest -ra tests/kubernetes $(ARGS)
+	$(BIN)/pytest -ra --timeout 3600 tests/kubernetes $(ARGS)
 
 # Each mechanism switched off in a copy of the tree: the test that guards it must fail.
 mutations: .venv/installed-test

@@ -22,6 +22,11 @@ PACKAGES: Final = (
     *("procps", "kmod", "ethtool", "socat", "kubernetes-client"),
 )
 VERSION: Final = "v1.36.2"
+APART: Final = (
+    *("setpriv", "--pdeathsig", "KILL", "--"),
+    *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
+)
+"""Before a command that mounts: its mounts and all of its processes end with this one, however that ends."""
 _BUILD: Final = """
 set -eu
 mount -t proc proc "$ROOT/proc"
@@ -72,7 +77,7 @@ def node_root(source: Path) -> Path:
     (making / "source").mkdir()
     run("tar", "--extract", f"--file={source}", f"--directory={making / 'source'}")
     environment = {"ROOT": str(making), "VERSION": VERSION, "PROGRAMS": " ".join(PROGRAMS)}
-    run("unshare", "--mount", "bash", "-c", _BUILD, **environment)
+    run(*APART, "bash", "-c", _BUILD, **environment)
     making.rename(root)
     return root
 
@@ -84,7 +89,7 @@ def bootstrap(root: Path, suite: str, packages: tuple[str, ...]) -> None:
         '--aptopt=Acquire::Check-Valid-Until "false"',
         f"--include={','.join(packages)}",
     ]
-    run("mmdebstrap", *words, suite, str(root), *mirror())
+    run(*APART, "mmdebstrap", *words, suite, str(root), *mirror())
 
 
 def run(*words: str, **variables: str) -> None:

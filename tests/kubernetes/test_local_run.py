@@ -5,18 +5,22 @@ calls from a pod of its own all the time. The books balance after each.
 """
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from tests.deploy.manifests import Object
+from tests.kubernetes.bare_pod import BarePod
 from tests.kubernetes.cluster import Cluster, KubectlError, eventually, ready
 from tests.kubernetes.installation import RUN, Installation
 from tests.kubernetes.policy_client import PolicyCaller
+from tests.kubernetes.timeline import watcher
 
-pytestmark = pytest.mark.timeout(1800)
 ENDLESS: Final = RUN + "\n[learner]\ntotal_steps = 1000000000\n[evaluation]\ntarget_return = 1000000.0\n"
 PODS: Final = {"redis": 1, "registry": 1, "broker": 2, "learner": 1, "actor": 2, "evaluator": 1, "server": 1}
 BROKER_ROLLOUT: Final = ("deployment/broker",)
@@ -224,14 +228,50 @@ def test_an_upgrade_under_load(running: Installation, caller: PolicyCaller) -> N
     before = running.status()
     running.write(new, ENDLESS)
     eventually("no Job", lambda: no_job(running))
+    watching = watcher(running)
+    watching.start()
+    eventually("ten looks", lambda: len(watching.lines()) >= 10 or None)
+    marks = {"applied": time.time()}
     running.apply()
-    running.finish_rollout(*ALL)
+    for part in ALL:
+        running.finish_rollout(part)
+        marks[part.partition("/")[2]] = time.time()
+    eventually("it learns again", lambda: learned(watching, 10))
+    keep_timeline(watching.lines(), marks)
+    watching.remove()
     pods = [pod for component in PODS for pod in running.pods(component)]
     images = {one["image"] for pod in pods for one in pod["spec"]["containers"]}
     tags = {image.rpartition(":")[2] for image in images if "penstock-" in image}
     assert tags == {new}, images
     assert int(running.status()["acked"]) > int(before["acked"])
     assert caller.told()["since_s"] < 60.0
+
+
+def learned(watching: BarePod, versions: int) -> bool | None:
+    """Whether the newest looks, ten seconds of them, show so many versions more."""
+    newest = [row["version"] for row in watching.lines()[-10:] if "version" in row]
+    return True if newest and newest[-1] >= newest[0] + versions else None
+
+
+def keep_timeline(rows: list[dict[str, Any]], marks: dict[str, float]) -> None:
+    """Where the environment asks for it, for the picture of the page."""
+    if file := os.environ.get("PENSTOCK_KUBERNETES_TIMELINE"):
+        Path(file).write_text(json.dumps({"rows": rows, "marks": marks}))
+
+
+def test_a_node_is_drained(running: Installation) -> None:
+    """Its pods leave within the budget, which keeps a broker; when it is back, so are they."""
+    if "KUBECONFIG" in os.environ:
+        pytest.skip("drains a node: on a cluster of the tests' own only")
+    (node,) = running.cluster.get("nodes")["items"]
+    name, ours = node["metadata"]["name"], "--pod-selector=app.kubernetes.io/part-of=penstock"
+    words = ("--ignore-daemonsets", "--delete-emptydir-data", ours, "--timeout=120s")
+    said = running.cluster.kubectl("drain", name, *words, check=False)
+    assert "disruption budget" in said, said
+    assert sum(map(ready, running.pods("broker"))) == 1
+    assert not any(map(ready, running.pods("learner")))
+    running.cluster.kubectl("uncordon", name)
+    running.finish_rollout(*ALL)
 
 
 def test_certificates_and_passwords_are_renewed(running: Installation) -> None:
