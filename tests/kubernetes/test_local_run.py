@@ -23,7 +23,8 @@ from tests.kubernetes.timeline import watcher
 
 ENDLESS: Final = RUN + "\n[learner]\ntotal_steps = 1000000000\n[evaluation]\ntarget_return = 1000000.0\n"
 PODS: Final = {"redis": 1, "registry": 1, "broker": 2, "learner": 1, "actor": 2, "evaluator": 1, "server": 1}
-BROKER_ROLLOUT: Final = ("deployment/broker",)
+MEASURED: Final = ("redis", "broker", "learner", "actor", "evaluator", "server")
+"""Components whose pods have one process that matters."""
 ALL: Final = (
     *("statefulset/redis", "statefulset/registry", "deployment/broker", "statefulset/learner"),
     *("deployment/actor", "deployment/evaluator", "deployment/server"),
@@ -220,6 +221,35 @@ def sessions(installation: Installation, count: int) -> bool | None:
     """Whether so many rollout workers have one, each of which has sent something."""
     rollout = [one for one in installation.status()["sessions"] if one["role"] == "rollout"]
     return True if len(rollout) == count and all(int(one["sequence"]) > 0 for one in rollout) else None
+
+
+def test_a_process_takes_no_more_memory_than_is_reserved_for_it(running: Installation) -> None:
+    """What a pod requests is from measured use: its first process, while it learns. Prints memory and CPU."""
+    before = {component: first_process(running, component) for component in MEASURED}
+    began = time.monotonic()
+    wait_until_it_learns(running)
+    seconds = time.monotonic() - began
+    for component, (cpu_s, _, _) in before.items():
+        later, resident, requested = first_process(running, component)
+        cores = (later - cpu_s) / seconds
+        print(f"{component}: {resident >> 20} MiB of {requested >> 20} MiB, {cores:.2f} cores")
+        assert resident <= requested, component
+
+
+def first_process(installation: Installation, component: str) -> tuple[float, int, int]:
+    """Its CPU seconds, its resident bytes, and the bytes that the pod requests."""
+    pod = installation.pods(component)[0]
+    looks = ["cat", "/proc/1/stat", "/proc/1/status"]
+    stat, _, status = installation.kubectl("exec", pod["metadata"]["name"], "--", *looks).partition("\n")
+    fields = stat.rpartition(")")[2].split()
+    (resident,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+    requested = pod["spec"]["containers"][0]["resources"]["requests"]["memory"]
+    units = {"Mi": 2**20, "Gi": 2**30}
+    return (
+        (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+        resident * 1024,
+        int(requested[:-2]) * units[requested[-2:]],
+    )
 
 
 def test_an_upgrade_under_load(running: Installation, caller: PolicyCaller) -> None:
