@@ -21,7 +21,7 @@ from tests.kubernetes.installation import RUN, Installation
 from tests.kubernetes.policy_client import PolicyCaller
 from tests.kubernetes.timeline import watcher
 
-ENDLESS: Final = RUN + "\n[learner]\ntotal_steps = 1000000000\n[evaluation]\ntarget_return = 1000000.0\n"
+ENDLESS: Final = RUN + "\n[learner]\ntotal_steps = 1000000000\nstop_at_target = false\n"
 PODS: Final = {"redis": 1, "registry": 1, "broker": 2, "learner": 1, "actor": 2, "evaluator": 1, "server": 1}
 MEASURED: Final = ("redis", "broker", "learner", "actor", "evaluator", "server")
 """Components whose pods have one process that matters."""
