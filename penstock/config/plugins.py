@@ -2,8 +2,9 @@
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
@@ -14,7 +15,7 @@ GROUP: Final = "penstock.workloads"
 
 def installed() -> list[str]:
     """Return the names of the installed workloads, sorted; imports none of them."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted({point.name for point in _points()})
 
 
 def record_of(name: str) -> Any:
@@ -23,7 +24,7 @@ def record_of(name: str) -> Any:
     Raises ConfigurationError for a name that is not installed, which lists the installed, and for an entry
     point that cannot be imported.
     """
-    for point in entry_points(group=GROUP):
+    for point in _points():
         if point.name == name:
             try:
                 return point.load()
@@ -34,6 +35,16 @@ def record_of(name: str) -> Any:
     raise ConfigurationError(
         f"workload={name!r}: not installed; installed: {', '.join(installed()) or 'none'}"
     )
+
+
+def _points() -> tuple[EntryPoint, ...]:
+    return _points_on(tuple(sys.path))
+
+
+@functools.cache
+def _points_on(_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of workloads; a path with many packages takes a while to be searched."""
+    return tuple(entry_points(group=GROUP))
 
 
 @functools.cache
