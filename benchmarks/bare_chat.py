@@ -39,7 +39,8 @@ def main() -> None:
     quieten()
     torch.set_num_threads(1)
     place, count = sys.argv[1], int(sys.argv[2])
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(place).eval(), load_tokenizer(place)
+    model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False).eval()
+    tokenizer = load_tokenizer(place)
     encoder, rng = Encoder(tokenizer, 128), np.random.default_rng(0)
     first_s, whole_s = list[float](), list[float]()
     for number in range(count + 10):

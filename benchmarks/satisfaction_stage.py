@@ -96,7 +96,7 @@ class Speaker:
     @classmethod
     def of(cls, base: Path, seed: int) -> "Speaker":
         """Return the supervised model."""
-        network = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        network = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
         return cls(network, load_tokenizer(str(base)), seed)
 
     def answer(self, prompts: Sequence[str]) -> list[Said]:

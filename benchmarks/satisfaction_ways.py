@@ -32,6 +32,7 @@ from benchmarks.thumb_weighting import weigh
 from launch.run.child_process import penstock
 from workloads.chat.people.chat_texts import draw_prompt
 from workloads.language.heads.heads_model import HeadsModel
+from workloads.language.loading import check_adapter
 from workloads.language.reward.reward_source import Sample
 from workloads.language.tokenizer import load_tokenizer
 
@@ -160,7 +161,8 @@ def fresh(stage: Stage) -> list[str]:
 
 def _policy(run: Path) -> Path:
     folder = run / str(json.loads((run / "manifest.json").read_text())["policy"])
-    load_tokenizer(str(folder))  # it stands alone, as whoever takes it finds it
+    load_tokenizer(str(folder))  # the folder stands alone
+    check_adapter(folder)
     return folder
 
 
