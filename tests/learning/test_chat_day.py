@@ -27,6 +27,7 @@ def check(day: Day, conversations: int) -> None:
     assert day.chances(PARTS)[-1] <= optimum(BETA)[0] + 0.03
 
 
+@pytest.mark.slow
 def test_satisfaction_rises_within_four_hundred_conversations(tmp_path: Path) -> None:
     """By thumbs alone, each of which falls by chance as the answer says.
 

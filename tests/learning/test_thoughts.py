@@ -187,6 +187,7 @@ def test_a_canary_that_does_not_think_is_withdrawn(learned: tuple[Path, dict[str
     assert sum(paid[active]) / len(paid[active]) > sum(paid[canary]) / len(paid[canary]) + 0.3
 
 
+@pytest.mark.slow
 def test_conditions_go_on_where_they_were_cut_off(
     learned: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -199,7 +200,7 @@ def test_conditions_go_on_where_they_were_cut_off(
         "--out",
         str(tmp_path / "out"),
     ]
-    words += ["--seeds", "1", "--updates", "60", "--questions", "64", "--only", "4", "--only", "5"]
+    words += ["--seeds", "1", "--updates", "200", "--questions", "64", "--only", "4", "--only", "5"]
     seed = tmp_path / "out" / "seed-0"
     figures = seed / "run-5" / "metrics.jsonl"
     command = subprocess.Popen(penstock(*words), stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -218,7 +219,7 @@ def test_conditions_go_on_where_they_were_cut_off(
     assert done.returncode == 0, done.stderr
     assert lines(seed / "run-5")[: len(before)] == before
     summary = json.loads((seed / "run-5" / "summary.json").read_text())
-    assert (summary["updates"], summary["interrupted"]) == (60, False)
+    assert (summary["updates"], summary["interrupted"]) == (200, False)
     assert summary["ledger"]["balanced"]
     assert (seed / "condition-4.json").read_bytes() == measured
     table = (tmp_path / "out" / "table.md").read_text()
