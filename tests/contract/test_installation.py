@@ -1,10 +1,16 @@
 """What pages and remedies say about installing brings this program, not another one of an index."""
 
 import re
+import subprocess
+import sys
 import tomllib
+from collections.abc import Iterable
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from penstock.config.extras import DISTRIBUTION, how_to_install
 
@@ -85,3 +91,39 @@ def test_every_extra_that_is_named_exists() -> None:
 def test_a_remedy_says_both_ways(extra: str) -> None:
     """From a checkout, and by the distribution's name."""
     assert ours(how_to_install(extra)) == [f".[{extra}]", f"{DISTRIBUTION}[{extra}]"]
+
+
+LOADED = "import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+NOTHING = LOADED.format(module="sys")
+
+
+def tops(code: str) -> set[str]:
+    """Names of the packages that an interpreter has loaded after a program."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+def required(names: Iterable[str]) -> set[str]:
+    """Those distributions and all that they require themselves, extras aside."""
+    found: set[str] = set()
+    waiting = [canonicalize_name(Requirement(name).name) for name in names]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for line in requires(name) or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                waiting.append(canonicalize_name(requirement.name))
+    return found
+
+
+@pytest.mark.parametrize("module", ["launch.cli.app", "launch.inspection.status", "launch.control"])
+def test_an_operator_needs_no_extra(module: str) -> None:
+    """A run is looked at and steered from any image, also from that of the brokers."""
+    of = packages_distributions()
+    loaded = tops(LOADED.format(module=module)) - tops(NOTHING)
+    there = required(PROJECT["dependencies"]) | {canonicalize_name(DISTRIBUTION)}
+    brought = {top: {canonicalize_name(name) for name in of[top]} for top in loaded if top in of}
+    assert {top: names for top, names in brought.items() if not names & there} == {}
