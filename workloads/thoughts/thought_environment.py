@@ -3,14 +3,17 @@
 Nothing is stepped: a thought is generated whole, and rewarded by what the answer gains from it.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Discrete, Space
-from workloads.thoughts.tasks.example import Task
+from workloads.thoughts.tasks.example import Example, Task, ask
 from workloads.thoughts.tasks.task_choice import open_task
 from workloads.thoughts.thought_layout import Layout
 from workloads.thoughts.thought_section import thoughts_section
+
+_ASKED: Final = 64
+"""Questions of each level by which the longest row is found."""
 
 
 def task_of(section: EnvironmentSection) -> tuple[Task, Layout]:
@@ -46,16 +49,25 @@ def make(section: EnvironmentSection, count: int, seed: int) -> Any:
     raise ConfigurationError("workload='thoughts': thoughts are generated, there is no environment to step")
 
 
+def longest_legal_thought(section: EnvironmentSection) -> int:
+    """Return the most steps of a legal thought, as `longest_row`."""
+    return max(len(one.steps) for one in _asked(task_of(section)[0]))
+
+
 def longest_row(section: EnvironmentSection) -> int:
-    """Return the most tokens of a row with a thought, of the task's questions of every level.
+    """Return the most tokens of a row with a thought, of some questions of every level of the task.
 
     Raises ConfigurationError.
     """
-    import numpy as np  # noqa: PLC0415 - the launcher asks for the target alone
-
     task, layout = task_of(section)
-    random = np.random.default_rng(0)
-    examples = [task.example(random, level) for level in task.levels]
+    examples = _asked(task)
     most = max(len(layout.question(one.question)) + len(one.answer) for one in examples)
     # The mark that begins a thought, and those that close one and stand before the answer.
     return most + thoughts_section(section).thought_tokens + 3
+
+
+def _asked(task: Task) -> list[Example]:
+    import numpy as np  # noqa: PLC0415 - the launcher asks for the target alone
+
+    random = np.random.default_rng(0)
+    return [ask(task, random, level) for level in task.levels for _ in range(_ASKED)]

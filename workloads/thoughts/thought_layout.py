@@ -10,6 +10,7 @@ Loads no torch.
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.config.settings import ConfigurationError
 from workloads.thoughts.tasks.example import Task
 
 Ids = tuple[int, ...]
@@ -45,8 +46,14 @@ class Layout:
         return len(self._ids)
 
     def ids(self, words: Sequence[str]) -> Ids:
-        """Return the tokens of words; raises KeyError for an unknown one."""
-        return tuple(self._ids[word] for word in words)
+        """Return the tokens of words; raises ConfigurationError for one that the task does not have."""
+        try:
+            return tuple(self._ids[word] for word in words)
+        except KeyError as error:
+            raise ConfigurationError(
+                f"environment.kwargs.task: {error.args[0]!r} stands in a question or an answer, and is none "
+                "of the task's words"
+            ) from error
 
     def text(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Return the words of tokens."""

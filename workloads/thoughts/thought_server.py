@@ -16,7 +16,7 @@ from workloads.language.serving.text_assembly import TextParts, assemble_text
 from workloads.language.serving.thinking import ThinkingForm
 from workloads.plugin import acting
 from workloads.plugin.serving import RunFollower, Source
-from workloads.thoughts.tasks.example import Task
+from workloads.thoughts.tasks.example import Task, ask
 from workloads.thoughts.thinking_policy import MIXING, mixing_width
 from workloads.thoughts.thought_environment import task_of
 from workloads.thoughts.thought_layout import Layout
@@ -88,7 +88,7 @@ def length_of_answers(name: str, task: Task) -> int:
     name: of the task, for the error. Raises ConfigurationError where answers differ in length.
     """
     random = np.random.default_rng(0)
-    lengths = {len(task.example(random, level).answer) for level in task.levels for _ in range(_ASKED)}
+    lengths = {len(ask(task, random, level).answer) for level in task.levels for _ in range(_ASKED)}
     if len(lengths) > 1:
         raise ConfigurationError(
             f"environment.kwargs.task={name!r}: its answers have {min(lengths)} to {max(lengths)} words, and "

@@ -55,8 +55,11 @@ def warmup(updates: int, warmup_updates: int) -> float:
 
 
 def decayed(initial: float, decay: float, floor: float, updates: int) -> float:
-    """Initial · decay^updates, never below `floor`; without decay (1) it stays the initial value."""
-    return initial if decay == 1.0 else max(floor, initial * decay**updates)
+    """Initial · decay^updates, never below `floor`; without decay (1) it stays the initial value.
+
+    An initial value below the floor is not raised to it: 0 stays 0, and a negative one decays to 0.
+    """
+    return initial if decay == 1.0 else max(min(floor, initial), initial * decay**updates)
 
 
 def steered(rate: float, divergence: float, target: float, bounds: tuple[float, float]) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config.settings import Settings
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime import tracing
 from penstock.runtime.health import Health
 from penstock.wire.fragment import Fragment
@@ -127,6 +127,11 @@ class ThoughtGenerator:
         return columns
 
     def _padded(self, row: Ids, layout: Layout) -> Ids:
+        if len(row) > self._rows + 1:
+            raise ConfigurationError(
+                f"actor.unroll_length={self._rows}: a question with its thought and answer needs "
+                f"{len(row) - 1}; give that, or shorter questions"
+            )
         return (*row, *[layout.pad] * (self._rows + 1 - len(row)))
 
     @property

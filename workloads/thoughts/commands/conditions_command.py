@@ -15,8 +15,8 @@ from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.training import TrainingFailed
 from workloads.thoughts.commands.conditions import ALL, NAMES, Plan, run_seed
 from workloads.thoughts.commands.conditions_table import must_be_theatre, write_results
-from workloads.thoughts.thought_environment import task_of
-from workloads.thoughts.thought_section import thoughts_section
+from workloads.thoughts.commands.plan_file import hold_plan
+from workloads.thoughts.start.thoughts_start import check_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ def main(asked: Asked) -> int:
     """
     torch.set_num_threads(1)
     plan = make_plan(asked)
-    asked.out.mkdir(parents=True, exist_ok=True)
+    hold_plan(plan.out, {"recipe": plan.recipe, "updates": plan.updates, "questions": plan.questions})
     try:
         results = {seed: run_seed(plan, seed) for seed in range(asked.seeds)}
     except TrainingFailed as error:
@@ -74,9 +74,7 @@ def make_plan(asked: Asked) -> Plan:
 def _check_recipe(file: Path, recipe: dict[str, Any]) -> None:
     """Refuse what would fail when the first run begins, after what is made before it."""
     try:
-        settings = over_defaults([recipe])
-        thoughts_section(settings.environment)
-        task_of(settings.environment)
+        check_lengths(over_defaults([recipe]))
         over_defaults([{**recipe, "algorithm": {**recipe.get("algorithm", {}), "reward_from": "another"}}])
     except (ConfigurationError, ValueError) as error:
         raise ConfigurationError(f"{file}: {error}") from error

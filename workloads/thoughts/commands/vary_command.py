@@ -1,6 +1,7 @@
 """`penstock thoughts vary RECIPE KEY VALUE…`: an ablation, a run for each value and seed.
 
 OUT/start-N/            the model that all runs of a seed begin with
+OUT/start-VALUE-N/      the same where it depends on what is varied
 OUT/VALUE-N/            a run
 OUT/table.md            what each came to
 OUT/vary.png            gain over updates, by value
@@ -14,7 +15,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -27,7 +28,8 @@ from penstock.training import TrainingFailed, lay_over
 from workloads.language.quiet import quieten
 from workloads.thoughts.commands.condition_runs import RunSettings, train_thoughts
 from workloads.thoughts.commands.conditions_table import draw_lines, read_curve
-from workloads.thoughts.start.thoughts_start import make_start
+from workloads.thoughts.commands.plan_file import hold_plan
+from workloads.thoughts.start.thoughts_start import check_lengths, make_start
 from workloads.thoughts.thought_section import thoughts_section
 
 _COLUMNS = (
@@ -41,6 +43,10 @@ _COLUMNS = (
     "ended by",
     "best restored",
 )
+
+_OF_THE_START: Final = "environment.kwargs."
+_OF_RUNS: Final = ("environment.kwargs.group",)
+"""Those of them that the start does not depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +74,16 @@ def main(varied: Variation) -> int:
         _check(recipe, varied, value)
     updates = varied.updates or int(recipe.get("learner", {}).get("total_updates", 400))
     out = varied.out.absolute()
+    hold_plan(out, {"recipe": recipe, "key": varied.key, "updates": updates})
     lines = [f"| {' | '.join(_COLUMNS)} |", "|" + "---|" * len(_COLUMNS)]
     curves = []
     for value in varied.values:
         for seed in range(varied.seeds):
             run_dir = out / f"{value}-{seed}"
             settings = RunSettings(seed=seed, updates=updates, more=nested(varied.key, parsed(value)))
-            summary = _trained(recipe, _start(recipe, out, seed), run_dir, settings)
+            summary = _trained(recipe, _start(recipe, varied, value, seed), run_dir, settings)
             lines.append(_row(f"{value}, seed {seed}", summary))
             curves.append((f"{value}, seed {seed}", read_curve(run_dir / "metrics.jsonl")))
-    out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(f"{varied.key}\n\n" + "\n".join(lines) + "\n")
     draw_lines(curves, f"gain of a thought, nats, by {varied.key}", out / "vary.png")
     sys.stdout.write("\n".join(lines) + "\n")
@@ -110,7 +116,7 @@ def _check(recipe: dict[str, Any], varied: Variation, value: str) -> None:
     try:
         over_defaults([said])
         lay_over(said, nested(varied.key, parsed(value)))
-        over_defaults([said])
+        check_lengths(over_defaults([said]))
     except ConfigurationError as error:
         raise ConfigurationError(f"{varied.recipe} with {varied.key}={value}: {error}") from error
 
@@ -125,15 +131,18 @@ def _recipe(file: Path) -> dict[str, Any]:
     return recipe
 
 
-def _start(recipe: dict[str, Any], out: Path, seed: int) -> Path:
-    """Return the model that all runs of a seed begin with."""
-    environment = EnvironmentSection.model_validate(recipe["environment"])
+def _start(recipe: dict[str, Any], varied: Variation, value: str, seed: int) -> Path:
+    """Return the model that all runs of a seed begin with; of a value, where it depends on that."""
+    said = copy.deepcopy(recipe)
+    depends = varied.key.startswith(_OF_THE_START) and varied.key not in _OF_RUNS
+    if depends:
+        lay_over(said, nested(varied.key, parsed(value)))
+    environment = EnvironmentSection.model_validate(said["environment"])
     named = thoughts_section(environment).model
     if named:
         return Path(named).absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    progress = Progress(_say, threading.Event())
-    return make_start(environment, out / f"start-{seed}", progress, seed=seed, threads=1)
+    folder = varied.out.absolute() / (f"start-{value}-{seed}" if depends else f"start-{seed}")
+    return make_start(environment, folder, Progress(_say, threading.Event()), seed=seed, threads=1)
 
 
 def _trained(recipe: dict[str, Any], model: Path, run_dir: Path, settings: RunSettings) -> dict[str, Any]:

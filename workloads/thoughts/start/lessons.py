@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workloads.thoughts.tasks.example import Example, Task
+from workloads.thoughts.tasks.example import Example, Task, follow
 from workloads.thoughts.thought_layout import Ids, Layout
 
 
@@ -71,7 +71,7 @@ class Lessons:
         """
         words: list[str] = []
         while True:
-            left = self._task.resume(example.question, words)
+            left = follow(self._task, example.question, words)
             if left is None or not left.steps:
                 break
             step = left.steps[0]

@@ -14,7 +14,7 @@ from typing import Final
 from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, EnvironmentSection, Settings
 from workloads.language.quiet import quieten
-from workloads.thoughts.thought_environment import longest_row, task_of
+from workloads.thoughts.thought_environment import longest_legal_thought, longest_row, task_of
 from workloads.thoughts.thought_section import thoughts_section
 
 START_MODEL: Final = "start_model"
@@ -77,11 +77,24 @@ def make_start(
 
 
 def check_lengths(settings: Settings) -> None:
-    """Raise ConfigurationError where rows or groups do not fit into fragments."""
+    """Raise ConfigurationError where rows or groups do not fit, or no thought could be learned from."""
     section, count = thoughts_section(settings.environment), settings.environment.count
     if count % section.group:
         raise ConfigurationError(
             f"environment.kwargs.group={section.group}: environment.count={count} is no multiple of it"
+        )
+    baseline = getattr(settings.algorithm, "baseline", "none")
+    if section.group == 1 and baseline in ("group", "both"):
+        raise ConfigurationError(
+            f"environment.kwargs.group=1: a thought that is alone on its question equals the mean of "
+            f"algorithm.baseline={baseline!r}, and nothing is learned; give 2 or more, or another baseline"
+        )
+    steps = longest_legal_thought(settings.environment)
+    if section.thought_tokens < steps:
+        raise ConfigurationError(
+            f"environment.kwargs.thought_tokens={section.thought_tokens}: a legal thought of "
+            f"environment.kwargs.task={section.task!r} has up to {steps} steps; give as many, and one "
+            "for the mark that ends it"
         )
     needed = longest_row(settings.environment) - 1
     if settings.actor.unroll_length < needed:

@@ -12,13 +12,14 @@ for sure, so that a warm start ends where its loss falls no more, and evaluation
 `random_thought(random, most)` gives up to `most` words that look like a thought and say nothing, where
 symbols drawn alike would not.
 
-`task_choice` opens a task by its name. This module loads no torch.
+`task_choice` opens a task by its name. A task is called through `ask` and `follow`, which say what it gets
+wrong. This module loads no torch.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -81,8 +82,58 @@ class Task(Protocol):
         ...
 
     def resume(self, question: Sequence[str], thought: Sequence[str]) -> Continuation | None:
-        """Return what legally follows a thought so far on a question; None where nothing does."""
+        """Return what legally follows a thought so far on a question; None where nothing does.
+
+        thought: any symbols, as many as a model may write.
+        """
         ...
+
+
+def ask(task: Task, random: np.random.Generator, level: int) -> Example:
+    """Return a question of a level.
+
+    Raises ConfigurationError where the task raises anything, or what it returns is no `Example` of tuples of
+    words: a list would never equal the thought that it is held against.
+    """
+    call = f"environment.kwargs.task: example(random, {level!r})"
+    try:
+        example: Any = task.example(random, level)
+    except Exception as error:
+        raise ConfigurationError(f"{call} raised {type(error).__name__}: {error}") from error
+    if not isinstance(example, Example):
+        raise ConfigurationError(f"{call} returned {example!r}; return an Example")
+    _check_words(call, question=example.question, answer=example.answer, steps=example.steps)
+    identity: Any = example.identity
+    if not isinstance(identity, str) or example.level != level:
+        raise ConfigurationError(
+            f"{call} returned identity={identity!r} and level={example.level!r}; identity is a text, "
+            "and level the one that was asked for"
+        )
+    return example
+
+
+def follow(task: Task, question: Sequence[str], thought: Sequence[str]) -> Continuation | None:
+    """Return what legally follows a thought so far; raises ConfigurationError as `ask`."""
+    call = f"environment.kwargs.task: resume({tuple(question)}, {tuple(thought)})"
+    try:
+        left: Any = task.resume(question, thought)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{call} raised {type(error).__name__}: {error}; return None where nothing follows, whatever the "
+            "symbols of the thought"
+        ) from error
+    if left is None:
+        return None
+    if not isinstance(left, Continuation):
+        raise ConfigurationError(f"{call} returned {left!r}; return a Continuation or None")
+    _check_words(call, steps=left.steps, answer=left.answer)
+    return left
+
+
+def _check_words(call: str, **parts: Any) -> None:
+    for name, part in parts.items():
+        if not isinstance(part, tuple) or not all(isinstance(word, str) for word in part):
+            raise ConfigurationError(f"{call} returned {name}={part!r}; give a tuple of words, each a text")
 
 
 def is_held_out(example: Example) -> bool:
@@ -93,10 +144,10 @@ def is_held_out(example: Example) -> bool:
 def draw(task: Task, random: np.random.Generator, level: int, *, held_out: bool) -> Example:
     """Return a question of a level from one side.
 
-    Raises ConfigurationError where the task makes none of that side.
+    Raises ConfigurationError where the task makes none of that side, and as `ask`.
     """
     for _ in range(_TRIES):
-        example = task.example(random, level)
+        example = ask(task, random, level)
         if is_held_out(example) is held_out:
             return example
     side = "held out" if held_out else "trained on"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from workloads.thoughts.tasks.example import Task
+from workloads.thoughts.tasks.example import Task, follow
 
 SEMANTIC: Final = 0.4
 SYNTACTIC: Final = 0.3
@@ -33,10 +33,15 @@ def coherence(task: Task, question: Sequence[str], words: Sequence[str], log_pro
 
 
 def legal_share(task: Task, question: Sequence[str], words: Sequence[str]) -> float:
-    """Return the share of the words of a thought that legally follow those before; 0 for no word."""
-    legal = 0
+    """Return the share of the words of a thought that legally follow those before; 0 for no word.
+
+    A task is asked about thoughts of its symbols alone: nothing is legal behind another word.
+    """
+    symbols, legal = set(task.symbols), 0
     for place, word in enumerate(words):
-        left = task.resume(question, words[:place])
+        if place and words[place - 1] not in symbols:
+            break
+        left = follow(task, question, words[:place])
         legal += left is not None and left.steps[:1] == (word,)
     return legal / max(1, len(words))
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.thoughts.tasks.example import Example, Task
+from workloads.thoughts.tasks.example import Example, Task, follow
 from workloads.thoughts.thinking_model import Answered, ThinkingModel
 from workloads.thoughts.thought_layout import Ids
 from workloads.thoughts.validation.coherence import coherence, edit_distance
@@ -34,7 +34,7 @@ class Probed:
     shuffled, random: gain of such thoughts, in nats.
     mistaken: of all mistakes that were put in, which answers followed. last_mistaken: those of the last step.
     kept_last, without_last: whether the answer is right behind the legal thought, and behind it less its last
-    step. None of these where the task's thoughts have no step, or no wrong one that leads elsewhere.
+    step. Of the questions whose thoughts have a step; None where none has, or no wrong one leads elsewhere.
     """
 
     with_thought: Answered
@@ -114,16 +114,15 @@ class _Mistake:
 def _disturbed(
     model: ThinkingModel, task: Task, examples: Sequence[Example], most: int, random: np.random.Generator
 ) -> dict[str, Any]:
-    steps = min(len(one.steps) for one in examples)
-    if steps == 0:
-        return dict.fromkeys(("mistaken", "last_mistaken", "kept_last", "without_last"))
-    layout, questions, answers = model.layout, model.questions(examples), model.answers(examples)
-    followed = [
-        _follows(model, questions, _mistakes(model, task, examples, place, random), most - place - 1)
-        for place in range(steps)
-    ]
+    examples = [one for one in examples if one.steps]
+    followed = []
+    for place in range(max((len(one.steps) for one in examples), default=0)):
+        long = [one for one in examples if len(one.steps) > place]
+        mistakes = _mistakes(model, task, long, place, random)
+        followed.append(_follows(model, model.questions(long), mistakes, most - place - 1))
     if sum(map(len, followed)) == 0:
         return dict.fromkeys(("mistaken", "last_mistaken", "kept_last", "without_last"))
+    layout, questions, answers = model.layout, model.questions(examples), model.answers(examples)
     legal = [layout.ids(one.steps) for one in examples]
     last = _mistakes(model, task, examples, -1, random)
     behind_last = _follows(model, questions, last, 0)
@@ -149,7 +148,7 @@ def _mistakes(
             (word, left.answer)
             for word in task.symbols
             if word != one.steps[place]
-            and (left := task.resume(one.question, (*before, word))) is not None
+            and (left := follow(task, one.question, (*before, word))) is not None
             and left.answer != one.answer
         ]
         legal = (one.steps[place], one.answer)

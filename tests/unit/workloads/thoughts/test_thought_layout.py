@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.config.settings import ConfigurationError
 from workloads.language.tiny_models import SPECIAL, build_tokenizer
 from workloads.thoughts.tasks.rings import Rings
 from workloads.thoughts.tasks.task_choice import open_task
@@ -36,3 +37,9 @@ def test_a_word_that_is_a_mark_is_refused() -> None:
     task.__dict__["words"] = ("a", "=")
     with pytest.raises(ValueError, match="="):
         Layout(task)
+
+
+def test_a_word_that_the_task_does_not_have_is_named() -> None:
+    """A question that was not among those tried before the run may hold one."""
+    with pytest.raises(ConfigurationError, match="'zzz' stands in a question or an answer"):
+        Layout(Rings(4, 2)).question(("a", "zzz"))

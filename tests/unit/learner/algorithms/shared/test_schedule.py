@@ -49,6 +49,13 @@ def test_a_decay_is_geometric_down_to_its_floor_and_never_below() -> None:
     assert decayed(0.1, 0.5, 0.0, 10_000) == 0.0
 
 
+@pytest.mark.parametrize("initial", [0.01, 0.0, -0.1])
+def test_a_decay_that_begins_below_its_floor_is_not_raised_to_it(initial: float) -> None:
+    """A bonus that is off stays off, and one that costs entropy fades out."""
+    expected = [initial] * 3 if initial > 0.0 else [initial, initial / 2, initial / 4]
+    assert [decayed(initial, 0.5, 0.05, updates) for updates in range(3)] == expected
+
+
 @pytest.mark.parametrize("initial", [0.1, 0.0, -0.1])
 def test_without_decay_the_initial_value_stays(initial: float) -> None:
     """Also below the floor, which is one of the decay."""

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from penstock.config.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.training import TrainingConfig
-from workloads.thoughts.commands import condition_runs
+from workloads.thoughts.commands import condition_runs, vary_command
 from workloads.thoughts.commands.vary_command import Variation, main, nested, parsed
+from workloads.thoughts.thought_section import thoughts_section
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,39 @@ def test_a_recipe_of_thoughts_with_odd_sections_is_refused(tmp_path: Path, rest:
     with pytest.raises(ConfigurationError):
         main(varied(recipe, tmp_path / "out", "none"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "folders", "shares"),
+    [
+        ("environment.kwargs.empty_share", ["start-0.1-0", "start-0.9-0"], [0.1, 0.9]),
+        ("algorithm.staleness", ["start-0", "start-0"], [0.7, 0.7]),
+    ],
+)
+def test_what_the_start_depends_on_gets_a_start_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, folders: list[str], shares: list[float]
+) -> None:
+    """Else a value would be without effect, in a table that says otherwise."""
+    made: list[tuple[str, float]] = []
+
+    def make_start(environment: EnvironmentSection, folder: Path, *_: Any, **__: Any) -> Path:
+        made.append((folder.name, thoughts_section(environment).empty_share))
+        return folder
+
+    monkeypatch.setattr(vary_command, "make_start", make_start)
+    monkeypatch.setattr(vary_command, "train_thoughts", lambda *_: {})
+    values = ("0.1", "0.9") if key.startswith("environment") else ("0", "5")
+    main(varied(THOUGHTS, tmp_path / "out", *values, key=key))
+    assert made == list(zip(folders, shares, strict=True))
+
+
+def test_a_folder_of_another_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs have the same names: 0 of the one would stand in the table of the other."""
+    monkeypatch.setattr(vary_command, "make_start", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(vary_command, "train_thoughts", lambda *_: {})
+    main(varied(THOUGHTS, tmp_path / "out", "0", key="algorithm.staleness"))
+    with pytest.raises(ConfigurationError, match="another key"):
+        main(varied(THOUGHTS, tmp_path / "out", "0", key="algorithm.kl_coefficient"))
 
 
 def test_runs_of_decimal_values_have_files_of_their_own(

@@ -13,14 +13,14 @@ from tests.support.thoughts.small_thoughts import small_base
 from workloads.thoughts.start.thoughts_start import START_MODEL, check_lengths, prepare
 
 
-def settings(*, unroll_length: int = 20, **kwargs: Any) -> Settings:
+def settings(*, unroll_length: int = 20, baseline: str = "group", **kwargs: Any) -> Settings:
     """Of a run on small rings. kwargs: of its environment."""
     usual = {"task": "rings:6:3", "group": 4, "thought_tokens": 4}
     layer = {
         "workload": "thoughts",
         "environment": {"id": "rings", "count": 8, "kwargs": usual | kwargs},
         "actor": {"unroll_length": unroll_length},
-        "algorithm": {"name": "thought_reinforce"},
+        "algorithm": {"name": "thought_reinforce", "baseline": baseline},
     }
     return configuration.load([layer])
 
@@ -43,9 +43,16 @@ def test_a_model_that_is_there_is_kept_and_named(tmp_path: Path) -> None:
         ({"task": "mazes"}, "no such task"),
         ({"thoughts": 3}, "unknown key"),
         ({"empty_share": 1.5}, "empty_share=1.5"),
+        ({"thought_tokens": 1}, "thought_tokens=1: a legal thought .* has up to 2 steps"),
+        ({"group": 1}, r"group=1: .*algorithm\.baseline='group', and nothing is learned"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(over: dict[str, Any], named: str) -> None:
     """Before a model is made."""
     with pytest.raises(ConfigurationError, match=named):
         check_lengths(settings(**over))
+
+
+def test_a_thought_alone_on_its_question_is_learned_from_without_a_mean() -> None:
+    """Of the baselines only the mean of a question's thoughts needs two of them."""
+    check_lengths(settings(group=1, baseline="none"))

@@ -1,0 +1,33 @@
+"""Lengths of a run: those of the longest of many questions, not of the first."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.config.settings import EnvironmentSection
+from workloads.thoughts.tasks.example import Continuation, Example
+from workloads.thoughts.tasks.rings import Rings
+from workloads.thoughts.thought_environment import longest_legal_thought, longest_row
+
+
+class Ragged(Rings):
+    """Rings behind up to three words that say nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def example(self, random: np.random.Generator, level: int) -> Example:
+        """Of differing length."""
+        one = super().example(random, level)
+        return replace(one, question=(*one.question[:1] * int(random.integers(4)), *one.question))
+
+    def resume(self, question: tuple[str, ...], thought: tuple[str, ...]) -> Continuation | None:  # type: ignore[override]
+        """What is before the ring is not read."""
+        return super().resume(question[-7:], thought)
+
+
+def test_the_longest_question_counts() -> None:
+    """Of five edges, three words more, a start and a number of hops, marks, four of a thought, an answer."""
+    section = EnvironmentSection(id="ragged", kwargs={"task": f"{__name__}:Ragged", "thought_tokens": 4})
+    assert longest_row(section) == 1 + 3 + 5 + 2 + 3 + 4 + 1
+    assert longest_legal_thought(section) == 1

@@ -1,0 +1,50 @@
+"""Probes of a model that knows nothing: which questions are disturbed."""
+
+import numpy as np
+import pytest
+
+from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base
+from workloads.thoughts.start.transformer import load_transformer
+from workloads.thoughts.tasks.example import Example, draw_tests
+from workloads.thoughts.thinking_model import ThinkingModel
+from workloads.thoughts.validation.probes import Probed, probe
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ThinkingModel:
+    """Untrained."""
+    return ThinkingModel(load_transformer(small_base(tmp_path_factory.mktemp("base"))), LAYOUT)
+
+
+def probed(model: ThinkingModel, examples: list[Example]) -> Probed:
+    """What comes of it."""
+    return probe(model, TASK, examples, TOKENS)
+
+
+def test_questions_that_need_no_step_are_left_out_of_mistakes(model: ThinkingModel) -> None:
+    """One of them takes nothing from the others, and each place of a step counts by itself."""
+    hard, easy = draw_tests(TASK, 0, 6), draw_tests(TASK, 0, 2, TASK.levels[0])
+    assert {len(one.steps) for one in hard} == {2}
+    assert {len(one.steps) for one in easy} == {0}
+    mixed, alone = probed(model, [*hard, *easy]), probed(model, hard)
+    for found in (mixed, alone):
+        assert found.mistaken is not None
+        assert len(found.mistaken) == 12
+        assert found.kept_last is not None
+        assert len(found.kept_last) == 6
+    assert len(mixed.gain) == 8
+
+
+def test_thoughts_of_differing_length_are_disturbed_at_each_of_their_steps(model: ThinkingModel) -> None:
+    """Three questions of two steps and three of one: nine places."""
+    examples = [*draw_tests(TASK, 0, 3), *draw_tests(TASK, 0, 3, TASK.levels[1])]
+    found = probed(model, examples)
+    assert found.mistaken is not None
+    assert len(found.mistaken) == 9
+
+
+def test_where_no_question_needs_a_step_nothing_is_disturbed(model: ThinkingModel) -> None:
+    """It cannot tell."""
+    found = probed(model, draw_tests(TASK, 0, 4, TASK.levels[0]))
+    assert (found.mistaken, found.last_mistaken, found.kept_last, found.without_last) == (None,) * 4
+    assert np.isfinite(found.gain).all()
