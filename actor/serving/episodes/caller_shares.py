@@ -14,22 +14,22 @@ class CallerShares:
     """Used by one event loop. whole: what all callers may hold together, in any unit."""
 
     def __init__(self, whole: int) -> None:
-        self._whole = whole
+        self.whole = whole
         self._held = Counter[Identity | None]()
         self.used = 0
 
     def fits(self, owner: Identity | None, amount: int) -> bool:
         """Return whether this caller may hold so much more."""
-        free = self._whole - self.used
+        free = self.whole - self.used
         return amount <= free and (owner is None or self._held[owner] + amount <= free)
 
     def why_not(self, owner: Identity | None, setting: str) -> str:
         """Return what a caller is told that it does not fit for. setting: that bounds the whole."""
-        if owner is None or self.used >= self._whole:
-            return f"callers have {self.used} of {self._whole} ({setting})"
+        if owner is None or self.used >= self.whole:
+            return f"callers have {self.used} of {self.whole} ({setting})"
         return (
             f"this caller has {self._held[owner]}, and may have no more than the others leave free "
-            f"of {self._whole} ({setting})"
+            f"of {self.whole} ({setting})"
         )
 
     def add(self, owner: Identity | None, amount: int) -> None:

@@ -12,6 +12,7 @@ import grpc
 from gateway.http_server import HttpServer
 from gateway.text.chat_routes import make_app
 from penstock.client import AsyncTextClient
+from penstock.client.text_client import DEADLINE_S
 from tests.support.language.text_stand import TextStand
 
 PATIENCE_S = 60.0
@@ -51,16 +52,17 @@ def served_text(base: Path, socket: Path, **serving: Any) -> Iterator[TextStand]
 
 
 @contextmanager
-def agents_api(socket: Path) -> Iterator[str]:
+def agents_api(socket: Path, deadline_s: float = DEADLINE_S) -> Iterator[str]:
     """The address of the agents' API over that server, as `base_url` of a client."""
-    with agents_api_of(f"unix:{socket}") as base_url:
+    with agents_api_of(f"unix:{socket}", deadline_s) as base_url:
         yield base_url
 
 
 @contextmanager
-def agents_api_of(address: str) -> Iterator[str]:
+def agents_api_of(address: str, deadline_s: float = DEADLINE_S) -> Iterator[str]:
     """The same over a server at any address."""
-    server = HttpServer(make_app(lambda: AsyncTextClient(address, policy="")), "127.0.0.1:0")
+    made = make_app(lambda: AsyncTextClient(address, policy="", deadline_s=deadline_s))
+    server = HttpServer(made, "127.0.0.1:0")
     server.start()
     try:
         yield f"{server.url}/v1"

@@ -271,6 +271,11 @@ class Conversations:
         size, most = _bytes_of(ask), BYTES_PER_TOKEN * self.limits.most_tokens
         if size > most:
             raise invalid(f"messages: have {size} bytes, at most {most} are read; send fewer or shorter ones")
+        if needed > self._held.whole:
+            raise invalid(
+                f"n={ask.count}: the answers may come to hold {needed} bytes, and all callers together may "
+                f"hold {self._held.whole} (serving.max_buffered_bytes); ask for fewer, or for fewer tokens"
+            )
         if not self._held.fits(owner, needed):
             why = self._held.why_not(owner, "serving.max_buffered_bytes")
             text = f"bytes of conversations: {why}; end some, or ask again later"

@@ -28,17 +28,26 @@ def agent(base_url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=base_url, api_key="none", max_retries=0)
 
 
+def hold_conversations(completions: Any, count: int) -> None:
+    """Answers that are kept, each in a conversation of its own."""
+    for each in range(count):
+        kept = {"X-Conversation-Id": f"kept-{each}"}
+        completions.create(model="default", messages=ASKED, extra_headers=kept)
+
+
 def test_a_server_without_room_is_too_many_requests(tmp_path: Path) -> None:
-    """With the time after which to come again; a smaller request is answered all the same."""
+    """With the time after which to come again; what can never have room is a mistake of the request."""
     socket = tmp_path / "text.sock"
     with (
         served_text(make_model(tmp_path / "model"), socket, max_buffered_bytes=ONE_CALL_HELD),
-        agents_api(socket) as base_url,
+        agents_api(socket, deadline_s=1.0) as base_url,
     ):
-        client = agent(base_url)
+        completions = agent(base_url).chat.completions
+        with pytest.raises(openai.BadRequestError, match=r"n=16: .*serving\.max_buffered_bytes"):
+            completions.create(model="default", messages=ASKED, n=16)
+        assert completions.create(model="default", messages=ASKED).choices
         with pytest.raises(openai.RateLimitError, match=r"serving\.max_buffered_bytes") as raised:
-            client.chat.completions.create(model="default", messages=ASKED, n=16)
-        assert client.chat.completions.create(model="default", messages=ASKED).choices
+            hold_conversations(completions, 20)
     assert (raised.value.status_code, raised.value.code) == (429, "overloaded")
     assert (raised.value.type, raised.value.response.headers["retry-after"]) == ("rate_limit_error", "1")
 

@@ -383,7 +383,7 @@ async def test_what_conversations_hold_is_counted_and_bounded(dialogue: Any, sta
     full = TextStand(dialogue, max_buffered_bytes=500)
     with pytest.raises(Refused, match=r"serving\.max_buffered_bytes") as refused:
         await full.say(full.start(), user())
-    assert refused.value.refusal.reason is Reason.OVERLOADED
+    assert refused.value.refusal.reason is Reason.INVALID
 
 
 async def test_answers_that_grow_beside_one_another_do_not_share_the_same_room(
