@@ -26,7 +26,7 @@ class Envelope:
             }
             for index, answer in enumerate(given.answers)
         ]
-        return self._head("chat.completion") | {
+        return self._answered("chat.completion", given) | {
             "choices": choices,
             "usage": usage(given),
             "penstock": extension(given),
@@ -50,11 +50,18 @@ class Envelope:
                 "logprobs": _logprobs(answer) if logprobs else None,
             }
             yield event(
-                self._head("chat.completion.chunk") | {"choices": [choice], "penstock": extension(given)}
+                self._answered("chat.completion.chunk", given)
+                | {"choices": [choice], "penstock": extension(given)}
             )
         if with_usage:
             yield event(self._head("chat.completion.chunk") | {"choices": [], "usage": usage(given)})
         yield "data: [DONE]\n\n"
+
+    def _answered(self, kind: str, given: Generation) -> dict[str, Any]:
+        # The model name by which this version can be asked for: tracing of agents records the field as
+        # gen_ai.openai.response.system_fingerprint (OpenTelemetry's conventions for OpenAI).
+        policy = self._model.partition(":")[0]
+        return self._head(kind) | {"system_fingerprint": f"{policy}:{given.version}"}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}

@@ -147,6 +147,7 @@ def test_a_version_answers_by_its_name(client: Any, stand: TextStand) -> None:
         )
         made = client.chat.completions.create(model="default:v15", **asked)
         assert made.model_extra["penstock"]["version"] == 1
+        assert made.system_fingerprint == "default:1"
         names = {one.id for one in client.models.list().data}
         assert ("default:v15" in names, "default:v16" in names) == (True, False)
         with pytest.raises(openai.NotFoundError, match="there is none of that name"):
