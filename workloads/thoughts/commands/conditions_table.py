@@ -118,11 +118,17 @@ def _draw_curves(results: Results, out: Path) -> None:
 def draw_lines(
     curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], quantity: str, file: Path
 ) -> None:
-    """Draw named curves over updates as a picture, each a running mean; one without a point is left out."""
+    """Draw named curves over updates as a picture, each a running mean; one without a point is left out.
+
+    Curves of one name have one colour, and are named once.
+    """
     figure, axes = _axes()
+    colours: dict[str, Any] = {}
     for name, rows in curves:
         if rows:
-            axes.plot(*zip(*running_mean(rows), strict=True), alpha=0.7, label=name)
+            said = {"color": colours[name]} if name in colours else {"label": name}
+            (line,) = axes.plot(*zip(*running_mean(rows), strict=True), alpha=0.7, **said)
+            colours[name] = line.get_color()
     axes.set(xlabel=f"updates (each point is the mean of {_OVER})", ylabel=quantity)
     _save(figure, axes, file)
 

@@ -12,7 +12,7 @@ import json
 import sys
 import threading
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,7 @@ _COLUMNS = (
     "gain, nats",
     "without, nats",
     "verdict",
+    "failed tests",
     "updates",
     "ended by",
     "best restored",
@@ -78,12 +79,13 @@ def main(varied: Variation) -> int:
     lines = [f"| {' | '.join(_COLUMNS)} |", "|" + "---|" * len(_COLUMNS)]
     curves = []
     for value in varied.values:
+        summaries = []
         for seed in range(varied.seeds):
             run_dir = out / f"{value}-{seed}"
             settings = RunSettings(seed=seed, updates=updates, more=nested(varied.key, parsed(value)))
-            summary = _trained(recipe, _start(recipe, varied, value, seed), run_dir, settings)
-            lines.append(_row(f"{value}, seed {seed}", summary))
-            curves.append((f"{value}, seed {seed}", read_curve(run_dir / "metrics.jsonl")))
+            summaries.append(_trained(recipe, _start(recipe, varied, value, seed), run_dir, settings))
+            curves.append((value, read_curve(run_dir / "metrics.jsonl")))
+        lines.append(_row(value, summaries))
     (out / "table.md").write_text(f"{varied.key}\n\n" + "\n".join(lines) + "\n")
     draw_lines(curves, f"gain of a thought, nats, by {varied.key}", out / "vary.png")
     sys.stdout.write("\n".join(lines) + "\n")
@@ -153,20 +155,28 @@ def _trained(recipe: dict[str, Any], model: Path, run_dir: Path, settings: RunSe
         raise Fatal(f"{run_dir}: {error}") from error
 
 
-def _row(name: str, summary: dict[str, Any]) -> str:
-    evaluated, found = summary.get("evaluation") or {}, summary.get("theatre") or {}
-    cells: Sequence[str] = (
-        name,
-        _number((evaluated.get("sampled") or {}).get("mean")),
-        _number((evaluated.get("deterministic") or {}).get("mean")),
-        _number(found.get("gain")),
-        _number(found.get("direct_loss")),
-        str(found.get("verdict", "–")),
-        json.dumps(summary.get("updates")),
-        str(summary.get("ending", "–")),
-        "yes" if summary.get("restored_from") else "no",
+def _row(value: str, summaries: Sequence[dict[str, Any]]) -> str:
+    """Return the row of a value, a figure a seed within each cell."""
+    found = [one.get("theatre") or {} for one in summaries]
+    evaluated = [one.get("evaluation") or {} for one in summaries]
+    failed = {test["name"] for one in found for test in one.get("tests", ()) if test["passed"] is False}
+    cells = (
+        value,
+        _each((one.get("sampled") or {}).get("mean") for one in evaluated),
+        _each((one.get("deterministic") or {}).get("mean") for one in evaluated),
+        _each(one.get("gain") for one in found),
+        _each(one.get("direct_loss") for one in found),
+        ", ".join(str(one.get("verdict", "–")) for one in found),
+        ", ".join(sorted(failed)) or "–",
+        " ".join(json.dumps(one.get("updates")) for one in summaries),
+        ", ".join(str(one.get("ending", "–")) for one in summaries),
+        ", ".join("yes" if one.get("restored_from") else "no" for one in summaries),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _each(values: Iterable[float | None]) -> str:
+    return " ".join(map(_number, values))
 
 
 def _number(value: float | None) -> str:

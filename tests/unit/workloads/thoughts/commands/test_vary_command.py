@@ -1,5 +1,6 @@
 """How values of an ablation are read, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.training import TrainingConfig
 from workloads.thoughts.commands import condition_runs, vary_command
+from workloads.thoughts.commands.condition_runs import RunSettings
 from workloads.thoughts.commands.vary_command import Variation, main, nested, parsed
 from workloads.thoughts.thought_section import thoughts_section
 
@@ -128,3 +130,32 @@ def test_runs_of_decimal_values_have_files_of_their_own(
                 {}, tmp_path / "model", tmp_path / f"{value}-0", condition_runs.RunSettings(seed=0, updates=1)
             )
     assert [one.name for one in begun] == ["0.01-0.toml", "0.02-0.toml"]
+
+
+def test_a_row_has_a_figure_of_each_seed_and_what_failed_in_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A seed of two loses the comparison that it is kept honest by; both stand in the row."""
+
+    def train_thoughts(_: object, __: object, run_dir: Path, settings: RunSettings) -> dict[str, Any]:
+        gain = 2.0 + settings.seed
+        test = {"name": "possible_gain", "passed": gain <= 2.3}
+        run_dir.mkdir(parents=True)
+        (run_dir / "metrics.jsonl").write_text('{"updates": 1, "gain": 0.5}\n')
+        return {
+            "theatre": {"gain": gain, "verdict": "honest" if test["passed"] else "doubtful", "tests": [test]},
+            "evaluation": {"sampled": {"mean": 0.9}},
+            "updates": 1,
+            "ending": "updates",
+        }
+
+    monkeypatch.setattr(vary_command, "make_start", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(vary_command, "train_thoughts", train_thoughts)
+    main(replace(varied(THOUGHTS, tmp_path / "out", "none"), seeds=2))
+    row = capsys.readouterr().out.splitlines()[2]
+    assert row == (
+        "| none | 0.90 0.90 | – – | 2.00 3.00 | – – | honest, doubtful | possible_gain | 1 1 | "
+        "updates, updates | no, no |"
+    )
+    assert row in (tmp_path / "out" / "table.md").read_text()
+    assert (tmp_path / "out" / "vary.png").stat().st_size > 1_000
