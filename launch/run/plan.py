@@ -100,8 +100,9 @@ def make_plan(request: Request) -> Plan:
 
 
 def _said_to_be_allowed(request: Request) -> tuple[str, ...]:
-    said = map(configuration.parse_assignment, request.assignments)
-    return configuration.load([configuration.from_environment(), *said]).actor.allow_modules
+    said = [configuration.from_environment(), *map(configuration.parse_assignment, request.assignments)]
+    # Without the run's own layer below, settings of its algorithm would be unknown.
+    return configuration.load([{"actor": one["actor"]} for one in said if "actor" in one]).actor.allow_modules
 
 
 def _following_the_learner(settings: Settings) -> RegistrySection:

@@ -125,6 +125,21 @@ def test_a_mistake_is_named_with_its_remedy(request_: Request, words: str) -> No
         make_plan(request_)
 
 
+def test_a_resumed_run_takes_settings_of_its_own_algorithm(tmp_path: Path) -> None:
+    """Also those that the default algorithm does not have."""
+    file = tmp_path / "mine.toml"
+    file.write_text('[environment]\nid = "CartPole-v1"\n[algorithm]\nname = "impala"\n')
+    prepare_folder(make_plan(Request(what=str(file), run_dir=tmp_path / "r")))
+    ask = Request(
+        what=str(tmp_path / "r"),
+        resumption=ResumeOptions(resume=True),
+        assignments=("algorithm.rho_clip=0.5",),
+    )
+    settings = make_plan(ask).settings
+    assert isinstance(settings.algorithm, ImpalaSection)
+    assert settings.algorithm.rho_clip == 0.5
+
+
 def test_only_resume_reuses_a_run(tmp_path: Path) -> None:
     """A folder that holds a run is taken again only on request, with its name and settings."""
     plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", seed=5))
