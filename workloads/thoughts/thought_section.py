@@ -1,8 +1,8 @@
 """`environment.kwargs` of a run of thoughts: which task, how long thoughts are, what training begins with."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from penstock.config.sections.section import Fraction, Positive, Section
 from penstock.config.settings import ConfigurationError, EnvironmentSection
@@ -29,7 +29,7 @@ class Thoughts(Section):
     """Most updates of the warm start until steps are right; without that the run is refused."""
     corrupted_updates: Positive = 300
     """Updates of the warm start on corrupted thoughts, behind the others."""
-    hidden: Positive = 64
+    hidden: Annotated[int, Field(gt=0, multiple_of=8)] = 64
     """Width of that model; a multiple of 8."""
     layers: Positive = 2
     """Its layers."""

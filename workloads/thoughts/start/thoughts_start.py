@@ -24,8 +24,11 @@ CARD: Final = "warm_start.json"
 def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
     """Return the settings with the model named that was made; raises ConfigurationError, Interrupted."""
     quieten()
+    from workloads.thoughts.thinking_policy import mixing_width  # noqa: PLC0415 - loads torch
+
     section = thoughts_section(settings.environment)
     check_lengths(settings)
+    mixing_width(settings.policy)
     folder = run_dir / START_MODEL
     model = section.model or str(
         make_start(

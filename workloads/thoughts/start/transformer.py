@@ -17,9 +17,14 @@ _POSITIONS: Final = 128
 
 
 def build_transformer(layout: Layout, *, seed: int, hidden: int = 64, layers: int = 2) -> Any:
-    """Return a LlamaForCausalLM in float32 with random weights and an output layer of its own."""
+    """Return a LlamaForCausalLM in float32 with random weights and an output layer of its own.
+
+    hidden: its width, a multiple of 8; heads are 16 wide, or as little wider as divides it.
+    """
     torch.manual_seed(seed)
-    heads = max(1, hidden // _HEAD_WIDTH)
+    # RoPE turns pairs of numbers: a head has an even number of them.
+    widths = range(_HEAD_WIDTH, hidden, 2)
+    heads = hidden // next((width for width in widths if hidden % width == 0), hidden)
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=layout.vocabulary,

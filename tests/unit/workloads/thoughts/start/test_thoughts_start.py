@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config import settings as configuration
 from penstock.config.preparation import Progress
-from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.settings import ConfigurationError, PolicySection, Settings
 from tests.support.thoughts.small_thoughts import small_base
 from workloads.thoughts.start.thoughts_start import START_MODEL, check_lengths, prepare
 
@@ -43,6 +43,7 @@ def test_a_model_that_is_there_is_kept_and_named(tmp_path: Path) -> None:
         ({"task": "mazes"}, "no such task"),
         ({"thoughts": 3}, "unknown key"),
         ({"empty_share": 1.5}, "empty_share=1.5"),
+        ({"hidden": 20}, "hidden=20: .*multiple of 8"),
         ({"thought_tokens": 1}, "thought_tokens=1: a legal thought .* has up to 2 steps"),
         ({"group": 1}, r"group=1: .*algorithm\.baseline='group', and nothing is learned"),
     ],
@@ -56,3 +57,11 @@ def test_what_does_not_fit_is_refused_by_name(over: dict[str, Any], named: str) 
 def test_a_thought_alone_on_its_question_is_learned_from_without_a_mean() -> None:
     """Of the baselines only the mean of a question's thoughts needs two of them."""
     check_lengths(settings(group=1, baseline="none"))
+
+
+def test_a_head_that_cannot_be_is_refused_before_the_model_is_made(tmp_path: Path) -> None:
+    """Not after minutes of its warm start."""
+    odd = settings().model_copy(update={"policy": PolicySection(kwargs={"mixing": "wide"})})
+    with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.mixing='wide'"):
+        prepare(odd, tmp_path, Progress(lambda _: None, threading.Event()))
+    assert not any(tmp_path.iterdir())

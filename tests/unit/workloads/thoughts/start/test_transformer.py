@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.support.thoughts.small_thoughts import LAYOUT
@@ -16,3 +17,12 @@ def test_it_is_the_same_for_the_same_seed_and_comes_back_from_its_folder(tmp_pat
     assert one.lm_head.weight is not one.get_input_embeddings().weight
     save_transformer(one, LAYOUT, tmp_path / "model")
     assert torch.equal(load_transformer(tmp_path / "model").lm_head.weight, one.lm_head.weight)
+
+
+@pytest.mark.parametrize(("hidden", "heads"), [(8, 1), (16, 1), (56, 2), (64, 4), (88, 4), (104, 4)])
+def test_every_multiple_of_8_is_a_width(hidden: int, heads: int) -> None:
+    """Heads divide it, and each has an even number of places."""
+    network = build_transformer(LAYOUT, seed=0, hidden=hidden, layers=1)
+    assert network.config.num_attention_heads == heads
+    with torch.no_grad():
+        assert network(input_ids=torch.tensor([[1, 5, 6]])).logits.isfinite().all()
