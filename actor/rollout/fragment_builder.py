@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from actor.acting.header_fields import HeaderFields
 from actor.acting.stepper import Ended, Stepped
 from actor.rollout.episode_tracker import Ends, Episodes
+from actor.rollout.observation_bounds import ObservationBounds
 from penstock.config.settings import ConfigurationError
 from penstock.policy.acting.acting_policy import begun
 from penstock.wire.fragment import Fragment, build
@@ -44,11 +45,13 @@ class FragmentBuilder:
         reward: Callable[[Mapping[str, Array]], Array] | None = None,
         *,
         final_masks: bool = False,
+        bounds: ObservationBounds | None = None,
     ) -> None:
         """Allocate.
 
         reward: what the learner is given, of a fragment's tensors; None: what the environment paid.
         final_masks: whether the run takes what last observations allow.
+        bounds: of what the environments show; None: it is not held against its space here.
         """
         self._schema, self._slots = schema, slots
         self.unroll_length = unroll_length
@@ -79,6 +82,7 @@ class FragmentBuilder:
         self._most_ends = [schema.most_ends(row + 1, slots) - slots for row in range(unroll_length)]
         self._compress = frozenset(self._observations) if compress else frozenset[str]()
         self._learner_reward = reward
+        self._bounds = bounds
         self._episodes = Episodes(slots)
 
     def start(self, observation: Mapping[str, Any]) -> None:
@@ -127,17 +131,28 @@ class FragmentBuilder:
             self._ended.append((row, stepped.ended))
             self._ends += len(stepped.ended.slots)
         self._put(row + 1, stepped.observation)
+        if stepped.ended is not None and self._bounds is not None:
+            shown_again = stepped.terminated[stepped.ended.slots]
+            if stepped.begins is not None:
+                shown_again = shown_again & ~stepped.begins[stepped.ended.slots]
+            slots = stepped.ended.slots[shown_again]
+            self._bounds.replace_terminal(self._rows[row], self._rows[row + 1], slots)
         if self._begins is not None:
             self._rows[row + 1].update(begun(state, stepped.begins))
             self._note_begins(row + 1, stepped.begins)
         self.length = row + 1
 
     def cut(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
-        """Return the rows collected, at least one, as a fragment, and the episodes that ended in them."""
+        """Return the rows collected, at least one, as a fragment, and the episodes that ended in them.
+
+        Raises Fatal for observations outside their bounds.
+        """
         steps, slots = self.length, self._episodes.slots()
         ends = self._ends_in_order()
         header = fields.header(self._schema, steps, slots)
         tensors = self._tensors(ends)
+        if self._bounds is not None:
+            self._bounds.check(tensors)
         if self._learner_reward is not None:
             tensors["reward"] = self._learner_reward(tensors)
         fragment = build(header, tensors, self._compress)

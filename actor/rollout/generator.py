@@ -9,6 +9,7 @@ from actor.acting.health_watch import BEING_MADE, ENVIRONMENT, note_lag, watch
 from actor.acting.reward import learner_reward
 from actor.link.session import Session
 from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.observation_bounds import ObservationBounds
 from actor.rollout.seeds import action_seed, environment_seeds, place_of
 from actor.specification import run
 from actor.specification.run import Run
@@ -48,6 +49,7 @@ class EnvironmentGenerator:
             of.actor.compress == "lz4",
             learner_reward(of.environment),
             final_masks=of.specification.final_masks,
+            bounds=ObservationBounds(of.specification.observation_space),
         )
         self._building = threading.Lock()
         """Held while a step is recorded or a fragment is cut, which another thread may do."""

@@ -13,6 +13,7 @@ from typing import Any
 from actor.acting.header_fields import HeaderFields
 from actor.acting.reward import learner_reward
 from actor.rollout.fragment_builder import FragmentBuilder
+from actor.rollout.observation_bounds import ObservationBounds
 from actor.rollout.seeds import action_seed, environment_seeds
 from actor.specification import run as actor_run
 from actor.specification.run import Run
@@ -64,6 +65,7 @@ def record(
         section.count,
         run.actor.compress == "lz4",
         learner_reward(section),
+        bounds=ObservationBounds(specification.observation_space),
     )
     policy = run.make_policy(specification.seed).policy
     policy.load(final.blob)

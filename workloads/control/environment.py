@@ -55,7 +55,7 @@ def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
 
 
 def _without(mask_key: str, space: Space) -> Space:
-    if not isinstance(space, Dict):
+    if not mask_key or not isinstance(space, Dict):
         return space
     rest = tuple((key, part) for key, part in space.spaces if key != mask_key)
     if not rest:

@@ -4,6 +4,7 @@ from gymnasium import spaces as gym_spaces
 
 from penstock.config.settings import ConfigurationError
 from penstock.wire import spaces as wire_spaces
+from penstock.wire.limits import MAX_MESSAGE_BYTES
 from penstock.wire.spaces import Space
 
 
@@ -30,6 +31,11 @@ def to_space(field: str, space: gym_spaces.Space) -> Space:  # type: ignore[type
 
 
 def _box(field: str, space: gym_spaces.Box) -> Space:
+    if space.low.nbytes > MAX_MESSAGE_BYTES:
+        raise ConfigurationError(
+            f"{field}: a Box of shape {space.shape} and {space.dtype} has {space.low.nbytes} bytes, "
+            f"a message holds {MAX_MESSAGE_BYTES}; make it smaller in the environment"
+        )
     try:
         return wire_spaces.Box(space.low.copy(), space.high.copy())
     except ValueError as error:
@@ -44,10 +50,12 @@ def _multi_discrete(field: str, space: gym_spaces.MultiDiscrete) -> Space:
     return wire_spaces.MultiDiscrete(tuple(int(n) for n in space.nvec))
 
 
-def _key(field: str, key: str) -> str:
+def _key(field: str, key: object) -> str:
     # Keys become parts of tensor names, where "/" separates.
-    if not key or "/" in key:
-        raise ConfigurationError(f"{field}: key {key!r} is empty or holds '/'; rename it in the environment")
+    if not isinstance(key, str) or not key or "/" in key:
+        raise ConfigurationError(
+            f"{field}: key {key!r} is no text, is empty or holds '/'; rename it in the environment"
+        )
     return key
 
 

@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from penstock.config.sections.section import ADVANCED, Count, NonNegative, Positive, Section
+from penstock.config.sections.section import ADVANCED, Count, NonNegative, Section, Width
+from penstock.wire.limits import MAX_STEPS
 
 
 class PolicySection(Section):
@@ -16,7 +17,7 @@ class PolicySection(Section):
     """Arguments of that class."""
     kwargs: Annotated[dict[str, Any], ADVANCED] = {}
     """What a workload with a policy of its own kind must know of it, such as the language model to train."""
-    hidden_sizes: tuple[Positive, ...] = (64, 64)
+    hidden_sizes: tuple[Width, ...] = (64, 64)
     """Widths of the hidden layers of the MLP."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Non-linearity between layers."""
@@ -46,9 +47,9 @@ class PolicySection(Section):
     """Action values are the critic's value plus advantages (Wang et al. 2016); `shared_trunk`: one trunk."""
     recurrent: Literal["none", "lstm", "gru"] = "none"
     """A recurrent core between the hidden layers and what comes out; with separate trunks one for each."""
-    recurrent_size: Positive = 64
+    recurrent_size: Width = 64
     """Width of the core's state."""
     burn_in: Count = 0
     """First steps of each fragment that only refresh the state; fewer than `actor.unroll_length`."""
-    frame_stack: Positive = 1
+    frame_stack: Annotated[int, Field(gt=0, le=MAX_STEPS)] = 1
     """Observations of an episode that the policy sees at once, the newest ones; each is sent once."""

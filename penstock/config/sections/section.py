@@ -2,9 +2,9 @@
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 MOST: Final = 2**53
 """Bound of every whole number: beyond it JSON, which tells them, loses digits."""
@@ -13,6 +13,8 @@ MOST_REAL: Final = 1e9
 
 Positive = Annotated[int, Field(gt=0, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
+Width = Annotated[int, Field(gt=0, le=2**16)]
+"""Of a layer: the square of a larger one, its weights, would fill 64 GiB."""
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveReal = Annotated[float, Field(gt=0.0, le=MOST_REAL)]
 NonNegative = Annotated[float, Field(ge=0.0, le=MOST_REAL)]
@@ -27,9 +29,23 @@ ADVANCED: Final = Advanced()
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen; unknown keys are errors, and so are infinity and NaN."""
+    """A part of the configuration: frozen; unknown keys are errors, and so are infinity and NaN.
+
+    So is true or false where a number is wanted, which would else be read as 1 or 0.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None, "it is a field that is looked at"
+        kind = cls.model_fields[info.field_name].annotation
+        if isinstance(value, bool) and not any(
+            one in (bool, Any, True, False) for one in (kind, *get_args(kind))
+        ):
+            raise ValueError("is no number; write one")
+        return value
 
     @classmethod
     def is_advanced(cls, field: str) -> bool:

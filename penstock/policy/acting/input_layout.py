@@ -2,10 +2,13 @@
 
 import math
 from itertools import accumulate
+from typing import Final
 
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
 
 IMAGE_RANKS = (2, 3)
+MOST_CODES: Final = 2**20
+"""Most columns of one leaf's codes: each is an input or an output of a network, in every row of a batch."""
 
 
 def is_image(leaf: Leaf) -> bool:
@@ -30,7 +33,7 @@ class InputLayout:
     """Each leaf is real numbers, one-hot codes or bits, or an image.
 
     The vector part is the Box leaves in order, then the others in order. Raises ValueError that names path
-    and space of a leaf that cannot be read.
+    and space of a leaf that cannot be read, or says that there is none.
 
     images, reals, codes: path and leaf of each.
     reals_width, width: columns of the real numbers, and of the whole vector part.
@@ -38,6 +41,8 @@ class InputLayout:
 
     def __init__(self, space: Space) -> None:
         every = list(leaves(space, "observation"))
+        if not every:
+            raise ValueError(f"observation_space={space!r}: holds nothing; a policy must see something")
         for path, leaf in every:
             _check_observation(path, leaf)
         self.images = [(path, leaf) for path, leaf in every if is_image(leaf)]
@@ -62,4 +67,14 @@ def _check_observation(path: str, leaf: Leaf) -> None:
             f"observation_space at {path!r}: {leaf!r} is empty; "
             "a policy reads Box (images: uint8 of rank 2 or 3), Discrete, MultiDiscrete, MultiBinary, "
             "and Dict or Tuple of them"
+        )
+    check_codes(f"observation_space at {path!r}", leaf)
+
+
+def check_codes(name: str, leaf: Leaf) -> None:
+    """Raise ValueError that begins with `name` where a leaf other than a Box has too many codes."""
+    if not isinstance(leaf, Box) and vector_width(leaf) > MOST_CODES:
+        raise ValueError(
+            f"{name}: {leaf!r} has {vector_width(leaf)} codes, a network takes {MOST_CODES} at most; "
+            "give it in several parts (MultiDiscrete, such as the digits of a number), or as a Box"
         )

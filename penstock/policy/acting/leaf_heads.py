@@ -20,6 +20,7 @@ from penstock.policy.acting.gaussian_drawing import (
     SquashedGaussianDrawing,
 )
 from penstock.policy.acting.greedy_drawing import EpsilonGreedyDrawing
+from penstock.policy.acting.input_layout import check_codes
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
 
 H = TypeVar("H", bound=Drawing)
@@ -39,6 +40,7 @@ class Kinds(Generic[H]):
 
     def of_leaf(self, path: str, leaf: Leaf, section: PolicySection) -> H:
         """Return the head of one leaf; raises ValueError that names path and space of one that has none."""
+        check_codes(f"action_space at {path!r}", leaf)
         match leaf:
             case Discrete():
                 is_greedy = section.discrete == "epsilon_greedy"

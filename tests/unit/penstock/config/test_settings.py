@@ -104,6 +104,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown section": ({"algo": {}}, "algo: unknown key"),
     "out of range": ({"algorithm": {"epochs": 0}}, r"algorithm\.epochs=0: .*greater than 0"),
     "not a number": ({"seed": "many"}, "seed='many': .*integer"),
+    "true for a number": ({"actor": {"count": True}}, r"actor\.count=True: .*is no number; write one"),
+    "true for a real number": (
+        {"algorithm": {"dual_clip": True}},
+        r"algorithm\.dual_clip=True: .*is no number",
+    ),
+    "a layer of absurd width": ({"policy": {"recurrent_size": 2**40}}, r"policy\.recurrent_size=.*65536"),
     "not a choice": ({"algorithm": {"advantage": "td"}}, r"algorithm\.advantage='td': .*'gae' or 'vtrace'"),
     "unknown key of an algorithm": (
         {"algorithm": {"name": "impala", "epochs": 1}},

@@ -200,6 +200,23 @@ def test_an_empty_observation_is_refused_by_name() -> None:
         build(Dict((("a", box(2)), ("b", box(0)))), Discrete(2), PolicySection(), 0)
 
 
+@pytest.mark.parametrize("empty", [Dict(()), Tuple(())])
+def test_an_observation_of_no_parts_is_refused(empty: Space) -> None:
+    """A policy that sees nothing cannot be meant."""
+    with pytest.raises(ValueError, match="observation_space=.*holds nothing; a policy must see something"):
+        build(empty, Discrete(2), PolicySection(), 0)
+
+
+@pytest.mark.parametrize("leaf", [Discrete(10**12), MultiDiscrete((4, 2**31)), MultiBinary(2**20 + 1)])
+def test_more_codes_than_a_network_takes_are_refused_before_it_is_made(leaf: Space) -> None:
+    """One that is made would take all memory of the machine."""
+    message = r"_space at '{}': .* codes, a network takes 1048576 at most; give it in several parts"
+    with pytest.raises(ValueError, match=f"observation{message.format('observation/b')}"):
+        build(Dict((("a", box(2)), ("b", leaf))), Discrete(2), PolicySection(), 0)
+    with pytest.raises(ValueError, match=f"action{message.format('action')}"):
+        build(box(2), leaf, PolicySection(), 0)
+
+
 def test_importing_the_policy_stays_light(tmp_path: Path) -> None:
     """No torch.distributions, no compiler: every actor pays for what is imported here."""
     heavy = "{'torch._dynamo', 'torch._inductor', 'torch.distributions', 'sympy', 'gymnasium'}"
