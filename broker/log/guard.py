@@ -1,7 +1,7 @@
 """Decide whether a Redis server may hold a run, and refuse one that could forget what was acknowledged.
 
-The guard reads INFO (version, role, eviction, persistence, memory) and, where the server permits it, CONFIG
-GET for the fsync level; otherwise the level must be declared. Versions below the functional floor are refused
+The guard reads INFO (version, role, eviction, persistence, memory) and, where the server permits it, COMMAND
+INFO for what was renamed and CONFIG GET for the fsync level; otherwise the level must be declared. Versions below the functional floor are refused
 everywhere; versions below the security floor of their series are refused over TCP and warned about on a unix
 socket, which only this user can open. The guard never waits and changes nothing.
 """
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from redis import asyncio as redis_asyncio
 from redis.exceptions import BusyLoadingError, ResponseError
 
+from broker.log import script
 from penstock.config.settings import BrokerSection
 from penstock.wire.limits import MIB
 from penstock.wire.messages import Durability
@@ -86,6 +87,7 @@ async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection
     warning = check_version(version, private=trusted)
     check_role(info)
     check_eviction(info)
+    await _check_commands(redis)
     memory = check_memory(info, section)
     durability = await _durability(redis, info, section)
     check_durability(durability, Durability[section.durability.upper()])
@@ -179,6 +181,24 @@ def check_memory(info: dict[str, Any], section: BrokerSection) -> int:
             "lower the ceilings"
         )
     return limit
+
+
+async def _check_commands(redis: "redis_asyncio.Redis") -> None:
+    """Raise UnsuitableRedis where a command has another name: a script that meets it stops half done.
+
+    A server, or a user, that may not tell its commands is taken at its word.
+    """
+    named = ("EVALSHA", *script.commands())
+    try:
+        answers = await redis.execute_command("COMMAND INFO", *named)
+    except ResponseError:
+        return
+    absent = [name for name, answer in zip(named, answers, strict=True) if answer is None]
+    if absent:
+        raise UnsuitableRedis(
+            f"rename-command: this server knows no {', '.join(absent)}, which the log calls; "
+            "give them their own names back"
+        )
 
 
 async def _durability(

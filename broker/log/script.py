@@ -73,6 +73,7 @@ _STRING: Final = re.compile(r"'[^'\n]*'")
 _CALL: Final = re.compile(r"(?<![.\w])(\w+)\(")
 """No script uses a shared function in another way."""
 _FUNCTION: Final = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
+_REDIS_CALL: Final = re.compile(r"redis\.call\(\s*'([A-Z]+)'")
 _LIMITS: Final = (
     "FIRST_LAYOUT",
     "LAYOUT",
@@ -126,6 +127,12 @@ def names() -> list[str]:
     folder = files("broker.log") / "scripts"
     found = (entry.name.removesuffix(".lua") for entry in folder.iterdir() if entry.name.endswith(".lua"))
     return sorted(name for name in found if not name.startswith("_"))
+
+
+@cache
+def commands() -> tuple[str, ...]:
+    """Return the commands of Redis that the scripts call, sorted."""
+    return tuple(sorted({name for one in names() for name in _REDIS_CALL.findall(load(one).source)}))
 
 
 def read_source(name: str) -> str:

@@ -155,7 +155,8 @@ class ControlCalls:
 def _late(command: pb.Command, timeout_s: float) -> str:
     return (
         f"{command.action} {command.number}: not answered within {timeout_s:g} s, and still asked for; is "
-        f"the learner running? The same command with --request-id {command.request_id} looks again"
+        "the learner running, or the run paused with a flush that waits? The same command with "
+        f"--request-id {command.request_id} looks again"
     )
 
 

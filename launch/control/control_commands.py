@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.config.settings import ConfigurationError
 from penstock.runtime.command_exit import finish
 from penstock.runtime.command_options import AsJson, Assignments, ConfigFile, Insecure, assigned
 from penstock.wire.limits import MAX_NUMBER
@@ -82,8 +83,9 @@ def stop(
 def checkpoint(
     run: Run,
     name: Annotated[
-        str, typer.Option("--name", help="Keep it under this name, so that `restore` can go back to it.")
-    ] = "",
+        str | None,
+        typer.Option("--name", help="Keep it under this name, so that `restore` can go back to it."),
+    ] = None,
     timeout: TimeoutS = 60.0,
     request_id: RequestId = None,
     reason: Reason = "",
@@ -93,9 +95,11 @@ def checkpoint(
     insecure: Insecure = False,
 ) -> None:
     """Make a checkpoint now; one with a name stays until its folder is removed."""
+    if name == "":
+        raise ConfigurationError("--name '': is empty, and the checkpoint would not be kept; give it a name")
 
     def body(calls: "ControlCalls") -> int:
-        command = calls.checkpoint(name, _id(request_id), reason)
+        command = calls.checkpoint(name or "", _id(request_id), reason)
         return calls.await_answer(command, timeout, as_json=as_json)
 
     _with(run, config, assignments, insecure, body)

@@ -57,6 +57,8 @@ def test_a_broker_that_waits_for_redis_can_be_ended(tmp_path: Path) -> None:
         (("--appendonly", "no"), {}, "broker.durability=fsync_1s"),
         ((), {"broker": {"durability": "fsync"}}, "appendfsync always"),
         (("--maxmemory", "100mb"), {}, "maxmemory=104857600"),
+        (("--rename-command", "UNLINK", "drop"), {}, "this server knows no UNLINK"),
+        (("--rename-command", "EVALSHA", ""), {}, "this server knows no EVALSHA"),
     ],
 )
 def test_an_unsuitable_redis_is_refused_at_start(

@@ -134,6 +134,9 @@ def test_spaces_become_data() -> None:
     )
 
 
+NUMBERED: Any = [(1, gymnasium.spaces.Discrete(2))]
+
+
 @pytest.mark.parametrize(
     ("space", "words"),
     [
@@ -141,7 +144,7 @@ def test_spaces_become_data() -> None:
         (gymnasium.spaces.Dict(inner=gymnasium.spaces.Text(5)), r"action_space/inner=Text"),
         (gymnasium.spaces.MultiDiscrete(np.array([[2, 3]])), r"one axis"),
         (gymnasium.spaces.Dict({"a/b": gymnasium.spaces.Discrete(2)}), r"'a/b'.*rename"),
-        (gymnasium.spaces.Dict([(1, gymnasium.spaces.Discrete(2))]), r"key 1 is no text.*rename"),
+        (gymnasium.spaces.Dict(NUMBERED), r"key 1 is no text.*rename"),
         (gymnasium.spaces.Box(-1, 1, (60_000, 1000)), r"has 240000000 bytes, a message holds 8388608"),
     ],
 )
