@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.config.settings import ConfigurationError
 from penstock.runtime.command_exit import finish
 from penstock.runtime.command_options import AsJson, Assignments, ConfigFile, Insecure, assigned
 from penstock.wire.limits import MAX_NUMBER
@@ -38,6 +37,12 @@ RequestId = Annotated[
         help="Id of the command: asked again with the same one it is not done twice. Default: a new one.",
     ),
 ]
+
+
+def _named(name: str | None) -> str | None:
+    if name == "":
+        raise typer.BadParameter("it is empty, and the checkpoint would not be kept; give it a name")
+    return name
 
 
 @control_commands.command()
@@ -84,7 +89,9 @@ def checkpoint(
     run: Run,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Keep it under this name, so that `restore` can go back to it."),
+        typer.Option(
+            "--name", callback=_named, help="Keep it under this name, so that `restore` can go back to it."
+        ),
     ] = None,
     timeout: TimeoutS = 60.0,
     request_id: RequestId = None,
@@ -95,8 +102,6 @@ def checkpoint(
     insecure: Insecure = False,
 ) -> None:
     """Make a checkpoint now; one with a name stays until its folder is removed."""
-    if name == "":
-        raise ConfigurationError("--name '': is empty, and the checkpoint would not be kept; give it a name")
 
     def body(calls: "ControlCalls") -> int:
         command = calls.checkpoint(name or "", _id(request_id), reason)

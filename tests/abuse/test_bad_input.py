@@ -123,7 +123,10 @@ COMMANDS: Final = {
     "pause a file": (("control", "pause", "file"), "file: no folder of a run"),
     "let nothing go on": (("control", "resume", "absent"), "absent: no folder of a run"),
     "stop at no port": (("control", "stop", "h:99999"), "h:99999: no folder of a run"),
-    "checkpoint of an empty name": (("control", "checkpoint", "run", "--name", ""), "--name '': is empty"),
+    "checkpoint of an empty name": (
+        ("control", "checkpoint", "run", "--name", ""),
+        "Invalid value for '--name': it is empty",
+    ),
     "checkpoint of a run without a broker": (("control", "checkpoint", "run"), "run: names no broker"),
     "restore of a run without a broker": (("control", "restore", "run", "x"), "run: names no broker"),
     "an absurd flush": (("control", "flush", "127.0.0.1:1", "--min-steps", str(10**30)), "--min-steps"),
