@@ -189,9 +189,10 @@ async def _check_commands(redis: "redis_asyncio.Redis") -> None:
 
     A server, or a user, that may not tell its commands is taken at its word.
     """
+    client: Any = redis
     named = ("EVALSHA", *script.commands())
     try:
-        answers = await redis.execute_command("COMMAND INFO", *named)
+        answers = await client.execute_command("COMMAND INFO", *named)
     except ResponseError:
         return
     absent = [name for name, answer in zip(named, answers, strict=True) if answer is None]
