@@ -44,8 +44,8 @@ class ObservationBounds:
     def check(self, tensors: Mapping[str, Array]) -> None:
         """Raise Fatal that names part, value, place and space of what the environment should not have shown.
 
-        tensors: of a fragment, by name. The last observation of a terminated episode has no value and may be
-        anything.
+        tensors: of a fragment, by name, in the shape and dtype of the run's schema. The last observation of a
+        terminated episode has no value and may be anything.
         """
         truncated = ~tensors["terminated"].astype(bool)[tensors["final/step"], tensors["final/slot"]]
         try:

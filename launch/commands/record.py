@@ -65,6 +65,7 @@ def record(
         section.count,
         run.actor.compress == "lz4",
         learner_reward(section),
+        final_masks=specification.final_masks,
         bounds=ObservationBounds(specification.observation_space),
     )
     policy = run.make_policy(specification.seed).policy
@@ -75,12 +76,13 @@ def record(
     returns: list[float] = []
     recorded = sequence = 0
     try:
-        builder.start(stepper.reset(environment_seeds(seed, _RECORDER, 0, stepper.slots)))
+        first = stepper.reset(environment_seeds(seed, _RECORDER, 0, stepper.slots))
+        builder.start(first | policy.initial_state(stepper.slots))
         while recorded < steps:
             while not builder.is_full:
                 acted = policy.act(builder.observation(), deterministic=deterministic)
                 stepped = stepper.step(policy.environment_action(acted.action))
-                builder.record(acted.action, acted.log_prob, stepped)
+                builder.record(acted.action, acted.log_prob, stepped, acted.state)
             sequence += 1
             fields = HeaderFields(
                 run=specification.run, session=1, sequence=sequence, weights=weights, round=0

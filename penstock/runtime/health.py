@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +26,8 @@ from penstock.runtime.garbage_collection import collect_as_usual
 ENDPOINT_VARIABLE: Final = "PENSTOCK_ENDPOINT_FILE"
 READER_S: Final = 60.0
 """Seconds after which a reader that has not read the metrics again is no longer waited for."""
+SILENCE_S: Final = 10.0
+"""A connection that says nothing for so long is closed: each takes a thread."""
 _MAX_READERS: Final = 16
 _POLL_S: Final = 0.05
 _MAX_PID: Final = 2**31 - 1
@@ -156,7 +158,14 @@ def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServe
     """
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET requests and no other."""
+        """Answers GET requests and no other; a reader that hangs up needs no answer."""
+
+        timeout = SILENCE_S
+
+        def handle(self) -> None:
+            """Answer one connection."""
+            with suppress(ConnectionError):
+                super().handle()
 
         def do_GET(self) -> None:
             """Answer one of the three paths."""

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.rpc.auth import AddressInUse
+from penstock.runtime import health as health_module
 from penstock.runtime.health import (
     ENDPOINT_VARIABLE,
     READER_S,
@@ -175,3 +178,29 @@ def test_an_endpoint_is_announced_where_the_launcher_asked(
     assert read_endpoint(path) == endpoint
     assert isinstance(endpoint, Endpoint)
     assert json.loads(path.read_text())["address"] == "127.0.0.1:50051"
+
+
+def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep a thread for as long as it likes."""
+    monkeypatch.setattr(health_module, "SILENCE_S", 0.2)
+    server, port = serve_http(Health("broker"), "127.0.0.1", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as silent:
+            assert silent.recv(1) == b""
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_reader_that_hangs_up_leaves_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """A probe gives up after its own deadline, whenever the machine is busy."""
+    server, port = serve_http(Health("broker"), "127.0.0.1", 0)
+    server.daemon_threads = False  # So that closing the server waits for them.
+    for _ in range(20):
+        hasty = socket.create_connection(("127.0.0.1", port))
+        hasty.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        hasty.close()
+    server.shutdown()
+    server.server_close()
+    assert capsys.readouterr().err == ""
