@@ -22,7 +22,7 @@ test: .venv/installed-test
 # All other tests that start processes: of services, networks, kills, abuse, what is deployed, and PostgreSQL.
 test-processes: .venv/installed-test
 	$(BIN)/pytest -q -m "not slow and postgresql" -n 3 --dist worksteal tests/contract
-	$(BIN)/pytest -q -m "not slow" -n 3 --dist worksteal tests/processes tests/deploy tests/learning $(ARGS)
+	$(BIN)/pytest -q -m "not slow" -n 4 --dist worksteal tests/processes tests/deploy tests/learning $(ARGS)
 
 test-slow: .venv/installed-test .venv/installed-learn
 	$(BIN)/pytest -q -m slow -n 3 --maxschedchunk 1 $(ARGS)

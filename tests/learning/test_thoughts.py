@@ -287,6 +287,7 @@ def test_early_stopping_saves_updates_and_restores_the_best_byte_for_byte(tmp_pa
             assert read_kept(tmp_path / "run", row.version, row.sha256) == final.blob
 
 
+@pytest.mark.slow
 def test_thoughts_before_real_text_are_learned_from_and_judged(tmp_path: Path) -> None:
     """At four places behind one another, with a mixing head, through all processes and a killed actor."""
     kwargs = {"task": "text:12:1:4", "start_updates": 100}
