@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 
 from gateway.frame.api_description import describe
 from gateway.frame.route_access import GuardedRoute
+from gateway.routes.answer_links import add_links
 
 router = APIRouter(route_class=GuardedRoute, tags=["description"])
 
@@ -13,4 +14,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["description"])
 @router.get("/api/openapi.json")
 def openapi(request: Request) -> dict[str, Any]:
     """Return the OpenAPI document of this gateway."""
-    return describe(request.app)
+    content = describe(request.app)
+    add_links(content["paths"])
+    return content

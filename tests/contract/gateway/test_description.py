@@ -29,6 +29,22 @@ def test_every_route_is_described_with_what_it_may_answer(small_gateway: SmallGa
     assert "HTTPValidationError" not in json.dumps(document)
 
 
+def test_an_answer_with_an_id_says_which_calls_take_it(small_gateway: SmallGateway) -> None:
+    """Each link names a call of the document, and parameters of its path."""
+    paths = small_gateway.get("/api/openapi.json", {}).json()["paths"]
+    places = {one["operationId"]: path for path, operations in paths.items() for one in operations.values()}
+    links = [
+        link
+        for operations in paths.values()
+        for operation in operations.values()
+        for answer in operation["responses"].values()
+        for link in answer.get("links", {}).values()
+    ]
+    assert len(links) == 21
+    for link in links:
+        assert link["parameters"].keys() <= set(re.findall(r"{(\w+)}", places[link["operationId"]]))
+
+
 def test_a_refusal_has_the_shape_that_is_described(small_gateway: SmallGateway) -> None:
     """With all its fields and no other."""
     schema = small_gateway.get("/api/openapi.json", {}).json()["components"]["schemas"]["Error"]

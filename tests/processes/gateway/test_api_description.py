@@ -1,6 +1,7 @@
 """The OpenAPI document of a gateway, held against what it answers: by generated calls, in chains of calls."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ pytest.importorskip("schemathesis", reason="what generates the calls")
 import httpx2
 
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator, sign_in
+from tests.support.gateway import generated_callers
 from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.leftover_jobs import end_jobs
@@ -46,27 +48,28 @@ UNSENT: Final = "POST /api/projects/{project}/agents/{agent_id}/feedback"
 
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
-    ("examples", "least", "phases"),
+    ("examples", "least", "links", "phases"),
     [
-        (10, 300, "fuzzing,stateful"),
-        pytest.param(200, 10_000, "coverage,fuzzing,stateful", marks=pytest.mark.slow),
+        (10, 300, 1, "fuzzing,stateful"),
+        pytest.param(200, 10_000, 10, "coverage,fuzzing,stateful", marks=pytest.mark.slow),
     ],
 )
 def test_generated_calls_are_answered_as_described(
-    tmp_path: Path, examples: int, least: int, phases: str
+    tmp_path: Path, examples: int, least: int, links: int, phases: str
 ) -> None:
-    """No status, no type and no shape of an answer that the document does not know; no defect."""
+    """No status, no type and no shape of an answer that the document does not know; no defect.
+
+    links: least number of them, from an answer to another call, that are followed.
+    """
     shutil.copy(SERVICE, write_templates(tmp_path / "templates"))
     (tmp_path / "schemathesis.toml").write_text(CONFIGURATION)
     operator(tmp_path, "user", "add", "ada", "--project", "alpha", stdin=f"{PASSWORD}\n")
     try:
         with GatewayProcess(tmp_path, "--templates", "templates") as gateway:
-            token = sign_in(gateway)["access_token"]
-            give_feedback(gateway, token)
+            prepare(gateway, sign_in(gateway)["access_token"])
             words = (
                 *("run", f"{gateway.url}/api/openapi.json", "--seed", "7", "--no-color"),
-                *("--header", f"Authorization: Bearer {token}", "--header", "Penstock-Project: alpha"),
-                *("--header", "Prefer: wait=0"),
+                *("--header", "Penstock-Project: alpha", "--header", "Prefer: wait=0"),
                 *("--checks", ",".join(CHECKS), "--max-examples", str(examples), "--phases", phases),
                 *("--exclude-path-regex", ENDS_THE_CALLER, "--exclude-name", UNSENT),
                 *("--rate-limit", "80/s", "--generation-database", "none"),
@@ -75,6 +78,7 @@ def test_generated_calls_are_answered_as_described(
             done = subprocess.run(
                 [str(Path(sys.executable).with_name("st")), *words],
                 cwd=tmp_path,
+                env=os.environ | signing_in(gateway),
                 capture_output=True,
                 text=True,
                 check=False,
@@ -84,11 +88,24 @@ def test_generated_calls_are_answered_as_described(
             counted = re.search(r"(\d+) generated", done.stdout)
             assert counted is not None, told
             assert int(counted[1]) >= least, told
+            covered = re.search(r"API Links: +(\d+) covered", done.stdout)
+            assert covered is not None, told
+            assert int(covered[1]) >= links, told
             assert stored(gateway) >= STORES
             assert httpx2.get(f"{gateway.url}/api/health", timeout=30).status_code == 200
         assert "a request failed" not in gateway.log.read_text()
     finally:
         end_jobs(tmp_path)
+
+
+def signing_in(gateway: GatewayProcess) -> dict[str, str]:
+    """What the hooks read."""
+    return {
+        "SCHEMATHESIS_HOOKS": generated_callers.__name__,
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        generated_callers.URL: gateway.url,
+        generated_callers.PASSWORD: PASSWORD,
+    }
 
 
 def stored(gateway: GatewayProcess) -> set[str]:
@@ -99,18 +116,18 @@ def stored(gateway: GatewayProcess) -> set[str]:
     )
 
 
-def give_feedback(gateway: GatewayProcess, token: str) -> None:
-    """Enough for a training, so that generated calls may ask for one."""
+def prepare(gateway: GatewayProcess, token: str) -> None:
+    """Enough ratings for a training, so that generated calls may begin one, and a job that they may steer."""
     lines = "\n".join(
         json.dumps({"prompt": f"question {number}", "response": "yes", "score": 0.5}) for number in range(12)
     )
-    reply = httpx2.post(
-        f"{gateway.url}/api/projects/alpha/agents/0/feedback",
-        content=lines,
-        headers={"Authorization": f"Bearer {token}"},
-        timeout=30,
-    )
-    assert reply.status_code == 201, reply.text
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx2.Client(base_url=f"{gateway.url}/api/projects/alpha", headers=headers, timeout=30) as client:
+        for reply in (
+            client.post("/agents/0/feedback", content=lines),
+            client.post("/jobs", json={"agent": "0", "template": "quick"}),
+        ):
+            assert reply.status_code == 201, reply.text
 
 
 def test_the_one_declared_500_is_of_a_training_that_failed(tmp_path: Path) -> None:
