@@ -1,13 +1,13 @@
 """Decide whether a Redis server may hold a run, and refuse one that could forget what was acknowledged.
 
 The guard reads INFO (version, role, eviction, persistence, memory) and, where the server permits it, COMMAND
-INFO for what was renamed and CONFIG GET for the fsync level; otherwise the level must be declared. Versions
-below the functional floor are refused everywhere; versions below the security floor of their series are
-refused over TCP and warned about on a unix socket, which only this user can open. The guard never waits and
-changes nothing.
+INFO for what was renamed and CONFIG GET for the fsync level; otherwise the level must be declared. ACL GETUSER
+tells the rights of the default user, with which a server replays what scripts have written. Versions below the
+functional floor are refused everywhere; versions below the security floor of their series are refused over TCP
+and warned about on a unix socket, which only this user can open. The guard never waits and changes nothing.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -34,9 +34,20 @@ SECURITY_FLOORS: Final[dict[Version, Version]] = {
 }
 """First release of each series without the known remote code executions (CVE-2025-49844 and its
 companions in Lua; CVE-2026-23479 from 8.6 on). An older series that is not named has no such release."""
+REPLAYS_WITH_RIGHTS: Final[Version] = (7, 0)
+"""From here on a server that starts replays each transaction of its append-only file, such as the writes of
+a script, with the rights of the user `default`, and leaves out what it may not do (redis/redis#14541)."""
 READ_BYTES: Final = 16 * MIB
 """What Redis holds of payloads while one learner process reads them: its largest reply."""
 HEADROOM_BYTES: Final = 64 * MIB
+
+
+_NEVER_REPLAYED: Final = frozenset({"-@dangerous", "-@admin", "-@blocking", "-@connection", "-@pubsub", ""})
+"""Rules whose commands stand in no append-only file of a run."""
+_REPLAY_REMEDY: Final = (
+    "have its ACL say `user default off resetpass ~* &* +@all`, as deploy/redis/users.acl does: because it "
+    "is off, callers cannot be it"
+)
 
 
 class UnsuitableRedis(ValueError):
@@ -85,18 +96,20 @@ async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection
         raise BusyLoadingError("Redis is loading its append-only file")
     version = str(info["redis_version"])
     trusted = is_private(url) or version == section.patched_redis
-    warning = check_version(version, private=trusted)
+    warnings = [check_version(version, private=trusted)]
     check_role(info)
     check_eviction(info)
     await _check_commands(redis)
     memory = check_memory(info, section)
     durability = await _durability(redis, info, section)
     check_durability(durability, Durability[section.durability.upper()])
+    if durability is not Durability.MEMORY:
+        warnings.append(await _replay_rights(redis, parse_version(version)))
     return ServerFacts(
         version=str(info["redis_version"]),
         durability=durability,
         max_memory_bytes=memory,
-        warnings=(warning,) if warning else (),
+        warnings=tuple(filter(None, warnings)),
         cannot_persist=info.get("aof_last_write_status", "ok") != "ok",
         cannot_rewrite=info.get("aof_last_bgrewrite_status", "ok") != "ok",
         used_memory_bytes=int(info.get("used_memory", 0)),
@@ -217,6 +230,35 @@ async def _durability(
     if "appendfsync" not in config:
         return _declared(section, "CONFIG GET appendfsync is empty")
     return durability_of(config)
+
+
+async def _replay_rights(redis: "redis_asyncio.Redis", version: Version) -> str:
+    try:
+        user: Any = await redis.acl_getuser("default")
+    except ResponseError as error:
+        return (
+            f"the rights of Redis's user default are not known ({error}): where it may not run every "
+            f"command, a restart of the server loses acknowledged data; {_REPLAY_REMEDY}"
+        )
+    if version >= REPLAYS_WITH_RIGHTS:
+        check_replay_rights([*user["categories"], *user["commands"]], [_text(key) for key in user["keys"]])
+    return ""
+
+
+def check_replay_rights(commands: Sequence[str], keys: Sequence[str]) -> None:
+    """Raise UnsuitableRedis where a restart would lose what scripts have written.
+
+    Args:
+        commands: what the user `default` may run and not, as ACL rules, such as +@all.
+        keys: patterns of its keys, as ACL rules.
+    """
+    taken = {rule for rule in commands if rule.startswith("-")} - _NEVER_REPLAYED
+    if "+@all" not in commands or taken or "~*" not in keys:
+        rights = " ".join([*keys, *commands]).strip() or "none"
+        raise UnsuitableRedis(
+            f"user default: its rights ({rights}) are less than every command on every key, so that a "
+            f"restart of this server would lose acknowledged data; {_REPLAY_REMEDY}"
+        )
 
 
 def _text(value: object) -> str:

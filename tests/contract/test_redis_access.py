@@ -7,10 +7,11 @@ from typing import Any, Final
 
 import pytest
 import redis
+from redis import asyncio as asyncio_redis
 
-from broker.log import audit_log, script
+from broker.log import audit_log, guard, script
 from broker.log.store import Store, StoreUnavailable
-from penstock.config.settings import ConfigurationError
+from penstock.config.settings import BrokerSection, ConfigurationError
 from tests.support.run.small_run import RUN
 from tests.support.storage.guarded_redis import USERS, GuardedRedis, has_tls
 from tests.support.storage.redis_scenario import clear, play
@@ -28,7 +29,7 @@ SOURCES: Final = {
     "operator": ("audit_log.py",),
 }
 BROKER_FOLDER: Final = Path(script.__file__).parent
-METHODS: Final = {"config_get": "config|get", "subscribe": "subscribe"}
+METHODS: Final = {"acl_getuser": "acl|getuser", "config_get": "config|get", "subscribe": "subscribe"}
 UNREACHED: Final = {
     "broker": {"strlen", "xdel", "xrange"},  # only beyond a thousand shadow entries or four thousand reports
     # Calls of sessions ask the first two, in parts that its scripts load; the last only where one is silent.
@@ -79,7 +80,7 @@ def test_each_user_may_exactly_what_its_code_calls() -> None:
     assert allowed()["broker"] == called_by_source("broker") | called_by_scripts(BROKER_SCRIPTS)
     assert allowed()["learner"] == called_by_source("learner") | called_by_scripts(learner_scripts)
     assert allowed()["operator"] == called_by_source("operator") | {"ping"}
-    assert allowed()["default"] == set()
+    assert allowed()["default"] == {"@all"}
 
 
 @pytest.fixture
@@ -171,6 +172,48 @@ def test_an_operator_changes_nothing(server: GuardedRedis, command: tuple[str, .
     with pytest.raises(redis.exceptions.NoPermissionError):
         client.execute_command(*command)
     client.close()
+
+
+async def test_what_users_have_written_outlives_a_restart(server: GuardedRedis) -> None:
+    """All of it: a server replays the transactions of its file with the rights of the default user."""
+    admin = server.admin()
+    clear(admin)
+    await play(server, "broker", "learner")
+    before = contents(admin)
+    assert len(before) > 10
+    server.restart()
+    assert contents(server.admin()) == before
+    assert "NOPERM" not in (server.folder / "redis.log").read_text()
+
+
+async def test_a_server_that_would_forget_at_a_restart_is_refused(server: GuardedRedis) -> None:
+    """A broker says which rights its user `default` lacks; where it may not ask, it warns."""
+    admin = server.admin()
+    asker: Any = asyncio_redis.Redis.from_url(server.url_of("broker"), password=server.password("broker"))
+    version = guard.parse_version((await guard.examine(asker, server.url, BrokerSection())).version)
+    admin.execute_command("ACL", "SETUSER", "default", "-@all")
+    if version >= guard.REPLAYS_WITH_RIGHTS:
+        with pytest.raises(guard.UnsuitableRedis, match="user default off resetpass"):
+            await guard.examine(asker, server.url, BrokerSection())
+    else:
+        await guard.examine(asker, server.url, BrokerSection())
+    admin.execute_command("ACL", "SETUSER", "broker", "-acl")
+    told = (await guard.examine(asker, server.url, BrokerSection())).warnings
+    assert any("rights of Redis's user default are not known" in text for text in told)
+    await asker.aclose()
+
+
+def contents(admin: Any) -> dict[bytes, Any]:
+    """Every key and what it holds, in an order that does not depend on the process."""
+    reads: dict[bytes, Any] = {
+        b"string": admin.get,
+        b"hash": admin.hgetall,
+        b"list": lambda key: admin.lrange(key, 0, -1),
+        b"set": admin.smembers,
+        b"zset": lambda key: admin.zrange(key, 0, -1, withscores=True),
+        b"stream": admin.xrange,
+    }
+    return {key: reads[admin.type(key)](key) for key in admin.scan_iter()}
 
 
 async def test_without_a_password_no_caller_is_served(server: GuardedRedis) -> None:

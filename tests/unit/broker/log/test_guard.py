@@ -48,6 +48,29 @@ def test_a_server_that_may_evict_is_refused(policy: str) -> None:
         guard.check_eviction({"maxmemory_policy": policy})
 
 
+@pytest.mark.parametrize(
+    ("commands", "keys"),
+    [
+        (["-@all"], []),
+        (["-@all"], ["~*"]),
+        (["+@all"], ["~other:*"]),
+        (["+@all", "-@write"], ["~*"]),
+        (["+@all", "-xadd"], ["~*"]),
+        (["+@read", "+@write"], ["~*"]),
+    ],
+)
+def test_a_server_that_would_forget_at_a_restart_is_refused(commands: list[str], keys: list[str]) -> None:
+    """It replays what scripts wrote with the rights of its default user, and leaves out what that may not."""
+    with pytest.raises(UnsuitableRedis, match="user default off resetpass"):
+        guard.check_replay_rights(commands, keys)
+
+
+@pytest.mark.parametrize("commands", [["+@all", ""], ["+@all", "-@dangerous"]])
+def test_a_default_user_with_every_right_to_write_is_enough(commands: list[str]) -> None:
+    """Whether it is off or not."""
+    guard.check_replay_rights(commands, ["~*"])
+
+
 @pytest.mark.parametrize("info", [{"role": "slave"}, {"role": "master", "cluster_enabled": 1}])
 def test_replicas_and_clusters_are_refused(info: dict[str, Any]) -> None:
     """Neither can keep the promises."""
