@@ -1,10 +1,11 @@
 """Decide whether a Redis server may hold a run, and refuse one that could forget what was acknowledged.
 
 The guard reads INFO (version, role, eviction, persistence, memory) and, where the server permits it, COMMAND
-INFO for what was renamed and CONFIG GET for the fsync level; otherwise the level must be declared. ACL GETUSER
-tells the rights of the default user, with which a server replays what scripts have written. Versions below the
-functional floor are refused everywhere; versions below the security floor of their series are refused over TCP
-and warned about on a unix socket, which only this user can open. The guard never waits and changes nothing.
+INFO for what was renamed and CONFIG GET for the fsync level; otherwise the level must be declared. ACL
+GETUSER tells the rights of the default user, with which a server replays what scripts have written. Versions
+below the functional floor are refused everywhere; versions below the security floor of their series are
+refused over TCP and warned about on a unix socket, which only this user can open. The guard never waits and
+changes nothing.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
