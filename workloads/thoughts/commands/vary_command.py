@@ -87,7 +87,7 @@ def main(varied: Variation) -> int:
             curves.append((value, read_curve(run_dir / "metrics.jsonl")))
         lines.append(_row(value, summaries))
     (out / "table.md").write_text(f"{varied.key}\n\n" + "\n".join(lines) + "\n")
-    draw_lines(curves, f"gain of a thought, nats, by {varied.key}", out / "vary.png")
+    draw_lines(curves, f"gain of a thought, nats,\nby {varied.key}", out / "vary.png")
     sys.stdout.write("\n".join(lines) + "\n")
     return EXIT_OK
 
