@@ -14,6 +14,12 @@ from workloads.thoughts.validation.theatre import LEAST_GAIN, Validation, valida
 _SEED: Final = 2_000_000
 """Of the questions: the same in every validation, and others than evaluations ask."""
 
+_IN_A_ROW: Final = 2
+"""Validations that must find theatre, one behind the other, to end a run.
+
+While the learning rate is high, answers of an honest run now and then follow fewer mistakes than they should.
+"""
+
 log = logging.getLogger(__name__)
 
 
@@ -35,6 +41,7 @@ class ThoughtValidation:
         self._start_loss: float | None = None
         self._best_gain = -float("inf")
         self._last: dict[str, Any] | None = None
+        self._in_a_row = 0
         self._figures: dict[str, float] = {}
 
     def begin(self, updates: int) -> None:
@@ -50,12 +57,12 @@ class ThoughtValidation:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the last validation found theatre, and the grace is over.
+        """Return whether the last validations found theatre, one behind the other, and the grace is over.
 
         Before its end only a gain that was there and is lost counts: answers learn to follow thoughts while
         thoughts learn to be worth following.
         """
-        if self._last is None or self._last["verdict"] != "theatre":
+        if self._last is None or self._in_a_row < _IN_A_ROW:
             return False
         is_lost = self._best_gain > LEAST_GAIN >= float(self._last["gain"])
         return is_lost or int(self._last["update"]) >= self._section.theatre_grace
@@ -76,6 +83,7 @@ class ThoughtValidation:
             self._start_loss = found.direct_loss
         self._best_gain = max(self._best_gain, found.gain)
         self._last = {"update": updates, **found.json()}
+        self._in_a_row = self._in_a_row + 1 if found.verdict == "theatre" else 0
         self._figures = found.figures()
         say = log.warning if found.verdict == "theatre" else log.info
         say("thoughts validated", extra={"update": updates, "verdict": found.verdict, "words": found.words()})
@@ -92,6 +100,7 @@ class ThoughtValidation:
             "start_loss": self._start_loss,
             "best_gain": None if self._last is None else self._best_gain,
             "last": self._last,
+            "in_a_row": self._in_a_row,
             "figures": self._figures,
         }
 
@@ -100,3 +109,4 @@ class ThoughtValidation:
         self._start_loss, self._last = state["start_loss"], state["last"]
         self._best_gain = -float("inf") if state["best_gain"] is None else float(state["best_gain"])
         self._figures = dict(state["figures"])
+        self._in_a_row = int(state.get("in_a_row", 0))  # runs that were begun before it was counted

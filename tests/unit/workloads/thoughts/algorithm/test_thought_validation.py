@@ -1,11 +1,18 @@
 """When theatre ends a run: after its grace, or once a gain was there and is lost."""
 
+from dataclasses import replace
+from typing import Any, Final
+
 import pytest
 
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base
 from workloads.thoughts.algorithm.thought_validation import ThoughtValidation
 from workloads.thoughts.start.transformer import load_transformer
 from workloads.thoughts.thought_settings import ThoughtReinforceSection
+
+NOTHING_FOUND: Final[dict[str, Any]] = {
+    "start_loss": None, "best_gain": None, "last": None, "in_a_row": 0, "figures": {},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -17,24 +24,25 @@ def validation(tmp_path_factory: pytest.TempPathFactory) -> ThoughtValidation:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "update", "gain", "best_gain", "is_over"),
+    ("in_a_row", "update", "gain", "best_gain", "is_over"),
     [
-        ("theatre", 50, 0.0, 0.05, False),
-        ("theatre", 50, 0.8, 0.8, False),
-        ("theatre", 50, 0.05, 0.8, True),
-        ("theatre", 100, 0.0, 0.05, True),
-        ("theatre", 100, 0.8, 0.8, True),
-        ("honest", 200, 1.5, 1.5, False),
-        ("doubtful", 200, 0.5, 1.5, False),
-        ("cannot tell", 200, 0.5, 1.5, False),
+        (2, 50, 0.0, 0.05, False),
+        (2, 50, 0.8, 0.8, False),
+        (2, 50, 0.05, 0.8, True),
+        (2, 100, 0.0, 0.05, True),
+        (3, 100, 0.8, 0.8, True),
+        (1, 100, 0.8, 0.8, False),
+        (1, 50, 0.05, 0.8, False),
+        (0, 200, 1.5, 1.5, False),
     ],
 )
 def test_theatre_ends_a_run_after_its_grace_or_when_a_gain_is_lost(
-    validation: ThoughtValidation, verdict: str, update: int, gain: float, best_gain: float, *, is_over: bool
+    validation: ThoughtValidation, in_a_row: int, update: int, gain: float, best_gain: float, *, is_over: bool
 ) -> None:
-    """Thoughts that gain and are not yet followed have the whole grace."""
-    last = {"verdict": verdict, "update": update, "gain": gain, "words": []}
-    validation.load({"start_loss": 2.0, "best_gain": best_gain, "last": last, "figures": {}})
+    """Thoughts that gain and are not yet followed have the whole grace, and one look is not enough."""
+    last = {"update": update, "gain": gain, "words": []}
+    state = {"start_loss": 2.0, "best_gain": best_gain, "last": last, "in_a_row": in_a_row, "figures": {}}
+    validation.load(state)
     assert validation.is_over is is_over
     assert validation.state()["last"] == last
 
@@ -43,7 +51,7 @@ def test_a_validation_is_made_before_the_first_update_and_every_so_many(
     validation: ThoughtValidation,
 ) -> None:
     """The first one says what the answer costs without a thought."""
-    validation.load({"start_loss": None, "best_gain": None, "last": None, "figures": {}})
+    validation.load(NOTHING_FOUND)
     assert validation.findings() == {}
     validation.begin(0)
     began = validation.findings()["theatre"]
@@ -53,3 +61,20 @@ def test_a_validation_is_made_before_the_first_update_and_every_so_many(
     validation.after(10)
     assert validation.findings()["theatre"]["update"] == 10
     assert validation.figures()["validation_gain"] == validation.findings()["theatre"]["gain"]
+
+
+def test_theatre_is_counted_while_it_is_found_one_look_behind_the_other(
+    validation: ThoughtValidation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An honest run that dips once goes on; one that dips twice does not."""
+    validation.load(NOTHING_FOUND)
+    validation.begin(0)
+    found = validation._measured()
+    dips = {10: "doubtful", 100: "theatre", 110: "honest", 120: "theatre", 130: "theatre"}
+    over = {}
+    for update, verdict in dips.items():
+        monkeypatch.setattr(validation, "_measured", lambda verdict=verdict: replace(found, verdict=verdict))
+        validation.after(update)
+        over[update] = validation.is_over
+    assert over == {10: False, 100: False, 110: False, 120: False, 130: True}
+    assert validation.state()["in_a_row"] == 2
