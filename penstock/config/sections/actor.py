@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.config.sections.section import ADVANCED, Positive, Section
+from penstock.config.sections.section import ADVANCED, Positive, Section, Threads
 from penstock.wire.limits import MAX_STEPS
 
 
@@ -24,7 +24,7 @@ class ActorSection(Section):
     """Fragments kept until acknowledged; when full the environment waits. An actor may set its own."""
     compress: Literal["off", "lz4"] = "off"
     """Compression of observation tensors; the run's, not an actor's."""
-    threads: Positive = 1
+    threads: Threads = 1
     """Threads of the policy's forward pass; an actor may set its own."""
     allow_modules: tuple[str, ...] = ()
     """Modules that a run specification may make this actor import besides known ones; an actor's own."""

@@ -12,6 +12,7 @@ from penstock.config.sections.section import (
     Positive,
     PositiveReal,
     Section,
+    Threads,
 )
 from penstock.wire.limits import MAX_EPISODES_PER_REPORT
 
@@ -49,7 +50,7 @@ class LearnerSection(Section):
     """Longest that weights of more than 1 MiB wait, in seconds, for actors that fetch earlier ones."""
     lease_ttl_s: Annotated[PositiveReal, ADVANCED] = 15.0
     """Another learner may take over this long after the last renewal, in seconds of Redis time."""
-    threads: Positive = 1
+    threads: Threads = 1
     """Threads of the update."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where there is one."""

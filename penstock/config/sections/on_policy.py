@@ -25,7 +25,7 @@ class OnPolicySection(AlgorithmSection):
     """λ of GAE and V-trace, per step."""
     value_coefficient: NonNegative = 0.5
     """Weight of the value loss, a ratio."""
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: Annotated[float, Field(ge=-1e6, le=1e6)] = 0.0
     """Weight of the entropy bonus, per nat."""
     entropy_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """The weight of the entropy bonus is multiplied by this after every update, a ratio; 1: constant."""

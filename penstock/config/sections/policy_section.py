@@ -37,7 +37,7 @@ class PolicySection(Section):
     """Normalised observations are clipped to ± this many standard deviations."""
     continuous: Literal["clipped", "squashed"] = "clipped"
     """clipped: diagonal Gaussian, clipped to the bounds by the environment side; squashed: tanh of one."""
-    initial_log_std: Annotated[float, ADVANCED] = 0.0
+    initial_log_std: Annotated[float, Field(ge=-20.0, le=20.0), ADVANCED] = 0.0
     """Initial log standard deviation of Gaussian actions."""
     state_dependent_std: Annotated[bool, ADVANCED] = False
     """The network outputs the deviations of squashed Gaussians, as in SAC; false: they are parameters."""

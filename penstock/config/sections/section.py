@@ -12,6 +12,7 @@ MOST_REAL: Final = 1e9
 """Bound of every real number that has none of its own: as seconds 31 years, what clocks and waits take."""
 
 Positive = Annotated[int, Field(gt=0, le=MOST)]
+Threads = Annotated[int, Field(gt=0, le=1024)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
 """Of a layer: the square of a larger one, its weights, would fill 64 GiB."""

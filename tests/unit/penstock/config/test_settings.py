@@ -104,6 +104,15 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown section": ({"algo": {}}, "algo: unknown key"),
     "out of range": ({"algorithm": {"epochs": 0}}, r"algorithm\.epochs=0: .*greater than 0"),
     "not a number": ({"seed": "many"}, "seed='many': .*integer"),
+    "more threads than machines have": ({"learner": {"threads": 2**53}}, r"learner\.threads=.*1024"),
+    "a deviation that overflows": (
+        {"policy": {"initial_log_std": 1e300}},
+        r"policy\.initial_log_std=.*20",
+    ),
+    "a weight that overflows": (
+        {"algorithm": {"entropy_coefficient": 1e300}},
+        r"algorithm\.entropy_coefficient=.*1000000",
+    ),
     "true for a number": ({"actor": {"count": True}}, r"actor\.count=True: .*is no number; write one"),
     "true for a real number": (
         {"algorithm": {"dual_clip": True}},
