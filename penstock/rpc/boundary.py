@@ -26,6 +26,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -113,9 +114,7 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
         parse = rule.parse or handler.request_deserializer
         serialise = None if rule.writes_bytes else handler.response_serializer
 
-        def read(data: bytes) -> Any:
-            return read_request(name, parse, data, rule.largest_bytes)
-
+        read = partial(read_request, name, parse, largest_bytes=rule.largest_bytes)
         if handler.unary_unary is not None:
             body = _within(handler.unary_unary, rule.deadline_s)
             call = self._unary(name, read, body, rule)

@@ -158,7 +158,7 @@ def _most_of(kind: "np.dtype[Any]") -> float:
 
 def _one(bounds: Array) -> Any:
     """Return the one number that all elements are, where they are alike."""
-    return bounds.flat[0] if (bounds == bounds.flat[0]).all() else bounds
+    return bounds.item(0) if (bounds == bounds.flat[0]).all() else bounds
 
 
 def drawn(leaf: Leaf) -> Range | None:

@@ -233,7 +233,7 @@ def _settle(future: "asyncio.Future[Answer]", result: Answer | Exception) -> Non
         future.set_result(result)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Outcome:
     answers: list[tuple[_Waiting, Answer | Exception]]
     seconds: float

@@ -24,9 +24,9 @@ from penstock.wire.tensor import Array, all_finite
 _NOT_FINITE: Final = "policy: the network's outputs are not finite; check observation and weights"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Acted:
-    """The actions of one forward pass.
+    """The actions of one forward pass. Not frozen, like `Step`: each pass makes them.
 
     action: by path, [N, *shape] in the dtype of its leaf, as drawn. log_prob: float32 [N], joint.
 
@@ -38,7 +38,7 @@ class Acted:
     state: Mapping[str, Array] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """parameters: [N, P], what actions are drawn from.   state: after this step, by path, [N, ...]."""
 

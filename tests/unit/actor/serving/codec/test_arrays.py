@@ -84,13 +84,13 @@ def test_every_kind_of_leaf_is_read_and_written_back(batch: int) -> None:
         ("real", Tensor(dtype="float32", shape=[2**40], data=b""), "too large axis"),
         ("real", Tensor(), "observation/real: dtype ''"),
         ("image", np.zeros((2, 2), np.int8), "observation/image: int8(2, 2) came, uint8(2, 2) is wanted"),
-        ("one", np.array(-2), "observation/one=[-2]: must be at least -1 and below 2"),
-        ("one", np.array(2), "observation/one=[2]: must be at least -1 and below 2"),
+        ("one", np.array(-2), "observation/one: holds -2, outside Discrete(n=3, start=-1"),
+        ("one", np.array(2), "observation/one: holds 2, outside Discrete(n=3, start=-1"),
         ("one", np.array(1.0), "observation/one: float64() came, int64() is wanted"),
-        ("many", np.array([1, 3]), "observation/many=[1, 3]: must be at least 0 and below (2, 3)"),
-        ("many", np.array([2, 0]), "observation/many=[2, 0]"),
-        ("bits", np.array([0, 2, 0], np.int8), "observation/bits=[0, 2, 0]: must be at least 0 and below 2"),
-        ("pair_0", np.array(2), "observation/pair/0=[2]"),
+        ("many", np.array([1, 3]), "observation/many: holds 3, outside MultiDiscrete(nvec=(2, 3)"),
+        ("many", np.array([2, 0]), "observation/many: holds 2"),
+        ("bits", np.array([0, 2, 0], np.int8), "observation/bits: holds 2, outside MultiBinary(n=3"),
+        ("pair_0", np.array(2), "observation/pair/0: holds 2"),
         ("pair_1", np.array(np.inf), "observation/pair/1: holds NaN or infinity"),
     ],
 )
@@ -120,7 +120,7 @@ def test_one_bad_row_of_a_batch_is_enough() -> None:
     """Each row is looked at."""
     parts = sent(3)
     parts[2].value.CopyFrom(to_tensor(np.array([0, 1, 7])))
-    assert "observation/one=[0, 1, 7]" in refused(parts, 3)
+    assert "observation/one: holds 7" in refused(parts, 3)
 
 
 # ---------------------------------------------------------------- masks
