@@ -1,5 +1,6 @@
 """From which checkpoint a learner begins: that which Redis says was committed, or else the newest on disk."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from learner.checkpoint.resume import choose
 from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import CheckpointStore
 from learner.progress import Progress
+from penstock.runtime.exit import Fatal
 
 COMMITTED, WRITTEN = "000001-1", "000001-2"
 RESUME = ResumeOptions(resume=True)
@@ -42,6 +44,19 @@ def test_nothing_was_committed_so_a_run_begins_at_its_first_entry(store: Checkpo
     """Redis knows the run; a checkpoint that it does not know is none."""
     beginning = choose(Lease(epoch=2, fresh=False, closed=False, head=9), store, RESUME)
     assert (beginning.checkpoint, beginning.ledger.position) == (None, 0)
+
+
+def test_a_redis_that_knows_older_checkpoints_alone_is_told_from_one_that_lost_nothing(
+    store: CheckpointStore,
+) -> None:
+    """Those that it knows were replaced by later ones, which it forgot: the way on is named."""
+    known = committed(store)
+    shutil.rmtree(store.directory / COMMITTED)
+    lease = Lease(epoch=2, fresh=False, closed=False, committed=(known,), head=9, trim_floor=3)
+    with pytest.raises(Fatal, match=f"gone back in time.*{COMMITTED}.*{WRITTEN}.*empty its folder"):
+        choose(lease, store, RESUME)
+    begun = choose(lease, store, ResumeOptions(resume=True, allow_loss=True))
+    assert (begun.checkpoint, begun.ledger.position) == (None, 3)
 
 
 def test_the_newest_on_disk_counts_where_redis_holds_no_run(store: CheckpointStore) -> None:
