@@ -270,12 +270,13 @@ def test_an_upgrade_under_load(running: Installation, caller: PolicyCaller) -> N
     eventually("it learns again", lambda: learned(watching, 10))
     keep_timeline(watching.lines(), marks)
     watching.remove()
-    pods = [pod for component in PODS for pod in running.pods(component)]
+    pods = [pod for component, count in PODS.items() for pod in running.wait_for_pods(component, count)]
     images = {one["image"] for pod in pods for one in pod["spec"]["containers"]}
     tags = {image.rpartition(":")[2] for image in images if "penstock-" in image}
     assert tags == {new}, images
     assert int(running.status()["acked"]) > int(before["acked"])
-    assert caller.told()["since_s"] < 60.0
+    told = caller.told()
+    assert told["since_s"] < 60.0, told
 
 
 def learned(watching: BarePod, versions: int) -> bool | None:
