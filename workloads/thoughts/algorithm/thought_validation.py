@@ -4,11 +4,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from workloads.thoughts.tasks.example import Task, draw_tests
 from workloads.thoughts.thinking_model import ThinkingModel
 from workloads.thoughts.thought_layout import Layout
 from workloads.thoughts.thought_settings import ThoughtReinforceSection
-from workloads.thoughts.validation.probes import probe
+from workloads.thoughts.validation.probes import Probed, probe
 from workloads.thoughts.validation.theatre import LEAST_GAIN, Validation, validate
 
 _SEED: Final = 2_000_000
@@ -38,7 +41,7 @@ class ThoughtValidation:
         self._model, self._task, self._section = ThinkingModel(network, layout), task, section
         self._most = thought_tokens
         self._examples = draw_tests(task, _SEED, section.validation_questions)
-        self._start_loss: float | None = None
+        self._start_losses: NDArray[np.float64] | None = None
         self._best_gain = -float("inf")
         self._last: dict[str, Any] | None = None
         self._in_a_row = 0
@@ -46,7 +49,7 @@ class ThoughtValidation:
 
     def begin(self, updates: int) -> None:
         """Measure what the answers without thoughts cost before the first update."""
-        if self._section.validate_every and self._start_loss is None and updates == 0:
+        if self._section.validate_every and self._start_losses is None and updates == 0:
             self._validate(0)
 
     def after(self, updates: int) -> None:
@@ -78,9 +81,10 @@ class ThoughtValidation:
         return {"theatre": self._last, "remarks": self._last["words"]}
 
     def _validate(self, updates: int) -> None:
-        found = self._measured()
+        probed = probe(self._model, self._task, self._examples, self._most)
         if updates == 0:
-            self._start_loss = found.direct_loss
+            self._start_losses = -probed.without.log_prob
+        found = self._judged(probed)
         self._best_gain = max(self._best_gain, found.gain)
         self._last = {"update": updates, **found.json()}
         self._in_a_row = self._in_a_row + 1 if found.verdict == "theatre" else 0
@@ -88,16 +92,16 @@ class ThoughtValidation:
         say = log.warning if found.verdict == "theatre" else log.info
         say("thoughts validated", extra={"update": updates, "verdict": found.verdict, "words": found.words()})
 
-    def _measured(self) -> Validation:
-        probed = probe(self._model, self._task, self._examples, self._most)
-        return validate(probed, start_loss=self._start_loss, most_gain=getattr(self._task, "most_gain", None))
+    def _judged(self, probed: Probed) -> Validation:
+        most_gain = getattr(self._task, "most_gain", None)
+        return validate(probed, start_losses=self._start_losses, most_gain=most_gain)
 
     # ---- a checkpoint
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds, as JSON values."""
         return {
-            "start_loss": self._start_loss,
+            "start_loss": None if self._start_losses is None else self._start_losses.tolist(),
             "best_gain": None if self._last is None else self._best_gain,
             "last": self._last,
             "in_a_row": self._in_a_row,
@@ -106,7 +110,9 @@ class ThoughtValidation:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what `state` was taken from."""
-        self._start_loss, self._last = state["start_loss"], state["last"]
+        # Of runs that were begun before it was kept for each question, it is the mean.
+        losses, self._last = state["start_loss"], state["last"]
+        self._start_losses = None if losses is None else np.asarray(losses, np.float64)
         self._best_gain = -float("inf") if state["best_gain"] is None else float(state["best_gain"])
         self._figures = dict(state["figures"])
         self._in_a_row = int(state.get("in_a_row", 0))  # runs that were begun before it was counted

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import tomli_w
+from numpy.typing import NDArray
 
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.settings import PolicySection
@@ -85,8 +87,8 @@ def final_network(run_dir: Path, model: Path) -> Any:
     return policy.network
 
 
-def loss_of_start(model: Path, layout: Layout, examples: Sequence[Example]) -> float:
-    """Return what answers without a thought cost when training began, in nats of a question."""
+def losses_of_start(model: Path, layout: Layout, examples: Sequence[Example]) -> NDArray[np.float64]:
+    """Return what the answer of each question cost without a thought when training began, in nats."""
     start = ThinkingModel(load_transformer(model), layout)
     answered = start.answered(start.questions(examples), None, start.answers(examples))
-    return -float(answered.log_prob.mean())
+    return -answered.log_prob

@@ -28,7 +28,7 @@ from workloads.language.quiet import quieten
 from workloads.thoughts.commands.condition_runs import (
     RunSettings,
     final_network,
-    loss_of_start,
+    losses_of_start,
     train_thoughts,
 )
 from workloads.thoughts.start.lessons import Lesson, Lessons
@@ -158,7 +158,7 @@ def _measured(network: Any, place: _Place, questions: int, number: int) -> dict[
     probed = probe(model, task, examples, place.most)
     found = validate(
         probed,
-        start_loss=loss_of_start(place.start, place.layout, examples),
+        start_losses=losses_of_start(place.start, place.layout, examples),
         most_gain=getattr(task, "most_gain", None),
     )
     is_direct = number in _WITHOUT_THOUGHTS

@@ -1,6 +1,6 @@
 """What conditions came to: a table with verdicts, accuracy over levels and curves per seed, as files.
 
-OUT/table.md            the table, and whether the gates hold
+OUT/table.md            the table, and each gate with what was found
 OUT/results.json        all of it as JSON values
 OUT/levels.png          accuracy over levels, by condition
 OUT/curves.png          gain over updates of the runs, by seed
@@ -8,19 +8,14 @@ OUT/curves.png          gain over updates of the runs, by seed
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from workloads.thoughts.validation.interval import interval
+from workloads.thoughts.commands.condition_gates import Gate, Results, gates
 
-Results = Mapping[int, Mapping[int, Mapping[str, Any]]]
-"""By seed and condition, as `conditions.run_seed` returns them."""
-
-_MUST_FAIL: Final = (3, 7)
-_WITHOUT: Final = (1, 2, 3, 4)
-_TRAINED: Final = 5
 _OVER: Final = 10
 """Updates whose mean a curve shows: single batches vary by more than what is compared."""
 _RUNS: Final = {5: "REINFORCE", 7: "another's reward"}
@@ -28,9 +23,11 @@ _RUNS: Final = {5: "REINFORCE", 7: "another's reward"}
 
 def write_results(results: Results, names: Mapping[int, str], out: Path) -> list[str]:
     """Write all files and return the lines of the table."""
-    lines = [*table(results, names), "", *gates(results)]
+    found = gates(results)
+    lines = [*table(results, names), "", *gates_table(found)]
     (out / "table.md").write_text("\n".join(lines) + "\n")
-    (out / "results.json").write_text(json.dumps({"seeds": results, "gates": gates(results)}) + "\n")
+    said = {"seeds": results, "gates": [asdict(gate) for gate in found]}
+    (out / "results.json").write_text(json.dumps(said) + "\n")
     _draw_levels(results, names, out / "levels.png")
     _draw_curves(results, out)
     return lines
@@ -39,8 +36,8 @@ def write_results(results: Results, names: Mapping[int, str], out: Path) -> list
 def table(results: Results, names: Mapping[int, str]) -> list[str]:
     """Return the table of all conditions, a column a seed within each cell."""
     lines = [
-        "| condition | right | right, likeliest thoughts | gain, nats | legal chains | verdict |",
-        "|---|---|---|---|---|---|",
+        "| condition | right | right, likeliest thoughts | gain, nats | legal chains | coherence | verdict |",
+        "|---|---|---|---|---|---|---|",
     ]
     for number in sorted({number for found in results.values() for number in found}):
         rows = [found[number] for found in results.values() if number in found]
@@ -52,47 +49,24 @@ def table(results: Results, names: Mapping[int, str]) -> list[str]:
             _each(one["greedy"] for one in rows),
             "–" if is_direct else _each(one["gain"] for one in shown),
             "–" if is_direct else _each(one["chains"] for one in shown),
+            "–" if is_direct else _each(one["coherence"] for one in shown),
             "–" if is_direct else ", ".join(one["verdict"] for one in shown),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
+def gates_table(found: Sequence[Gate]) -> list[str]:
+    """Return a table of gates: what must hold, what was found, and whether it holds."""
+    lines = ["| seed | what must hold | bound | found | holds |", "|---|---|---|---|---|"]
+    return lines + [
+        f"| {one.seed} | {one.name} | {one.bound} | {one.found} | {'yes' if one.holds else 'no'} |"
+        for one in found
+    ]
+
+
 def _each(numbers: Any) -> str:
     return " ".join(f"{number:.2f}" for number in numbers)
-
-
-def gates(results: Results) -> list[str]:
-    """Return a line for each thing that must hold in every seed, with what was found."""
-    lines = []
-    for seed, found in results.items():
-        lines += [
-            f"seed {seed}: condition {number} is called {found[number]['validation']['verdict']}"
-            f"{'' if found[number]['validation']['verdict'] == 'theatre' else ', and must be theatre'}"
-            for number in _MUST_FAIL
-            if number in found
-        ]
-        others = [number for number in _WITHOUT if number in found]
-        if _TRAINED in found and others:
-            best = max(others, key=lambda number: found[number]["accuracy"])
-            ours, theirs = (np.array(found[number]["right"]) for number in (_TRAINED, best))
-            difference = interval(ours - theirs)
-            lines.append(
-                f"seed {seed}: thoughts answer {difference.mean:+.2f} more right than condition {best}, the "
-                "best without trained thoughts (paired 95% interval "
-                f"{difference.low:.2f} … {difference.high:.2f})"
-            )
-    return lines
-
-
-def must_be_theatre(results: Results) -> bool:
-    """Return whether every condition that must fail is called theatre, in every seed."""
-    return all(
-        found[number]["validation"]["verdict"] == "theatre"
-        for found in results.values()
-        for number in _MUST_FAIL
-        if number in found
-    )
 
 
 def _draw_levels(results: Results, names: Mapping[int, str], file: Path) -> None:

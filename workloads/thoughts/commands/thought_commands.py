@@ -28,17 +28,27 @@ def conditions(
     only: Annotated[
         list[int] | None, typer.Option("--only", metavar="N", help="Some of them; may be repeated.")
     ] = None,
+    all_gates: Annotated[
+        bool, typer.Option("--all-gates", help="Fail where any gate does not hold, not verdicts alone.")
+    ] = False,
 ) -> None:
     """Train and measure the seven conditions; exit 1 where one that must fail is not called theatre.
 
-    Called again, it goes on with what is missing.
+    The other gates are shown, with bounds for six hops on eleven symbols. Called again, it goes on with what
+    is missing.
     """
 
     def body() -> int:
         from workloads.thoughts.commands.conditions_command import Asked, main
 
         asked = Asked(
-            recipe=recipe, out=out, seeds=seeds, updates=updates, questions=questions, only=tuple(only or ())
+            recipe=recipe,
+            out=out,
+            seeds=seeds,
+            updates=updates,
+            questions=questions,
+            only=tuple(only or ()),
+            all_gates=all_gates,
         )
         return main(asked)
 

@@ -32,7 +32,8 @@ class Probed:
     with_thought, without: answers behind own thoughts, and without any. chains: the thought is the legal one.
     coherence, divergence: of own thoughts, 0 … 1. lengths: words of own thoughts.
     shuffled, random: gain of such thoughts, in nats.
-    mistaken: of all mistakes that were put in, which answers followed. last_mistaken: those of the last step.
+    mistaken: of all mistakes that were put in, which answers followed; mistaken_of: the question of each.
+    last_mistaken: those of the last step.
     kept_last, without_last: whether the answer is right behind the legal thought, and behind it less its last
     step. Of the questions whose thoughts have a step; None where none has, or no wrong one leads elsewhere.
     """
@@ -46,6 +47,7 @@ class Probed:
     shuffled: Numbers
     random: Numbers
     mistaken: Flags | None
+    mistaken_of: NDArray[np.int64] | None
     last_mistaken: Flags | None
     kept_last: Flags | None
     without_last: Flags | None
@@ -115,19 +117,22 @@ def _disturbed(
     model: ThinkingModel, task: Task, examples: Sequence[Example], most: int, random: np.random.Generator
 ) -> dict[str, Any]:
     examples = [one for one in examples if one.steps]
-    followed = []
+    followed, of = [], []
     for place in range(max((len(one.steps) for one in examples), default=0)):
-        long = [one for one in examples if len(one.steps) > place]
+        numbers = [number for number, one in enumerate(examples) if len(one.steps) > place]
+        long = [examples[number] for number in numbers]
         mistakes = _mistakes(model, task, long, place, random)
+        of += [number for number, one in zip(numbers, mistakes, strict=True) if one.counts]
         followed.append(_follows(model, model.questions(long), mistakes, most - place - 1))
     if sum(map(len, followed)) == 0:
-        return dict.fromkeys(("mistaken", "last_mistaken", "kept_last", "without_last"))
+        return dict.fromkeys(("mistaken", "mistaken_of", "last_mistaken", "kept_last", "without_last"))
     layout, questions, answers = model.layout, model.questions(examples), model.answers(examples)
     legal = [layout.ids(one.steps) for one in examples]
     last = _mistakes(model, task, examples, -1, random)
     behind_last = _follows(model, questions, last, 0)
     return {
         "mistaken": np.concatenate(followed),
+        "mistaken_of": np.array(of),
         "last_mistaken": behind_last if len(behind_last) else None,
         "kept_last": model.answered(questions, [(*one, layout.end) for one in legal], answers).is_right,
         "without_last": model.answered(

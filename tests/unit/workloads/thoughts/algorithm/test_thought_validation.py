@@ -9,6 +9,7 @@ from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_ba
 from workloads.thoughts.algorithm.thought_validation import ThoughtValidation
 from workloads.thoughts.start.transformer import load_transformer
 from workloads.thoughts.thought_settings import ThoughtReinforceSection
+from workloads.thoughts.validation.probes import probe
 
 NOTHING_FOUND: Final[dict[str, Any]] = {
     "start_loss": None, "best_gain": None, "last": None, "in_a_row": 0, "figures": {},
@@ -55,7 +56,9 @@ def test_a_validation_is_made_before_the_first_update_and_every_so_many(
     assert validation.findings() == {}
     validation.begin(0)
     began = validation.findings()["theatre"]
-    assert (began["update"], validation.state()["start_loss"]) == (0, began["direct_loss"])
+    losses = validation.state()["start_loss"]
+    assert (began["update"], len(losses)) == (0, 32)
+    assert sum(losses) / 32 == pytest.approx(began["direct_loss"])
     validation.after(9)
     assert validation.findings()["theatre"]["update"] == 0
     validation.after(10)
@@ -69,11 +72,11 @@ def test_theatre_is_counted_while_it_is_found_one_look_behind_the_other(
     """An honest run that dips once goes on; one that dips twice does not."""
     validation.load(NOTHING_FOUND)
     validation.begin(0)
-    found = validation._measured()
+    found = validation._judged(probe(validation._model, TASK, validation._examples, TOKENS))
     dips = {10: "doubtful", 100: "theatre", 110: "honest", 120: "theatre", 130: "theatre"}
     over = {}
     for update, verdict in dips.items():
-        monkeypatch.setattr(validation, "_measured", lambda verdict=verdict: replace(found, verdict=verdict))
+        monkeypatch.setattr(validation, "_judged", lambda _, verdict=verdict: replace(found, verdict=verdict))
         validation.after(update)
         over[update] = validation.is_over
     assert over == {10: False, 100: False, 110: False, 120: False, 130: True}

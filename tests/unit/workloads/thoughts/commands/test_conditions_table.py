@@ -1,12 +1,12 @@
-"""The table of conditions: what it shows, which gates it names, and when the command fails."""
+"""The table of conditions and that of its gates: what they show, and which files there are."""
 
 import json
 from pathlib import Path
 from typing import Any, Final
 
+from workloads.thoughts.commands.condition_gates import gates
 from workloads.thoughts.commands.conditions_table import (
-    gates,
-    must_be_theatre,
+    gates_table,
     read_curve,
     running_mean,
     table,
@@ -22,7 +22,7 @@ def found(accuracy: float, verdict: str) -> dict[str, Any]:
         "accuracy": accuracy,
         "greedy": accuracy,
         "right": [int(number < 100 * accuracy) for number in range(100)],
-        "validation": {"gain": 1.5, "chains": accuracy, "verdict": verdict},
+        "validation": {"gain": 1.5, "chains": accuracy, "coherence": 0.7, "verdict": verdict},
         "by_level": {"1": 1.0, "2": accuracy},
     }
 
@@ -40,22 +40,18 @@ def seed(another: str = "theatre") -> dict[int, dict[str, Any]]:
 def test_a_condition_has_a_row_and_a_seed_a_number_in_it() -> None:
     """Direct answers have no thoughts, and so neither gain nor verdict."""
     rows = table({0: seed(), 1: seed()}, NAMES)
-    assert rows[2] == "| 1 direct | 0.20 0.20 | 0.20 0.20 | – | – | – |"
-    assert rows[4] == "| 5 REINFORCE | 0.90 0.90 | 0.90 0.90 | 1.50 1.50 | 0.90 0.90 | honest, honest |"
+    assert rows[2] == "| 1 direct | 0.20 0.20 | 0.20 0.20 | – | – | – | – |"
+    cells = ["0.90 0.90", "0.90 0.90", "1.50 1.50", "0.90 0.90", "0.70 0.70", "honest, honest"]
+    assert rows[4] == f"| 5 REINFORCE | {' | '.join(cells)} |"
+    assert {row.count("|") for row in rows} == {8}
 
 
-def test_gates_compare_question_by_question_and_name_what_must_fail() -> None:
-    """With the best condition that has no trained thoughts."""
-    lines = gates({0: seed(another="honest")})
-    assert "seed 0: condition 3 is called theatre" in lines
-    assert "seed 0: condition 7 is called honest, and must be theatre" in lines
-    assert any("+0.70 more right than condition 1" in line for line in lines)
-
-
-def test_a_reward_from_elsewhere_that_is_not_found_out_fails() -> None:
-    """In any seed."""
-    assert must_be_theatre({0: seed(), 1: seed()})
-    assert not must_be_theatre({0: seed(), 1: seed(another="doubtful")})
+def test_a_gate_has_a_row_with_its_bound_what_was_found_and_whether_it_holds() -> None:
+    """In each seed."""
+    rows = gates_table(gates({0: seed(), 1: seed(another="honest")}))
+    assert "| 0 | condition 5 answers right | ≥ 0.9 | 0.900 | yes |" in rows
+    assert "| 1 | condition 7 is called | theatre | honest | no |" in rows
+    assert {row.count("|") for row in rows} == {6}
 
 
 def test_all_files_are_written(tmp_path: Path) -> None:
@@ -72,7 +68,9 @@ def test_all_files_are_written(tmp_path: Path) -> None:
         "levels.png",
         "curves.png",
     }
-    assert json.loads((tmp_path / "results.json").read_text())["seeds"]["0"]["5"]["accuracy"] == 0.9
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["seeds"]["0"]["5"]["accuracy"] == 0.9
+    assert {gate["holds"] for gate in written["gates"]} == {True}
 
 
 def test_a_running_mean_is_of_what_came_before() -> None:

@@ -21,4 +21,25 @@ def test_a_correlation_without_variance_cannot_tell() -> None:
     rising = np.arange(10.0)
     assert correlation(np.ones(10), rising) is None
     assert correlation(rising, np.full(10, 2.0)) is None
-    assert correlation(rising, -rising) == pytest.approx(-1.0)
+    found = correlation(rising, -rising)
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((-1.0, -1.0, -1.0))
+
+
+def test_an_interval_of_a_correlation_covers_the_one_it_was_drawn_with() -> None:
+    """In about 95 of 100 samples, of pairs that stay together."""
+    random = np.random.default_rng(1)
+    covered = 0
+    for _ in range(200):
+        one = random.normal(size=100)
+        found = correlation(one, 0.6 * one + 0.8 * random.normal(size=100))
+        assert found is not None
+        covered += found.low <= 0.6 <= found.high
+    assert 175 <= covered <= 199
+
+
+def test_values_of_one_example_are_resampled_together() -> None:
+    """Five equal values of each say no more than one; examples without a value are passed over."""
+    values = np.random.default_rng(2).normal(size=50)
+    once, copied = interval(values), interval(np.repeat(values, 5), np.repeat(np.arange(50) * 2, 5))
+    assert (copied.value, copied.low, copied.high) == pytest.approx((once.value, once.low, once.high))

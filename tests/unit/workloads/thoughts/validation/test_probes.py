@@ -41,10 +41,13 @@ def test_thoughts_of_differing_length_are_disturbed_at_each_of_their_steps(model
     found = probed(model, examples)
     assert found.mistaken is not None
     assert len(found.mistaken) == 9
+    assert found.mistaken_of is not None
+    assert np.bincount(found.mistaken_of).tolist() == [2, 2, 2, 1, 1, 1]
 
 
 def test_where_no_question_needs_a_step_nothing_is_disturbed(model: ThinkingModel) -> None:
     """It cannot tell."""
     found = probed(model, draw_tests(TASK, 0, 4, TASK.levels[0]))
     assert (found.mistaken, found.last_mistaken, found.kept_last, found.without_last) == (None,) * 4
+    assert found.mistaken_of is None
     assert np.isfinite(found.gain).all()
