@@ -107,7 +107,7 @@ class Extension(_Part):
     """Of a conversation: answer the same messages once more."""
     learn: bool = True
     """False: answer, and learn nothing from it."""
-    thought_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    thought_tokens: Annotated[int, Field(ge=0, lt=2**31, strict=True)] | None = None
     """Most tokens of the thought before each answer; None: as the run says; 0: no thought."""
     show_thought: bool = False
     """Tell what was thought."""

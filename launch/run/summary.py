@@ -239,7 +239,11 @@ def _recording(recording: dict[str, Any]) -> str:
 
 
 def _ending(summary: dict[str, Any]) -> str:
-    why = _ENDINGS.get(summary["ending"], "before the learner could say why")
+    ending = summary["ending"]
+    if ending is None:
+        why = "before the learner could say why"
+    else:
+        why = _ENDINGS.get(ending, f"the algorithm's own validation says {ending}")
     restored = summary["restored_from"]
     return why if restored is None else f"{why}; version {restored}, the best, was published again"
 

@@ -92,6 +92,8 @@ class Algorithm(ABC):
     """Steps of a batch, of which a flush takes what there is; None where that has no meaning."""
     keeps_restored: bool = False
     """True where experience that was begun before a restore is learned from all the same, as from replay."""
+    rejection: str = "rejected"
+    """What a run that ends by `has_rejected` is said to have ended by, in one word."""
     settles: Settles = Settles.ON_PUBLISH
     """When the settled position moves past experience that was used."""
     _updates: int = 0

@@ -81,8 +81,7 @@ class Account:
         """Leave the final policy, the registered version and `learner.json`."""
         final = self._final(outcome)
         write_final(self.run_dir, final)
-        ending, newest = outcome.ending, self.publisher.latest
-        self.kept.finish(last(final, self.evaluation, newest, ending.value))
+        self.kept.finish(last(final, self.evaluation, self.publisher.latest, outcome.word))
         balance = self._balance()
         if not balance.balanced:
             log.error("the books do not balance", extra=asdict(balance))
@@ -119,7 +118,7 @@ class Account:
         solved, restored = evaluation.solved, outcome.restored
         return {
             "run": self.model.specification.run,
-            "ending": outcome.ending.value,
+            "ending": outcome.word,
             "finished": outcome.ending.finished,
             "solved": solved is not None,
             "target_return": self.model.target,

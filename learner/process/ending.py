@@ -42,10 +42,12 @@ class Ending(StrEnum):
 class Outcome:
     """What the loop leaves.
 
+    word: what the account says it ended by; of a rejection, the algorithm's own word.
     restored: the evaluation whose weights are the newest version again; None: those of the last update are.
     stalled: why no more updates were made; "" unless that has ended the loop.
     """
 
     ending: Ending
+    word: str
     restored: Result | None
     stalled: str

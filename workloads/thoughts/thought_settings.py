@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.config.sections.on_policy import OnPolicySection
-from penstock.config.sections.section import ADVANCED, Count, Fraction, NonNegative, Positive, PositiveReal
+from penstock.config.sections.section import ADVANCED, Count, Fraction, NonNegative, PositiveReal
 
 
 class ThoughtReinforceSection(OnPolicySection):
@@ -23,9 +23,9 @@ class ThoughtReinforceSection(OnPolicySection):
     """A choice. group: rewards are less the mean of their question's; learned: less a network's guess."""
     advantage: Literal["return", "gae"] = "return"
     """A choice. return: the reward less the baseline; gae: GAE over the tokens of a thought."""
-    baseline_layers: Positive = 2
+    baseline_layers: Annotated[int, Field(gt=0, le=16)] = 2
     """Layers of the learned baseline."""
-    baseline_hidden: Positive = 256
+    baseline_hidden: Annotated[int, Field(gt=0, le=4096)] = 256
     """Its width."""
     baseline_reads: Literal["token", "pooled"] = "token"
     """What it reads, a choice: the state at each token, or the mean of the states up to there."""
@@ -61,7 +61,7 @@ class ThoughtReinforceSection(OnPolicySection):
     """Never: a reward is nats."""
     validate_every: Count = 50
     """Updates between two validations of the thoughts; 0: none."""
-    validation_questions: Annotated[int, Field(ge=32)] = 256
+    validation_questions: Annotated[int, Field(ge=32, le=16_384)] = 256
     """Held-out questions of a validation."""
     theatre_grace: Count = 150
     """Updates before theatre ends the run, unless a gain above 0.1 nats was there and is lost."""

@@ -133,9 +133,10 @@ def test_a_run_that_no_longer_improves_publishes_its_best_version_again(
 def test_a_run_whose_algorithm_rejects_what_it_learns_publishes_its_best_version_again(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also without patience, and the account says what was found."""
+    """Also without patience; the account says what was found, and ends by the algorithm's own word."""
     rejects = threading.Event()
     monkeypatch.setattr(Algorithm, "has_rejected", property(lambda _: rejects.is_set()))
+    monkeypatch.setattr(Algorithm, "rejection", "nonsense")
     monkeypatch.setattr(Algorithm, "findings", lambda _: {"remarks": ["worth nothing"]})
     with (
         LearnerThread(redis_url, tmp_path, impatient(patience=None)) as learner,
@@ -147,7 +148,7 @@ def test_a_run_whose_algorithm_rejects_what_it_learns_publishes_its_best_version
         rejects.set()
         producer.drive([judge.rollout], lambda: learner.ended)
         result = learner.finish()
-        assert_restored(tmp_path, result, versions[1], 5.0, "rejected")
+        assert_restored(tmp_path, result, versions[1], 5.0, "nonsense")
         assert result["findings"] == {"remarks": ["worth nothing"]}
         assert result["ledger"]["balanced"]
         audited(tmp_path, redis_url)

@@ -43,12 +43,20 @@ def thinking_policy(base: Path, *, has_reference: bool = False, mixing: int = 0)
     return build_policy(space, space, section, 0, has_reference=has_reference)
 
 
-def reinforce(base: Path, *, mixing: int = 0, **section: Any) -> ThoughtReinforce:
+def reinforce(
+    base: Path, *, mixing: int = 0, total_updates: int | None = None, **section: Any
+) -> ThoughtReinforce:
     """The algorithm over a policy of the base; without validations unless the section says otherwise."""
     settings = ThoughtReinforceSection(**(QUIET | section))
     policy = thinking_policy(base, has_reference=settings.kl_coefficient > 0.0, mixing=mixing)
     return ThoughtReinforce(
-        policy, settings, task=TASK, layout=LAYOUT, thought_tokens=TOKENS, total_updates=None, seed=0
+        policy,
+        settings,
+        task=TASK,
+        layout=LAYOUT,
+        thought_tokens=TOKENS,
+        total_updates=total_updates,
+        seed=0,
     )
 
 

@@ -1,5 +1,6 @@
 """What a run of thoughts learns with: policy, algorithm, probe."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ from workloads.thoughts.thought_section import thoughts_section
 from workloads.thoughts.thought_settings import ThoughtReinforceSection
 
 _LEARNS: Final = "thinks before it answers"
+
+log = logging.getLogger(__name__)
 
 
 def make_thought_model(
@@ -61,6 +64,7 @@ def _algorithms(settings: Settings) -> Mapping[str, AlgorithmMaker]:
 
     def make(policy: Any, section: Any, *, seed: int, hardware: Hardware) -> Algorithm:
         del hardware  # the section's class says that it can use none
+        log.info("thoughts are learned", extra=_what_is_on(settings, section))
         return ThoughtReinforce(
             policy,
             section,
@@ -72,3 +76,29 @@ def _algorithms(settings: Settings) -> Mapping[str, AlgorithmMaker]:
         )
 
     return {"thought_reinforce": make}
+
+
+def _what_is_on(settings: Settings, section: ThoughtReinforceSection) -> dict[str, str]:
+    """Return what a run learns with, by what it is for, in words."""
+    learned = section.baseline in ("learned", "both")
+    layers = f", {section.baseline_layers} layers of {section.baseline_hidden}, {section.baseline_reads}"
+    entropy = section.entropy_coefficient
+    evaluation, validate_every = settings.evaluation, section.validate_every
+    return {
+        "baseline": section.baseline + (layers if learned else ""),
+        "advantage": f"gae, λ {section.gae_lambda}" if section.advantage == "gae" else section.advantage,
+        "schedule": f"{section.learning_rate_schedule}, {section.learning_rate} to a share of "
+        f"{section.learning_rate_floor}, {section.warmup_updates} updates of warm-up",
+        "entropy": f"{entropy} × {section.entropy_decay} an update, at least {section.entropy_floor}"
+        if entropy
+        else "off",
+        "kl": f"{section.kl_coefficient} to the start" if section.kl_coefficient else "off",
+        "answer_without_thought": f"λ₀ {section.direct_coefficient}" if section.direct_coefficient else "off",
+        "patience": "off"
+        if evaluation.patience is None
+        else f"{evaluation.patience} evaluations, by {evaluation.min_improvement}",
+        "validation": f"every {validate_every} updates on {section.validation_questions} questions, theatre "
+        + (f"ends it after {section.theatre_grace}" if section.ends_theatre else "is only told")
+        if validate_every
+        else "off",
+    }

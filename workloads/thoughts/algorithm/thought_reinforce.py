@@ -70,6 +70,8 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
     progress that the loop tells.
     """
 
+    rejection = "theatre"
+
     def __init__(
         self,
         policy: LanguagePolicy,

@@ -64,7 +64,14 @@ def test_without_a_budget_there_is_none(client: Any) -> None:
 
 @pytest.mark.parametrize(
     ("budget", "said"),
-    [(6, "thought_tokens=6: ask for 0 to 5"), (-1, "greater than or equal to 0"), ("x", "valid integer")],
+    [
+        (6, "thought_tokens=6: ask for 0 to 5"),
+        (-1, "thought_tokens.*greater than or equal to 0"),
+        (True, "thought_tokens.*valid integer"),
+        ("3", "thought_tokens.*valid integer"),
+        (3.0, "thought_tokens.*valid integer"),
+        ("thought", "thought_tokens.*valid integer"),
+    ],
 )
 def test_a_budget_that_cannot_be_is_refused(client: Any, budget: Any, said: str) -> None:
     """By the name of the field; the next request is answered."""

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from launch.run.memory import Memory
 from launch.run.plan import Plan, make_plan, prepare_folder
 from launch.run.request import Request
@@ -69,6 +71,22 @@ def test_people_read_the_verdict_and_the_books(tmp_path: Path) -> None:
     assert "solved after 1.2 s of training and 70,000 steps, by version 36" in text
     assert "balanced: 81 acked = 78 trained + 1 dropped (stale 1) + 2 resident" in text
     assert "499.0 ± 2.0 over 100 episodes of version 41" in text
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("updates", "all updates are done"),
+        ("rejected", "the algorithm's own validation rejected what was learned"),
+        ("theatre", "the algorithm's own validation says theatre"),
+        (None, "before the learner could say why"),
+    ],
+)
+def test_people_read_why_it_ended(tmp_path: Path, word: str | None, said: str) -> None:
+    """An algorithm that rejects what it learned may have a word of its own for it."""
+    learnt = LEARNT | {"ending": word, "restored_from": None}
+    lines = summary_lines(make_summary(plan_in(tmp_path), ending(), learnt))
+    assert any(line.endswith(f" {said}") for line in lines), lines
 
 
 def test_a_run_whose_learner_said_nothing_still_has_a_summary(tmp_path: Path) -> None:

@@ -173,6 +173,14 @@ def test_a_falling_rate_ends_at_its_floor(
     assert metrics["rl/learning_rate"] == pytest.approx(share * 1e-3)
 
 
+def test_a_run_of_so_many_updates_goes_through_its_schedule_by_them(base: Path, batch: Batch) -> None:
+    """Whatever progress in steps the loop tells: a thought has as many tokens as it likes."""
+    options: dict[str, Any] = {"learning_rate_schedule": "linear", "learning_rate_floor": 0.1}
+    algorithm = reinforce(base, total_updates=4, learning_rate=1e-3, **options)
+    rates = [algorithm.update(batch, progress=0.5).metrics["rl/learning_rate"] for _ in range(5)]
+    assert rates == pytest.approx([1e-3, 7.75e-4, 5.5e-4, 3.25e-4, 1e-4])
+
+
 def test_the_rate_warms_up_and_the_entropy_bonus_decays_to_its_floor(base: Path, batch: Batch) -> None:
     """Update by update."""
     algorithm = reinforce(base, warmup_updates=4, learning_rate=1e-3, entropy_decay=0.5, entropy_floor=0.002)
@@ -270,6 +278,24 @@ def test_gae_without_a_critic_is_refused() -> None:
     """The message names both settings."""
     with pytest.raises(ValidationError, match="learned baseline"):
         ThoughtReinforceSection(advantage="gae", baseline="group")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("validation_questions", 31, "greater than or equal to 32"),
+        ("validation_questions", 16_385, "less than or equal to 16384"),
+        ("baseline_hidden", 0, "greater than 0"),
+        ("baseline_hidden", 4_097, "less than or equal to 4096"),
+        ("baseline_layers", 0, "greater than 0"),
+        ("baseline_layers", 17, "less than or equal to 16"),
+    ],
+)
+def test_sizes_have_bounds(field: str, value: int, said: str) -> None:
+    """What no machine would come to the end of is refused before a run, by its name."""
+    with pytest.raises(ValidationError, match=rf"{field}\n.*{said}"):
+        ThoughtReinforceSection.model_validate({field: value})
+    assert ThoughtReinforceSection(validation_questions=16_384, baseline_hidden=4_096, baseline_layers=16)
 
 
 def test_its_task_is_the_one_that_is_asked() -> None:
