@@ -295,7 +295,8 @@ def test_sizes_have_bounds(field: str, value: int, said: str) -> None:
     """What no machine would come to the end of is refused before a run, by its name."""
     with pytest.raises(ValidationError, match=rf"{field}\n.*{said}"):
         ThoughtReinforceSection.model_validate({field: value})
-    assert ThoughtReinforceSection(validation_questions=16_384, baseline_hidden=4_096, baseline_layers=16)
+    largest = ThoughtReinforceSection(validation_questions=16_384, baseline_hidden=4_096, baseline_layers=16)
+    assert largest.baseline_hidden == 4_096
 
 
 def test_its_task_is_the_one_that_is_asked() -> None:
