@@ -10,6 +10,7 @@ call each of its routes, and the kinds of jobs behind them.
     state_folder              where the gateway keeps what it has on this machine
     noted                     writes into the audit what somebody asks for
     Page                      an answer that is a page
+    Answer, answers           what an answer holds, for the document
     ApiError                  an answer other than success
 
 It may also name in `site` a function that returns a `Site`: an application of its own over one run.
@@ -36,12 +37,13 @@ from gateway.accounts.principal import Membership
 from gateway.application import Service
 from gateway.event_text import event
 from gateway.feedback.opinion_bodies import AgentId, Key
+from gateway.frame.answer import Answer, answers
 from gateway.frame.api_description import ERROR_SCHEMA, error_answer
 from gateway.frame.api_errors import ApiError
 from gateway.frame.api_errors import add_handlers as add_error_handlers
 from gateway.frame.event_stream import EventStream
 from gateway.frame.parts import parts_of
-from gateway.frame.request_text import Body, Line
+from gateway.frame.request_text import Body, Line, example
 from gateway.frame.route_access import Access, GuardedRoute, member_of
 from gateway.jobs import job_queue, policy_versions
 from gateway.jobs.job_kinds import JobKind, finite
@@ -71,6 +73,7 @@ __all__ = [
     "THUMB",
     "Access",
     "AgentId",
+    "Answer",
     "ApiError",
     "Body",
     "Conclusion",
@@ -97,12 +100,14 @@ __all__ = [
     "Upstream",
     "add_error_handlers",
     "answered",
+    "answers",
     "caller_of",
     "console_file",
     "ended",
     "error_answer",
     "estimate",
     "event",
+    "example",
     "file_answer",
     "finite",
     "is_editor",

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 from fastapi import Path
 from pydantic import Field, ValidationInfo, field_validator
 
-from gateway.frame.request_text import Body, Text
+from gateway.frame.request_text import Body, Text, example
 from penstock.registry.ratings import Rating
 
 MAX_TEXT: Final = 200_000
@@ -51,6 +51,8 @@ class NewFeedback(RatedResponse, Opinion):
     rater: the user whom the caller speaks for; only an opaque id of them is stored.
     """
 
+    model_config = example(prompt="2 + 2?", response="4", score=0.9, runId="run-1", notes="right")
+
     rater: Short = ""
 
 
@@ -60,6 +62,8 @@ class NewPair(PromptAnswered):
     chosen: the better one; `version` is of the policy that gave it. rejected: the other one. rater: the user
     whom the caller speaks for; only an opaque id of them is stored.
     """
+
+    model_config = example(prompt="2 + 2?", chosen="4", rejected="5")
 
     chosen: Long
     rejected: Long

@@ -61,6 +61,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             operation = content["paths"][route.path_format][method.lower()]
             access = app.state.access[method, route.path]
             _complete(operation, access)
+            _describe_answers(operation, route)
             _name_path(operation, route.path_format)
             if access not in {Access.ANYBODY, Access.KNOWN} and "{project}" not in route.path:
                 operation.setdefault("parameters", []).append(_PROJECT)
@@ -74,6 +75,21 @@ def _name_path(operation: dict[str, Any], path: str) -> None:
     for name in re.findall(r"{(\w+)}", path):
         if name not in named:
             known.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+
+
+def _describe_answers(operation: dict[str, Any], route: APIRoute) -> None:
+    """Leave the models of answers alone: FastAPI has laid them over the types that functions return."""
+    for status in route.response_fields:
+        content = operation["responses"][str(status)]["content"]["application/json"]
+        content["schema"] = _of_model(content["schema"])
+
+
+def _of_model(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return what is of the model in a schema: a reference, a choice of them, or a list of them."""
+    for word in ("$ref", "anyOf"):
+        if word in schema:
+            return {word: schema[word]}
+    return {"type": "array", "items": _of_model(schema["items"])}
 
 
 def error_answer(text: str) -> dict[str, Any]:

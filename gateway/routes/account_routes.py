@@ -1,6 +1,6 @@
 """Signing in and out, and what one person or program is."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Form, Request
 from pydantic import SecretStr
@@ -9,15 +9,18 @@ from gateway.accounts import invitations
 from gateway.accounts.accounts import Accounts
 from gateway.accounts.principal import Principal
 from gateway.accounts.sessions import Grant
+from gateway.frame.answer import answers
 from gateway.frame.api_errors import ApiError
 from gateway.frame.parts import address_of, parts_of
 from gateway.frame.request_text import Body, Secret, Text
 from gateway.frame.route_access import GuardedRoute, principal_of
+from gateway.routes.account_answers import Health, Joined, Me, Tokens
 
 router = APIRouter(route_class=GuardedRoute, tags=["accounts"])
 
 Caller = Annotated[Principal, Depends(principal_of)]
 _NONE = SecretStr("")
+_SIGN_IN: Final = {"grant_type": "password", "username": "ada", "password": "correct horse battery"}
 
 
 class SignUp(Body):
@@ -41,13 +44,17 @@ class NewPassword(Body):
     new: Secret
 
 
-@router.get("/api/health")
+@router.get("/api/health", responses=answers(Health))
 def health() -> dict[str, str]:
     """Say that the gateway answers."""
     return {"status": "ok"}
 
 
-@router.post("/api/auth/token")
+@router.post(
+    "/api/auth/token",
+    responses=answers(Tokens),
+    openapi_extra={"requestBody": {"content": {"application/x-www-form-urlencoded": {"example": _SIGN_IN}}}},
+)
 def token(
     request: Request,
     grant_type: Annotated[str, Form(max_length=32)],
@@ -81,7 +88,7 @@ def sign_out(request: Request, caller: Caller) -> None:
     parts_of(request).accounts.sign_out(caller)
 
 
-@router.post("/api/auth/sign-up", status_code=201)
+@router.post("/api/auth/sign-up", status_code=201, responses=answers(Joined, 201))
 def sign_up(request: Request, body: SignUp) -> dict[str, str]:
     """Make the account of a person who was invited, and make them a member."""
     project = parts_of(request).accounts.sign_up(
@@ -93,7 +100,7 @@ def sign_up(request: Request, body: SignUp) -> dict[str, str]:
     return {"project": project}
 
 
-@router.post("/api/auth/join")
+@router.post("/api/auth/join", responses=answers(Joined))
 def join(request: Request, body: Join, caller: Caller) -> dict[str, str]:
     """Redeem an invitation for the account that calls."""
     user = _person(caller)
@@ -116,7 +123,7 @@ def change_password(request: Request, body: NewPassword, caller: Caller) -> None
     )
 
 
-@router.get("/api/me")
+@router.get("/api/me", responses=answers(Me))
 def me(request: Request, caller: Caller) -> dict[str, Any]:
     """Return who calls, and what they are in which project."""
     accounts: Accounts = parts_of(request).accounts

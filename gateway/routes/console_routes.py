@@ -36,7 +36,7 @@ def link_page() -> Page:
 @router.get(
     "/console/{file}",
     response_class=Response,
-    responses={200: {"content": {kind: {} for kind in _TYPES.values()}}},
+    responses={200: {"content": {kind: {"schema": {"type": "string"}} for kind in _TYPES.values()}}},
 )
 def file_of_page(file: str) -> Response:
     """Return a file of the page."""

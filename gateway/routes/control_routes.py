@@ -10,11 +10,20 @@ from fastapi import APIRouter, Depends, Request
 
 from gateway.accounts import audit
 from gateway.accounts.principal import Membership
+from gateway.frame.answer import answers
 from gateway.frame.api_errors import ApiError
 from gateway.frame.parts import parts_of
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.jobs import job_queue
 from gateway.jobs.steering import Action, Steering
+from gateway.routes.control_answers import (
+    CommandShown,
+    RolledBack,
+    RunVersions,
+    TrafficShown,
+    VersionShown,
+    WantedState,
+)
 from gateway.routes.job_routes import dispatcher_of
 from gateway.routes.steering_requests import (
     NewTraffic,
@@ -30,7 +39,9 @@ router = APIRouter(route_class=GuardedRoute, tags=["control"])
 Member = Annotated[Membership, Depends(member_of)]
 
 
-@router.post("/api/projects/{project}/jobs/{job}/control/{action}")
+@router.post(
+    "/api/projects/{project}/jobs/{job}/control/{action}", responses=answers(WantedState | CommandShown)
+)
 def control(request: Request, member: Member, job: str, action: Action, body: Wanted) -> Mapping[str, Any]:
     """Tell a run what is wanted; a checkpoint, restore or flush is asked after with its `requestId`."""
     order = body.order(action)
@@ -39,7 +50,7 @@ def control(request: Request, member: Member, job: str, action: Action, body: Wa
     return steering.order(job, order)
 
 
-@router.get("/api/projects/{project}/jobs/{job}/versions")
+@router.get("/api/projects/{project}/jobs/{job}/versions", responses=answers(RunVersions))
 def versions(request: Request, member: Member, job: str) -> Mapping[str, Any]:
     """Return the versions that a run has registered, with their evaluations, and its traffic."""
     return _steering(request, member, job).versions(job)
@@ -56,7 +67,7 @@ def weights(request: Request, member: Member, job: str, version: VersionNumber) 
     return WeightsFile.of(steering.weights(job, version))
 
 
-@router.post("/api/projects/{project}/jobs/{job}/promote")
+@router.post("/api/projects/{project}/jobs/{job}/promote", responses=answers(VersionShown))
 def promote(request: Request, member: Member, job: str, body: Promotion) -> Mapping[str, Any]:
     """Make a version active or the canary."""
     steering = _noted(request, member, job, "promote", version=body.version, to=body.to)
@@ -66,14 +77,14 @@ def promote(request: Request, member: Member, job: str, body: Promotion) -> Mapp
     )
 
 
-@router.post("/api/projects/{project}/jobs/{job}/rollback")
+@router.post("/api/projects/{project}/jobs/{job}/rollback", responses=answers(RolledBack))
 def roll_back(request: Request, member: Member, job: str, body: Withdrawal) -> Mapping[str, Any]:
     """Withdraw the canary, or the active version in favour of the one before it."""
     steering = _noted(request, member, job, "roll back", version=body.version)
     return steering.roll_back(job, body.version, reason=body.reason, by=member.principal.subject)
 
 
-@router.put("/api/projects/{project}/jobs/{job}/traffic")
+@router.put("/api/projects/{project}/jobs/{job}/traffic", responses=answers(TrafficShown))
 def set_traffic(request: Request, member: Member, job: str, body: NewTraffic) -> Mapping[str, Any]:
     """Change which share of the clients gets which version."""
     steering = _noted(request, member, job, "traffic")

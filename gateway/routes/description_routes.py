@@ -4,14 +4,16 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from gateway.frame.answer import answers
 from gateway.frame.api_description import describe
 from gateway.frame.route_access import GuardedRoute
+from gateway.routes.account_answers import ApiDocument
 from gateway.routes.answer_links import add_links
 
 router = APIRouter(route_class=GuardedRoute, tags=["description"])
 
 
-@router.get("/api/openapi.json")
+@router.get("/api/openapi.json", responses=answers(ApiDocument))
 def openapi(request: Request) -> dict[str, Any]:
     """Return the OpenAPI document of this gateway."""
     content = describe(request.app)

@@ -25,9 +25,11 @@ from gateway.feedback.opinion_bodies import (
     Short,
     rating_of,
 )
+from gateway.frame.answer import answers
 from gateway.frame.parts import parts_of
-from gateway.frame.request_text import Body
+from gateway.frame.request_text import Body, example
 from gateway.frame.route_access import GuardedRoute, member_of
+from gateway.routes.feedback_answers import LinkContent, LinkList, LinkMade, RatingKept
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 
@@ -62,6 +64,8 @@ class LinkItem(PromptAnswered):
 class NewLink(Body):
     """What one person shall rate. rater: what the caller calls that person; not shown to them."""
 
+    model_config = example(items=[{"prompt": "2 + 2?", "response": "4"}], rater="user-7", days=7)
+
     items: Annotated[list[LinkItem], Field(min_length=1, max_length=MAX_ITEMS)]
     rater: Short = ""
     days: Annotated[int, Field(ge=1, le=feedback_links.MAX_DAYS)] = 7
@@ -72,6 +76,8 @@ class LinkRating(Body):
 
     item: counted from 0. score: of a response. chosen: of two responses, the better one, 0 or 1.
     """
+
+    model_config = example(item=0, score=0.8)
 
     item: Annotated[int, Field(ge=0, lt=MAX_ITEMS)]
     score: Score | None = None
@@ -88,7 +94,9 @@ def link_of(request: Request, penstock_link: Annotated[str, Header(max_length=64
 Link = Annotated[FeedbackLink, Depends(link_of)]
 
 
-@router.post("/api/projects/{project}/agents/{agent_id}/links", status_code=201)
+@router.post(
+    "/api/projects/{project}/agents/{agent_id}/links", status_code=201, responses=answers(LinkMade, 201)
+)
 def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink) -> dict[str, Any]:
     """Make a link; its secret is shown this once. page: the address at which its holder rates."""
     items = [item.model_dump() for item in body.items]
@@ -100,7 +108,7 @@ def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink)
     return {"link": secret, "page": f"/link#{secret}", **_shown(made)}
 
 
-@router.get("/api/projects/{project}/agents/{agent_id}/links")
+@router.get("/api/projects/{project}/agents/{agent_id}/links", responses=answers(LinkList))
 def links(request: Request, member: Member, agent_id: AgentId) -> dict[str, Any]:
     """Return an agent's links, without their secrets."""
     found = parts_of(request).accounts.look(
@@ -118,14 +126,14 @@ def revoke_link(request: Request, member: Member, link: str) -> None:
     )
 
 
-@router.get("/api/link")
+@router.get("/api/link", responses=answers(LinkContent))
 def read_link(link: Link) -> dict[str, Any]:
     """Return what the holder of a link is asked to rate."""
     items = [_shown_item(LinkItem.model_validate(item)) for item in link.items]
     return {"items": items, "expires": link.expires}
 
 
-@router.post("/api/link/ratings")
+@router.post("/api/link/ratings", responses=answers(RatingKept))
 def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
     """Store a rating; the same again stores nothing more, and another one of the same item is refused."""
     parts = parts_of(request)

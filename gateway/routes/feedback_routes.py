@@ -15,9 +15,11 @@ from gateway.accounts.principal import Membership, Principal
 from gateway.feedback.feedback_rows import RATING_COLUMNS, as_lines, rating_row, read_lines
 from gateway.feedback.opinion_bodies import AgentId, Key, NewFeedback, NewPair, rating_of
 from gateway.feedback.parquet_tables import PARQUET, read_as_lines, write_table
+from gateway.frame.answer import answers
 from gateway.frame.parts import Parts, parts_of
 from gateway.frame.route_access import GuardedRoute, member_of, principal_of
 from gateway.jobs.trained_from import trained_from
+from gateway.routes.feedback_answers import Deletion, FeedbackStored, Stored
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 
@@ -38,11 +40,15 @@ Format = Annotated[Literal["jsonl", "parquet"], Query()]
 After = Annotated[int, Query(ge=0, lt=2**63)]
 Limit = Annotated[int, Query(ge=1, le=MAX_EXPORTED)]
 _BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
+_LINES: Final = """\
+{"prompt": "2 + 2?", "response": "4", "score": 0.9}
+{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
+"""
 FILES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {PARQUET: _BYTES}}}
 """What an export may answer beside JSON lines."""
 
 
-@router.post("/api/policies/feedback/{agent_id}")
+@router.post("/api/policies/feedback/{agent_id}", responses=answers(FeedbackStored))
 def give(
     request: Request,
     member: Member,
@@ -54,7 +60,9 @@ def give(
     return _given(request, member, agent_id, body, idempotency_key)
 
 
-@router.post("/api/projects/{project}/agents/{agent_id}/pairs", status_code=201)
+@router.post(
+    "/api/projects/{project}/agents/{agent_id}/pairs", status_code=201, responses=answers(FeedbackStored, 201)
+)
 def prefer(
     request: Request,
     member: Member,
@@ -95,10 +103,14 @@ def exported(rows: list[dict[str, Any]], columns: dict[str, str], form: str) -> 
 @router.post(
     "/api/projects/{project}/agents/{agent_id}/feedback",
     status_code=201,
+    responses=answers(Stored, 201),
     openapi_extra={
         "requestBody": {
             "required": True,
-            "content": {JsonLines.media_type: {"schema": {"type": "string"}}, PARQUET: _BYTES},
+            "content": {
+                JsonLines.media_type: {"schema": {"type": "string"}, "example": _LINES},
+                PARQUET: _BYTES,
+            },
         }
     },
 )
@@ -113,7 +125,7 @@ async def take_in(request: Request, member: Member, agent_id: AgentId) -> dict[s
     return await run_in_threadpool(_take_in, parts_of(request), member, agent_id, content, kind)
 
 
-@router.delete("/api/projects/{project}/raters/{rater}")
+@router.delete("/api/projects/{project}/raters/{rater}", responses=answers(Deletion))
 def forget_rater(request: Request, member: Member, rater: str) -> dict[str, Any]:
     """Delete every rating and late reward of a rater in this project, by the opaque id that an export shows.
 
@@ -122,7 +134,7 @@ def forget_rater(request: Request, member: Member, rater: str) -> dict[str, Any]
     return _forget(parts_of(request), member.principal, member.project, rater)
 
 
-@router.delete("/api/me/feedback")
+@router.delete("/api/me/feedback", responses=answers(Deletion))
 def forget_me(request: Request, caller: Annotated[Principal, Depends(principal_of)]) -> dict[str, Any]:
     """Delete every rating and late reward that the caller gave in the projects that they belong to.
 

@@ -10,16 +10,18 @@ from starlette.concurrency import run_in_threadpool
 
 from gateway.accounts.principal import Membership
 from gateway.feedback.opinion_bodies import Key
+from gateway.frame.answer import answers
 from gateway.frame.api_errors import ApiError
 from gateway.frame.event_stream import EventStream
 from gateway.frame.parts import Parts, parts_of
-from gateway.frame.request_text import Body, Line
+from gateway.frame.request_text import Body, Line, example
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.jobs import job_queue
 from gateway.jobs.job_dispatcher import JobDispatcher
 from gateway.jobs.job_records import Job, Template, shown
 from gateway.jobs.live_jobs import LiveJobs
 from gateway.jobs.runner import CannotBegin, CannotLook
+from gateway.routes.job_answers import DryRunShown, JobCurve, JobList, JobShown, TemplateList
 from gateway.store.tables import JobState
 
 router = APIRouter(route_class=GuardedRoute, tags=["jobs"])
@@ -33,12 +35,14 @@ MAX_NUMBERS: Final = 64
 class NewJob(Body):
     """A training of an agent: a template of this gateway, and what is chosen of its numbers."""
 
+    model_config = example(agent="my_agent", template="quick", numbers={"maxSteps": 50})
+
     agent: AgentName
     template: Line
     numbers: Annotated[dict[Line, ChosenNumber], Field(max_length=MAX_NUMBERS, default_factory=dict)]
 
 
-@router.get("/api/projects/{project}/templates")
+@router.get("/api/projects/{project}/templates", responses=answers(TemplateList))
 def templates(request: Request) -> dict[str, Any]:
     """Return the templates that jobs are made from, with the numbers that may be chosen."""
     dispatcher = parts_of(request).dispatcher
@@ -46,7 +50,7 @@ def templates(request: Request) -> dict[str, Any]:
     return {"templates": [_shown_template(one) for one in found.values()]}
 
 
-@router.post("/api/projects/{project}/jobs", status_code=201)
+@router.post("/api/projects/{project}/jobs", status_code=201, responses=answers(JobShown, 201))
 def submit(
     request: Request, member: Member, body: NewJob, idempotency_key: Annotated[Key | None, Header()] = None
 ) -> dict[str, Any]:
@@ -63,7 +67,7 @@ def submit(
     )
 
 
-@router.get("/api/projects/{project}/jobs")
+@router.get("/api/projects/{project}/jobs", responses=answers(JobList))
 def jobs(
     request: Request,
     member: Member,
@@ -77,13 +81,13 @@ def jobs(
     return {"jobs": [shown(one) for one in found]}
 
 
-@router.get("/api/projects/{project}/jobs/{job}")
+@router.get("/api/projects/{project}/jobs/{job}", responses=answers(JobShown))
 def job(request: Request, member: Member, job: str) -> dict[str, Any]:
     """Return a job: its state, the cause where it failed, its result once it has finished."""
     return shown(_find(parts_of(request), member, job))
 
 
-@router.get("/api/projects/{project}/jobs/{job}/curve")
+@router.get("/api/projects/{project}/jobs/{job}/curve", responses=answers(JobCurve))
 def curve(request: Request, member: Member, job: str) -> dict[str, list[float | None]]:
     """Return the curve of a job's run so far: columns of updates, environment steps and mean return."""
     parts, dispatcher = parts_of(request), dispatcher_of(request)
@@ -92,7 +96,7 @@ def curve(request: Request, member: Member, job: str) -> dict[str, list[float | 
     return dict(dispatcher.runner.read_curve(found.id))
 
 
-@router.post("/api/projects/{project}/estimates")
+@router.post("/api/projects/{project}/estimates", responses=answers(DryRunShown))
 def estimate(request: Request, member: Member, body: NewJob) -> dict[str, Any]:
     """Return what a training would take: its dry run, which trains for some seconds and leaves nothing."""
     found = estimated(
@@ -101,7 +105,7 @@ def estimate(request: Request, member: Member, body: NewJob) -> dict[str, Any]:
     return dict(found.dry_run)
 
 
-@router.post("/api/projects/{project}/jobs/{job}/cancel")
+@router.post("/api/projects/{project}/jobs/{job}/cancel", responses=answers(JobShown))
 def cancel(request: Request, member: Member, job: str) -> dict[str, Any]:
     """End a job: at once where it is queued; else its processes are asked to, and its state says when."""
     parts, by = parts_of(request), member.principal.subject

@@ -12,9 +12,11 @@ from pydantic import Field
 from gateway.accounts.principal import Membership
 from gateway.feedback.feedback_rows import LATE_COLUMNS, late_row
 from gateway.feedback.opinion_bodies import AgentId, Key, Short
+from gateway.frame.answer import answers
 from gateway.frame.parts import parts_of
-from gateway.frame.request_text import Body, Text
+from gateway.frame.request_text import Body, Text, example
 from gateway.frame.route_access import GuardedRoute, member_of
+from gateway.routes.feedback_answers import Stored
 from gateway.routes.feedback_routes import (
     FILES,
     MAX_EXPORTED,
@@ -49,11 +51,15 @@ class LateReward(Body):
 class LateRewards(Body):
     """Rewards that come together. rater: the user whom the caller speaks for."""
 
+    model_config = example(rewards=[{"episode": "episode-1", "step": 4, "amount": 1.0}])
+
     rewards: Annotated[list[LateReward], Field(min_length=1, max_length=MAX_REWARDS)]
     rater: Short = ""
 
 
-@router.post("/api/projects/{project}/agents/{agent_id}/late-rewards", status_code=201)
+@router.post(
+    "/api/projects/{project}/agents/{agent_id}/late-rewards", status_code=201, responses=answers(Stored, 201)
+)
 def take_late(request: Request, member: Member, agent_id: AgentId, body: LateRewards) -> dict[str, int]:
     """Store late rewards, all or none.
 

@@ -13,10 +13,12 @@ from pydantic import SecretStr
 
 from gateway.accounts.account_errors import AccountError, BadInput, Forbidden
 from gateway.accounts.oidc_sign_in import LASTS, OidcSignIn
+from gateway.frame.answer import answers
 from gateway.frame.api_errors import ApiError
 from gateway.frame.parts import address_of, parts_of
 from gateway.frame.request_text import Body, Secret
 from gateway.frame.route_access import GuardedRoute
+from gateway.routes.account_answers import OfferedProvider, ProviderAddress, Tokens
 from gateway.routes.account_routes import shown_grant
 
 router = APIRouter(route_class=GuardedRoute, tags=["accounts"])
@@ -35,14 +37,14 @@ class Leaving(Body):
     invitation: Secret = _NONE
 
 
-@router.get("/api/auth/oidc")
+@router.get("/api/auth/oidc", responses=answers(OfferedProvider))
 def offered(request: Request) -> dict[str, str | None]:
     """Say what the provider is called; null where there is none."""
     oidc = parts_of(request).oidc
     return {"title": None if oidc is None else oidc.provider.settings.title}
 
 
-@router.post("/api/auth/oidc")
+@router.post("/api/auth/oidc", responses=answers(ProviderAddress))
 def leave(request: Request, response: Response, body: Leaving) -> dict[str, str]:
     """Begin a sign-in: answer with the address at which the provider asks who it is."""
     oidc = _oidc(request)
@@ -90,7 +92,7 @@ def arrive(
     return away
 
 
-@router.post(SESSION_PATH)
+@router.post(SESSION_PATH, responses=answers(Tokens))
 def take_session(request: Request) -> JSONResponse:
     """Give the page the tokens of the session that has just begun, once."""
     _oidc(request)

@@ -7,10 +7,19 @@ from pydantic import Field
 
 from gateway.accounts import api_tokens, audit, invitations, projects
 from gateway.accounts.principal import Membership
+from gateway.frame.answer import answers
 from gateway.frame.api_errors import ApiError
 from gateway.frame.parts import parts_of
-from gateway.frame.request_text import Body, Line
+from gateway.frame.request_text import Body, Line, example
 from gateway.frame.route_access import GuardedRoute, member_of
+from gateway.routes.account_answers import (
+    AuditLog,
+    Belonging,
+    InvitationMade,
+    MemberList,
+    TokenList,
+    TokenMade,
+)
 from gateway.store.tables import Role
 
 router = APIRouter(route_class=GuardedRoute, tags=["projects"])
@@ -21,11 +30,15 @@ Member = Annotated[Membership, Depends(member_of)]
 class NewRole(Body):
     """What a member shall be."""
 
+    model_config = example(role="viewer")
+
     role: Role
 
 
 class NewInvitation(Body):
     """What the person who is invited shall be, and for how many days the invitation counts."""
+
+    model_config = example(role="editor", days=7)
 
     role: Role
     days: Annotated[int, Field(ge=1, le=invitations.MAX_DAYS)] = 7
@@ -34,18 +47,20 @@ class NewInvitation(Body):
 class NewToken(Body):
     """A token for a program. days: for which it counts; left out, until it is revoked."""
 
+    model_config = example(name="nightly", role="editor", days=90)
+
     name: Line
     role: Role = Role.EDITOR
     days: Annotated[int, Field(ge=1, le=3650)] | None = None
 
 
-@router.get("/api/projects/{project}")
+@router.get("/api/projects/{project}", responses=answers(Belonging))
 def project(member: Member) -> dict[str, Any]:
     """Return a project, and what the caller is in it."""
     return {"project": member.project, "role": member.role}
 
 
-@router.get("/api/projects/{project}/members")
+@router.get("/api/projects/{project}/members", responses=answers(MemberList))
 def members(request: Request, member: Member) -> dict[str, Any]:
     """Return who belongs to a project."""
     found = parts_of(request).accounts.look(lambda session: projects.members(session, member.project))
@@ -74,7 +89,7 @@ def remove_member(request: Request, member: Member, user: str) -> None:
     )
 
 
-@router.post("/api/projects/{project}/invitations", status_code=201)
+@router.post("/api/projects/{project}/invitations", status_code=201, responses=answers(InvitationMade, 201))
 def invite(request: Request, member: Member, body: NewInvitation) -> dict[str, Any]:
     """Invite one person; the secret is shown this once."""
     secret = parts_of(request).accounts.run(
@@ -83,14 +98,14 @@ def invite(request: Request, member: Member, body: NewInvitation) -> dict[str, A
     return {"invitation": secret, "role": body.role, "days": body.days}
 
 
-@router.get("/api/projects/{project}/tokens")
+@router.get("/api/projects/{project}/tokens", responses=answers(TokenList))
 def tokens(request: Request, member: Member) -> dict[str, Any]:
     """Return the project's API tokens, without their secrets."""
     found = parts_of(request).accounts.look(lambda session: api_tokens.tokens(session, member.project))
     return {"tokens": [one._asdict() for one in found]}
 
 
-@router.post("/api/projects/{project}/tokens", status_code=201)
+@router.post("/api/projects/{project}/tokens", status_code=201, responses=answers(TokenMade, 201))
 def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any]:
     """Make an API token; its secret is shown this once."""
     made, secret = parts_of(request).accounts.run(
@@ -116,7 +131,7 @@ def revoke_token(request: Request, member: Member, token: str) -> None:
     )
 
 
-@router.get("/api/projects/{project}/audit")
+@router.get("/api/projects/{project}/audit", responses=answers(AuditLog))
 def read_audit(
     request: Request,
     member: Member,

@@ -8,9 +8,11 @@ from pydantic import Field
 from gateway import satisfaction
 from gateway.accounts.principal import Membership
 from gateway.feedback.opinion_bodies import AgentId
+from gateway.frame.answer import answers
 from gateway.frame.parts import parts_of
-from gateway.frame.request_text import Body, Text
+from gateway.frame.request_text import Body, Text, example
 from gateway.frame.route_access import GuardedRoute, member_of
+from gateway.routes.feedback_answers import SatisfactionByVersion, Stored
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 
@@ -23,11 +25,15 @@ Conversation = Annotated[Text, Field(min_length=1, max_length=128)]
 class Conversations(Body):
     """Conversations that a version of an agent has had; each counts once, however often it is told."""
 
+    model_config = example(version=15, conversations=["talk-1", "talk-2"])
+
     version: Annotated[int, Field(ge=1, lt=2**63)]
     conversations: Annotated[list[Conversation], Field(min_length=1, max_length=MAX_CONVERSATIONS)]
 
 
-@router.post("/api/projects/{project}/agents/{agent_id}/conversations", status_code=201)
+@router.post(
+    "/api/projects/{project}/agents/{agent_id}/conversations", status_code=201, responses=answers(Stored, 201)
+)
 def tell(request: Request, member: Member, agent_id: AgentId, body: Conversations) -> dict[str, int]:
     """Tell which conversations a version has had, whether anybody rates them or not."""
     stored = parts_of(request).accounts.run(
@@ -38,7 +44,9 @@ def tell(request: Request, member: Member, agent_id: AgentId, body: Conversation
     return {"stored": stored}
 
 
-@router.get("/api/projects/{project}/agents/{agent_id}/satisfaction")
+@router.get(
+    "/api/projects/{project}/agents/{agent_id}/satisfaction", responses=answers(SatisfactionByVersion)
+)
 def satisfied(
     request: Request,
     member: Member,

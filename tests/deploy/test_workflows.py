@@ -16,7 +16,7 @@ FILES: Final = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TARGETS: Final = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def content(name: str) -> dict[str, Any]:
+def content(name: str) -> dict[Any, Any]:
     """A workflow; YAML takes its key `on` for a truth value."""
     return dict(yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text()))
 
@@ -35,15 +35,29 @@ def test_they_are_valid_by_the_schema() -> None:
 
 
 def test_lint_test_build_and_both_deployments_follow_one_another() -> None:
-    """Nothing is built before it was checked, and production comes behind staging."""
+    """Nothing is built before it was checked, no tag either, and production comes behind staging."""
     checks, deploy = content("checks")["jobs"], content("deploy")["jobs"]
     assert checks["build"]["needs"] == ["lint", "test"]
+    assert "workflow_call" in content("checks")[True]
+    assert (deploy["checks"]["uses"], deploy["images"]["needs"]) == (
+        "./.github/workflows/checks.yml",
+        "checks",
+    )
     assert checks["test"]["strategy"]["matrix"]["tier"] == ["test", "test-processes"]
     assert (deploy["staging"]["needs"], deploy["production"]["needs"]) == ("images", "staging")
     assert [deploy[name]["with"]["environment"] for name in ("staging", "production")] == [
         "staging",
         "production",
     ]
+
+
+def test_what_tests_start_is_installed_where_there_are_packages_of_it() -> None:
+    """Debian has one of Chromium; Ubuntu, on which a job runs that names no image, has none."""
+    job = content("checks")["jobs"]["test"]
+    assert job["container"]["image"] == "python:3.11-bookworm"
+    (install,) = [step["run"] for step in job["steps"] if "apt-get install" in step.get("run", "")]
+    started = {"redis-server", "postgresql", "prometheus", "chromium", "kubernetes-client", "nodejs"}
+    assert started <= set(install.split())
 
 
 def test_every_image_is_built() -> None:

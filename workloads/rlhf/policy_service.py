@@ -28,14 +28,17 @@ from gateway.surface import (
     Line,
     Membership,
     Service,
+    answers,
     ended,
     error_answer,
     estimate,
+    example,
     member_of,
     queue,
     versions_of,
 )
 from workloads.rlhf.feedback_training import KIND, FeedbackTraining
+from workloads.rlhf.policy_answers import Policy, TrainedPolicy, TrainingEstimate, TrainingGoesOn
 
 router = APIRouter(route_class=GuardedRoute, tags=["policies"])
 
@@ -53,6 +56,8 @@ class TrainingRequest(Body):
     gateway. Numbers that are left out are those of the template.
     """
 
+    model_config = example(maxSteps=1000, learningRate=1e-5)
+
     dryRun: bool = False  # noqa: N815 - as callers of the service know it
     maxSteps: int | None = None  # noqa: N815
     learningRate: float | None = None  # noqa: N815
@@ -68,7 +73,11 @@ class TrainingRequest(Body):
     "/api/policies/train_policy/{agent_id}",
     response_model=None,
     responses={
-        202: {"description": "It goes on: the job is at the address in `Location`."},
+        200: {"model": TrainedPolicy | TrainingEstimate},
+        202: {
+            "model": TrainingGoesOn,
+            "description": "It goes on: the job is at the address in `Location`.",
+        },
         500: error_answer("The training failed; `detail` is its cause."),
     },
 )
@@ -99,7 +108,7 @@ async def train_policy(
     return _answer(await ended(request, job, _wait_s(prefer)))
 
 
-@router.get("/api/policies/{agent_id}")
+@router.get("/api/policies/{agent_id}", responses=answers(list[Policy]))
 def policies(request: Request, member: Member, agent_id: AgentId) -> list[dict[str, Any]]:
     """Return the trained versions of an agent, newest first."""
     return [

@@ -50,8 +50,8 @@ UNSENT: Final = "POST /api/projects/{project}/agents/{agent_id}/feedback"
 @pytest.mark.parametrize(
     ("examples", "least", "links", "phases"),
     [
-        (10, 300, 1, "fuzzing,stateful"),
-        pytest.param(200, 10_000, 10, "coverage,fuzzing,stateful", marks=pytest.mark.slow),
+        (10, 300, 1, "examples,fuzzing,stateful"),
+        pytest.param(200, 10_000, 10, "examples,coverage,fuzzing,stateful", marks=pytest.mark.slow),
     ],
 )
 def test_generated_calls_are_answered_as_described(

@@ -23,6 +23,7 @@ from gateway.store.accounts_database import open_database
 from gateway.store.tables import AuditRow, Role
 from penstock.registry.registry import Registry
 from penstock.rpc.rate_limits import Rates
+from tests.support.gateway.described_answers import hold_to_document
 from tests.support.storage.ready_tables import with_registry, with_tables
 
 PASSWORD: Final = "correct horse battery"  # noqa: S105 - only the tests'
@@ -101,6 +102,7 @@ class SmallGateway:
         )
         app = make_app(parts, Doors(), services)
         client = TestClient(app, base_url=ADDRESS, raise_server_exceptions=False)
+        hold_to_document(client, app)
         return cls(accounts=accounts, registry=registry, keys=keys, clock=clock, client=client, parts=parts)
 
     def person(self, name: str, project: str | None = None, role: Role = Role.EDITOR) -> str:

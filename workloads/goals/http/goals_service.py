@@ -26,12 +26,14 @@ from gateway.surface import (
     Membership,
     Page,
     Service,
+    answers,
     file_answer,
     member_of,
     noted,
     state_folder,
 )
 from penstock.config.configuration_error import ConfigurationError
+from workloads.goals.http.goals_answers import InjectorList, InjectorShown
 from workloads.goals.http.injector_folders import NoSuchInjector, injector_folder, injector_folders
 from workloads.goals.injector.auto_switch import switch
 from workloads.goals.injector.injection_journal import TooLate, UnknownGoal, veto
@@ -65,14 +67,14 @@ def page() -> Page:
 @router.get(
     "/rl/{file}",
     response_class=Response,
-    responses={200: {"content": {kind: {} for kind in _TYPES.values()}}},
+    responses={200: {"content": {kind: {"schema": {"type": "string"}} for kind in _TYPES.values()}}},
 )
 def file_of_page(file: str) -> Response:
     """Return a file of the page of goals."""
     return file_answer(_FILES, file)
 
 
-@router.get("/api/projects/{project}/injectors")
+@router.get("/api/projects/{project}/injectors", responses=answers(InjectorList))
 def injectors(request: Request, member: Member) -> dict[str, Any]:
     """Return the injectors of a project: whether each lives, and whether it carries goals out."""
     now, found = time.time(), injector_folders(state_folder(request), member.project)
@@ -80,7 +82,7 @@ def injectors(request: Request, member: Member) -> dict[str, Any]:
         return {"injectors": [{"name": name} | summary_of(folder, now) for name, folder in found.items()]}
 
 
-@router.get("/api/projects/{project}/injectors/{injector}")
+@router.get("/api/projects/{project}/injectors/{injector}", responses=answers(InjectorShown))
 def injector(request: Request, member: Member, injector: str) -> dict[str, Any]:
     """Return an injector: what it did in the last day, how often goals succeed, and its last twenty."""
     with _told():
