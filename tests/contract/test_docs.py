@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.store.tables import PolicyVersionRow
 from penstock.config.plugin_sections import algorithm_sections
 from penstock.config.sections.algorithms import SECTIONS
 from penstock.config.settings import Settings
+from penstock.registry.models import RatingRow
 from penstock.wire.refusal import Reason
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +74,18 @@ def test_every_function_that_is_linked_is_in_its_file(page: Path) -> None:
     """A link from the name of a function or class leads to the file that defines it."""
     links = re.findall(r"\[`([A-Za-z_][\w.]*)`\]\(([\w./-]+\.py)\)", page.read_text())
     assert [name for name, path in links if name not in _definitions(page.parent / path)] == []
+
+
+def test_the_tables_of_a_service_for_agents_have_the_columns_that_are_there() -> None:
+    """Each name of the original's stands beside one of ours."""
+    page = (ROOT / "docs" / "rlhf-reference.md").read_text()
+    for name, table in (("Feedback", RatingRow), ("PolicyVersion", PolicyVersionRow)):
+        head, _, rest = page.partition(f"\n| `{name}` | ")[2].partition("\n|---|---|\n")
+        assert f"`{table.__tablename__}`" in head
+        rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", rest.partition("\n\n")[0], flags=re.MULTILINE))
+        assert {"id", "agent_id", "created_at"} <= rows.keys()
+        for ours in rows.values():
+            assert set(re.findall(r"`([a-z_]+)`", ours)) <= set(table.__table__.columns.keys()), ours
 
 
 def test_the_table_of_where_to_look_first_answers_each_question_with_a_place() -> None:
