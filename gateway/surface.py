@@ -4,7 +4,7 @@ A workload's record names in `http` a function that returns a `Service`: a route
 call each of its routes, and the kinds of jobs behind them.
 
     Membership, member_of     who calls, and in which project, of a route that asks for a role
-    queue, versions_of        trainings of an agent, and what they made
+    queue, versions_of        trainings of an agent, and what they made; version_of: one of them
     estimate                  the dry run of one
     ended                     waits until one has ended
     state_folder              where the gateway keeps what it has on this machine
@@ -119,6 +119,7 @@ __all__ = [
     "ratings_of",
     "satisfaction",
     "state_folder",
+    "version_of",
     "versions_of",
 ]
 
@@ -135,9 +136,11 @@ async def queue(
     numbers: Mapping[str, float],
     kind: str,
     request_key: str | None,
+    asked: Mapping[str, Any],
 ) -> Job:
     """Queue a training of an agent from a template of a kind, once for a key.
 
+    asked: facts for its kind, beside those that it finds.
     Raises ApiError and AccountError, which the gateway answers for.
     """
     return await run_in_threadpool(
@@ -149,6 +152,7 @@ async def queue(
         numbers=numbers,
         request_key=request_key,
         kind=kind,
+        asked=asked,
     )
 
 
@@ -173,14 +177,15 @@ def estimate(
     template: str,
     kind: str,
     numbers: Mapping[str, float],
+    asked: Mapping[str, Any],
 ) -> Estimate:
-    """Return the dry run of a training from a template of a kind.
+    """Return the dry run of a training from a template of a kind; asked: see `queue`.
 
     It trains for some seconds. Raises ApiError and AccountError, which the gateway answers for.
     """
     dispatcher = job_routes.dispatcher_of(request)
     return job_routes.estimated(
-        dispatcher, member, agent=agent, template=template, numbers=numbers, kind=kind
+        dispatcher, member, agent=agent, template=template, numbers=numbers, kind=kind, asked=asked
     )
 
 
@@ -188,6 +193,13 @@ def versions_of(request: Request, member: Membership, agent: str) -> tuple[Polic
     """Return the trained versions of an agent, newest first."""
     return parts_of(request).accounts.look(
         lambda session: policy_versions.read(session, member.project, agent)
+    )
+
+
+def version_of(request: Request, member: Membership, agent: str, label: str) -> PolicyVersionRow | None:
+    """Return the trained version of an agent that has a label; None: there is none."""
+    return parts_of(request).accounts.look(
+        lambda session: policy_versions.find(session, member.project, agent, label)
     )
 
 

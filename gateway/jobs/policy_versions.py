@@ -36,6 +36,12 @@ def labels(session: Session, project: str, agent: str) -> frozenset[str]:
     return frozenset(session.scalars(select(PolicyVersionRow.version).where(own)))
 
 
+def find(session: Session, project: str, agent: str, label: str) -> PolicyVersionRow | None:
+    """Return the version of an agent that has a label; None: there is none."""
+    own = (PolicyVersionRow.project == project) & (PolicyVersionRow.agent_id == agent)
+    return session.scalar(select(PolicyVersionRow).where(own, PolicyVersionRow.version == label))
+
+
 def read(session: Session, project: str, agent: str) -> tuple[PolicyVersionRow, ...]:
     """Return the newest MAX_READ versions of an agent, newest first."""
     own = (PolicyVersionRow.project == project) & (PolicyVersionRow.agent_id == agent)

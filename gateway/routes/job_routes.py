@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from gateway.accounts.account_errors import AccountConflict
 from gateway.accounts.principal import Membership
 from gateway.feedback.opinion_bodies import Key
 from gateway.frame.answer import answers
@@ -30,6 +32,7 @@ Member = Annotated[Membership, Depends(member_of)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,38}$")]
 ChosenNumber = Annotated[float, Field(strict=True)]
 MAX_NUMBERS: Final = 64
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class NewJob(Body):
@@ -157,16 +160,22 @@ def queue(
     numbers: Mapping[str, float],
     request_key: str | None = None,
     kind: str | None = None,
+    asked: Mapping[str, Any] = _NOTHING,
 ) -> Job:
     """Queue a job, once for a key; raises ApiError, AccountError.
 
-    kind: of the template, where the caller wants one.
+    kind: of the template, where the caller wants one. asked: facts beside those that the kind finds.
     """
     dispatcher = dispatcher_of_parts(parts)
     known = parts.accounts.look(lambda session: job_queue.by_key(session, member.project, request_key))
     found = template_of(dispatcher, template, kind)
     chosen = found.chosen(numbers)
-    facts = known.facts if known is not None else dispatcher.facts(found, f"{member.project}/{agent}")
+    if known is None:
+        facts = {**dispatcher.facts(found, f"{member.project}/{agent}"), **asked}
+    elif any(known.facts.get(name) != value for name, value in asked.items()):
+        raise AccountConflict("this key came with another job before: a new job needs a key of its own")
+    else:
+        facts = dict(known.facts)
     made = parts.accounts.run(
         lambda session, now: job_queue.submit(
             session,
@@ -201,11 +210,15 @@ def estimated(
     template: str,
     numbers: Mapping[str, float],
     kind: str | None = None,
+    asked: Mapping[str, Any] = _NOTHING,
 ) -> Estimate:
-    """Return the dry run of a training, which takes some seconds; raises ApiError, AccountError."""
+    """Return the dry run of a training, which takes some seconds; raises ApiError, AccountError.
+
+    kind, asked: see `queue`.
+    """
     found = template_of(dispatcher, template, kind)
     chosen, policy = found.chosen(numbers), f"{member.project}/{agent}"
-    facts = dispatcher.facts(found, policy)
+    facts = {**dispatcher.facts(found, policy), **asked}
     try:
         dry_run = dispatcher.estimate(found, chosen, policy, facts)
     except CannotBegin as error:

@@ -3,7 +3,8 @@
     MODELS/PROJECT/AGENT/v15/    policy, reward_model, training_results.json; base_model where the run made it
 
 The label of a version is `v` and the number of ratings that it was trained on; the next one of as many is
-`v15.2`.
+`v15.2`. A training that uses the reward model of a version again begins with a copy of it, and of the base
+model where that version's training made one: what it leaves needs nothing of the older version's folder.
 """
 
 import itertools
@@ -24,6 +25,9 @@ KIND: Final = "rlhf"
 ASPECT: Final = "overall"
 LEAST_RATINGS: Final = 10
 LEAST_PROMPTS: Final = 2
+REUSED: Final = "rewardModel"
+REUSED_PLACE: Final = "rewardModelPath"
+"""Facts of a job: the version whose reward model it uses, and where that lies; None: it trains one."""
 
 
 class FeedbackTraining:
@@ -53,11 +57,18 @@ class FeedbackTraining:
     def prepare(
         self, registry: Registry, policy: str, facts: Mapping[str, Any], folder: Path
     ) -> Mapping[str, Any]:
-        """Write the feedback that there was when the job was asked for; raises OSError."""
+        """Write the feedback that there was when the job was asked for, and what it uses again.
+
+        Raises OSError.
+        """
         file = folder / FEEDBACK
         rows = [one.rating for one in _used(registry, policy) if one.number <= facts["through"]]
         file.write_text("".join(json.dumps(_example(row)) + "\n" for row in rows))
-        return {"environment": {"kwargs": {"feedback": str(file), "feedback_scale": "0:1"}}}
+        said = {"feedback": str(file), "feedback_scale": "0:1"}
+        reused = facts.get(REUSED_PLACE)
+        if reused is not None:
+            said |= _use_again(Path(reused), folder)
+        return {"environment": {"kwargs": said}}
 
     def conclude(
         self, job: Job, outcome: Outcome, taken: Collection[str], *, folder: Path, models: Path
@@ -66,7 +77,7 @@ class FeedbackTraining:
         summary = outcome.summary or {}
         label = _label(job.facts["feedbackCount"], taken)
         place = models / job.project / job.agent / label
-        _export(folder / "run", place)
+        _export(folder, place)
         evaluation = summary.get("evaluation") or {}
         made = TrainedVersion(
             version=label,
@@ -106,8 +117,30 @@ def _label(count: int, taken: Collection[str]) -> str:
     return next(label for label in labels if label not in taken)
 
 
-def _export(run: Path, place: Path) -> None:
-    """Copy what the run left; the folder appears whole. One of a gateway that was killed is made anew."""
+def _use_again(reward_model: Path, folder: Path) -> dict[str, str]:
+    """Copy a version's reward model, and the base model beside it, into a job's folder; raises OSError.
+
+    Returns the settings that name them. What a gateway that was killed has left is made anew.
+    """
+    own, base = folder.absolute() / REWARD_MODEL, folder.absolute() / BASE_MODEL
+    its_base = reward_model.absolute().parent / BASE_MODEL
+    for left in (own, base):
+        shutil.rmtree(left, ignore_errors=True)
+    shutil.copytree(reward_model, own)
+    said = {"reward": str(own)}
+    if its_base.is_dir():
+        shutil.copytree(its_base, base)
+        _name_base(own, str(its_base), base)
+        said["model"] = str(base)
+    return said
+
+
+def _export(folder: Path, place: Path) -> None:
+    """Copy what a job left; the folder appears whole. One of a gateway that was killed is made anew.
+
+    What the run did not make, because it used another version's again, lies in the job's folder.
+    """
+    run = folder / "run"
     manifest = json.loads((run / MANIFEST).read_text())
     if manifest["policy"] is None:
         raise ValueError("the run has no final policy")
@@ -116,17 +149,22 @@ def _export(run: Path, place: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir(parents=True)
     shutil.copytree(run / manifest["policy"], temporary / "policy")
-    shutil.copytree(
-        run / REWARD_MODEL, temporary / REWARD_MODEL, ignore=shutil.ignore_patterns("checkpoints")
-    )
+    reward, base = (_made_or_reused(folder, name) for name in (REWARD_MODEL, BASE_MODEL))
+    shutil.copytree(reward, temporary / REWARD_MODEL, ignore=shutil.ignore_patterns("checkpoints"))
     shutil.copy2(run / RESULTS, temporary / RESULTS)
-    if (run / BASE_MODEL).is_dir():
-        shutil.copytree(run / BASE_MODEL, temporary / BASE_MODEL)
-        _name_base(temporary, manifest["made_from"]["model"], (place / BASE_MODEL).absolute())
+    if base.is_dir():
+        shutil.copytree(base, temporary / BASE_MODEL)
+        for model in ("policy", REWARD_MODEL, BASE_MODEL):
+            _name_base(temporary / model, manifest["made_from"]["model"], (place / BASE_MODEL).absolute())
     temporary.rename(place)
 
 
-def _name_base(folder: Path, old: str, new: Path) -> None:
-    """Have the models in a folder name their base where it lies from now on, and not in the run's folder."""
-    for file in folder.glob("*/*.json"):
+def _made_or_reused(folder: Path, name: str) -> Path:
+    made = folder / "run" / name
+    return made if made.is_dir() else folder / name
+
+
+def _name_base(model: Path, old: str, new: Path) -> None:
+    """Have a model name its base where it lies from now on, and not in another folder."""
+    for file in model.glob("*.json"):
         file.write_text(file.read_text().replace(json.dumps(old), json.dumps(str(new))))

@@ -10,6 +10,7 @@ A training is a job: who does not want to wait says `Prefer: wait=N`, and gets i
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Request, Response
@@ -35,9 +36,10 @@ from gateway.surface import (
     example,
     member_of,
     queue,
+    version_of,
     versions_of,
 )
-from workloads.rlhf.feedback_training import KIND, FeedbackTraining
+from workloads.rlhf.feedback_training import KIND, REUSED, REUSED_PLACE, FeedbackTraining
 from workloads.rlhf.policy_answers import Policy, TrainedPolicy, TrainingEstimate, TrainingGoesOn
 
 router = APIRouter(route_class=GuardedRoute, tags=["policies"])
@@ -53,7 +55,8 @@ class TrainingRequest(Body):
     """What is asked of a training.
 
     maxSteps: updates of the policy at most. learningRate: of the policy. preset: name of a template of the
-    gateway. Numbers that are left out are those of the template.
+    gateway. Numbers that are left out are those of the template. rewardModel: label of a version of the same
+    agent, whose reward model is used again; left out, one is trained from the feedback.
     """
 
     model_config = example(maxSteps=1000, learningRate=1e-5)
@@ -62,6 +65,7 @@ class TrainingRequest(Body):
     maxSteps: int | None = None  # noqa: N815
     learningRate: float | None = None  # noqa: N815
     preset: Line = KIND
+    rewardModel: Line | None = None  # noqa: N815
 
     def numbers(self) -> dict[str, float]:
         """Return the numbers that were said."""
@@ -93,8 +97,9 @@ async def train_policy(
 
     With an `Idempotency-Key` the same request again is about the same training.
     """
+    asked = await run_in_threadpool(_reused, request, member, agent_id, body.rewardModel)
     if body.dryRun:
-        return await run_in_threadpool(_dry_run, request, member, agent_id, body)
+        return await run_in_threadpool(_dry_run, request, member, agent_id, body, asked)
     with _named_preset():
         job = await queue(
             request,
@@ -104,6 +109,7 @@ async def train_policy(
             numbers=body.numbers(),
             kind=KIND,
             request_key=idempotency_key,
+            asked=asked,
         )
     return _answer(await ended(request, job, _wait_s(prefer)))
 
@@ -135,10 +141,30 @@ def service() -> Service:
     return Service(router=router, access=access, kinds={KIND: FeedbackTraining()})
 
 
-def _dry_run(request: Request, member: Membership, agent: str, body: TrainingRequest) -> dict[str, Any]:
+def _reused(request: Request, member: Membership, agent: str, label: str | None) -> dict[str, str | None]:
+    """Return the facts by which a training uses the reward model of a version; raises ApiError."""
+    if label is None:
+        return {REUSED: None, REUSED_PLACE: None}
+    found = version_of(request, member, agent, label)
+    if found is None:
+        raise ApiError(422, "this agent has no version of that label", field="rewardModel")
+    if not Path(found.reward_model_path).is_dir():
+        raise ApiError(409, "the files of that version are not here any more", field="rewardModel")
+    return {REUSED: label, REUSED_PLACE: found.reward_model_path}
+
+
+def _dry_run(
+    request: Request, member: Membership, agent: str, body: TrainingRequest, asked: dict[str, str | None]
+) -> dict[str, Any]:
     with _named_preset():
         found = estimate(
-            request, member, agent=agent, template=body.preset, kind=KIND, numbers=body.numbers()
+            request,
+            member,
+            agent=agent,
+            template=body.preset,
+            kind=KIND,
+            numbers=body.numbers(),
+            asked=asked,
         )
     return {
         "dry_run": True,

@@ -173,6 +173,32 @@ def test_who_does_not_wait_gets_the_address_of_the_job(gateway: SmallGateway, ed
     assert (ended.status_code, ended.json()["error"]) == (409, "cancelled")
 
 
+def test_a_reward_model_is_used_again_by_the_label_of_its_version(
+    gateway: SmallGateway, editor: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same agent and project; never by a path, and not where its files have gone."""
+    monkeypatch.chdir(tmp_path)
+    give(gateway, editor, 10)
+    trained(gateway, "my_agent", "v15", 0.5)
+    trained(gateway, "another", "v11", 0.5)
+    for unknown in ("v11", "v16", "models/alpha/my_agent/v15/reward_model", "../v15"):
+        for asked in ({}, {"dryRun": True}):
+            reply = post(gateway, TRAIN, editor, {"rewardModel": unknown} | asked)
+            assert (reply.status_code, reply.json()["field"]) == (422, "rewardModel"), reply.text
+    gone = post(gateway, TRAIN, editor, {"rewardModel": "v15"})
+    assert (gone.status_code, gone.json()["field"]) == (409, "rewardModel")
+    (tmp_path / "models/alpha/my_agent/v15/reward_model").mkdir(parents=True)
+    asked = {"Prefer": "wait=0", "Idempotency-Key": "k"}
+    first = post(gateway, TRAIN, editor, {"rewardModel": "v15"}, **asked)
+    assert first.status_code == 202, first.text
+    assert post(gateway, TRAIN, editor, {"rewardModel": "v15"}, **asked).json() == first.json()
+    assert post(gateway, TRAIN, editor, {}, **asked).status_code == 409
+    job = gateway.accounts.look(lambda session: job_queue.get(session, "alpha", first.json()["policyId"]))
+    assert (job.facts["rewardModel"], job.facts["feedbackCount"]) == ("v15", 10)
+    stranger = post(gateway, TRAIN, gateway.token("beta"), {"rewardModel": "v15"})
+    assert (stranger.status_code, stranger.json()["field"]) == (422, "rewardModel")
+
+
 def test_a_training_that_failed_is_500_with_its_cause(gateway: SmallGateway, editor: dict[str, str]) -> None:
     """The one 500 that the description declares."""
     give(gateway, editor, 10)

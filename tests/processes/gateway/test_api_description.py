@@ -34,8 +34,15 @@ ENDS_THE_CALLER: Final = "/(sign-out|password|log|events)$"
 CONFIGURATION: Final = """
 [parameters]
 "path.project" = "alpha"
+
+[phases.stateful.inference]
+algorithms = []
 """
-"""Names that are made up are those of no project: all such calls would be answered by 404."""
+"""Names that are made up are those of no project: all such calls would be answered by 404.
+
+Of links those that the document has are followed. Those that are guessed from names of fields take one kind
+of id for another, and are followed in place of the others.
+"""
 STORES: Final = {
     *(f"agents/{{agent_id}}/{name}" for name in ("pairs", "late-rewards", "links", "conversations")),
     "tokens",

@@ -133,7 +133,7 @@ def test_train_policy_actual_training(service: Service) -> None:
 
 @pytest.mark.slow
 def test_complete_rlhf_workflow(service: Service) -> None:
-    """Feedback, training, list; more feedback, training again: two versions, newest first."""
+    """Feedback, training, list; more feedback, training again; and once by the first reward model."""
     client = httpx2.Client(base_url=service.gateway.url, auth=("agent", service.token), timeout=900)
     for number in range(5):
         body = {"prompt": f"another question {number}", "response": "yes of course", "score": 0.9}
@@ -144,6 +144,15 @@ def test_complete_rlhf_workflow(service: Service) -> None:
         assert (service.folder / reply.json()["modelPath"]).is_dir()
     listed = client.get("/api/policies/my_agent").json()
     assert [one["version"] for one in listed] == ["v20.2", "v20", "v15"]
+    again = client.post("/api/policies/train_policy/my_agent", json={"maxSteps": QUICK, "rewardModel": "v15"})
+    assert (again.status_code, again.json()["version"]) == (200, "v20.3"), again.text
+    kept = [
+        (
+            service.folder / "models/alpha/my_agent" / label / "reward_model/adapter_model.safetensors"
+        ).read_bytes()
+        for label in ("v15", "v20.3", "v20.2")
+    ]
+    assert kept[0] == kept[1] != kept[2]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from gateway.jobs.job_records import Job, Outcome
 from gateway.store.tables import JobState
+from penstock.registry.registry import Registry
 from workloads.language.reward.reward_source import Sample
 from workloads.rlhf.api import RewardModel, RewardModelConfig, train_reward_model
 from workloads.rlhf.feedback_training import FeedbackTraining
@@ -31,12 +32,17 @@ def run(base: Path, tmp_path: Path) -> Path:
     (tmp_path / "feedback.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = RewardModelConfig(model=str(own), scale="percent", settings={"epochs": 1, "rank": 2})
     train_reward_model(str(tmp_path / "feedback.jsonl"), config, run / "reward_model")
-    bare = AutoModelForCausalLM.from_pretrained(own)
+    train_policy(run, own)
+    return run
+
+
+def train_policy(run: Path, base: Path) -> None:
+    """What a run leaves of a policy on a base model."""
+    bare = AutoModelForCausalLM.from_pretrained(base)
     get_peft_model(bare, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(run / "policies" / "v9")
-    manifest = {"policy": "policies/v9", "made_from": {"model": str(own)}}
+    manifest = {"policy": "policies/v9", "made_from": {"model": str(base)}}
     (run / "manifest.json").write_text(json.dumps(manifest))
     (run / "training_results.json").write_text("{}")
-    return run
 
 
 def finished() -> Job:
@@ -71,3 +77,36 @@ def test_what_is_exported_opens_when_the_run_is_gone(run: Path, tmp_path: Path) 
     assert made.version is not None
     assert AutoModelForCausalLM.from_pretrained(made.version.model_path).num_parameters() > 0
     assert RewardModel.load(Path(made.version.reward_model_path)).score(samples).values == scored
+
+
+def test_a_reward_model_that_is_used_again_goes_along(run: Path, tmp_path: Path) -> None:
+    """With its base model; neither the older version nor the folder of a job is needed afterwards."""
+    kind, outcome = FeedbackTraining(), Outcome(state=JobState.FINISHED, summary={"updates": 1})
+    models, again = tmp_path / "models", tmp_path / "again"
+    first = kind.conclude(finished(), outcome, (), folder=tmp_path, models=models).version
+    assert first is not None
+    samples = [Sample(prompt="the film", response="good")]
+    scored = RewardModel.load(Path(first.reward_model_path)).score(samples).values
+    again.mkdir()
+    registry = Registry.open(f"sqlite:///{tmp_path}/registry.sqlite", migrate=True)
+    facts = {"through": 0, "rewardModel": first.version, "rewardModelPath": first.reward_model_path}
+    for _ in range(2):  # a gateway that was killed prepares a job again
+        said = kind.prepare(registry, "alpha/my_agent", facts, again)["environment"]["kwargs"]
+    assert (said["reward"], said["model"]) == (str(again / "reward_model"), str(again / "base_model"))
+    shutil.rmtree(Path(first.model_path).parent)
+    assert RewardModel.load(Path(said["reward"])).score(samples).values == scored
+    train_policy(again / "run", Path(said["model"]))
+    second = kind.conclude(finished(), outcome, (first.version,), folder=again, models=models).version
+    shutil.rmtree(again)
+    assert second is not None
+    assert second.version == "v20.2"
+    assert RewardModel.load(Path(second.reward_model_path)).score(samples).values == scored
+    assert AutoModelForCausalLM.from_pretrained(second.model_path).num_parameters() > 0
+
+
+def test_a_training_that_asks_for_none_makes_its_reward_model(tmp_path: Path) -> None:
+    """Nothing names one."""
+    registry = Registry.open(f"sqlite:///{tmp_path}/registry.sqlite", migrate=True)
+    facts = {"through": 0, "rewardModel": None, "rewardModelPath": None}
+    said = FeedbackTraining().prepare(registry, "alpha/my_agent", facts, tmp_path)["environment"]["kwargs"]
+    assert said.keys() == {"feedback", "feedback_scale"}
