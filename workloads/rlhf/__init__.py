@@ -12,6 +12,7 @@
     text_server           what answers clients of a run
     final_answers         responses of the final policy of a run
     policy_service        routes of a gateway by which programs have an agent trained
+    policy_answers        what they answer, as the document has it
     feedback_training     the jobs behind them
     api                   names for programs in Python
     sentiment             a task whose true reward and best policy are known

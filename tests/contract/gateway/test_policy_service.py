@@ -182,8 +182,8 @@ def test_a_reward_model_is_used_again_by_the_label_of_its_version(
     trained(gateway, "my_agent", "v15", 0.5)
     trained(gateway, "another", "v11", 0.5)
     for unknown in ("v11", "v16", "models/alpha/my_agent/v15/reward_model", "../v15"):
-        for asked in ({}, {"dryRun": True}):
-            reply = post(gateway, TRAIN, editor, {"rewardModel": unknown} | asked)
+        for dry in (False, True):
+            reply = post(gateway, TRAIN, editor, {"rewardModel": unknown, "dryRun": dry})
             assert (reply.status_code, reply.json()["field"]) == (422, "rewardModel"), reply.text
     gone = post(gateway, TRAIN, editor, {"rewardModel": "v15"})
     assert (gone.status_code, gone.json()["field"]) == (409, "rewardModel")

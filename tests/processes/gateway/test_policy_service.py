@@ -146,12 +146,8 @@ def test_complete_rlhf_workflow(service: Service) -> None:
     assert [one["version"] for one in listed] == ["v20.2", "v20", "v15"]
     again = client.post("/api/policies/train_policy/my_agent", json={"maxSteps": QUICK, "rewardModel": "v15"})
     assert (again.status_code, again.json()["version"]) == (200, "v20.3"), again.text
-    kept = [
-        (
-            service.folder / "models/alpha/my_agent" / label / "reward_model/adapter_model.safetensors"
-        ).read_bytes()
-        for label in ("v15", "v20.3", "v20.2")
-    ]
+    models, file = service.folder / "models" / "alpha" / "my_agent", "reward_model/adapter_model.safetensors"
+    kept = [(models / label / file).read_bytes() for label in ("v15", "v20.3", "v20.2")]
     assert kept[0] == kept[1] != kept[2]
 
 
