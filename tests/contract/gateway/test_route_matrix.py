@@ -1,14 +1,30 @@
-"""Every route of the gateway, called by everybody, in every project: the one table holds."""
+"""Every route of the gateway and its services, called by everybody, in every project: the one table holds."""
 
+import re
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
-from gateway.frame.route_access import ACCESS, PROJECT_HEADER, Access
+from gateway.frame.route_access import ACCESS, PROJECT_HEADER, Access, Table
 from gateway.store.tables import Role
+from launch.gateway.local_runner import LocalRunner
+from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway
+from workloads.goals.http.goals_service import service as goals
+from workloads.goals.injector.injection_journal import INJECTIONS
+from workloads.rlhf.policy_service import service as policies
 
+BODIES: Final[dict[str, Any]] = {
+    "{user}": {"role": "viewer"},
+    "promote": {"version": 1, "reason": "r"},
+    "rollback": {"reason": "r"},
+    "traffic": {"reason": "r"},
+    "auto": {"on": True},
+    "vetoes": {"goalId": "g"},
+}
+"""What routes that change something want to be told, by the last word of their path."""
 PROJECTS = {"own": "alpha", "other": "beta", "absent": "gamma"}
 
 
@@ -23,19 +39,27 @@ class Caller:
 
 
 @pytest.fixture
-def callers(small_gateway: SmallGateway) -> list[Caller]:
+def gateway(database_url: str, tmp_path: Path) -> SmallGateway:
+    """One with all services that workloads add, and a template of jobs."""
+    registry = f"sqlite:///{tmp_path}/registry.sqlite" if "sqlite" in database_url else database_url
+    runner = LocalRunner(tmp_path / "jobs", write_templates(tmp_path / "templates"))
+    return SmallGateway.at(database_url, registry, tmp_path, runner=runner, services=[policies(), goals()])
+
+
+@pytest.fixture
+def callers(gateway: SmallGateway) -> list[Caller]:
     """Members of each role, programs, one who belongs elsewhere; `beta` has an owner of its own."""
     for role in reversed(Role):  # the owner adds the project
-        small_gateway.person(role.value, "alpha", role)
-    small_gateway.person("stranger", "beta", Role.OWNER)
-    people = [Caller(role.value, small_gateway.bearer(role.value), role) for role in Role]
+        gateway.person(role.value, "alpha", role)
+    gateway.person("stranger", "beta", Role.OWNER)
+    people = [Caller(role.value, gateway.bearer(role.value), role) for role in Role]
     programs = [
-        Caller(f"{role} token", small_gateway.token("alpha", role), role, is_person=False)
+        Caller(f"{role} token", gateway.token("alpha", role), role, is_person=False)
         for role in (Role.VIEWER, Role.EDITOR)
     ]
     outsiders = [
-        Caller("stranger", small_gateway.bearer("stranger"), None),
-        Caller("token of beta", small_gateway.token("beta"), None, is_person=False),
+        Caller("stranger", gateway.bearer("stranger"), None),
+        Caller("token of beta", gateway.token("beta"), None, is_person=False),
     ]
     return [*people, *programs, *outsiders]
 
@@ -57,15 +81,22 @@ class _Filled(dict[str, str]):
         return "nothing"
 
 
-def test_every_route_admits_whom_the_table_says(small_gateway: SmallGateway, callers: list[Caller]) -> None:
+def test_every_route_admits_whom_the_table_says(gateway: SmallGateway, callers: list[Caller]) -> None:
     """A project is unknown to people who have no part in it: 404, the same as for one that is absent."""
-    for (method, path), access in ACCESS.items():
+    for (method, path), access in table_of(gateway).items():
         place = f"{method} {path}"
         if access is not Access.ANYBODY:
-            assert called(small_gateway, method, path, {}, "alpha").status_code == 401, place
+            assert called(gateway, method, path, {}, "alpha").status_code == 401, place
         if access not in {Access.ANYBODY, Access.KNOWN}:
             for caller in callers:
-                check(small_gateway, method, path, caller, Role(access))
+                check(gateway, method, path, caller, Role(access))
+
+
+def table_of(gateway: SmallGateway) -> Table:
+    """Who may call what, services included."""
+    found: Table = gateway.client.app.state.access  # type: ignore[attr-defined]
+    assert found.keys() == ACCESS.keys() | policies().access.keys() | goals().access.keys()
+    return found
 
 
 def check(gateway: SmallGateway, method: str, path: str, caller: Caller, least: Role) -> None:
@@ -84,6 +115,56 @@ def check(gateway: SmallGateway, method: str, path: str, caller: Caller, least: 
         assert (own.status_code, own.json()["error"]) == (403, "forbidden"), what
     assert other.status_code == absent.status_code == 404, what
     assert other.json() == absent.json(), what
+
+
+def test_what_is_another_project_s_is_not_found_under_one_s_own(
+    gateway: SmallGateway, callers: list[Caller], tmp_path: Path
+) -> None:
+    """A job, a token, a link, a member and an injector that exist: 404 to each, and none of them changes."""
+    theirs = things_of_beta(gateway, tmp_path)
+    before = seen_by_beta(gateway)
+    about = [place for place in table_of(gateway) if set(re.findall(r"{(\w+)}", place[1])) & theirs.keys()]
+    assert len(about) == 17
+    for caller in callers:
+        for method, path in about:
+            if caller.role is None or not caller.role.includes(Role(table_of(gateway)[method, path])):
+                continue
+            place = path.format(project="alpha", action="pause", version=1, **theirs)
+            body = {} if method in {"GET", "DELETE"} else {"json": BODIES.get(path.rpartition("/")[2], {})}
+            reply = gateway.client.request(method, place, headers=caller.headers, **body)
+            assert (reply.status_code, reply.json()["error"]) == (404, "not_found"), (
+                method,
+                path,
+                reply.text,
+            )
+    events = f"/api/projects/alpha/events?job={theirs['job']}"
+    assert gateway.get(events, gateway.bearer("owner")).status_code == 404
+    assert seen_by_beta(gateway) == before
+
+
+def things_of_beta(gateway: SmallGateway, folder: Path) -> dict[str, str]:
+    """Something of each kind in `beta`, by what paths call it."""
+    owner = gateway.bearer("stranger")
+    ids = {"user": gateway.people["stranger"], "injector": "host"}
+    for name, path, body in (
+        ("job", "jobs", {"agent": "a", "template": "quick"}),
+        ("token", "tokens", {"name": "nightly"}),
+        ("link", "agents/a/links", {"items": [{"prompt": "p", "response": "r"}]}),
+    ):
+        reply = gateway.client.post(f"/api/projects/beta/{path}", json=body, headers=owner)
+        assert reply.status_code == 201, reply.text
+        ids[name] = reply.json()["id"]
+    place = folder / "injectors" / "beta" / "host"
+    place.mkdir(parents=True)
+    (place / INJECTIONS).touch()
+    return ids
+
+
+def seen_by_beta(gateway: SmallGateway) -> list[Any]:
+    """What its owner sees of them."""
+    owner = gateway.bearer("stranger")
+    paths = ("members", "jobs", "tokens", "agents/a/links", "injectors")
+    return [gateway.get(f"/api/projects/beta/{path}", owner).json() for path in paths]
 
 
 def test_a_route_without_an_access_rule_is_not_served(small_gateway: SmallGateway) -> None:
