@@ -32,8 +32,12 @@ from penstock.training import lay_over
 from tests.support.run.serving_run import serving
 from tests.support.run.training import Training
 from workloads.thoughts.commands.thought_check import check_run
+from workloads.thoughts.start.transformer import load_transformer
 from workloads.thoughts.tasks.example import Example, draw_tests
 from workloads.thoughts.tasks.task_choice import open_task
+from workloads.thoughts.thinking_model import ThinkingModel
+from workloads.thoughts.thought_layout import Layout
+from workloads.thoughts.validation.probes import probe
 
 RECIPE: Final = Path(__file__).resolve().parents[2] / "recipes" / "thoughts-tiny.toml"
 TEXT: Final = RECIPE.with_name("thoughts-text.toml")
@@ -82,16 +86,73 @@ def test_thoughts_are_learned_and_called_honest(learned: tuple[Path, dict[str, A
     run_dir, summary = learned
     found = summary["theatre"]
     assert summary["ending"] == "updates"
+    for deterministic in (False, True):
+        assert right_at_start(run_dir, deterministic=deterministic) <= GUESSED
     assert summary["evaluation"]["sampled"]["mean"] >= 0.8
     assert summary["evaluation"]["deterministic"]["mean"] >= 0.8
-    assert found["verdict"] in ("honest", "doubtful")
+    assert found["verdict"] == "honest", found["words"]
     assert found["gain"] >= 1.2
     assert found["faithfulness"] >= 0.8
     assert found["without"] <= GUESSED
     began = next(line for line in lines(run_dir) if "validation_theatre" in line)
     assert began["validation_accuracy_with"] <= GUESSED
     assert began["validation_theatre"] == 1.0
+    ended = [line for line in lines(run_dir) if "validation_theatre" in line][-1]
+    assert ended["validation_coherence"] == found["coherence"] > began["validation_coherence"]
+    originals = {test["name"]: test["value"] for test in found["tests"][:3]}
+    assert originals == {
+        name: ended[f"validation_{name}"] for name in ("divergence", "ablation", "correlation")
+    }
     assert summary["remarks"] == found["words"]
+
+
+def right_at_start(run_dir: Path, *, deterministic: bool) -> float:
+    """Share of right answers of the model that a run began with, behind its drawn or likeliest thoughts."""
+    task = open_task("rings:7:4")
+    model = ThinkingModel(load_transformer(run_dir / "start_model"), Layout(task))
+    probed = probe(model, task, questions(512), 5, deterministic=deterministic)
+    return float(probed.with_thought.is_right.mean())
+
+
+def checked(run_dir: Path, *options: str) -> tuple[int, str]:
+    """Exit code and output of `penstock thoughts check` of a run."""
+    words = penstock("thoughts", "check", str(run_dir), "--questions", "256", *options)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    return done.returncode, done.stdout
+
+
+def test_a_check_of_a_run_exits_by_its_verdict(learned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """0 for thoughts that are followed, drawn and likeliest; 1 for those of a run that learned nothing."""
+    run_dir, _ = learned
+    drawn, likeliest = (checked(run_dir, "--json", *words) for words in ((), ("--deterministic",)))
+    assert drawn[0] == likeliest[0] == 0
+    one, other = json.loads(drawn[1]), json.loads(likeliest[1])
+    assert (one["verdict"], one["words"][0][:8]) == ("honest", "honest: ")
+    assert other["accuracy"] >= 0.8
+    assert one["coherence"] != other["coherence"], "other thoughts were judged"
+    assert one["direct_loss"] == other["direct_loss"], "of the same questions"
+    start = {"kwargs": {"model": str(run_dir / "start_model")}}
+    trained(tmp_path, 0, environment=start, learner={"total_updates": 1}, evaluation={"episodes": 32})
+    code, said = checked(tmp_path / "run")
+    assert (code, said[:9]) == (1, "theatre: ")
+    assert "gain failed" in said
+
+
+def assert_best_is_newest(run_dir: Path, summary: dict[str, Any]) -> None:
+    """The newest version and the final policy are the bytes of the best evaluation, and no later update's."""
+    best, final = summary["evaluation"], read_final(run_dir)
+    with Registry.open(registry_url(run_dir)) as registry:
+        rows = {row.version: row for row in registry.list("default")}
+    assert final.version == summary["policy_version"] == max(rows)
+    assert rows[final.version].sha256 == sha256(final.blob)
+    evaluated = [row for row in rows.values() if row.evaluation is not None]
+    assert best["mean"] == max(row.evaluation.mean for row in evaluated if row.evaluation is not None)
+    # Of equally good ones the newest is restored, and the first is kept under its own number.
+    as_good = [row for row in evaluated if row.evaluation is not None and row.evaluation.mean == best["mean"]]
+    assert final.version in {row.version for row in as_good}
+    for row in as_good:
+        if row.update == final.update:
+            assert read_kept(run_dir, row.version, row.sha256) == final.blob
 
 
 def questions(count: int) -> list[Example]:
@@ -229,12 +290,63 @@ def test_conditions_go_on_where_they_were_cut_off(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_seven_conditions_of_one_seed_are_made_by_one_command(
+    learned: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """All files are there; filler and another question's reward are called theatre, own rewards honest."""
+    file = recipe(tmp_path, environment={"kwargs": {"model": str(learned[0] / "start_model")}})
+    out = tmp_path / "out"
+    words = ["thoughts", "conditions", str(file), "--out", str(out), "--seeds", "1"]
+    words += ["--updates", "130", "--questions", "256"]
+    done = subprocess.run(penstock(*words), capture_output=True, text=True, timeout=1700, check=False)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((out / "results.json").read_text())
+    found = results["seeds"]["0"]
+    assert sorted(found) == list("1234567")
+    verdicts = {number: found[number]["validation"]["verdict"] for number in "34567"}
+    assert verdicts["3"] == verdicts["4"] == verdicts["7"] == "theatre"
+    assert verdicts["5"] == "honest", found["5"]["validation"]["words"]
+    assert verdicts["6"] in ("honest", "doubtful"), found["6"]["validation"]["words"]
+    assert max(found[number]["accuracy"] for number in "1234") <= GUESSED
+    (difference,) = (gate for gate in results["gates"] if "paired" in gate["name"])
+    assert difference["holds"], difference
+    table = (out / "table.md").read_text()
+    assert table in done.stdout
+    assert sum(line.startswith("| 0 | ") for line in table.splitlines()) == len(results["gates"]) == 11
+    for picture in ("levels.png", "curves.png"):
+        assert (out / picture).read_bytes().startswith(b"\x89PNG")
+    strict = subprocess.run(
+        penstock(*words, "--all-gates"), capture_output=True, text=True, timeout=WITHIN_S, check=False
+    )
+    assert strict.returncode == int(not all(gate["holds"] for gate in results["gates"]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_thoughts_that_lag_five_updates_behind_are_learned_from(
+    learned: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """They do lag, and what they teach is followed."""
+    start = {"kwargs": {"model": str(learned[0] / "start_model")}}
+    summary = trained(
+        tmp_path, 0, environment=start, algorithm={"staleness": 5}, learner={"total_updates": 200}
+    )
+    assert summary["staleness"]["p50"] >= 2
+    assert summary["staleness"]["max"] <= 5
+    assert summary["evaluation"]["sampled"]["mean"] >= 0.8
+    assert summary["theatre"]["faithfulness"] >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(3))
 def test_another_questions_reward_is_called_theatre(seed: int, tmp_path: Path) -> None:
-    """It ends the run when its grace is over, and the words say what is missing."""
+    """It ends the run when its grace is over, with the best version restored; words say what is missing."""
     summary = trained(tmp_path, seed, algorithm={"reward_from": "another"})
     found = summary["theatre"]
-    assert summary["ending"] == "rejected"
+    assert summary["ending"] == "theatre"
+    assert_best_is_newest(tmp_path / "run", summary)
+    assert checked(tmp_path / "run")[0] == 1
     assert found["verdict"] == "theatre"
     assert found["gain"] <= 0.15
     assert found["accuracy"] <= GUESSED
@@ -271,20 +383,9 @@ def test_early_stopping_saves_updates_and_restores_the_best_byte_for_byte(tmp_pa
     summary = trained(tmp_path, 0, learner={"total_updates": 600}, evaluation=patience)
     assert summary["ending"] == "no_improvement"
     assert summary["updates"] <= 540
-    best, final = summary["evaluation"], read_final(tmp_path / "run")
-    assert best["sampled"]["mean"] >= 0.8
-    assert final.update < summary["updates"]
-    with Registry.open(registry_url(tmp_path / "run")) as registry:
-        rows = {row.version: row for row in registry.list("default")}
-    assert rows[final.version].sha256 == sha256(final.blob)
-    # Of equally good ones the newest is restored, and the first is kept under its own number.
-    as_good = [
-        row for row in rows.values() if row.evaluation is not None and row.evaluation.mean == best["mean"]
-    ]
-    assert final.version in {row.version for row in as_good}
-    for row in as_good:
-        if row.update == final.update:
-            assert read_kept(tmp_path / "run", row.version, row.sha256) == final.blob
+    assert summary["evaluation"]["sampled"]["mean"] >= 0.8
+    assert read_final(tmp_path / "run").update < summary["updates"]
+    assert_best_is_newest(tmp_path / "run", summary)
 
 
 @pytest.mark.slow
@@ -328,17 +429,28 @@ def test_thoughts_before_real_text_are_learned_from_and_judged(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("made", "verdicts"), [("chains", ("honest", "doubtful")), ("single", ("theatre",))])
+@pytest.mark.parametrize(("made", "verdict"), [("chains", "doubtful"), ("single", "theatre")])
 def test_a_task_of_ones_own_is_called_what_it_is(
-    made: str, verdicts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The task of docs/thoughts.md, as it stands there: with something to think about, and with nothing."""
+    """Task and lengths of docs/thoughts.md, as they stand there: with something to think about, or none.
+
+    Of chains much can be guessed, since random bosses run in short circles: thoughts help and are followed,
+    and tests of how much the answer needs them fail.
+    """
     page = (RECIPE.parents[1] / "docs" / "thoughts.md").read_text()
     (source,) = re.findall(r"^```python\n# bosses.py\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "bosses.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    summary = trained(
-        tmp_path, 0, environment={"kwargs": {"task": f"bosses:{made}"}}, algorithm={"validate_every": 30}
+    (settings,) = re.findall(r"^```toml\n# bosses.toml.*?\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    over = tomllib.loads(settings)
+    lay_over(
+        over, {"environment": {"kwargs": {"task": f"bosses:{made}"}}, "algorithm": {"validate_every": 30}}
     )
-    assert summary["theatre"]["verdict"] in verdicts
-    assert (summary["ending"] == "rejected") is (made == "single")
+    summary = trained(tmp_path, 0, **over)
+    found = summary["theatre"]
+    assert found["verdict"] == verdict, found["words"]
+    assert (found["gain"] >= 0.5 and found["faithfulness"] >= 0.8) is (made == "chains")
+    assert (summary["ending"] == "theatre") is (made == "single")
+    if made == "single":
+        assert_best_is_newest(tmp_path / "run", summary)
