@@ -3,7 +3,7 @@
 import itertools
 import re
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workloads.language.guard.guard import Guard
@@ -29,6 +29,7 @@ def answers(draw: st.DrawFn) -> tuple[str, list[str]]:
     return text, [text[start:end] for start, end in itertools.pairwise(edges)]
 
 
+@example(("never. say it", ["never. ", "say it"]))  # a rule that spans sentences which leave one by one
 @given(answers())
 def test_what_has_left_would_pass_at_every_moment(answer: tuple[str, list[str]]) -> None:
     """It is a beginning of the answer; the whole of it where nothing of it is blocked."""
