@@ -6,6 +6,7 @@ python -m tests.kubernetes.timeline SAMPLES.json PICTURE.png
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ while True:
     print(json.dumps(row), flush=True)
     time.sleep(1.0)
 """
+_LEAP: Final = 1_000_000
+"""Versions: so many are not published between two looks."""
 _WINDOW_S: Final = 5.0
 """Over which steps per second are taken."""
 
@@ -54,7 +57,7 @@ def watcher(installation: Installation) -> BarePod:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], marks: Mapping[str, float], picture: Path) -> None:
-    """Steps per second, acknowledged fragments and version over time.
+    """Steps per second, acknowledged fragments and published versions over time.
 
     rows: as the pod prints them. marks: by what happened, the time at which it did, as the rows have it.
     """
@@ -64,11 +67,11 @@ def draw(rows: Sequence[Mapping[str, Any]], marks: Mapping[str, float], picture:
     figure = Figure(figsize=(8.0, 6.0), layout="constrained")
     axes = figure.subplots(3, 1, sharex=True)
     axes[0].plot(*_rates(told, begun))
-    for axis, key in zip(axes[1:], ("acked", "version"), strict=True):
-        axis.plot(seconds, [row[key] for row in told])
+    axes[1].plot(seconds, [row["acked"] for row in told])
+    axes[2].plot(seconds, _published(told))
     silent = [row["time_s"] - begun for row in rows if row.get("env_steps") is None]
     for axis, title in zip(
-        axes, ("environment steps per second", "fragments acknowledged", "version of the policy"), strict=True
+        axes, ("environment steps per second", "fragments acknowledged", "versions published"), strict=True
     ):
         axis.set_title(title, loc="left", fontsize="medium")
         for moment in marks.values():
@@ -80,6 +83,15 @@ def draw(rows: Sequence[Mapping[str, Any]], marks: Mapping[str, float], picture:
         axes[0].annotate(name, at, rotation=90, va="top", ha="right", fontsize="x-small")
     axes[-1].set_xlabel("seconds (red: no broker answered within 2 s)")
     figure.savefig(picture, dpi=110)
+
+
+def _published(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """How many versions came since the first row; a leap of the numbers, where Redis is back, counts once."""
+    counts = [0]
+    for before, row in pairwise(rows):
+        more = row["version"] - before["version"]
+        counts.append(counts[-1] + (more if more < _LEAP else 1))
+    return counts
 
 
 def _rates(rows: Sequence[Mapping[str, Any]], begun: float) -> tuple[list[float], list[float]]:
