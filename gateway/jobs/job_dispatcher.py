@@ -91,6 +91,9 @@ class JobDispatcher:
             pass
         for job in self._accounts.look(lambda session: job_queue.at_place(session, place)):
             self._look_at(job)
+        running = self._accounts.look(lambda session: job_queue.at_place(session, place))
+        heard = [self.runner.heard(job.id) for job in running]
+        people_metrics.JOB_HEARD.set(min(heard, default=0.0))
         for state, count in self._accounts.look(job_queue.open_counts).items():
             people_metrics.JOBS.labels(state).set(count)
 

@@ -79,6 +79,11 @@ class JobFolders:
         except FileNotFoundError:
             return b""
 
+    def heard(self, job: str) -> float:
+        """Return when a job's run has last written to its log or its metrics, in Unix seconds; 0.0: never."""
+        files = self.jobs / job / LOG_FILE, self.run_folder(job) / METRICS_FILE
+        return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+
     def read_curve(self, job: str) -> Mapping[str, list[Any]]:
         """Return steps and mean return of a job's run as columns, oldest first."""
         points = Curve(self.run_folder(job) / METRICS_FILE, CURVE_POINTS).poll()

@@ -1,6 +1,9 @@
 """Alerts on a gateway fire for real, their causes come and go; and its dashboard shows what people do."""
 
+import json
+import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -57,9 +60,15 @@ class People:
         """Give a rating."""
         self.call("POST", "/api/policies/feedback/a", json={"prompt": "p", "response": "r", "score": 0.5})
 
-    def submit(self, template: str) -> None:
+    def rate_many(self) -> None:
+        """Give a thousand ratings."""
+        line = json.dumps({"prompt": "p", "response": "r", "score": 0.5})
+        self.call("POST", "/api/projects/alpha/agents/a/feedback", content="\n".join([line] * 1000))
+
+    def submit(self, template: str, **numbers: float) -> None:
         """Have an agent trained."""
-        reply = self.call("POST", JOBS, json={"agent": template, "template": template})
+        body = {"agent": template, "template": template, "numbers": numbers}
+        reply = self.call("POST", JOBS, json=body)
         assert reply.status_code == 201, reply.text
 
     def try_password(self) -> None:
@@ -104,6 +113,27 @@ def test_a_training_that_fails(people: People, tmp_path: Path) -> None:
         people.submit("wrong")
         scene.fires("PenstockJobsFailing")
         scene.clears("PenstockJobsFailing")
+
+
+def test_a_training_that_is_stuck(people: People, tmp_path: Path) -> None:
+    """All of its processes are stopped, and go on."""
+    with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
+        people.submit("quick", maxSteps=100_000)
+        scene.until_seen("penstock_gateway_job_heard_timestamp_seconds > 0")
+        (begun,) = tmp_path.rglob("jobs/*/begun.json")
+        group = json.loads(begun.read_text())["group"]
+        os.killpg(group, signal.SIGSTOP)
+        scene.fires("PenstockJobStuck")
+        os.killpg(group, signal.SIGCONT)
+        scene.clears("PenstockJobStuck")
+
+
+def test_a_flood_of_ratings(people: People, tmp_path: Path) -> None:
+    """A program sends one file of them after another."""
+    with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
+        with going_on(people.rate_many):
+            scene.fires("PenstockRatingFlood")
+        scene.clears("PenstockRatingFlood")
 
 
 def test_passwords_that_are_tried(people: People, tmp_path: Path) -> None:
