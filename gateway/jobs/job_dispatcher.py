@@ -89,11 +89,10 @@ class JobDispatcher:
         place = self.runner.place
         while self._accounts.run(lambda session, now: job_queue.claim(session, now, place, self._at_once)):
             pass
-        for job in self._accounts.look(lambda session: job_queue.at_place(session, place)):
+        jobs = self._accounts.look(lambda session: job_queue.at_place(session, place))
+        for job in jobs:
             self._look_at(job)
-        running = self._accounts.look(lambda session: job_queue.at_place(session, place))
-        heard = [self.runner.heard(job.id) for job in running]
-        people_metrics.JOB_HEARD.set(min(heard, default=0.0))
+        people_metrics.JOB_HEARD.set(min((self.runner.heard(job.id) for job in jobs), default=0.0))
         for state, count in self._accounts.look(job_queue.open_counts).items():
             people_metrics.JOBS.labels(state).set(count)
 
