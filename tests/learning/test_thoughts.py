@@ -121,6 +121,7 @@ def checked(run_dir: Path, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_a_check_of_a_run_exits_by_its_verdict(learned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """0 for thoughts that are followed, drawn and likeliest; 1 for those of a run that learned nothing."""
     run_dir, _ = learned

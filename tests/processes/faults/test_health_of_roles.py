@@ -161,7 +161,8 @@ def test_an_actor_whose_environment_never_gets_going(
             (tmp_path / f"asleep.{where}").unlink()
         becomes(actor, 200)
         eventually(partial(_has_come, learner, before), "experience", PATIENCE_S)
-        actor.process.kill()
+        actor.process.terminate()  # in order, so that nothing of it is still on its way
+        actor.process.wait(PATIENCE_S)
 
 
 def test_an_actor_that_published_weights_do_not_reach(

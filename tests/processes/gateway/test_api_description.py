@@ -57,7 +57,12 @@ UNSENT: Final = "POST /api/projects/{project}/agents/{agent_id}/feedback"
 @pytest.mark.parametrize(
     ("examples", "least", "links", "phases"),
     [
-        (10, 300, 1, "examples,fuzzing,stateful"),
+        (
+            10,
+            300,
+            1,
+            "fuzzing,stateful",
+        ),  # an example begins a training, which goes on beside all other calls
         pytest.param(200, 10_000, 10, "examples,coverage,fuzzing,stateful", marks=pytest.mark.slow),
     ],
 )

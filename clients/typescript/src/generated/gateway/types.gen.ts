@@ -12,6 +12,95 @@ export type ClientOptions = {
 export type Action = 'pause' | 'resume' | 'stop' | 'checkpoint' | 'restore' | 'flush';
 
 /**
+ * ApiDocument
+ *
+ * An OpenAPI document.
+ */
+export type ApiDocument = {
+    /**
+     * Components
+     */
+    components: {
+        [key: string]: unknown;
+    };
+    /**
+     * Info
+     */
+    info: {
+        [key: string]: unknown;
+    };
+    /**
+     * Openapi
+     */
+    openapi: string;
+    /**
+     * Paths
+     */
+    paths: {
+        [key: string]: unknown;
+    };
+};
+
+/**
+ * AuditEntryShown
+ *
+ * What somebody did. by: `user/ID`, `token/ID` or `operator`. detail: facts, by what was done.
+ */
+export type AuditEntryShown = {
+    /**
+     * Action
+     */
+    action: string;
+    /**
+     * By
+     */
+    by: string;
+    /**
+     * Detail
+     */
+    detail: {
+        [key: string]: unknown;
+    };
+    /**
+     * Number
+     */
+    number: number;
+    /**
+     * Subject
+     */
+    subject: string;
+    /**
+     * Time
+     */
+    time: string;
+};
+
+/**
+ * AuditLog
+ *
+ * Who did what in a project, newest first.
+ */
+export type AuditLog = {
+    /**
+     * Entries
+     */
+    entries: Array<AuditEntryShown>;
+};
+
+/**
+ * Belonging
+ *
+ * What somebody is in a project.
+ */
+export type Belonging = {
+    /**
+     * Project
+     */
+    project: string;
+    role: Role;
+};
+
+/**
  * Body_token_api_auth_token_post
  */
 export type BodyTokenApiAuthTokenPost = {
@@ -23,6 +112,94 @@ export type BodyTokenApiAuthTokenPost = {
      * Username
      */
     username?: string;
+};
+
+/**
+ * Calibration
+ *
+ * A short training by which the others are estimated. pace, evaluation: null where it was too short.
+ */
+export type Calibration = {
+    /**
+     * Disk Bytes
+     */
+    disk_bytes: number;
+    /**
+     * Ending Seconds
+     */
+    ending_seconds: number;
+    /**
+     * Evaluation
+     */
+    evaluation: {
+        [key: string]: unknown;
+    } | null;
+    /**
+     * Pace
+     */
+    pace: {
+        [key: string]: unknown;
+    } | null;
+    /**
+     * Peak Memory Bytes
+     */
+    peak_memory_bytes: number;
+    /**
+     * Startup Seconds
+     */
+    startup_seconds: number;
+    /**
+     * Steps
+     */
+    steps: number;
+    /**
+     * Training Seconds
+     */
+    training_seconds: number;
+};
+
+/**
+ * CommandShown
+ *
+ * How far a checkpoint, restore or flush has come. Its numbers are text, as 64 bits need it.
+ */
+export type CommandShown = {
+    /**
+     * Action
+     */
+    action: string;
+    /**
+     * Checkpoint Id
+     */
+    checkpoint_id: string;
+    /**
+     * Detail
+     */
+    detail: string;
+    /**
+     * Number
+     */
+    number: string;
+    /**
+     * Refusal
+     */
+    refusal: string;
+    /**
+     * Request Id
+     */
+    request_id: string;
+    /**
+     * State
+     */
+    state: string;
+    /**
+     * Steps
+     */
+    steps: string;
+    /**
+     * Version
+     */
+    version: string;
 };
 
 /**
@@ -41,6 +218,117 @@ export type Conversations = {
     version: number;
 };
 
+/**
+ * Deletion
+ *
+ * What was deleted: ratings, and late rewards.
+ */
+export type Deletion = {
+    /**
+     * Deleted
+     */
+    deleted: number;
+    /**
+     * Laterewards
+     */
+    lateRewards: number;
+    /**
+     * Trainedfrom
+     */
+    trainedFrom: Array<TrainedFrom>;
+};
+
+/**
+ * DryRunShown
+ *
+ * What a training would take, in seconds and bytes.
+ *
+ * essentials: the settings that determine most of it. fits: whether this machine has room for it. refused,
+ * doubtful: why not. scores: of what it begins with, and of the last calibration.
+ */
+export type DryRunShown = {
+    available: Room;
+    /**
+     * Calibrations
+     */
+    calibrations: Array<Calibration>;
+    /**
+     * Configuration
+     */
+    configuration: string;
+    device_memory_bytes: Spread | null;
+    disk_bytes: Spread;
+    /**
+     * Disk Bytes By Name
+     */
+    disk_bytes_by_name: {
+        [key: string]: Spread;
+    };
+    /**
+     * Doubtful
+     */
+    doubtful: Array<string>;
+    /**
+     * Environment
+     */
+    environment: string;
+    /**
+     * Essentials
+     */
+    essentials: {
+        [key: string]: unknown;
+    };
+    /**
+     * Fits
+     */
+    fits: boolean;
+    /**
+     * Made
+     */
+    made: string;
+    memory_bytes: Spread;
+    /**
+     * Memory Bytes By Role
+     */
+    memory_bytes_by_role: {
+        [key: string]: number;
+    };
+    /**
+     * Refused
+     */
+    refused: Array<string>;
+    /**
+     * Scores
+     */
+    scores: {
+        [key: string]: ScoresShown;
+    };
+    seconds: Spread;
+    /**
+     * Seconds By Part
+     */
+    seconds_by_part: {
+        [key: string]: Spread;
+    };
+    seconds_per_step: Spread;
+    /**
+     * Seed
+     */
+    seed: number;
+    /**
+     * Target Return
+     */
+    target_return: number | null;
+    /**
+     * Total Steps
+     */
+    total_steps: number;
+    /**
+     * Workload
+     */
+    workload: string;
+};
+
 export type Error = {
     /**
      * What is wrong, and what to do.
@@ -54,6 +342,353 @@ export type Error = {
      * The field of the request, where it is one.
      */
     field: string | null;
+};
+
+/**
+ * EvaluationShown
+ *
+ * The return over so many evaluation episodes.
+ */
+export type EvaluationShown = {
+    /**
+     * Episodes
+     */
+    episodes: number;
+    /**
+     * Mean
+     */
+    mean: number;
+    /**
+     * Std
+     */
+    std: number;
+};
+
+/**
+ * FeedbackStored
+ *
+ * A rating or pair of an agent that is stored.
+ */
+export type FeedbackStored = {
+    /**
+     * Agentid
+     */
+    agentId: string;
+    /**
+     * Createdat
+     */
+    createdAt: string;
+    /**
+     * Id
+     */
+    id: string;
+};
+
+/**
+ * GoalShown
+ *
+ * A goal. learned: whether its reward was taken for training; null: it has none yet.
+ */
+export type GoalShown = {
+    /**
+     * Confidence
+     */
+    confidence: number;
+    /**
+     * Expected Reward
+     */
+    expected_reward: number | null;
+    /**
+     * Goal
+     */
+    goal: string;
+    /**
+     * Goal Id
+     */
+    goal_id: string;
+    /**
+     * Held
+     */
+    held: string | null;
+    /**
+     * Learned
+     */
+    learned: boolean | null;
+    /**
+     * Mayveto
+     */
+    mayVeto: boolean;
+    /**
+     * Outcome
+     */
+    outcome: string;
+    /**
+     * Priority
+     */
+    priority: number;
+    /**
+     * Reasoning
+     */
+    reasoning: string;
+    /**
+     * Timestamp
+     */
+    timestamp: number;
+    /**
+     * Vetoed
+     */
+    vetoed: boolean;
+};
+
+/**
+ * Health
+ *
+ * The gateway answers.
+ */
+export type Health = {
+    /**
+     * Status
+     */
+    status: 'ok';
+};
+
+/**
+ * InjectorList
+ *
+ * The injectors of a project.
+ */
+export type InjectorList = {
+    /**
+     * Injectors
+     */
+    injectors: Array<InjectorListed>;
+};
+
+/**
+ * InjectorListed
+ *
+ * An injector. stopped: why it carries nothing out any more. version: of the policy that it asks.
+ */
+export type InjectorListed = {
+    /**
+     * Auto
+     */
+    auto: boolean;
+    /**
+     * Name
+     */
+    name: string;
+    rules: RulesShown | null;
+    /**
+     * Seen
+     */
+    seen: number | null;
+    /**
+     * State
+     */
+    state: 'running' | 'silent' | 'stopped' | 'ended';
+    /**
+     * Stopped
+     */
+    stopped: string | null;
+    /**
+     * Trouble
+     */
+    trouble: string;
+    /**
+     * Version
+     */
+    version: number | null;
+};
+
+/**
+ * InjectorShown
+ *
+ * An injector with what it did. confidence: how many goals of the day, in ten equal parts of 0 to 1.
+ */
+export type InjectorShown = {
+    /**
+     * Auto
+     */
+    auto: boolean;
+    /**
+     * Confidence
+     */
+    confidence: Array<number>;
+    day: LastDay;
+    /**
+     * Goals
+     */
+    goals: Array<GoalShown>;
+    /**
+     * Name
+     */
+    name: string;
+    reliability: ReliabilityShown | null;
+    rules: RulesShown | null;
+    /**
+     * Seen
+     */
+    seen: number | null;
+    /**
+     * State
+     */
+    state: 'running' | 'silent' | 'stopped' | 'ended';
+    /**
+     * Stopped
+     */
+    stopped: string | null;
+    success: SuccessShown;
+    /**
+     * Trouble
+     */
+    trouble: string;
+    /**
+     * Version
+     */
+    version: number | null;
+};
+
+/**
+ * InvitationMade
+ *
+ * An invitation. invitation: its secret, which is shown this once.
+ */
+export type InvitationMade = {
+    /**
+     * Days
+     */
+    days: number;
+    /**
+     * Invitation
+     */
+    invitation: string;
+    role: Role;
+};
+
+/**
+ * ItemToChoose
+ *
+ * Two responses, of which the better one is to be chosen.
+ */
+export type ItemToChoose = {
+    /**
+     * Prompt
+     */
+    prompt: string;
+    /**
+     * Responses
+     */
+    responses: Array<string>;
+};
+
+/**
+ * ItemToScore
+ *
+ * A response to be scored.
+ */
+export type ItemToScore = {
+    /**
+     * Prompt
+     */
+    prompt: string;
+    /**
+     * Response
+     */
+    response: string;
+};
+
+/**
+ * JobCurve
+ *
+ * The curve of a run: columns of one length, oldest first.
+ */
+export type JobCurve = {
+    /**
+     * Envsteps
+     */
+    envSteps: Array<number>;
+    /**
+     * Meanreturn
+     */
+    meanReturn: Array<number | null>;
+    /**
+     * Updates
+     */
+    updates: Array<number>;
+};
+
+/**
+ * JobList
+ *
+ * The newest jobs of a project.
+ */
+export type JobList = {
+    /**
+     * Jobs
+     */
+    jobs: Array<JobShown>;
+};
+
+/**
+ * JobShown
+ *
+ * A job. cause: why it failed, in words. result: of a job that finished, by the names of its kind.
+ */
+export type JobShown = {
+    /**
+     * Agent
+     */
+    agent: string;
+    /**
+     * Began
+     */
+    began: string | null;
+    /**
+     * By
+     */
+    by: string;
+    /**
+     * Cancelled By
+     */
+    cancelled_by: string | null;
+    /**
+     * Cause
+     */
+    cause: string;
+    /**
+     * Created
+     */
+    created: string;
+    /**
+     * Ended
+     */
+    ended: string | null;
+    /**
+     * Id
+     */
+    id: string;
+    /**
+     * Numbers
+     */
+    numbers: {
+        [key: string]: number;
+    };
+    /**
+     * Project
+     */
+    project: string;
+    /**
+     * Result
+     */
+    result: {
+        [key: string]: unknown;
+    } | null;
+    state: JobState;
+    /**
+     * Template
+     */
+    template: string;
 };
 
 /**
@@ -77,6 +712,52 @@ export type Join = {
      * Invitation
      */
     invitation: string;
+};
+
+/**
+ * Joined
+ *
+ * The project that somebody now belongs to.
+ */
+export type Joined = {
+    /**
+     * Project
+     */
+    project: string;
+};
+
+/**
+ * LastDay
+ *
+ * What an injector did in the last day. held: goals that were held back, by why.
+ */
+export type LastDay = {
+    /**
+     * Failed
+     */
+    failed: number;
+    /**
+     * Held
+     */
+    held: {
+        [key: string]: number;
+    };
+    /**
+     * Injected
+     */
+    injected: number;
+    /**
+     * Perhour
+     */
+    perHour: number;
+    /**
+     * Proposed
+     */
+    proposed: number;
+    /**
+     * Succeeded
+     */
+    succeeded: number;
 };
 
 /**
@@ -133,6 +814,22 @@ export type Leaving = {
     invitation?: string;
 };
 
+/**
+ * LinkContent
+ *
+ * What the holder of a link is asked to rate.
+ */
+export type LinkContent = {
+    /**
+     * Expires
+     */
+    expires: string;
+    /**
+     * Items
+     */
+    items: Array<ItemToScore | ItemToChoose>;
+};
+
 export type LinkItem = unknown & {
     /**
      * Conversation
@@ -165,6 +862,58 @@ export type LinkItem = unknown & {
 };
 
 /**
+ * LinkList
+ *
+ * The links of an agent.
+ */
+export type LinkList = {
+    /**
+     * Links
+     */
+    links: Array<LinkShown>;
+};
+
+/**
+ * LinkMade
+ *
+ * A new link. link: its secret, which is shown this once. page: the address at which its holder rates.
+ */
+export type LinkMade = {
+    /**
+     * Created
+     */
+    created: string;
+    /**
+     * Expires
+     */
+    expires: string;
+    /**
+     * Id
+     */
+    id: string;
+    /**
+     * Items
+     */
+    items: number;
+    /**
+     * Link
+     */
+    link: string;
+    /**
+     * Page
+     */
+    page: string;
+    /**
+     * Rater
+     */
+    rater: string;
+    /**
+     * Revoked
+     */
+    revoked: string | null;
+};
+
+/**
  * LinkRating
  *
  * What the holder of a link thinks of one of its items.
@@ -188,6 +937,168 @@ export type LinkRating = {
      * Score
      */
     score?: number | null;
+};
+
+/**
+ * LinkShown
+ *
+ * A link without its secret. items: how many there are to rate.
+ */
+export type LinkShown = {
+    /**
+     * Created
+     */
+    created: string;
+    /**
+     * Expires
+     */
+    expires: string;
+    /**
+     * Id
+     */
+    id: string;
+    /**
+     * Items
+     */
+    items: number;
+    /**
+     * Rater
+     */
+    rater: string;
+    /**
+     * Revoked
+     */
+    revoked: string | null;
+};
+
+/**
+ * ListedVersion
+ *
+ * A registered version with its name, null where it has none.
+ */
+export type ListedVersion = {
+    /**
+     * Changed
+     */
+    changed: string;
+    /**
+     * Configuration
+     */
+    configuration: string;
+    /**
+     * Created
+     */
+    created: string;
+    evaluation: EvaluationShown | null;
+    /**
+     * Label
+     */
+    label: string | null;
+    /**
+     * Origin
+     */
+    origin: string;
+    /**
+     * Parent
+     */
+    parent: number | null;
+    /**
+     * Pinned
+     */
+    pinned: boolean;
+    /**
+     * Place
+     */
+    place: string;
+    /**
+     * Policy
+     */
+    policy: string;
+    /**
+     * Reason
+     */
+    reason: string;
+    /**
+     * Run
+     */
+    run: string;
+    /**
+     * Sha256
+     */
+    sha256: string;
+    /**
+     * Size Bytes
+     */
+    size_bytes: number;
+    /**
+     * Standby
+     */
+    standby: boolean;
+    /**
+     * Status
+     */
+    status: 'candidate' | 'canary' | 'active' | 'retired' | 'rolled_back';
+    /**
+     * Update
+     */
+    update: number;
+    /**
+     * Version
+     */
+    version: number;
+};
+
+/**
+ * Me
+ *
+ * Who calls. subject: `user/ID` or `token/ID`.
+ */
+export type Me = {
+    /**
+     * Name
+     */
+    name: string;
+    /**
+     * Projects
+     */
+    projects: Array<Belonging>;
+    /**
+     * Subject
+     */
+    subject: string;
+};
+
+/**
+ * MemberList
+ *
+ * Who belongs to a project.
+ */
+export type MemberList = {
+    /**
+     * Members
+     */
+    members: Array<MemberShown>;
+};
+
+/**
+ * MemberShown
+ *
+ * A member of a project. since: when they joined it.
+ */
+export type MemberShown = {
+    /**
+     * Name
+     */
+    name: string;
+    role: Role;
+    /**
+     * Since
+     */
+    since: string;
+    /**
+     * User
+     */
+    user: string;
 };
 
 /**
@@ -417,6 +1328,95 @@ export type NewVeto = {
 };
 
 /**
+ * NumberShown
+ *
+ * A number of a template that may be chosen. whole: it has no decimals.
+ */
+export type NumberShown = {
+    /**
+     * Default
+     */
+    default: number;
+    /**
+     * Least
+     */
+    least: number;
+    /**
+     * Most
+     */
+    most: number;
+    /**
+     * Whole
+     */
+    whole: boolean;
+};
+
+/**
+ * OfferedProvider
+ *
+ * The provider of identities at which people may sign in. title: null where there is none.
+ */
+export type OfferedProvider = {
+    /**
+     * Title
+     */
+    title: string | null;
+};
+
+/**
+ * Policy
+ *
+ * A trained version of an agent.
+ */
+export type Policy = {
+    /**
+     * Agentid
+     */
+    agentId: string;
+    /**
+     * Createdat
+     */
+    createdAt: string;
+    /**
+     * Feedbackcount
+     */
+    feedbackCount: number;
+    /**
+     * Id
+     */
+    id: string;
+    metrics: PolicyMetrics;
+    /**
+     * Modelpath
+     */
+    modelPath: string;
+    /**
+     * Rewardmodelpath
+     */
+    rewardModelPath: string;
+    /**
+     * Version
+     */
+    version: string;
+};
+
+/**
+ * PolicyMetrics
+ *
+ * What the reward model says of a policy's answers to prompts that were held out.
+ */
+export type PolicyMetrics = {
+    /**
+     * Rewardmean
+     */
+    rewardMean: number | null;
+    /**
+     * Rewardstd
+     */
+    rewardStd: number | null;
+};
+
+/**
  * Promotion
  *
  * A version that more clients shall get, and why.
@@ -441,11 +1441,174 @@ export type Promotion = {
 };
 
 /**
+ * ProviderAddress
+ *
+ * Where the browser goes to sign in.
+ */
+export type ProviderAddress = {
+    /**
+     * Address
+     */
+    address: string;
+};
+
+/**
+ * RatingKept
+ *
+ * A rating that is stored, under its public id.
+ */
+export type RatingKept = {
+    /**
+     * Createdat
+     */
+    createdAt: string;
+    /**
+     * Id
+     */
+    id: string;
+};
+
+/**
+ * ReliabilityShown
+ *
+ * How well the probabilities fit what happened. gap: between probability and rate, on average.
+ */
+export type ReliabilityShown = {
+    /**
+     * Brier
+     */
+    brier: number;
+    /**
+     * Gap
+     */
+    gap: number;
+    /**
+     * Outcomes
+     */
+    outcomes: number;
+};
+
+/**
  * Role
  *
  * Says what a member may do: look; also train, promote and rate; also decide who is a member.
  */
 export type Role = 'viewer' | 'editor' | 'owner';
+
+/**
+ * RolledBack
+ *
+ * What was withdrawn, and what is active now. awaits_number: its content has no number of its own yet.
+ */
+export type RolledBack = {
+    active: VersionShown | null;
+    /**
+     * Awaits Number
+     */
+    awaits_number: boolean;
+    withdrawn: VersionShown;
+};
+
+/**
+ * Room
+ *
+ * What this machine has. device_memory_bytes: null without a GPU.
+ */
+export type Room = {
+    /**
+     * Device Memory Bytes
+     */
+    device_memory_bytes: number | null;
+    /**
+     * Disk Bytes
+     */
+    disk_bytes: number;
+    /**
+     * Memory Bytes
+     */
+    memory_bytes: number;
+};
+
+/**
+ * RulesShown
+ *
+ * The rules that an injector keeps. quiet: hours of the day in which it carries nothing out.
+ */
+export type RulesShown = {
+    /**
+     * Daily Limit
+     */
+    daily_limit: number;
+    /**
+     * Explore
+     */
+    explore: number;
+    /**
+     * Interval S
+     */
+    interval_s: number;
+    /**
+     * Quiet
+     */
+    quiet: Array<string>;
+    /**
+     * Threshold
+     */
+    threshold: number;
+    /**
+     * Veto S
+     */
+    veto_s: number;
+};
+
+/**
+ * RunVersions
+ *
+ * The versions that a run has registered, and the traffic; null before the first.
+ */
+export type RunVersions = {
+    traffic: TrafficShown | null;
+    /**
+     * Versions
+     */
+    versions: Array<ListedVersion>;
+};
+
+/**
+ * SatisfactionByVersion
+ *
+ * The satisfaction with each version. leastConversations: below which it is not told.
+ */
+export type SatisfactionByVersion = {
+    /**
+     * Leastconversations
+     */
+    leastConversations: number;
+    /**
+     * Versions
+     */
+    versions: Array<VersionSatisfaction>;
+};
+
+/**
+ * ScoresShown
+ *
+ * Figures of scores. mean, std: null without any.
+ */
+export type ScoresShown = {
+    /**
+     * Count
+     */
+    count: number;
+    /**
+     * Mean
+     */
+    mean: number | null;
+    /**
+     * Std
+     */
+    std: number | null;
+};
 
 /**
  * SignUp
@@ -460,12 +1623,367 @@ export type SignUp = {
 };
 
 /**
+ * Spread
+ *
+ * A figure that is estimated, between two bounds.
+ */
+export type Spread = {
+    /**
+     * High
+     */
+    high: number;
+    /**
+     * Likely
+     */
+    likely: number;
+    /**
+     * Low
+     */
+    low: number;
+};
+
+/**
+ * Stored
+ *
+ * How many were stored.
+ */
+export type Stored = {
+    /**
+     * Stored
+     */
+    stored: number;
+};
+
+/**
+ * SuccessShown
+ *
+ * The share of the last goals that succeeded; null: none was told of.
+ */
+export type SuccessShown = {
+    /**
+     * Of
+     */
+    of: number;
+    /**
+     * Share
+     */
+    share: number | null;
+};
+
+/**
+ * TemplateList
+ *
+ * The templates of this gateway.
+ */
+export type TemplateList = {
+    /**
+     * Templates
+     */
+    templates: Array<TemplateShown>;
+};
+
+/**
+ * TemplateShown
+ *
+ * A template. model: what it says of its model, by the names of its kind.
+ */
+export type TemplateShown = {
+    /**
+     * Model
+     */
+    model: {
+        [key: string]: unknown;
+    };
+    /**
+     * Name
+     */
+    name: string;
+    /**
+     * Numbers
+     */
+    numbers: {
+        [key: string]: NumberShown;
+    };
+    /**
+     * Title
+     */
+    title: string;
+};
+
+/**
+ * TokenList
+ *
+ * The API tokens of a project.
+ */
+export type TokenList = {
+    /**
+     * Tokens
+     */
+    tokens: Array<TokenShown>;
+};
+
+/**
+ * TokenMade
+ *
+ * A new API token. token: its secret, which is shown this once.
+ */
+export type TokenMade = {
+    /**
+     * Created
+     */
+    created: string;
+    /**
+     * Expires
+     */
+    expires: string | null;
+    /**
+     * Id
+     */
+    id: string;
+    /**
+     * Name
+     */
+    name: string;
+    /**
+     * Revoked
+     */
+    revoked: string | null;
+    role: Role;
+    /**
+     * Token
+     */
+    token: string;
+};
+
+/**
+ * TokenShown
+ *
+ * An API token without its secret. expires: null: when it is revoked.
+ */
+export type TokenShown = {
+    /**
+     * Created
+     */
+    created: string;
+    /**
+     * Expires
+     */
+    expires: string | null;
+    /**
+     * Id
+     */
+    id: string;
+    /**
+     * Name
+     */
+    name: string;
+    /**
+     * Revoked
+     */
+    revoked: string | null;
+    role: Role;
+};
+
+/**
+ * Tokens
+ *
+ * Tokens of a session. expires_in: seconds. refresh_token: of people alone.
+ */
+export type Tokens = {
+    /**
+     * Access Token
+     */
+    access_token: string;
+    /**
+     * Expires In
+     */
+    expires_in: number;
+    /**
+     * Refresh Token
+     */
+    refresh_token?: string;
+    /**
+     * Token Type
+     */
+    token_type: 'bearer';
+};
+
+/**
+ * TrafficShown
+ *
+ * Which share of the clients gets which version. pins: clients that always get one.
+ */
+export type TrafficShown = {
+    /**
+     * Canary Share
+     */
+    canary_share: number;
+    /**
+     * Changed
+     */
+    changed: string | null;
+    /**
+     * Experiment
+     */
+    experiment: string;
+    /**
+     * Latest Share
+     */
+    latest_share: number;
+    /**
+     * Pins
+     */
+    pins: {
+        [key: string]: number;
+    };
+    /**
+     * Policy
+     */
+    policy: string;
+    /**
+     * Revision
+     */
+    revision: number;
+    /**
+     * Shadow
+     */
+    shadow: number | null;
+};
+
+/**
+ * TrainedFrom
+ *
+ * A training that has read what was deleted. version: that it made, null where it made none.
+ */
+export type TrainedFrom = {
+    /**
+     * Agent
+     */
+    agent: string;
+    /**
+     * Job
+     */
+    job: string;
+    /**
+     * Project
+     */
+    project: string;
+    state: JobState;
+    /**
+     * Version
+     */
+    version: string | null;
+};
+
+/**
+ * TrainedPolicy
+ *
+ * A training that has finished. trainingSteps: updates that were done.
+ *
+ * rewardMean, rewardStd: of answers to prompts that were held out, by the reward model; null: none were.
+ */
+export type TrainedPolicy = {
+    /**
+     * Feedbackcount
+     */
+    feedbackCount: number;
+    /**
+     * Modelpath
+     */
+    modelPath: string;
+    /**
+     * Policyid
+     */
+    policyId: string;
+    /**
+     * Rewardmean
+     */
+    rewardMean: number | null;
+    /**
+     * Rewardmodelpath
+     */
+    rewardModelPath: string;
+    /**
+     * Rewardstd
+     */
+    rewardStd: number | null;
+    /**
+     * Status
+     */
+    status: 'trained';
+    /**
+     * Trainingsteps
+     */
+    trainingSteps: number | null;
+    /**
+     * Version
+     */
+    version: string;
+};
+
+/**
+ * TrainingEstimate
+ *
+ * What a training would take, and what its feedback says. scoreMean, scoreStd: null for pairs alone.
+ */
+export type TrainingEstimate = {
+    /**
+     * Dry Run
+     */
+    dry_run: true;
+    /**
+     * Estimatedsteps
+     */
+    estimatedSteps: number;
+    /**
+     * Estimatedtimeminutes
+     */
+    estimatedTimeMinutes: number;
+    /**
+     * Feedbackcount
+     */
+    feedbackCount: number;
+    /**
+     * Modelconfig
+     */
+    modelConfig: {
+        [key: string]: unknown;
+    };
+    /**
+     * Scoremean
+     */
+    scoreMean: number | null;
+    /**
+     * Scorestd
+     */
+    scoreStd: number | null;
+};
+
+/**
+ * TrainingGoesOn
+ *
+ * A training that has not ended. job: the address at which it is asked after.
+ */
+export type TrainingGoesOn = {
+    /**
+     * Job
+     */
+    job: string;
+    /**
+     * Policyid
+     */
+    policyId: string;
+    status: JobState;
+};
+
+/**
  * TrainingRequest
  *
  * What is asked of a training.
  *
  * maxSteps: updates of the policy at most. learningRate: of the policy. preset: name of a template of the
- * gateway. Numbers that are left out are those of the template.
+ * gateway. Numbers that are left out are those of the template. rewardModel: label of a version of the same
+ * agent, whose reward model is used again; left out, one is trained from the feedback.
  */
 export type TrainingRequest = {
     /**
@@ -484,6 +2002,127 @@ export type TrainingRequest = {
      * Preset
      */
     preset?: string;
+    /**
+     * Rewardmodel
+     */
+    rewardModel?: string | null;
+};
+
+/**
+ * VersionSatisfaction
+ *
+ * How content people are with a version; null: it cannot be told, or no conversation was reported.
+ */
+export type VersionSatisfaction = {
+    /**
+     * Conversations
+     */
+    conversations: number;
+    /**
+     * High
+     */
+    high: number | null;
+    /**
+     * Low
+     */
+    low: number | null;
+    /**
+     * Rated
+     */
+    rated: number;
+    /**
+     * Ratingrate
+     */
+    ratingRate: number | null;
+    /**
+     * Satisfaction
+     */
+    satisfaction: number | null;
+    /**
+     * Thumbsup
+     */
+    thumbsUp: number;
+    /**
+     * Verdict
+     */
+    verdict: 'told' | 'cannot tell';
+    /**
+     * Version
+     */
+    version: number;
+};
+
+/**
+ * VersionShown
+ *
+ * A registered version. pinned: its weights are held. standby: a rollback makes it active again.
+ */
+export type VersionShown = {
+    /**
+     * Changed
+     */
+    changed: string;
+    /**
+     * Configuration
+     */
+    configuration: string;
+    /**
+     * Created
+     */
+    created: string;
+    evaluation: EvaluationShown | null;
+    /**
+     * Origin
+     */
+    origin: string;
+    /**
+     * Parent
+     */
+    parent: number | null;
+    /**
+     * Pinned
+     */
+    pinned: boolean;
+    /**
+     * Place
+     */
+    place: string;
+    /**
+     * Policy
+     */
+    policy: string;
+    /**
+     * Reason
+     */
+    reason: string;
+    /**
+     * Run
+     */
+    run: string;
+    /**
+     * Sha256
+     */
+    sha256: string;
+    /**
+     * Size Bytes
+     */
+    size_bytes: number;
+    /**
+     * Standby
+     */
+    standby: boolean;
+    /**
+     * Status
+     */
+    status: 'candidate' | 'canary' | 'active' | 'retired' | 'rolled_back';
+    /**
+     * Update
+     */
+    update: number;
+    /**
+     * Version
+     */
+    version: number;
 };
 
 /**
@@ -523,6 +2162,22 @@ export type WantedAuto = {
      * On
      */
     on: boolean;
+};
+
+/**
+ * WantedState
+ *
+ * What is wanted of a run from now on. revision: rises with each order.
+ */
+export type WantedState = {
+    /**
+     * Desired
+     */
+    desired: string;
+    /**
+     * Revision
+     */
+    revision: number;
 };
 
 /**
@@ -710,13 +2365,9 @@ export type JoinApiAuthJoinPostError = JoinApiAuthJoinPostErrors[keyof JoinApiAu
 
 export type JoinApiAuthJoinPostResponses = {
     /**
-     * Response Join Api Auth Join Post
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: string;
-    };
+    200: Joined;
 };
 
 export type JoinApiAuthJoinPostResponse = JoinApiAuthJoinPostResponses[keyof JoinApiAuthJoinPostResponses];
@@ -779,13 +2430,9 @@ export type OfferedApiAuthOidcGetError = OfferedApiAuthOidcGetErrors[keyof Offer
 
 export type OfferedApiAuthOidcGetResponses = {
     /**
-     * Response Offered Api Auth Oidc Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: string | null;
-    };
+    200: OfferedProvider;
 };
 
 export type OfferedApiAuthOidcGetResponse = OfferedApiAuthOidcGetResponses[keyof OfferedApiAuthOidcGetResponses];
@@ -848,13 +2495,9 @@ export type LeaveApiAuthOidcPostError = LeaveApiAuthOidcPostErrors[keyof LeaveAp
 
 export type LeaveApiAuthOidcPostResponses = {
     /**
-     * Response Leave Api Auth Oidc Post
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: string;
-    };
+    200: ProviderAddress;
 };
 
 export type LeaveApiAuthOidcPostResponse = LeaveApiAuthOidcPostResponses[keyof LeaveApiAuthOidcPostResponses];
@@ -992,8 +2635,10 @@ export type TakeSessionApiAuthOidcSessionPostResponses = {
     /**
      * Successful Response
      */
-    200: unknown;
+    200: Tokens;
 };
+
+export type TakeSessionApiAuthOidcSessionPostResponse = TakeSessionApiAuthOidcSessionPostResponses[keyof TakeSessionApiAuthOidcSessionPostResponses];
 
 export type ChangePasswordApiAuthPasswordPostData = {
     body: NewPassword;
@@ -1183,13 +2828,9 @@ export type SignUpApiAuthSignUpPostError = SignUpApiAuthSignUpPostErrors[keyof S
 
 export type SignUpApiAuthSignUpPostResponses = {
     /**
-     * Response Sign Up Api Auth Sign Up Post
-     *
      * Successful Response
      */
-    201: {
-        [key: string]: string;
-    };
+    201: Joined;
 };
 
 export type SignUpApiAuthSignUpPostResponse = SignUpApiAuthSignUpPostResponses[keyof SignUpApiAuthSignUpPostResponses];
@@ -1252,13 +2893,9 @@ export type TokenApiAuthTokenPostError = TokenApiAuthTokenPostErrors[keyof Token
 
 export type TokenApiAuthTokenPostResponses = {
     /**
-     * Response Token Api Auth Token Post
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: Tokens;
 };
 
 export type TokenApiAuthTokenPostResponse = TokenApiAuthTokenPostResponses[keyof TokenApiAuthTokenPostResponses];
@@ -1321,13 +2958,9 @@ export type HealthApiHealthGetError = HealthApiHealthGetErrors[keyof HealthApiHe
 
 export type HealthApiHealthGetResponses = {
     /**
-     * Response Health Api Health Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: string;
-    };
+    200: Health;
 };
 
 export type HealthApiHealthGetResponse = HealthApiHealthGetResponses[keyof HealthApiHealthGetResponses];
@@ -1396,13 +3029,9 @@ export type ReadLinkApiLinkGetError = ReadLinkApiLinkGetErrors[keyof ReadLinkApi
 
 export type ReadLinkApiLinkGetResponses = {
     /**
-     * Response Read Link Api Link Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: LinkContent;
 };
 
 export type ReadLinkApiLinkGetResponse = ReadLinkApiLinkGetResponses[keyof ReadLinkApiLinkGetResponses];
@@ -1471,13 +3100,9 @@ export type RateApiLinkRatingsPostError = RateApiLinkRatingsPostErrors[keyof Rat
 
 export type RateApiLinkRatingsPostResponses = {
     /**
-     * Response Rate Api Link Ratings Post
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: RatingKept;
 };
 
 export type RateApiLinkRatingsPostResponse = RateApiLinkRatingsPostResponses[keyof RateApiLinkRatingsPostResponses];
@@ -1540,13 +3165,9 @@ export type MeApiMeGetError = MeApiMeGetErrors[keyof MeApiMeGetErrors];
 
 export type MeApiMeGetResponses = {
     /**
-     * Response Me Api Me Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: Me;
 };
 
 export type MeApiMeGetResponse = MeApiMeGetResponses[keyof MeApiMeGetResponses];
@@ -1609,13 +3230,9 @@ export type ForgetMeApiMeFeedbackDeleteError = ForgetMeApiMeFeedbackDeleteErrors
 
 export type ForgetMeApiMeFeedbackDeleteResponses = {
     /**
-     * Response Forget Me Api Me Feedback Delete
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: Deletion;
 };
 
 export type ForgetMeApiMeFeedbackDeleteResponse = ForgetMeApiMeFeedbackDeleteResponses[keyof ForgetMeApiMeFeedbackDeleteResponses];
@@ -1678,13 +3295,9 @@ export type OpenapiApiOpenapiJsonGetError = OpenapiApiOpenapiJsonGetErrors[keyof
 
 export type OpenapiApiOpenapiJsonGetResponses = {
     /**
-     * Response Openapi Api Openapi Json Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: ApiDocument;
 };
 
 export type OpenapiApiOpenapiJsonGetResponse = OpenapiApiOpenapiJsonGetResponses[keyof OpenapiApiOpenapiJsonGetResponses];
@@ -1762,13 +3375,9 @@ export type GiveApiPoliciesFeedbackAgentIdPostError = GiveApiPoliciesFeedbackAge
 
 export type GiveApiPoliciesFeedbackAgentIdPostResponses = {
     /**
-     * Response Give Api Policies Feedback  Agent Id  Post
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: FeedbackStored;
 };
 
 export type GiveApiPoliciesFeedbackAgentIdPostResponse = GiveApiPoliciesFeedbackAgentIdPostResponses[keyof GiveApiPoliciesFeedbackAgentIdPostResponses];
@@ -1856,12 +3465,14 @@ export type TrainPolicyApiPoliciesTrainPolicyAgentIdPostResponses = {
     /**
      * Successful Response
      */
-    200: unknown;
+    200: TrainedPolicy | TrainingEstimate;
     /**
      * It goes on: the job is at the address in `Location`.
      */
-    202: unknown;
+    202: TrainingGoesOn;
 };
+
+export type TrainPolicyApiPoliciesTrainPolicyAgentIdPostResponse = TrainPolicyApiPoliciesTrainPolicyAgentIdPostResponses[keyof TrainPolicyApiPoliciesTrainPolicyAgentIdPostResponses];
 
 export type PoliciesApiPoliciesAgentIdGetData = {
     body?: never;
@@ -1932,13 +3543,9 @@ export type PoliciesApiPoliciesAgentIdGetError = PoliciesApiPoliciesAgentIdGetEr
 
 export type PoliciesApiPoliciesAgentIdGetResponses = {
     /**
-     * Response Policies Api Policies  Agent Id  Get
-     *
      * Successful Response
      */
-    200: Array<{
-        [key: string]: unknown;
-    }>;
+    200: Array<Policy>;
 };
 
 export type PoliciesApiPoliciesAgentIdGetResponse = PoliciesApiPoliciesAgentIdGetResponses[keyof PoliciesApiPoliciesAgentIdGetResponses];
@@ -2003,13 +3610,9 @@ export type ProjectApiProjectsProjectGetError = ProjectApiProjectsProjectGetErro
 
 export type ProjectApiProjectsProjectGetResponses = {
     /**
-     * Response Project Api Projects  Project  Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: Belonging;
 };
 
 export type ProjectApiProjectsProjectGetResponse = ProjectApiProjectsProjectGetResponses[keyof ProjectApiProjectsProjectGetResponses];
@@ -2078,13 +3681,9 @@ export type TellApiProjectsProjectAgentsAgentIdConversationsPostError = TellApiP
 
 export type TellApiProjectsProjectAgentsAgentIdConversationsPostResponses = {
     /**
-     * Response Tell Api Projects  Project  Agents  Agent Id  Conversations Post
-     *
      * Successful Response
      */
-    201: {
-        [key: string]: number;
-    };
+    201: Stored;
 };
 
 export type TellApiProjectsProjectAgentsAgentIdConversationsPostResponse = TellApiProjectsProjectAgentsAgentIdConversationsPostResponses[keyof TellApiProjectsProjectAgentsAgentIdConversationsPostResponses];
@@ -2237,13 +3836,9 @@ export type TakeInApiProjectsProjectAgentsAgentIdFeedbackPostError = TakeInApiPr
 
 export type TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses = {
     /**
-     * Response Take In Api Projects  Project  Agents  Agent Id  Feedback Post
-     *
      * Successful Response
      */
-    201: {
-        [key: string]: number;
-    };
+    201: Stored;
 };
 
 export type TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponse = TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses[keyof TakeInApiProjectsProjectAgentsAgentIdFeedbackPostResponses];
@@ -2396,13 +3991,9 @@ export type TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostError = TakeLa
 
 export type TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostResponses = {
     /**
-     * Response Take Late Api Projects  Project  Agents  Agent Id  Late Rewards Post
-     *
      * Successful Response
      */
-    201: {
-        [key: string]: number;
-    };
+    201: Stored;
 };
 
 export type TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostResponse = TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostResponses[keyof TakeLateApiProjectsProjectAgentsAgentIdLateRewardsPostResponses];
@@ -2471,13 +4062,9 @@ export type LinksApiProjectsProjectAgentsAgentIdLinksGetError = LinksApiProjects
 
 export type LinksApiProjectsProjectAgentsAgentIdLinksGetResponses = {
     /**
-     * Response Links Api Projects  Project  Agents  Agent Id  Links Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: LinkList;
 };
 
 export type LinksApiProjectsProjectAgentsAgentIdLinksGetResponse = LinksApiProjectsProjectAgentsAgentIdLinksGetResponses[keyof LinksApiProjectsProjectAgentsAgentIdLinksGetResponses];
@@ -2546,13 +4133,9 @@ export type AddLinkApiProjectsProjectAgentsAgentIdLinksPostError = AddLinkApiPro
 
 export type AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses = {
     /**
-     * Response Add Link Api Projects  Project  Agents  Agent Id  Links Post
-     *
      * Successful Response
      */
-    201: {
-        [key: string]: unknown;
-    };
+    201: LinkMade;
 };
 
 export type AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponse = AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses[keyof AddLinkApiProjectsProjectAgentsAgentIdLinksPostResponses];
@@ -2627,13 +4210,9 @@ export type PreferApiProjectsProjectAgentsAgentIdPairsPostError = PreferApiProje
 
 export type PreferApiProjectsProjectAgentsAgentIdPairsPostResponses = {
     /**
-     * Response Prefer Api Projects  Project  Agents  Agent Id  Pairs Post
-     *
      * Successful Response
      */
-    201: {
-        [key: string]: unknown;
-    };
+    201: FeedbackStored;
 };
 
 export type PreferApiProjectsProjectAgentsAgentIdPairsPostResponse = PreferApiProjectsProjectAgentsAgentIdPairsPostResponses[keyof PreferApiProjectsProjectAgentsAgentIdPairsPostResponses];
@@ -2707,13 +4286,9 @@ export type SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetError = Satis
 
 export type SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses = {
     /**
-     * Response Satisfied Api Projects  Project  Agents  Agent Id  Satisfaction Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: SatisfactionByVersion;
 };
 
 export type SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponse = SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses[keyof SatisfiedApiProjectsProjectAgentsAgentIdSatisfactionGetResponses];
@@ -2787,13 +4362,9 @@ export type ReadAuditApiProjectsProjectAuditGetError = ReadAuditApiProjectsProje
 
 export type ReadAuditApiProjectsProjectAuditGetResponses = {
     /**
-     * Response Read Audit Api Projects  Project  Audit Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: AuditLog;
 };
 
 export type ReadAuditApiProjectsProjectAuditGetResponse = ReadAuditApiProjectsProjectAuditGetResponses[keyof ReadAuditApiProjectsProjectAuditGetResponses];
@@ -2858,13 +4429,9 @@ export type EstimateApiProjectsProjectEstimatesPostError = EstimateApiProjectsPr
 
 export type EstimateApiProjectsProjectEstimatesPostResponses = {
     /**
-     * Response Estimate Api Projects  Project  Estimates Post
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: DryRunShown;
 };
 
 export type EstimateApiProjectsProjectEstimatesPostResponse = EstimateApiProjectsProjectEstimatesPostResponses[keyof EstimateApiProjectsProjectEstimatesPostResponses];
@@ -3001,13 +4568,9 @@ export type InjectorsApiProjectsProjectInjectorsGetError = InjectorsApiProjectsP
 
 export type InjectorsApiProjectsProjectInjectorsGetResponses = {
     /**
-     * Response Injectors Api Projects  Project  Injectors Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: InjectorList;
 };
 
 export type InjectorsApiProjectsProjectInjectorsGetResponse = InjectorsApiProjectsProjectInjectorsGetResponses[keyof InjectorsApiProjectsProjectInjectorsGetResponses];
@@ -3076,13 +4639,9 @@ export type InjectorApiProjectsProjectInjectorsInjectorGetError = InjectorApiPro
 
 export type InjectorApiProjectsProjectInjectorsInjectorGetResponses = {
     /**
-     * Response Injector Api Projects  Project  Injectors  Injector  Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: InjectorShown;
 };
 
 export type InjectorApiProjectsProjectInjectorsInjectorGetResponse = InjectorApiProjectsProjectInjectorsInjectorGetResponses[keyof InjectorApiProjectsProjectInjectorsInjectorGetResponses];
@@ -3289,13 +4848,9 @@ export type InviteApiProjectsProjectInvitationsPostError = InviteApiProjectsProj
 
 export type InviteApiProjectsProjectInvitationsPostResponses = {
     /**
-     * Response Invite Api Projects  Project  Invitations Post
-     *
      * Successful Response
      */
-    201: {
-        [key: string]: unknown;
-    };
+    201: InvitationMade;
 };
 
 export type InviteApiProjectsProjectInvitationsPostResponse = InviteApiProjectsProjectInvitationsPostResponses[keyof InviteApiProjectsProjectInvitationsPostResponses];
@@ -3369,13 +4924,9 @@ export type JobsApiProjectsProjectJobsGetError = JobsApiProjectsProjectJobsGetEr
 
 export type JobsApiProjectsProjectJobsGetResponses = {
     /**
-     * Response Jobs Api Projects  Project  Jobs Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: JobList;
 };
 
 export type JobsApiProjectsProjectJobsGetResponse = JobsApiProjectsProjectJobsGetResponses[keyof JobsApiProjectsProjectJobsGetResponses];
@@ -3446,13 +4997,9 @@ export type SubmitApiProjectsProjectJobsPostError = SubmitApiProjectsProjectJobs
 
 export type SubmitApiProjectsProjectJobsPostResponses = {
     /**
-     * Response Submit Api Projects  Project  Jobs Post
-     *
      * Successful Response
      */
-    201: {
-        [key: string]: unknown;
-    };
+    201: JobShown;
 };
 
 export type SubmitApiProjectsProjectJobsPostResponse = SubmitApiProjectsProjectJobsPostResponses[keyof SubmitApiProjectsProjectJobsPostResponses];
@@ -3521,13 +5068,9 @@ export type JobApiProjectsProjectJobsJobGetError = JobApiProjectsProjectJobsJobG
 
 export type JobApiProjectsProjectJobsJobGetResponses = {
     /**
-     * Response Job Api Projects  Project  Jobs  Job  Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: JobShown;
 };
 
 export type JobApiProjectsProjectJobsJobGetResponse = JobApiProjectsProjectJobsJobGetResponses[keyof JobApiProjectsProjectJobsJobGetResponses];
@@ -3596,13 +5139,9 @@ export type CancelApiProjectsProjectJobsJobCancelPostError = CancelApiProjectsPr
 
 export type CancelApiProjectsProjectJobsJobCancelPostResponses = {
     /**
-     * Response Cancel Api Projects  Project  Jobs  Job  Cancel Post
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: JobShown;
 };
 
 export type CancelApiProjectsProjectJobsJobCancelPostResponse = CancelApiProjectsProjectJobsJobCancelPostResponses[keyof CancelApiProjectsProjectJobsJobCancelPostResponses];
@@ -3672,13 +5211,9 @@ export type ControlApiProjectsProjectJobsJobControlActionPostError = ControlApiP
 
 export type ControlApiProjectsProjectJobsJobControlActionPostResponses = {
     /**
-     * Response Control Api Projects  Project  Jobs  Job  Control  Action  Post
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: WantedState | CommandShown;
 };
 
 export type ControlApiProjectsProjectJobsJobControlActionPostResponse = ControlApiProjectsProjectJobsJobControlActionPostResponses[keyof ControlApiProjectsProjectJobsJobControlActionPostResponses];
@@ -3747,13 +5282,9 @@ export type CurveApiProjectsProjectJobsJobCurveGetError = CurveApiProjectsProjec
 
 export type CurveApiProjectsProjectJobsJobCurveGetResponses = {
     /**
-     * Response Curve Api Projects  Project  Jobs  Job  Curve Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: Array<number | null>;
-    };
+    200: JobCurve;
 };
 
 export type CurveApiProjectsProjectJobsJobCurveGetResponse = CurveApiProjectsProjectJobsJobCurveGetResponses[keyof CurveApiProjectsProjectJobsJobCurveGetResponses];
@@ -3899,13 +5430,9 @@ export type PromoteApiProjectsProjectJobsJobPromotePostError = PromoteApiProject
 
 export type PromoteApiProjectsProjectJobsJobPromotePostResponses = {
     /**
-     * Response Promote Api Projects  Project  Jobs  Job  Promote Post
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: VersionShown;
 };
 
 export type PromoteApiProjectsProjectJobsJobPromotePostResponse = PromoteApiProjectsProjectJobsJobPromotePostResponses[keyof PromoteApiProjectsProjectJobsJobPromotePostResponses];
@@ -3974,13 +5501,9 @@ export type RollBackApiProjectsProjectJobsJobRollbackPostError = RollBackApiProj
 
 export type RollBackApiProjectsProjectJobsJobRollbackPostResponses = {
     /**
-     * Response Roll Back Api Projects  Project  Jobs  Job  Rollback Post
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: RolledBack;
 };
 
 export type RollBackApiProjectsProjectJobsJobRollbackPostResponse = RollBackApiProjectsProjectJobsJobRollbackPostResponses[keyof RollBackApiProjectsProjectJobsJobRollbackPostResponses];
@@ -4049,13 +5572,9 @@ export type SetTrafficApiProjectsProjectJobsJobTrafficPutError = SetTrafficApiPr
 
 export type SetTrafficApiProjectsProjectJobsJobTrafficPutResponses = {
     /**
-     * Response Set Traffic Api Projects  Project  Jobs  Job  Traffic Put
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: TrafficShown;
 };
 
 export type SetTrafficApiProjectsProjectJobsJobTrafficPutResponse = SetTrafficApiProjectsProjectJobsJobTrafficPutResponses[keyof SetTrafficApiProjectsProjectJobsJobTrafficPutResponses];
@@ -4124,13 +5643,9 @@ export type VersionsApiProjectsProjectJobsJobVersionsGetError = VersionsApiProje
 
 export type VersionsApiProjectsProjectJobsJobVersionsGetResponses = {
     /**
-     * Response Versions Api Projects  Project  Jobs  Job  Versions Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: RunVersions;
 };
 
 export type VersionsApiProjectsProjectJobsJobVersionsGetResponse = VersionsApiProjectsProjectJobsJobVersionsGetResponses[keyof VersionsApiProjectsProjectJobsJobVersionsGetResponses];
@@ -4341,13 +5856,9 @@ export type MembersApiProjectsProjectMembersGetError = MembersApiProjectsProject
 
 export type MembersApiProjectsProjectMembersGetResponses = {
     /**
-     * Response Members Api Projects  Project  Members Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: MemberList;
 };
 
 export type MembersApiProjectsProjectMembersGetResponse = MembersApiProjectsProjectMembersGetResponses[keyof MembersApiProjectsProjectMembersGetResponses];
@@ -4558,13 +6069,9 @@ export type ForgetRaterApiProjectsProjectRatersRaterDeleteError = ForgetRaterApi
 
 export type ForgetRaterApiProjectsProjectRatersRaterDeleteResponses = {
     /**
-     * Response Forget Rater Api Projects  Project  Raters  Rater  Delete
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: Deletion;
 };
 
 export type ForgetRaterApiProjectsProjectRatersRaterDeleteResponse = ForgetRaterApiProjectsProjectRatersRaterDeleteResponses[keyof ForgetRaterApiProjectsProjectRatersRaterDeleteResponses];
@@ -4629,13 +6136,9 @@ export type TemplatesApiProjectsProjectTemplatesGetError = TemplatesApiProjectsP
 
 export type TemplatesApiProjectsProjectTemplatesGetResponses = {
     /**
-     * Response Templates Api Projects  Project  Templates Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: TemplateList;
 };
 
 export type TemplatesApiProjectsProjectTemplatesGetResponse = TemplatesApiProjectsProjectTemplatesGetResponses[keyof TemplatesApiProjectsProjectTemplatesGetResponses];
@@ -4700,13 +6203,9 @@ export type TokensApiProjectsProjectTokensGetError = TokensApiProjectsProjectTok
 
 export type TokensApiProjectsProjectTokensGetResponses = {
     /**
-     * Response Tokens Api Projects  Project  Tokens Get
-     *
      * Successful Response
      */
-    200: {
-        [key: string]: unknown;
-    };
+    200: TokenList;
 };
 
 export type TokensApiProjectsProjectTokensGetResponse = TokensApiProjectsProjectTokensGetResponses[keyof TokensApiProjectsProjectTokensGetResponses];
@@ -4771,13 +6270,9 @@ export type AddTokenApiProjectsProjectTokensPostError = AddTokenApiProjectsProje
 
 export type AddTokenApiProjectsProjectTokensPostResponses = {
     /**
-     * Response Add Token Api Projects  Project  Tokens Post
-     *
      * Successful Response
      */
-    201: {
-        [key: string]: unknown;
-    };
+    201: TokenMade;
 };
 
 export type AddTokenApiProjectsProjectTokensPostResponse = AddTokenApiProjectsProjectTokensPostResponses[keyof AddTokenApiProjectsProjectTokensPostResponses];
