@@ -6,8 +6,7 @@
     print(job.result().mean_return)
 
 A run does not end with the program that started it: what is in its folder is all of it, and `penstock train
---resume FOLDER` goes on with it. Nothing of a learner is loaded into the program itself but by
-`train_reward_model`, that of `workloads.rlhf.api`: it loads torch when it is asked for, and trains here.
+--resume FOLDER` goes on with it. Nothing of a learner is loaded into the program itself.
 """
 
 import json
@@ -18,38 +17,17 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import tomli_w
 
-from penstock.config.plugins import load
-
-__all__ = [
-    "Job",
-    "TrainingConfig",
-    "TrainingFailed",
-    "TrainingResult",
-    "estimate",
-    "resume",
-    "start",
-    "train_reward_model",
-]
+__all__ = ["Job", "TrainingConfig", "TrainingFailed", "TrainingResult", "estimate", "resume", "start"]
 
 _RUNS: Final = Path("runs")
 _ENDED_IN_ORDER: Final = frozenset({0, 130})
-
-train_reward_model: Callable[..., Any]
-_OF_WORKLOADS: Final = {"train_reward_model": "workloads.rlhf.api:train_reward_model"}
-
-
-def __getattr__(name: str) -> Any:
-    """Return what a workload has under a name; raises ConfigurationError where its extra is missing."""
-    if name not in _OF_WORKLOADS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return load(_OF_WORKLOADS[name])
 
 
 class TrainingFailed(Exception):

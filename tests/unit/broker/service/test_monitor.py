@@ -95,6 +95,8 @@ async def test_the_guard_reads_what_redis_says_of_its_file(look: Look, field: st
         """The same server, whose disk is full."""
 
         config_get = staticmethod(look.redis.config_get)
+        execute_command = staticmethod(look.redis.execute_command)
+        acl_getuser = staticmethod(look.redis.acl_getuser)
 
         @staticmethod
         async def info() -> dict[str, object]:

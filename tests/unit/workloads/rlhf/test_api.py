@@ -1,8 +1,6 @@
 """The names for programs in Python: data sets, a reward model, and what a trainer is told to train."""
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -91,18 +89,6 @@ def test_a_reward_model_is_trained_and_scores(base: Path, feedback: str, tmp_pat
     samples = [Sample(prompt="the film", response="good")]
     loaded = RewardModel.load(tmp_path / "reward")
     assert loaded.score(samples).values == made.score(samples).values
-
-
-def test_the_module_of_trainings_has_it_too_and_loads_torch_only_then() -> None:
-    """The same function, for a program that asks for it."""
-    program = (
-        "import sys, penstock.training as training; assert 'torch' not in sys.modules; "
-        "from penstock.training import train_reward_model; from workloads.rlhf import api; "
-        "assert 'train_reward_model' in training.__all__; "
-        "assert train_reward_model is api.train_reward_model; assert not hasattr(training, 'no_such')"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_training_that_is_stopped_can_be_gone_on_with(base: Path, feedback: str, tmp_path: Path) -> None:
