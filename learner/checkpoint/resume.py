@@ -60,7 +60,7 @@ def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Begi
         raise Fatal(
             f"{store.directory}: no checkpoint is whole; --allow-loss begins the run again from nothing"
         )
-    if checkpoint is None and not options.allow_loss:
+    if checkpoint is None and lease.trim_floor and not options.allow_loss:
         _refuse_a_redis_that_went_back(lease, store)
     position = progress.position if progress is not None else 0
     ledger = Ledger(position, progress.totals if progress is not None else None)
@@ -97,7 +97,7 @@ def _begin(lease: Lease, store: CheckpointStore) -> Beginning:
 
 
 def _refuse_a_redis_that_went_back(lease: Lease, store: CheckpointStore) -> None:
-    """Raise Fatal where the folder is newer than all that Redis knows of it.
+    """Raise Fatal where the folder is newer than all that Redis knows of it, and the log was trimmed.
 
     The commits that Redis has are of checkpoints that later ones, which it has forgotten, have replaced.
     """
@@ -106,7 +106,7 @@ def _refuse_a_redis_that_went_back(lease: Lease, store: CheckpointStore) -> None
     if known and newest > known[-1]:
         raise Fatal(
             f"{store.directory}: Redis has gone back in time: the newest checkpoint that it knows is "
-            f"{known[-1]}, which is not there any more, and the newest that is there is {newest}. Stop "
+            f"{known[-1]}, which is not whole there any more, and the newest that is there is {newest}. Stop "
             "Redis, empty its folder and use --resume: an empty Redis is opened from the newest checkpoint, "
             "and what its log held is given up. --allow-loss begins from nothing instead"
         )

@@ -57,6 +57,9 @@ def test_a_redis_that_knows_older_checkpoints_alone_is_told_from_one_that_lost_n
         choose(lease, store, RESUME)
     begun = choose(lease, store, ResumeOptions(resume=True, allow_loss=True))
     assert (begun.checkpoint, begun.ledger.position) == (None, 3)
+    untrimmed = Lease(epoch=2, fresh=False, closed=False, committed=(known,), head=9)
+    begun = choose(untrimmed, store, RESUME)  # the log still holds all of it
+    assert (begun.checkpoint, begun.ledger.position) == (None, 0)
 
 
 def test_the_newest_on_disk_counts_where_redis_holds_no_run(store: CheckpointStore) -> None:
