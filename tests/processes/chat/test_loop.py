@@ -29,8 +29,13 @@ QUICK = (
 )
 
 
-def test_a_loop_that_is_killed_in_each_step_makes_one_round_of_its_labels(tmp_path: Path) -> None:
-    """Each step is taken up; the canary stands at the server that answers, and is withdrawn by a person."""
+@pytest.mark.parametrize(
+    "killed",
+    [set(), pytest.param({Step.WAITING, Step.REWARD, Step.TRIAL}, marks=pytest.mark.slow)],
+    ids=["in-training", "everywhere"],
+)
+def test_a_loop_that_is_killed_makes_one_round_of_its_labels(killed: set[Step], tmp_path: Path) -> None:
+    """Killed in training and in `killed`, it takes each step up; its canary stands until a person objects."""
     rng, people = np.random.default_rng(1), population(40, seed=1)
     options = ("--train=learner.keep_every_updates=1000", "--train=canary.settle_s=1.0")
     with ChatGateway(tmp_path, *options, talks=talks(1, 240), training=TRAINING) as gateway:
@@ -38,29 +43,33 @@ def test_a_loop_that_is_killed_in_each_step_makes_one_round_of_its_labels(tmp_pa
         assert {one.arm for one in people_talk(gateway, people, rng, LABELS - 1)} == {"latest"}
         with LoopProcess(run, log, *QUICK) as loop:
             loop.await_step(Step.WAITING)
-            loop.kill()
-        with LoopProcess(run, log, *QUICK) as loop:
-            loop.await_step(Step.WAITING)
+            if Step.WAITING in killed:
+                loop.kill()
+                loop.start()
+                loop.await_step(Step.WAITING)
             list(people_talk(gateway, people, rng, 1))
             loop.await_step(Step.REWARD)
-            loop.kill()
-        with LoopProcess(run, log, *QUICK) as loop:
+            if Step.REWARD in killed:
+                loop.kill()
+                loop.start()
             at = loop.await_step(Step.TRAINING)
             training = round_folder(folder_of(run), 1) / "run"
             eventually(lambda: has_checkpoint(training), "the training", 120)
             loop.kill()
-        assert (at.number, at.labels, at.through) == (1, LABELS, LABELS)
-        list(people_talk(gateway, people, rng, LABELS))  # of the next round
-        with LoopProcess(run, log, *QUICK) as loop:
+            assert (at.number, at.labels, at.through) == (1, LABELS, LABELS)
+            list(people_talk(gateway, people, rng, LABELS))  # of the next round
+            loop.start()
             at = loop.await_step(Step.TRIAL)
             canary = at.version
             assert canary is not None
             _await_canary(gateway, canary)
-            loop.kill()
-        heard = list(people_talk(gateway, people, rng, 12))
-        assert {one.version for one in heard} == {1, canary}
-        assert {one.arm for one in heard} == {"active", "canary"}
-        with LoopProcess(run, log, *QUICK) as loop:
+            if Step.TRIAL in killed:
+                loop.kill()
+            heard = list(people_talk(gateway, people, rng, 12))
+            assert {one.version for one in heard} == {1, canary}
+            assert {one.arm for one in heard} == {"active", "canary"}
+            if Step.TRIAL in killed:
+                loop.start()
             found = told(run)
             assert (found["loop"]["step"], found["canaries"]["tried"]) == ("trial", 1)
             assert found["canaries"]["trial"]["version"] == canary

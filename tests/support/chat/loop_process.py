@@ -16,14 +16,22 @@ class LoopProcess:
     """A loop of a run's folder. Leaving ends it."""
 
     def __init__(self, run: Path, log: Path, *options: str) -> None:
-        self.run, self.log = run, log
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                penstock("chat", "loop", "run", str(run), *options),
+        self.run, self.log, self._options = run, log, options
+        self.process = self._started()
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        """A process of it."""
+        with self.log.open("ab") as out:
+            return subprocess.Popen(
+                penstock("chat", "loop", "run", str(self.run), *self._options),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
             )
+
+    def start(self) -> None:
+        """Begin it once more, after a kill."""
+        self.process = self._started()
 
     def state(self) -> LoopState:
         """Where it stands."""
