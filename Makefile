@@ -20,9 +20,14 @@ test: .venv/installed-test
 		tests/unit tests/contract tests/property tests/abuse tests/mutations tests/spine $(ARGS)
 
 # All other tests that start processes: of services, networks, kills, abuse, what is deployed, and PostgreSQL.
+# A file at a time to each worker, so that its fixtures are made once; the longest come first, so that no worker is
+# left alone with one of them.
+LONGEST := $(addprefix tests/,learning processes/chat processes/gateway processes/prompts processes/faults \
+	processes/goals processes/train processes/learner)
 test-processes: .venv/installed-test
 	$(BIN)/pytest -q -m "not slow and postgresql" -n 3 --dist worksteal tests/contract
-	$(BIN)/pytest -q -m "not slow" -n 4 --dist worksteal tests/processes tests/deploy tests/learning $(ARGS)
+	$(BIN)/pytest -q -m "not slow" -n 4 --dist loadfile --no-loadscope-reorder $(LONGEST) \
+		tests/processes tests/deploy $(ARGS)
 
 test-slow: .venv/installed-test .venv/installed-learn
 	$(BIN)/pytest -q -m slow -n 3 --maxschedchunk 1 $(ARGS)

@@ -15,7 +15,8 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NoReturn
 
 import grpc
 
@@ -30,8 +31,13 @@ log = logging.getLogger(__name__)
 Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
 Handler = Any
-Check = Callable[[Context, int], Awaitable[str | None]]
-"""Admits a call of so many bytes and says under whose limits; aborts it otherwise."""
+Admit = Callable[[Context, int], tuple[str | None, float]]
+"""Says under whose limits a call of so many bytes comes, and the seconds it waits for its turn.
+
+Raises Denied. It is no coroutine: most calls wait for nothing, and each await costs a call something.
+"""
+Deny = Callable[[Context, "Denied"], Awaitable[NoReturn]]
+"""Aborts a call."""
 
 _ALTERNATIVE_NAMES: Final = "x509_subject_alternative_name"
 _COMPLAIN_EVERY_S: Final = 1.0
@@ -85,11 +91,12 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
             handler = await continuation(handler_call_details)
             if handler is None:
                 return None
-            self._gated[method] = _gated(handler, self._check_of(method), self._limits)
+            deny = partial(self._deny, method)
+            self._gated[method] = _gated(handler, self._admit_to(method), deny, self._limits)
         return self._gated[method]
 
-    def _check_of(self, method: str) -> Check:
-        async def check(context: Context, size: int) -> str | None:
+    def _admit_to(self, method: str) -> Admit:
+        def admit(context: Context, size: int) -> tuple[str | None, float]:
             try:
                 caller: Identity | None = None
                 if self._proof is not Proof.NOTHING:
@@ -97,22 +104,13 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
                     self._allow(caller, method)
                     CALLER.set(caller)
                 payer = _payer(caller, context)
-                if payer is not None:
-                    delay_s = self._limits.reserve(payer, size)
-                    # Not for nothing: even a sleep of 0 is a round of the event loop.
-                    if delay_s > 0:
-                        await asyncio.sleep(delay_s)
-            except Denied as denied:
-                await self._deny(context, method, denied)
+                return payer, 0.0 if payer is None else self._limits.reserve(payer, size)
             except Unidentified as error:
-                await self._deny(context, method, _unauthenticated(str(error)))
+                raise _unauthenticated(str(error)) from error
             except Exceeded as error:
-                await self._deny(context, method, _too_much(str(error)))
-            else:
-                return payer
-            raise AssertionError("a denied call was not aborted")
+                raise _too_much(str(error)) from error
 
-        return check
+        return admit
 
     def _identify(self, context: Context) -> Identity:
         """Return who calls; raises Unidentified."""
@@ -138,11 +136,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         """A handler that reads nothing of the message."""
 
         async def refuse(_requests: Any, context: Context) -> None:
-            await self._deny(context, method, _unauthenticated(why))
+            await self._deny(method, context, _unauthenticated(why))
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    async def _deny(self, context: Context, method: str, denied: Denied) -> None:
+    async def _deny(self, method: str, context: Context, denied: Denied) -> NoReturn:
         self._on_denied(denied.label)
         now = time.monotonic()
         if now - self._complained_s >= _COMPLAIN_EVERY_S:
@@ -150,6 +148,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
             fields = {"method": method, "peer": context.peer(), "reason": denied.label, "why": str(denied)}
             log.warning("call denied", extra=fields)
         await context.abort(denied.code, str(denied))
+        raise AssertionError("a denied call was not aborted")
 
 
 def _unauthenticated(text: str) -> Denied:
@@ -168,14 +167,19 @@ def _payer(caller: Identity | None, context: Context) -> str | None:
     return None if peer.startswith("unix") else peer
 
 
-def _gated(handler: Handler, check: Check, limits: RateLimits) -> Handler:
+def _gated(handler: Handler, admit: Admit, deny: Deny, limits: RateLimits) -> Handler:
     """A handler of the same kind that checks first. Unary requests are parsed behind the check."""
     if handler.request_streaming or handler.response_streaming:
-        return _gated_stream(handler, check, limits)
+        return _gated_stream(handler, admit, deny, limits)
     parse, inner = handler.request_deserializer, handler.unary_unary
 
     async def call(raw: bytes, context: Context) -> Any:
-        payer = await check(context, len(raw))
+        try:
+            payer, delay_s = admit(context, len(raw))
+        except Denied as denied:
+            await deny(context, denied)
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
         reply = await inner(parse(raw) if parse else raw, context)
         if payer is not None:
             size = len(reply) if isinstance(reply, bytes) else reply.ByteSize()
@@ -210,7 +214,7 @@ async def _paid(
         yield message
 
 
-def _gated_stream(handler: Handler, check: Check, limits: RateLimits) -> Handler:
+def _gated_stream(handler: Handler, admit: Admit, deny: Deny, limits: RateLimits) -> Handler:
     """Streams are checked when they begin; each of their messages is paid for."""
     streams = handler.request_streaming
     request_kind = "stream" if handler.request_streaming else "unary"
@@ -219,7 +223,12 @@ def _gated_stream(handler: Handler, check: Check, limits: RateLimits) -> Handler
     inner = getattr(handler, kind)
 
     async def checked(request: Any, context: Context) -> Any:
-        payer = await check(context, 0)
+        try:
+            payer, delay_s = admit(context, 0)
+        except Denied as denied:
+            await deny(context, denied)
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
         return request if payer is None or not streams else _paid(request, payer, limits, context)
 
     async def call(request: Any, context: Context) -> Any:

@@ -21,7 +21,6 @@ from actor.acting.header_fields import HeaderFields
 from actor.acting.stepper import Stepper
 from actor.rollout.fragment_builder import FragmentBuilder
 from actor.serving.calls.act_stream import ActStream
-from actor.serving.calls.policy_service import PolicyService
 from actor.serving.inference import batcher
 from broker.service.admission import check_all
 from penstock.config.settings import PolicySection
@@ -174,22 +173,7 @@ async def crowded(**asked: Any) -> tuple[Stand, bytes]:
 
 async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
     """The method Act of a server."""
-    spaces = (stand.specification.observation_space, stand.specification.action_space)
-    service = PolicyService(
-        stand.handler,
-        stand.episode_steps,
-        stand.episode_requests,
-        stand.episodes,
-        stand.section,
-        ("run", *spaces),
-        learns=False,
-        on_answer=stand.canary_monitor.answered,
-    )
-
-    async def act(data: bytes, context: Any) -> bytes:
-        return await service.act(policy_pb2.ActRequest.FromString(data), context)
-
-    return act
+    return stand.service(learns=False).act
 
 
 @pytest.fixture
@@ -208,7 +192,7 @@ def pass_inline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("pass_in_thread")
-@pytest.mark.parametrize(("asked", "most"), [({}, 105), ({"client_key": "ada"}, 138)])
+@pytest.mark.parametrize(("asked", "most"), [({}, 95), ({"client_key": "ada"}, 113)])
 def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
     """From bytes to bytes, one of many that share a forward pass.
 
@@ -244,7 +228,7 @@ def test_calls_of_a_step_that_is_learned_from() -> None:
         async def crowd() -> None:
             await asyncio.gather(*map(client, asked))
 
-        assert calls(lambda: runner.run(crowd())) / (CLIENTS * STEPS) <= 260
+        assert calls(lambda: runner.run(crowd())) / (CLIENTS * STEPS) <= 210
         assert all(episode.learned for episode in stand.episodes)
 
 

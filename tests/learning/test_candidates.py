@@ -58,6 +58,7 @@ def test_people_who_like_it_choose_the_policy(tmp_path: Path) -> None:
     assert total_variation(found, best).mean() <= CLOSE
 
 
+@pytest.mark.slow
 def test_a_change_of_taste_is_followed(tmp_path: Path) -> None:
     """From one seed, in half of the steps of the recipe."""
     follows(tmp_path, 0, 1150, "--total-steps", "150000")

@@ -19,7 +19,7 @@ from actor.serving.codec.replies import ARMS
 from actor.serving.episodes.episodes import Episodes
 from actor.serving.versions.answering import Answered
 from penstock.config.settings import ServingSection
-from penstock.rpc.boundary import Malformed
+from penstock.rpc.boundary import Malformed, read_request
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire import spaces
@@ -80,17 +80,25 @@ class PolicyService:
             )
             for name, (request, reply, body) in calls.items()
         }
-        # Their replies are bytes; a stream's requests as well.
-        handlers["Act"] = grpc.unary_unary_rpc_method_handler(
-            self.act, request_deserializer=pb.ActRequest.FromString
-        )
+        # Their requests and replies are bytes: most of them are read and written without a message.
+        handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act)
         handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(self.act_stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
 
-    async def act(self, request: pb.ActRequest, context: Context) -> bytes:
-        """See policy.proto."""
+    async def act(self, data: bytes, context: Context) -> bytes:
+        """See policy.proto. Raises Malformed for bytes that are no ActRequest."""
         self._calls["act"].inc()
-        return await self._answer(request, self._until_s(context))
+        question = self._handler.reader.read_plain(data)
+        if question is None:
+            return await self._answer(_message(data), self._until_s(context))
+        try:
+            answered = await self._handler.act_plain(question, self._until_s(context))
+        except Refused as error:
+            return refusing(self._handler.request_errors, _message(data), error)
+        self._on_answer(answered)
+        if answered.answer is None:
+            return self._handler.writer.encode(_message(data), answered)
+        return self._handler.writer.encode_plain(question.request_id, answered, answered.answer)
 
     def _until_s(self, context: Context) -> float:
         left_s = context.time_remaining()
@@ -172,3 +180,9 @@ class PolicyService:
             learns=self._learns,
             chooses_by_value=any(loaded.policy.chooses_by_value for loaded, _ in served.values()),
         )
+
+
+def _message(data: bytes) -> pb.ActRequest:
+    """Return the request; raises Malformed for bytes that are none."""
+    request: pb.ActRequest = read_request("Act", pb.ActRequest.FromString, data)
+    return request

@@ -10,6 +10,7 @@ from actor.serving.calls.request_errors import RequestErrors
 from actor.serving.codec.replies import ReplyWriter
 from actor.serving.codec.requests import RequestReader
 from actor.serving.inference.batcher import Batcher
+from actor.serving.inference.forward_pass import Question
 from actor.serving.versions.answering import Answered, Answerer, OnAnswer
 from actor.serving.versions.fallback import Fallback
 from actor.serving.versions.loaded_versions import LoadedVersions
@@ -56,6 +57,10 @@ class RequestHandler:
         else:
             choice = self.loaded_versions.choose(request.client_key)
         return await self.answerer.answer(choice, question, until_s)
+
+    async def act_plain(self, question: Question, until_s: float) -> Answered:
+        """Answer a plain request's question as `act` does; raises Refused."""
+        return await self.answerer.answer(self.loaded_versions.choose(""), question, until_s)
 
     def ask(
         self, request: pb.ActRequest, until_s: float, on_answer: OnAnswer, is_gone: Callable[[], bool]

@@ -110,6 +110,13 @@ REFUSED: Final = {
         "0.0.0.0:8766: embeddings are served on this machine only",
     ),
 }  # fmt: skip
+LOAD_A_MODEL: Final = (
+    "rewards into a file",
+    "a head without a scale",
+    "rewards on no schedule",
+    "rewards by a word",
+)
+"""Commands that import what language models need before they refuse, as others here do."""
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +144,13 @@ def content(folder: Path) -> dict[str, bytes | None]:
     return {str(one.relative_to(folder)): one.read_bytes() if one.is_file() else None for one in found}
 
 
-@pytest.mark.parametrize(("words", "told"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] if name in LOAD_A_MODEL else [])
+        for name, case in REFUSED.items()
+    ],
+)
 def test_a_service_refuses_bad_input_and_changes_nothing(
     words: tuple[str, ...], told: str, here: Path
 ) -> None:

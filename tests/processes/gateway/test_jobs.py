@@ -250,6 +250,7 @@ def test_a_job_whose_processes_are_killed_is_lost_and_said_to_be(folder: Path, t
         assert client.ended(client.submit("one"))["state"] == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
 def test_two_gateways_on_one_database_run_each_job_once(shared_database: str, folder: Path) -> None:
     """Each in folders of its own; the log of a job is read where it runs."""

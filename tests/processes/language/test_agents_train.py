@@ -50,7 +50,9 @@ episodes = 8
 """
 
 
-@pytest.fixture(params=["rank = 4", "lora = false"], ids=["adapter", "all-weights"])
+@pytest.fixture(
+    params=["rank = 4", pytest.param("lora = false", marks=pytest.mark.slow)], ids=["adapter", "all-weights"]
+)
 def training(
     request: pytest.FixtureRequest, reward: Path, prompts: Path, tmp_path: Path, short_folder: Path
 ) -> Iterator[Training]:

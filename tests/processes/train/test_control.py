@@ -59,6 +59,7 @@ def test_a_run_is_steered_from_the_command_line(training: Training) -> None:
     assert restored["state"] == "COMMAND_STATE_DONE"
     assert asked(address, "restore", "good", "--request-id", "back-1") == restored
     training.until_steps(training.steps() + 4_000)
+    assert asked(run, "pause")["desired"] == "paused"
     unknown = asked(run, "restore", "bad", code=1)
     assert (unknown["state"], unknown["refusal"]) == ("COMMAND_STATE_REFUSED", "COMMAND_REFUSAL_NAME")
     assert "there are: good" in control(run, "restore", "bad", "--request-id", "bad-2", code=1)

@@ -206,6 +206,7 @@ def reader(short_folder: Path) -> Iterator[Reader]:
     reader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_train(reader: Reader) -> None:
     """The first run is solved; one that was stopped by Ctrl-C goes on to its last step."""

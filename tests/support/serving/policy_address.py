@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import grpc
 
-from actor.serving.calls.policy_service import PolicyService
 from penstock.wire.specification import RunSpecification
 from tests.support.serving.server_parts import Stand
 
@@ -40,18 +39,8 @@ def served_policy(made: RunSpecification, socket: Path, **serving: Any) -> Itera
     async def serve() -> None:
         stand = found["stand"] = Stand(made, **serving)
         found["end"] = asyncio.Event()
-        service = PolicyService(
-            stand.handler,
-            stand.episode_steps,
-            stand.episode_requests,
-            stand.episodes,
-            stand.section,
-            (made.run, made.observation_space, made.action_space),
-            learns=True,
-            on_answer=stand.canary_monitor.answered,
-        )
         server = grpc.aio.server()
-        service.add_to(server)
+        stand.service(learns=True).add_to(server)
         server.add_insecure_port(f"unix:{socket}")
         await server.start()
         begun.set()

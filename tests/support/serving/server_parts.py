@@ -1,6 +1,6 @@
 """The parts of a policy server without its network: real policies, and a clock that the test turns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from actor.serving.calls.episode_requests import EpisodeRequests
 from actor.serving.calls.episode_steps import EpisodeSteps
+from actor.serving.calls.policy_service import PolicyService
 from actor.serving.calls.request_handler import RequestHandler
 from actor.serving.episodes.episodes import Episodes
 from actor.serving.experience.recorder import Learning
@@ -171,6 +172,20 @@ class Stand:
     def _fetch(self, version: int) -> Weights | None:
         self.fetched.append(version)
         return self.weights.get(version)
+
+    def service(self, on_answer: Callable[[Answered], None] | None = None, *, learns: bool) -> PolicyService:
+        """The service of these parts. on_answer: told of answers without an episode; None: the canary is."""
+        made = self.specification
+        return PolicyService(
+            self.handler,
+            self.episode_steps,
+            self.episode_requests,
+            self.episodes,
+            self.section,
+            (made.run, made.observation_space, made.action_space),
+            learns=learns,
+            on_answer=on_answer or self.canary_monitor.answered,
+        )
 
     # ------------------------------------------------------------ versions
 

@@ -3,9 +3,9 @@
 Whatever else looks like one is none.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pytest
@@ -51,10 +51,13 @@ ACTIONS: Final[dict[str, Space]] = {
 
 
 class Call:
-    """gRPC's side of a stream."""
+    """gRPC's side of a call."""
 
     def __init__(self) -> None:
         self.replies: list[pb.ActReply] = []
+
+    def time_remaining(self) -> None:
+        """No deadline."""
 
     async def write(self, reply: bytes) -> None:
         """Keep it."""
@@ -77,10 +80,19 @@ def drawn(space: Space, seed: int = 0) -> Any:
     raise AssertionError(space)
 
 
-async def asked(
+class Asked(Protocol):
+    """One way in."""
+
+    async def __call__(
+        self, stand: Stand, *requests: pb.ActRequest, told: list[Answered] | None = None
+    ) -> list[pb.ActReply]:
+        """Ask all at once; the replies stand in the order of the requests. told: of answers."""
+
+
+async def by_stream(
     stand: Stand, *requests: pb.ActRequest, told: list[Answered] | None = None
 ) -> list[pb.ActReply]:
-    """All at once, over one stream; the replies in the order of the requests."""
+    """Over one ActStream."""
 
     async def act(request: pb.ActRequest, until_s: float) -> bytes:
         return (await stand.answer(request, until_s))[0].SerializeToString()
@@ -93,6 +105,22 @@ async def asked(
     await ActStream(stand.handler, act, ([] if told is None else told).append).serve(sent(), call)
     by_id = {reply.request_id: reply for reply in call.replies}
     return [by_id[request.request_id] for request in requests]
+
+
+async def by_calls(
+    stand: Stand, *requests: pb.ActRequest, told: list[Answered] | None = None
+) -> list[pb.ActReply]:
+    """An Act each."""
+    act = stand.service(([] if told is None else told).append, learns=False).act
+    replies = await asyncio.gather(*(act(request.SerializeToString(), Call()) for request in requests))
+    return [pb.ActReply.FromString(reply) for reply in replies]
+
+
+@pytest.fixture(params=[by_stream, by_calls], ids=["ActStream", "Act"])
+def asked(request: pytest.FixtureRequest) -> Asked:
+    """Either way in."""
+    way: Asked = request.param
+    return way
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -179,7 +207,9 @@ def test_where_values_are_looked_at_one_by_one_nothing_is_plain(space: Space) ->
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("observation", ["one", "nested"])
-async def test_a_plain_request_is_answered_as_its_message_is(observation: str, action: str) -> None:
+async def test_a_plain_request_is_answered_as_its_message_is(
+    asked: Asked, observation: str, action: str
+) -> None:
     """Byte for byte, given the same draw; alone and beside others that are none."""
     made = specification(observation=SPACES[observation], action=ACTIONS[action])
     replies = []
@@ -220,7 +250,7 @@ def _counted() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-async def test_what_is_counted_is_the_same(wrong: bool) -> None:
+async def test_what_is_counted_is_the_same(asked: Asked, wrong: bool) -> None:
     """Calls, answers, rows and passes; of what is refused only the call."""
     rises = []
     for is_message in (False, True):
@@ -242,7 +272,7 @@ async def test_what_is_counted_is_the_same(wrong: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in dot:RuntimeWarning")
-async def test_who_cannot_be_answered_costs_his_neighbours_nothing() -> None:
+async def test_who_cannot_be_answered_costs_his_neighbours_nothing(asked: Asked) -> None:
     """He gets the fallback, they get the version's answers."""
     stand, told = Stand(specification(activation="relu"), learns=False), list[Answered]()
     policy = policy_of(stand.specification, 1)
@@ -257,7 +287,7 @@ async def test_who_cannot_be_answered_costs_his_neighbours_nothing() -> None:
     assert len(told) == 3
 
 
-async def test_the_fallback_answers_plain_requests_too() -> None:
+async def test_the_fallback_answers_plain_requests_too(asked: Asked) -> None:
     """Before there are weights, and when the newest cannot answer."""
     stand = Stand(learns=False)
     for version, policy in ((0, None), (1, None), (2, broken(policy_of(stand.specification, 2)))):
@@ -269,7 +299,7 @@ async def test_the_fallback_answers_plain_requests_too() -> None:
         assert reply.version == min(version, 1)
 
 
-async def test_a_plain_request_is_not_answered_beyond_what_the_server_can_do() -> None:
+async def test_a_plain_request_is_not_answered_beyond_what_the_server_can_do(asked: Asked) -> None:
     """Refused under its id, as any other."""
     stand = Stand(learns=False)
     await stand.publish(1)
@@ -280,7 +310,7 @@ async def test_a_plain_request_is_not_answered_beyond_what_the_server_can_do() -
     assert (full.request_id, full.refusal.reason) == ("full", Reason.OVERLOADED.value)
 
 
-async def test_a_shadow_looks_on_at_plain_requests_too() -> None:
+async def test_a_shadow_looks_on_at_plain_requests_too(asked: Asked) -> None:
     """It is asked what the active version has answered."""
     stand = Stand(learns=False)
     for number in (2, 3):
@@ -292,10 +322,3 @@ async def test_a_shadow_looks_on_at_plain_requests_too() -> None:
     assert reply.version == 2
     await stand.handler.shadow.finish()
     assert metrics.SHADOW_AGREEMENT._sum.get() > before
-
-
-def test_streams_alone_read_plain_requests() -> None:
-    """`Act` has one path: its requests are messages, whatever they hold."""
-    actor = Path(__file__).resolve().parents[5] / "actor"
-    callers = {path.name for path in actor.rglob("*.py") if ".read_plain(" in path.read_text()}
-    assert callers == {"act_stream.py"}
