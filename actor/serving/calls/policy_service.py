@@ -19,7 +19,7 @@ from actor.serving.codec.replies import ARMS
 from actor.serving.episodes.episodes import Episodes
 from actor.serving.versions.answering import Answered
 from penstock.config.settings import ServingSection
-from penstock.rpc.boundary import Malformed, read_request
+from penstock.rpc.boundary import Malformed
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire import spaces
@@ -184,5 +184,9 @@ class PolicyService:
 
 def _message(data: bytes) -> pb.ActRequest:
     """Return the request; raises Malformed for bytes that are none."""
-    request: pb.ActRequest = read_request("Act", pb.ActRequest.FromString, data)
-    return request
+    try:
+        return pb.ActRequest.FromString(data)
+    except DecodeError as error:
+        raise Malformed(
+            f"Act: {len(data)} bytes that are no ActRequest; check the protocol version"
+        ) from error

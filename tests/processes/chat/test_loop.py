@@ -84,7 +84,7 @@ def test_a_loop_makes_one_round_of_its_labels(killed: set[Step], tmp_path: Path)
             after = loop.await_step(Step.RATINGS, Step.REWARD, Step.TRAINING)
             assert (after.number, after.taken) == (2, LABELS)
             assert after.labels == LABELS + len(heard)
-        _one_training(run, canary)
+        _one_training(run, canary, resumed=Step.TRAINING in killed)
         eventually(
             lambda: {one.arm for one in people_talk(gateway, people, rng, 4)} == {"active"},
             "a server that has heard of it",
@@ -102,7 +102,7 @@ def _await_canary(gateway: ChatGateway, canary: int) -> None:
     )
 
 
-def _one_training(run: Path, canary: int) -> None:
+def _one_training(run: Path, canary: int, *, resumed: bool) -> None:
     """What the first round has left: one version, its weights, and no text of anybody."""
     folder = round_folder(folder_of(run), 1)
     with Registry.read(f"sqlite:///{run}/registry.sqlite") as registry:
@@ -114,5 +114,6 @@ def _one_training(run: Path, canary: int) -> None:
     assert (folder / "run" / "policies" / f"{canary}.safetensors").exists()
     assert not (folder / "believed.jsonl").exists()
     words = [line for line in (folder / "steps.log").read_text().splitlines() if line.startswith("$ ")]
-    assert [line.split()[2:4] for line in words if "train" in line][-1] == ["train", "run"]
+    newest = [line.split()[2:4] for line in words if "train" in line][-1]
+    assert newest == ["train", "run" if resumed else "round.toml"]
     assert sum("--resume" not in line and " train round.toml" in line for line in words) == 1
