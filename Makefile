@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-processes test-slow test-kubernetes mutations soak learn staleness synchronous check format bench bench-peers protos dashboards
+.PHONY: train test test-processes test-systems test-slow test-kubernetes mutations soak learn staleness synchronous check format bench bench-peers protos dashboards
 
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
@@ -19,15 +19,20 @@ test: .venv/installed-test
 	$(BIN)/pytest -q -m "not slow and not postgresql" -n 3 --dist worksteal \
 		tests/unit tests/contract tests/property tests/abuse tests/mutations tests/spine $(ARGS)
 
-# All other tests that start processes: of services, networks, kills, abuse, what is deployed, and PostgreSQL.
-# A file at a time to each worker, so that its fixtures are made once; the longest come first, so that no worker is
-# left alone with one of them.
-LONGEST := $(addprefix tests/,learning processes/chat processes/gateway processes/prompts processes/faults \
-	processes/goals processes/train processes/learner)
+# Both below: a file at a time to each worker, so that its fixtures are made once; the longest come first, so that no
+# worker is left alone with one of them.
+PROCESSES := -n 4 --dist loadfile --no-loadscope-reorder
+SYSTEMS := $(addprefix tests/processes/,chat gateway prompts goals)
+
+# The other tests that start processes: of services, networks, kills, abuse, what is deployed, and PostgreSQL.
 test-processes: .venv/installed-test
 	$(BIN)/pytest -q -m "not slow and postgresql" -n 3 --dist worksteal tests/contract
-	$(BIN)/pytest -q -m "not slow" -n 4 --dist loadfile --no-loadscope-reorder $(LONGEST) \
-		tests/processes tests/deploy $(ARGS)
+	$(BIN)/pytest -q -m "not slow" $(PROCESSES) $(addprefix --ignore ,$(SYSTEMS)) \
+		$(addprefix tests/processes/,train faults language learner) tests/processes tests/deploy $(ARGS)
+
+# Of what stands on the core: the gateway with accounts and jobs, prompts, chat and goals; and what is learned.
+test-systems: .venv/installed-test
+	$(BIN)/pytest -q -m "not slow" $(PROCESSES) tests/learning $(SYSTEMS) $(ARGS)
 
 test-slow: .venv/installed-test .venv/installed-learn
 	$(BIN)/pytest -q -m slow -n 3 --maxschedchunk 1 $(ARGS)

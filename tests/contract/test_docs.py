@@ -177,6 +177,7 @@ def test_every_refusal_is_explained(reason: Reason) -> None:
         "train",
         "test",
         "test-processes",
+        "test-systems",
         "test-slow",
         "soak",
         "mutations",

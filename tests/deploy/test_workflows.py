@@ -43,7 +43,7 @@ def test_lint_test_build_and_both_deployments_follow_one_another() -> None:
         "./.github/workflows/checks.yml",
         "checks",
     )
-    assert checks["test"]["strategy"]["matrix"]["tier"] == ["test", "test-processes"]
+    assert checks["test"]["strategy"]["matrix"]["tier"] == ["test", "test-processes", "test-systems"]
     assert (deploy["staging"]["needs"], deploy["production"]["needs"]) == ("images", "staging")
     assert [deploy[name]["with"]["environment"] for name in ("staging", "production")] == [
         "staging",
