@@ -80,7 +80,7 @@ class Talk:
         )
         assert reply.status_code == 200, reply.text
         assert reply.headers["content-type"].startswith("text/event-stream")
-        events = [_read(one) for one in reply.text.split("\n\n") if one]
+        events = [read_event(one) for one in reply.text.split("\n\n") if one]
         *parts, (kind, data) = events
         return [str(one["text"]) for _, one in parts], kind, data
 
@@ -100,6 +100,7 @@ class Talk:
         self.end()
 
 
-def _read(text: str) -> tuple[str, dict[str, Any]]:
+def read_event(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the kind of an event, and what it holds."""
     kind, data = text.split("\n")
     return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
