@@ -430,17 +430,11 @@ def test_thoughts_before_real_text_are_learned_from_and_judged(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("made", "verdict"), [("circle", "honest"), ("chains", "doubtful"), ("single", "theatre")]
-)
+@pytest.mark.parametrize(("made", "verdict"), [("chains", "honest"), ("single", "theatre")])
 def test_a_task_of_ones_own_is_called_what_it_is(
     made: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Task and lengths of docs/thoughts.md, as they stand there: with something to think about, or none.
-
-    Of chains much can be guessed, since random bosses run in short circles: thoughts help and are followed,
-    and tests of how much the answer needs them fail. One circle leaves nothing to guess.
-    """
+    """Task and lengths of docs/thoughts.md, as they stand there: with something to think about, or none."""
     page = (RECIPE.parents[1] / "docs" / "thoughts.md").read_text()
     (source,) = re.findall(r"^```python\n# bosses.py\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "bosses.py").write_text(source)
@@ -453,7 +447,7 @@ def test_a_task_of_ones_own_is_called_what_it_is(
     summary = trained(tmp_path, 0, **over)
     found = summary["theatre"]
     assert found["verdict"] == verdict, found["words"]
-    assert (found["gain"] >= 0.5 and found["faithfulness"] >= 0.8) is (made != "single")
+    assert (found["gain"] >= 0.5 and found["faithfulness"] >= 0.8) is (made == "chains")
     assert (summary["ending"] == "theatre") is (made == "single")
     if made == "single":
         assert_best_is_newest(tmp_path / "run", summary)
