@@ -89,10 +89,11 @@ def test_versions_of_a_run_are_answered_for_until_they_are_retired(training: Tra
     """By GetWeights and as files; a rollback over ControlService gets a number from the learner."""
     training.until_steps(1)
     operator = Operator(training.run_dir)
+    training.until_steps(15_000)
+    # Chosen just before they are asked for: the oldest make room for newer ones.
     training.until(lambda: len(operator.having("active")) == 1 and len(operator.having("candidate")) >= 2)
     (active,) = operator.having("active")
     second, third = operator.having("candidate")[-2:]
-    training.until_steps(15_000)
     for version in (active, second, third):
         blob = operator.weights(version)
         assert blob is not None
