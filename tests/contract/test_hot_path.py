@@ -173,7 +173,8 @@ async def crowded(**asked: Any) -> tuple[Stand, bytes]:
 
 async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
     """The method Act of a server."""
-    return stand.service(learns=False).act
+    service = stand.service(learns=False)
+    return lambda data, context: service.act(service.read_act(data), context)
 
 
 @pytest.fixture

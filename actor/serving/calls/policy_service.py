@@ -17,6 +17,7 @@ from actor.serving.calls.episode_steps import EpisodeSteps
 from actor.serving.calls.request_handler import RequestHandler
 from actor.serving.codec.replies import ARMS
 from actor.serving.episodes.episodes import Episodes
+from actor.serving.inference.forward_pass import Question
 from actor.serving.versions.answering import Answered
 from penstock.config.settings import ServingSection
 from penstock.rpc.boundary import Malformed
@@ -80,25 +81,30 @@ class PolicyService:
             )
             for name, (request, reply, body) in calls.items()
         }
-        # Their requests and replies are bytes: most of them are read and written without a message.
-        handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act)
+        # Their replies are bytes; a stream's requests as well.
+        handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act, request_deserializer=self.read_act)
         handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(self.act_stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
 
-    async def act(self, data: bytes, context: Context) -> bytes:
-        """See policy.proto. Raises Malformed for bytes that are no ActRequest."""
-        self._calls["act"].inc()
+    def read_act(self, data: bytes) -> Question | pb.ActRequest:
+        """Return the question of a plain request, and of any other its message; raises DecodeError."""
         question = self._handler.reader.read_plain(data)
-        if question is None:
-            return await self._answer(_message(data), self._until_s(context))
+        return pb.ActRequest.FromString(data) if question is None else question
+
+    async def act(self, request: Question | pb.ActRequest, context: Context) -> bytes:
+        """See policy.proto. request: of `read_act`."""
+        self._calls["act"].inc()
+        if isinstance(request, pb.ActRequest):
+            return await self._answer(request, self._until_s(context))
         try:
-            answered = await self._handler.act_plain(question, self._until_s(context))
+            answered = await self._handler.act_plain(request, self._until_s(context))
         except Refused as error:
-            return refusing(self._handler.request_errors, _message(data), error)
+            message = pb.ActRequest(request_id=request.request_id)
+            return refusing(self._handler.request_errors, message, error)
         self._on_answer(answered)
         if answered.answer is None:
-            return self._handler.writer.encode(_message(data), answered)
-        return self._handler.writer.encode_plain(question.request_id, answered, answered.answer)
+            return self._handler.writer.encode(pb.ActRequest(request_id=request.request_id), answered)
+        return self._handler.writer.encode_plain(request.request_id, answered, answered.answer)
 
     def _until_s(self, context: Context) -> float:
         left_s = context.time_remaining()
@@ -180,13 +186,3 @@ class PolicyService:
             learns=self._learns,
             chooses_by_value=any(loaded.policy.chooses_by_value for loaded, _ in served.values()),
         )
-
-
-def _message(data: bytes) -> pb.ActRequest:
-    """Return the request; raises Malformed for bytes that are none."""
-    try:
-        return pb.ActRequest.FromString(data)
-    except DecodeError as error:
-        raise Malformed(
-            f"Act: {len(data)} bytes that are no ActRequest; check the protocol version"
-        ) from error

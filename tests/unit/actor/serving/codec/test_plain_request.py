@@ -111,8 +111,9 @@ async def by_calls(
     stand: Stand, *requests: pb.ActRequest, told: list[Answered] | None = None
 ) -> list[pb.ActReply]:
     """An Act each."""
-    act = stand.service(([] if told is None else told).append, learns=False).act
-    replies = await asyncio.gather(*(act(request.SerializeToString(), Call()) for request in requests))
+    service = stand.service(([] if told is None else told).append, learns=False)
+    read = [service.read_act(request.SerializeToString()) for request in requests]
+    replies = await asyncio.gather(*(service.act(request, Call()) for request in read))
     return [pb.ActReply.FromString(reply) for reply in replies]
 
 
