@@ -323,3 +323,13 @@ async def test_a_shadow_looks_on_at_plain_requests_too(asked: Asked) -> None:
     assert reply.version == 2
     await stand.handler.shadow.finish()
     assert metrics.SHADOW_AGREEMENT._sum.get() > before
+
+
+async def test_what_is_read_of_an_act_names_its_request() -> None:
+    """Plain or not: the log's line of an unforeseen error says whose it was."""
+    service = Stand(learns=False).service(learns=False)
+    for want_value in (False, True):
+        request = pb.ActRequest(
+            request_id="r-7", observation=parts_of(OBSERVATION, seen(0)), want_value=want_value
+        )
+        assert service.read_act(request.SerializeToString()).request_id == "r-7"
