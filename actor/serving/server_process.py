@@ -30,6 +30,7 @@ from penstock.config.workload import find, load
 from penstock.registry.weight_files import read_specification
 from penstock.rpc.boundary import Boundary
 from penstock.rpc.rate_limits import Rates
+from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.garbage_collection import collect_seldom
 from penstock.runtime.health import Health, serve_http
@@ -124,7 +125,7 @@ async def _serve(
         hosted.names,
         settings,
         listen,
-        boundary=Boundary(),
+        boundary=Boundary(on_malformed=metrics.REFUSALS.labels("malformed").inc),
         rates=_rates(settings),
         streams_per_connection=STREAMS_PER_CONNECTION,
         calls=hosted.calls,

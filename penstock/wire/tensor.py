@@ -55,7 +55,9 @@ def check_shape(field: str, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape as a tuple; raises ValueError for a rank or a product that no message may have."""
     if len(shape) > MAX_RANK:
         raise ValueError(f"{field}: rank {len(shape)} is above {MAX_RANK}")
-    if any(length < 0 for length in shape) or math.prod(shape) > MAX_MESSAGE_BYTES:
+    # Of an empty array, too: numpy makes none whose other axes are too large.
+    count = math.prod(shape) or math.prod(length or 1 for length in shape)
+    if any(length < 0 for length in shape) or count > MAX_MESSAGE_BYTES:
         raise ValueError(f"{field}: shape {tuple(shape)} has a negative or too large axis")
     return tuple(int(length) for length in shape)
 

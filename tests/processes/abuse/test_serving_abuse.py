@@ -298,7 +298,9 @@ def test_no_bytes_at_all_break_a_policy_server(server: BrokerProcess, cases: int
     with RawChannel(server.address) as channel:
         send_all(channel, plan(200, SEED + 1))
         with unharmed(server):
+            before = server.refused("malformed")
             seen = send_all(channel, plan(cases, SEED))
+            assert server.refused("malformed") - before == seen["INVALID_ARGUMENT"]
     print(dict(seen))
     assert seen["INVALID_ARGUMENT"] > cases // 2
     assert seen["OK"] > cases

@@ -172,7 +172,8 @@ async def _serve(
 ) -> int:
     stop = asyncio.Event()
     lifecycle.on_drain(setter(stop))
-    frame = ServerFrame(ROLE, (NAME,), settings, listen, boundary=Boundary(RULES), calls=CALLS)
+    boundary = Boundary(RULES, on_malformed=metrics.REFUSALS.labels("malformed").inc)
+    frame = ServerFrame(ROLE, (NAME,), settings, listen, boundary=boundary, calls=CALLS)
     batcher = Batcher(
         model.score_rows,
         max_rows=MAX_BATCH_ROWS,

@@ -30,7 +30,7 @@ def test_an_array_that_cannot_travel_is_refused_when_it_is_packed() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [(1,) * (MAX_RANK + 1), (-1,), (-1, -1), (MAX_MESSAGE_BYTES + 1,), (2**40, 2**40)]
+    "shape", [(1,) * (MAX_RANK + 1), (-1,), (-1, -1), (MAX_MESSAGE_BYTES + 1,), (2**40, 2**40), (2**62, 0)]
 )
 def test_a_shape_that_no_message_may_have_is_refused(shape: tuple[int, ...]) -> None:
     """Rank and product are checked in whole numbers, which do not overflow."""
