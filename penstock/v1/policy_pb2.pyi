@@ -179,7 +179,9 @@ class ActRequest(_message.Message):
     deterministic: _builtins.bool
     """The most likely action instead of a drawn one."""
     seed: _builtins.int
-    """Draw with a generator that starts here: equal requests get equal answers."""
+    """Draw with a generator that starts here: equal requests get equal draws. Reals of a reply may differ in their last
+    digit by what shares the forward pass.
+    """
     client_key: _builtins.str
     """The caller's own name for its user or thread: the same key gets the same arm, on every server. Without an episode only."""
     version: _builtins.int
