@@ -1,6 +1,7 @@
 """Every route of a site that other machines reach, called by everybody: whom its token door lets in."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -18,7 +19,9 @@ SITES = {"chat": chat(), "prompts": prompts()}
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_every_route_of_a_site_admits_members_alone(small_gateway: SmallGateway, name: str) -> None:
+def test_every_route_of_a_site_admits_members_alone(
+    small_gateway: SmallGateway, name: str, tmp_path: Path
+) -> None:
     """Nobody without a token, none of another project, and a viewer only to what a viewer may call."""
     site = SITES[name]
     for role in reversed(Role):
@@ -27,7 +30,7 @@ def test_every_route_of_a_site_admits_members_alone(small_gateway: SmallGateway,
     members = [(role, small_gateway.bearer(role.value)) for role in Role]
     outsiders = [small_gateway.bearer("stranger"), small_gateway.token("beta")]
     seen = 0
-    for client, method, path in calls(small_gateway, site):
+    for client, method, path in calls(small_gateway, site, tmp_path):
         is_open = method == "GET" and path.startswith(site.open_paths)
         if is_open or path in OPEN:
             continue
@@ -42,9 +45,9 @@ def test_every_route_of_a_site_admits_members_alone(small_gateway: SmallGateway,
     assert seen >= 10
 
 
-def calls(gateway: SmallGateway, site: Site) -> Iterator[tuple[TestClient, str, str]]:
+def calls(gateway: SmallGateway, site: Site, state: Path) -> Iterator[tuple[TestClient, str, str]]:
     """A client, and every call of the site's own document but that which ends the caller."""
-    upstream = Upstream(addresses=RunAddresses, credentials=Credentials())
+    upstream = Upstream(addresses=RunAddresses, credentials=Credentials(), state=state)
     reach = Reach(listen="127.0.0.1:0", project="alpha")
     app = guarded_app(site, upstream, reach, gateway.accounts)
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:

@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from gateway.surface import (
@@ -54,7 +53,7 @@ _PERSON: Final = "user/"
 
 @dataclass(slots=True, eq=False)
 class ChatApi:
-    """What the routes work with; used by one event loop."""
+    """What the routes work with; used by one event loop. Raises ConfigurationError without a state folder."""
 
     upstream: Upstream
     most_talks: int = MOST_TALKS
@@ -69,7 +68,9 @@ class ChatApi:
     _looked_s: float = -1.0
 
     def __post_init__(self) -> None:
-        self.book = AnswerBook(self.upstream.state or Path("chat-state"))
+        if self.upstream.state is None:
+            raise ConfigurationError("state: a chat counts what each version answered; name a folder for it")
+        self.book = AnswerBook(self.upstream.state)
         self._judge = Judge(self._judge_address)
 
     # ------------------------------------------------------------ the run
