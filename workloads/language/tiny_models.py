@@ -123,8 +123,8 @@ def build_model(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Has torch compute in one thread, and then in as many as before.
+def one_thread() -> Iterator[None]:
+    """Have torch compute in one thread, and behind it in as many as before.
 
     An operation of so small a model is shorter than the wait for a second thread on a busy core.
     """
@@ -136,7 +136,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@_one_thread()
+@one_thread()
 def pretrain(
     model: Any,
     tokenizer: Tokenizer,

@@ -3,13 +3,11 @@
 And the training of a model that is made on the spot.
 """
 
-import threading
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from penstock.runtime.retry import Interrupted
+from tests.support.language.thread_watch import ThreadWatch, two_threads
 from workloads.language import tiny_models
 from workloads.language.conversation.chat_encoder import ChatEncoder
 from workloads.language.prompt import Message
@@ -36,38 +34,17 @@ def test_questions_and_answers_have_ends_of_their_own() -> None:
     assert [*begun, *sampled, *more] == encoder.begin([*asked, answer, Message("user", "a")])
 
 
-class Looking(threading.Event):
-    """Notes how many threads torch has whenever a training asks whether it is to end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads = list[int]()
-
-    def is_set(self) -> bool:
-        """As ever."""
-        self.threads.append(torch.get_num_threads())
-        return super().is_set()
-
-
-@pytest.fixture
-def _two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("_two_threads")
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_tiny_model_learns_in_one_thread_and_leaves_the_others_as_they_were(is_stopped: bool) -> None:
     """Also where its training is interrupted: what is trained behind it has all of them."""
     tokenizer = tiny_models.build_tokenizer(["a", "b"])
-    model, stop = tiny_models.build_model(tokenizer, seed=0), Looking()
-    if is_stopped:
-        stop.set()
-        with pytest.raises(Interrupted):
+    model, stop = tiny_models.build_model(tokenizer, seed=0), ThreadWatch()
+    with two_threads():
+        if is_stopped:
+            stop.set()
+            with pytest.raises(Interrupted):
+                tiny_models.pretrain(model, tokenizer, [("a", "b")], steps=1, seed=0, stop=stop)
+        else:
             tiny_models.pretrain(model, tokenizer, [("a", "b")], steps=1, seed=0, stop=stop)
-    else:
-        tiny_models.pretrain(model, tokenizer, [("a", "b")], steps=1, seed=0, stop=stop)
-    assert stop.threads == [1]
-    assert torch.get_num_threads() == 2
+        assert stop.threads == {1}
+        assert torch.get_num_threads() == 2
