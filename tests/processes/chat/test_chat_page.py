@@ -66,6 +66,7 @@ def test_two_people_talk_rate_and_one_looks_after_it(browser: "Browser", tmp_pat
         second.get_by_role("link", name="Look after").press("Enter")
         table = second.get_by_role("region", name="Satisfaction")
         expect(table).to_contain_text("cannot tell below 30 conversations")
+        expect(second.get_by_role("region", name="Stars")).to_contain_text("safety")
         expect(second.locator("#state")).to_contain_text("No answer came from the fallback.")
         check_look(second, "chat-look")
         first.get_by_role("link", name="Your data").press("Enter")

@@ -14,6 +14,7 @@ from penstock.registry.routing import Arms
 from workloads.chat.http import kept_ratings
 from workloads.chat.http.answer_book import VersionCounts
 from workloads.chat.http.chat_api import ChatApi
+from workloads.chat.http.rated_sides import rated_sides
 from workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
 
 _EVENTS: Final = 10
@@ -32,6 +33,7 @@ async def overview(api: ChatApi) -> dict[str, Any]:
     return {
         "leastConversations": LEAST,
         "versions": versions_of(counts, found.tallies, described),
+        "sides": found.sides,
         "blocked": blocked,
         "learns": described.learns if described else None,
         "active": found.arms.active,
@@ -88,6 +90,7 @@ class _Read:
     """What the registry, and the folder of the loop, say."""
 
     tallies: tuple[Tally, ...]
+    sides: list[dict[str, Any]]
     events: tuple[Event, ...]
     arms: Arms
     canaries: dict[str, Any]
@@ -98,6 +101,7 @@ def _read(run: RunSettings, policy: str) -> _Read:
     with Registry.open(run.registry, migrate=True) as opened:
         return _Read(
             tallies=opened.tally(policy, kept_ratings.THUMB, above=THUMB, without=kept_ratings.ASKED_SOURCE),
+            sides=rated_sides(opened, policy),
             events=opened.events(policy, _EVENTS),
             arms=opened.arms(policy),
             canaries=look_at_canaries(opened, policy, run.false_alarm),

@@ -19,6 +19,12 @@ function row(one, least) {
   ];
 }
 
+// Of those who gave stars, how many gave four or five.
+function good(one, least) {
+  const told = one.share === null ? `cannot tell below ${least} conversations` : `${share(one.share)} (${share(one.low)} to ${share(one.high)})`;
+  return [one.version, one.side, one.rated, one.good, told];
+}
+
 function state(found) {
   if (found.unreachable) return element("p", { class: "bad" }, found.unreachable);
   const falls = found.versions.reduce((sum, one) => sum + one.fallbacks, 0);
@@ -86,6 +92,9 @@ export async function look(place) {
     table("Satisfaction: thumbs-up among all conversations, rated or not, with the interval of 95 %",
       ["version", "arms", "conversations", "rated", "thumbs up", "satisfaction", "answers", "by fallback", "blocked", "asked about"],
       found.versions.map((one) => row(one, found.leastConversations))),
+    table("Stars: of the conversations in which a side was rated, those with four or five, with the interval of 95 %",
+      ["version", "side", "conversations", "four or five", "share"],
+      found.sides.map((one) => good(one, found.leastConversations))),
     table("What was blocked", ["by", "times"], blocks),
     table("Decisions", ["when", "what", "version", "by", "why"],
       found.decisions.map((one) => [when(one.time), one.action, one.version, one.by, one.reason])),
