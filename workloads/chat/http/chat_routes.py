@@ -129,6 +129,12 @@ async def roll_back(request: Request, api: Api, body: bodies.OfVersion) -> dict[
     return await asyncio.to_thread(steering.roll_back, *await api.kept(), body, _name_of(request))
 
 
+@router.post("/api/chat/weigh")
+async def weigh(request: Request, api: Api, body: bodies.Weigh) -> dict[str, Any]:
+    """Change what criteria count in the reward of the loop, from its next reward model on."""
+    return await asyncio.to_thread(steering.weigh, await api.run(), body, _name_of(request))
+
+
 @router.post("/api/chat/pause")
 async def pause(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, Any]:
     """Have the loop wait."""
