@@ -52,7 +52,7 @@ from gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
 from gateway.routes import job_routes
 from gateway.routes.console_routes import Page, console_file, file_answer
 from gateway.routes.job_routes import Estimate
-from gateway.satisfaction import LEAST, THUMB, Satisfaction, satisfaction
+from gateway.satisfaction import LEAST, THUMB, Satisfaction, satisfaction, share_of
 from gateway.sites.json_route import Handler, JsonRoute
 from gateway.sites.run_errors import answered, not_yet, of_run
 from gateway.sites.served_text import ServedText
@@ -121,6 +121,7 @@ __all__ = [
     "queue",
     "ratings_of",
     "satisfaction",
+    "share_of",
     "state_folder",
     "version_of",
     "versions_of",

@@ -11,6 +11,7 @@ asking         which answers somebody is asked to rate
 judged         what the reward model of the loop expects people to say
 answer_book    which answers there were: by version, fallbacks, what was blocked; no texts
 overview       satisfaction by version, for those who look after the chat
+satisfaction_spread  the same by day, and how it is spread over people
 steering       what they decide: which version answers, whether the loop goes on
 
 The files of the page are in static.

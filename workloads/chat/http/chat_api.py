@@ -211,7 +211,13 @@ class ChatApi:
         blocked = "output" if one.finish == "content_filter" else ""
         is_fallback = given.fallback is not None
         await asyncio.to_thread(
-            self.book.note, talk.name, given.turn, given.version, fallback=is_fallback, blocked=blocked
+            self.book.note,
+            talk.name,
+            given.turn,
+            given.version,
+            fallback=is_fallback,
+            blocked=blocked,
+            person=talk.person,
         )
         answer.asked = first is None and await self._asks(talk, answer, shares)
         return event(
@@ -248,7 +254,13 @@ class ChatApi:
         version = newest.version if newest else 0
         turn = newest.turn + 1 if newest else 0
         await asyncio.to_thread(
-            self.book.note, talk.name, turn, version, fallback=False, blocked=f"input {by}"
+            self.book.note,
+            talk.name,
+            turn,
+            version,
+            fallback=False,
+            blocked=f"input {by}",
+            person=talk.person,
         )
 
     async def end(self, talk: TalkRecord) -> None:

@@ -3,15 +3,8 @@
 
 import { call } from "./calls.js";
 import { button, element, field, table, when } from "./elements.js";
+import { satisfied, share, spread } from "./spread.js";
 import { criteria, weighing } from "./weights.js";
-
-const share = (number) => (number === null ? "–" : `${(100 * number).toFixed(0)} %`);
-
-function satisfied(one, least) {
-  return one.satisfaction === null
-    ? `cannot tell below ${least} conversations`
-    : `${share(one.satisfaction)} (${share(one.low)} to ${share(one.high)})`;
-}
 
 function row(one, least) {
   return [
@@ -96,13 +89,14 @@ const decided = (one) => (one.weights === null ? one.action
   : `${one.action} ${Object.entries(one.weights).map(([name, weight]) => `${name} ${weight}`).join(", ")}`);
 
 export async function look(place) {
-  const found = await call("GET", "/api/chat/overview");
+  const [found, over] = await Promise.all([call("GET", "/api/chat/overview"), call("GET", "/api/chat/satisfaction")]);
   const blocks = Object.entries(found.blocked);
   place.replaceChildren(
     element("h2", {}, "How people like it"), state(found),
     table("Satisfaction: thumbs-up among all conversations, rated or not, with the interval of 95 %",
       ["version", "arms", "conversations", "rated", "thumbs up", "satisfaction", "answers", "by fallback", "blocked", "asked about"],
       found.versions.map((one) => row(one, found.leastConversations))),
+    ...spread(over),
     table("What was blocked", ["by", "times"], blocks),
     table("Decisions", ["when", "what", "version", "by", "why"],
       found.decisions.map((one) => [when(one.time), decided(one), one.version, one.by, one.reason])),

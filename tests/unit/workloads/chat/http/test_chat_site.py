@@ -144,7 +144,8 @@ def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(client: 
     ):
         assert (reply.status_code, reply.json().get("field")) == (status, field), reply.text
     decided = {
-        f"/api/chat/{name}" for name in ("promote", "rollback", "pause", "resume", "weigh", "overview")
+        f"/api/chat/{name}"
+        for name in ("promote", "rollback", "pause", "resume", "weigh", "overview", "satisfaction")
     }
     assert not decided & site().viewer_paths
 
@@ -193,6 +194,30 @@ def test_what_counts_is_changed_with_a_reason_that_stands_among_the_decisions(
     assert decided[0] == ("weighed", {"safety": 2.5}, "page", "children read it")
     assert [one[0] for one in decided] == ["weighed", "registered"]
     assert read_weighed(folder_of(tmp_path)).standing == {"safety": 2.5}
+
+
+def test_satisfaction_is_told_by_day_and_by_person_until_somebody_leaves(client: TestClient) -> None:
+    """Who rated nothing is counted without a name; who has gone is in no number."""
+    for me, thumbs in (("somebody-1", (True, False)), ("somebody-2", (True,)), ("somebody-3", ())):
+        for number in range(2):
+            talk = {"me": me, "conversation": post(client, "begin", me=me).json()["conversation"]}
+            assert "event: answer" in post(client, "say", text="sum", **talk).text
+            for up in thumbs[number : number + 1]:
+                post(client, "thumb", turn=0, id=f"{me}-{number}", up=up, **talk)
+    found = client.get("/api/chat/satisfaction").json()
+    days = [[one[name] for one in found["days"]] for name in ("conversations", "rated", "thumbsUp")]
+    assert [sum(one) for one in days] == [6, 3, 2]  # of two days where it is midnight
+    assert {one["satisfaction"] for one in found["days"]} == {None}
+    assert (found["people"]["talked"], found["people"]["everRated"]) == (3, 2)
+    assert found["people"]["below"] == {"share": None, "low": None, "high": None}
+    rows = [(one["rater"], one["conversations"], one["rated"], one["thumbsUp"]) for one in found["raters"]]
+    assert sorted(rows) == [("somebo…", 2, 1, 1), ("somebo…", 2, 2, 1)]
+    assert post(client, "forget", me="somebody-1").json() == {"deleted": 2}
+    left = client.get("/api/chat/satisfaction").json()
+    assert sum(one["conversations"] for one in left["days"]) == 4
+    assert (left["people"]["talked"], len(left["raters"])) == (2, 1)
+    (row,) = client.get("/api/chat/overview").json()["versions"]
+    assert (row["conversations"], row["thumbsUp"]) == (4, 1)
 
 
 def test_each_agent_has_its_policy_and_its_ratings(base: Path, tmp_path: Path, short_folder: Path) -> None:
