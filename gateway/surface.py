@@ -17,6 +17,7 @@ It may also name in `site` a function that returns a `Site`: an application of i
 
     Upstream, RunAddresses    where that run is
     RunSettings               what it was begun with
+    ServedText                the client of its server of text
     Loop                      a command that learns from what people say of it
     file_answer, console_file a file of a page, or of the console, for a page that looks like it
     caller_of, is_editor      who calls it, and whether they look after it
@@ -51,9 +52,10 @@ from gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
 from gateway.routes import job_routes
 from gateway.routes.console_routes import Page, console_file, file_answer
 from gateway.routes.job_routes import Estimate
-from gateway.satisfaction import LEAST, THUMB, Satisfaction, satisfaction
+from gateway.satisfaction import LEAST, THUMB, Satisfaction, satisfaction, share_of
 from gateway.sites.json_route import Handler, JsonRoute
 from gateway.sites.run_errors import answered, not_yet, of_run
+from gateway.sites.served_text import ServedText
 from gateway.sites.site import (
     Loop,
     RunAddresses,
@@ -94,6 +96,7 @@ __all__ = [
     "RunAddresses",
     "RunSettings",
     "Satisfaction",
+    "ServedText",
     "Service",
     "Site",
     "TrainedVersion",
@@ -118,6 +121,7 @@ __all__ = [
     "queue",
     "ratings_of",
     "satisfaction",
+    "share_of",
     "state_folder",
     "version_of",
     "versions_of",
