@@ -60,10 +60,10 @@ def test_a_better_version_is_promoted_by_proof_although_the_gateway_was_killed(t
     with first:
         list(islice(people(first, rng, heard), LABELS))
         training = round_folder(folder_of(state), 1) / "run"
-        eventually(lambda: has_checkpoint(training), "the training of the round", 240)
+        eventually(lambda: has_checkpoint(training), "the training of the round", 600)
         first.kill()
     with ChatGateway(tmp_path, *OPTIONS, talks=talks(1, 240), training=TRAINING) as gateway:
-        eventually(lambda: stands(state).step is Step.TRIAL, "the trial", 240)
+        eventually(lambda: stands(state).step is Step.TRIAL, "the trial", 600)
         made = stands(state).version
         assert made is not None
         for _ in islice(people(gateway, rng, heard, made), MOST_PEOPLE):
