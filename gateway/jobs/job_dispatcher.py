@@ -192,9 +192,12 @@ class JobDispatcher:
             return _failed(f"its training finished; what it made was not exported: {error}"), None
 
     def _name_version(self, job: Job, label: str) -> None:
-        """Let the newest version that a run has registered be asked for by the label of what was exported."""
-        policy = f"{job.project}/{job.agent}"
-        own = [one.version for one in self._registry.list(policy) if one.run == job.id]
+        """Let the newest version that a run has registered be asked for by the label of what was exported.
+
+        A run is called by its job's id, and a word of its own behind it.
+        """
+        policy, run = f"{job.project}/{job.agent}", f"{job.id}-"
+        own = [one.version for one in self._registry.list(policy) if one.run.startswith(run)]
         if own:
             self._registry.name(policy, max(own), label)
 
