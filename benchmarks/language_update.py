@@ -33,12 +33,13 @@ RESPONSE: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a GPT-2 and of the batch that it learns from."""
+    """The shape of a GPT-2 and of the batch that it learns from. head: width of one of its heads."""
 
     layers: int
     width: int
     vocabulary: int
     responses: int
+    head: int = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Measured:
 SHAPES: Final = {
     "tiny": Shape(layers=2, width=64, vocabulary=256, responses=128),
     "small": Shape(layers=8, width=512, vocabulary=8192, responses=16),
+    "gpt2": Shape(layers=12, width=768, vocabulary=50257, responses=8, head=64),
 }
 
 
@@ -79,7 +81,7 @@ def _config(shape: Shape) -> GPT2Config:
         n_positions=PROMPT + RESPONSE,
         n_embd=shape.width,
         n_layer=shape.layers,
-        n_head=shape.width // 32,
+        n_head=shape.width // shape.head,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,

@@ -45,6 +45,15 @@ def test_both_make_the_same_update(tmp_path: Path, lora: bool) -> None:
     assert any((one - before[name]).abs().max() > 1e-3 for name, one in policy.trained().items())
 
 
+def test_the_shape_of_gpt2_has_its_parameters() -> None:
+    """Those that are published, but for the positions, of which there are as many as a row has."""
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(language_update._config(language_update.SHAPES["gpt2"]))
+    positions = language_update.PROMPT + language_update.RESPONSE
+    assert model.num_parameters() == 124_439_808 - (1024 - positions) * 768
+    assert model.config.n_head == 12
+
+
 def _alike(policy: LanguagePolicy, loop: Loop) -> None:
     """One adapter and one value head for both."""
     theirs = [one for one in loop.network.parameters() if one.requires_grad]
