@@ -38,6 +38,7 @@ response_tokens = 8
 held_out = 0.2
 [policy.kwargs]
 rank = 4
+critic = "adapter"
 [actor]
 unroll_length = 12
 ack_journal = "{folder}/run/journals"
@@ -121,6 +122,11 @@ def check_policy(training: Training, base: Path) -> None:
     model, tokenizer = PeftModel.from_pretrained(bare, folder).eval(), AutoTokenizer.from_pretrained(folder)
     adapter = load_file(folder / "adapter_model.safetensors")
     assert all(tensor.abs().max() > 0 for name, tensor in adapter.items() if "lora_B" in name)
+    # What values were made by is the learner's: beside the versions, and in none.
+    critic = load_file(training.run_dir / "value_head.safetensors")
+    trained = [tensor for name, tensor in critic.items() if name.startswith("adapter.") and "lora_B" in name]
+    assert trained
+    assert all(tensor.abs().max() > 0 for tensor in trained)
     told = said(training, "generate", "--prompt", "apple bird", "--count", "2", "--json")
     assert told.returncode == 0, told.stderr
     answers = [json.loads(line) for line in told.stdout.splitlines()]
