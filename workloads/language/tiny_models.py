@@ -8,7 +8,8 @@ save(model, tokenizer, folder)                      a folder that any `from_pret
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,6 +122,21 @@ def build_model(
     )
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch compute in one thread, and behind it in as many as before.
+
+    An operation of so small a model is shorter than the wait for a second thread on a busy core.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def pretrain(
     model: Any,
     tokenizer: Tokenizer,

@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -108,9 +109,11 @@ def pretrain(
     if not rows or (settings.held_out and not held_rows):
         lines = "\n".join(["no conversation is left to train on, or to hold out; give more", *bad.lines()])
         raise ConfigurationError(f"{', '.join(map(str, files)) or PACKAGE}: {lines}")
-    before = _loss(network, held_rows, tokenizer, settings)
-    _fit(network, rows, tokenizer, settings, stop)
-    result = _result(rows, held_rows, bad, before, _loss(network, held_rows, tokenizer, settings))
+    with tiny_models.one_thread() if model is None else nullcontext():
+        before = _loss(network, held_rows, tokenizer, settings)
+        _fit(network, rows, tokenizer, settings, stop)
+        after = _loss(network, held_rows, tokenizer, settings)
+    result = _result(rows, held_rows, bad, before, after)
     result |= {"model": model, "settings": settings.model_dump(mode="json")}
     tiny_models.save(network, tokenizer, out)
     (out / RESULT).write_text(json.dumps(result, indent=1) + "\n")

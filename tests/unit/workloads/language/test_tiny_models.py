@@ -1,5 +1,13 @@
-"""A tokenizer that is learned from texts: it knows every text, and a conversation's ids say who speaks."""
+"""A tokenizer that is learned from texts: it knows every text, and a conversation's ids say who speaks.
 
+And the training of a model that is made on the spot.
+"""
+
+import pytest
+import torch
+
+from penstock.runtime.retry import Interrupted
+from tests.support.language.thread_watch import ThreadWatch, two_threads
 from workloads.language import tiny_models
 from workloads.language.conversation.chat_encoder import ChatEncoder
 from workloads.language.prompt import Message
@@ -24,3 +32,19 @@ def test_questions_and_answers_have_ends_of_their_own() -> None:
     sampled = [*tokenizer("c", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     more = encoder.follow(asked, sampled[-1], [Message("user", "a")])
     assert [*begun, *sampled, *more] == encoder.begin([*asked, answer, Message("user", "a")])
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_tiny_model_learns_in_one_thread_and_leaves_the_others_as_they_were(is_stopped: bool) -> None:
+    """Also where its training is interrupted: what is trained behind it has all of them."""
+    tokenizer = tiny_models.build_tokenizer(["a", "b"])
+    model, stop = tiny_models.build_model(tokenizer, seed=0), ThreadWatch()
+    with two_threads():
+        if is_stopped:
+            stop.set()
+            with pytest.raises(Interrupted):
+                tiny_models.pretrain(model, tokenizer, [("a", "b")], steps=1, seed=0, stop=stop)
+        else:
+            tiny_models.pretrain(model, tokenizer, [("a", "b")], steps=1, seed=0, stop=stop)
+        assert stop.threads == {1}
+        assert torch.get_num_threads() == 2

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
+from tests.support.language.thread_watch import ThreadWatch, two_threads
 from workloads.chat.commands.pretrain_command import main
 from workloads.chat.people.chat_texts import draw_prompt, draw_response
 from workloads.chat.tasks.chat_environment import ChatEnvironment
@@ -69,6 +71,18 @@ def test_a_model_that_is_there_is_trained_further(base: Path, file: Path) -> Non
     known = json.loads((base / RESULT).read_text())
     assert told["loss_before"] == pytest.approx(known["loss"], abs=1e-3)
     assert (base / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(("is_small", "threads"), [(True, 1), (False, 2)])
+def test_a_small_model_of_its_own_is_trained_in_one_thread(
+    base: Path, file: Path, tmp_path: Path, is_small: bool, threads: int
+) -> None:
+    """A model that is named is trained in as many as there are, and so is what comes behind either."""
+    watch, settings = ThreadWatch(), pretraining_settings([*SETTINGS, "epochs=0.1"])
+    with two_threads():
+        pretrain([file], tmp_path / "base", settings, model=None if is_small else str(base), stop=watch)
+        assert watch.threads == {threads}
+        assert torch.get_num_threads() == 2
 
 
 def test_what_cannot_be_used_is_refused_by_name(base: Path, file: Path) -> None:
