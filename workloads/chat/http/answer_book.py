@@ -38,9 +38,10 @@ CREATE TEMP TABLE rated (conversation TEXT PRIMARY KEY, person TEXT NOT NULL, is
 """
 _TALKS: Final = """
 CREATE TEMP TABLE talks AS
-SELECT answers.conversation AS conversation, MIN(answers.at_s) AS at_s
+SELECT answers.conversation AS conversation, people.person AS person, MIN(answers.at_s) AS at_s
 FROM answers
 LEFT JOIN asked ON asked.conversation = answers.conversation AND asked.turn = answers.turn
+LEFT JOIN people ON people.conversation = answers.conversation
 WHERE asked.turn IS NULL GROUP BY answers.conversation
 """
 _BY_DAY: Final = """
@@ -48,8 +49,8 @@ SELECT date(at_s, 'unixepoch') AS day, COUNT(*), COUNT(is_well), COALESCE(SUM(is
 FROM talks LEFT JOIN rated USING (conversation) GROUP BY day ORDER BY day DESC LIMIT ?
 """
 _BY_PERSON: Final = """
-SELECT COALESCE(people.person, rated.person) AS whose, COUNT(*), COUNT(is_well), COALESCE(SUM(is_well), 0)
-FROM talks LEFT JOIN people USING (conversation) LEFT JOIN rated USING (conversation)
+SELECT COALESCE(talks.person, rated.person) AS whose, COUNT(*), COUNT(is_well), COALESCE(SUM(is_well), 0)
+FROM talks LEFT JOIN rated USING (conversation)
 GROUP BY whose HAVING whose IS NOT NULL ORDER BY COUNT(*) DESC, whose
 """
 _COUNTED: Final = """
@@ -173,6 +174,7 @@ class AnswerBook:
             opened.execute(_RATED)
             opened.executemany("INSERT INTO rated VALUES (?, ?, ?)", rows)
             opened.execute(_TALKS)
+            opened.commit()  # so that answers are noted meanwhile
             return _talk_counts(opened, _BY_DAY, most_days), _talk_counts(opened, _BY_PERSON)
 
     def blocked(self) -> dict[str, int]:

@@ -17,8 +17,8 @@ from workloads.chat.http.chat_api import ChatApi
 
 MOST_DAYS: Final = 30
 """Days with conversations that are shown."""
-MOST_RATERS: Final = 50
-"""People who are shown by name."""
+MOST_RATERS: Final = 20
+"""People who are shown by name: those who talked most, of those who have rated."""
 _SHOWN: Final = 6
 """Characters of a name that a browser made for itself: whoever has all of it reads what its person said."""
 
@@ -33,6 +33,7 @@ async def satisfaction_spread(api: ChatApi) -> dict[str, Any]:
         "leastConversations": LEAST,
         "days": [{"day": one.name, **_told(one)} for one in days],
         "people": over_people(people),
+        "mostRaters": MOST_RATERS,
         "raters": [{"rater": name, **_told(one)} for name, one in raters[:MOST_RATERS]],
     }
 

@@ -26,6 +26,6 @@ export function spread(found) {
   return [
     table("Satisfaction by day (UTC)", ["day", ...columns], found.days.map((one) => [one.day, ...counted(one, least)])),
     people(found),
-    table("Satisfaction by person, of those who have rated", ["person", ...columns], found.raters.map((one) => [one.rater, ...counted(one, least)])),
+    table(`Satisfaction by person: of those who have rated, the ${found.mostRaters} who talked most`, ["person", ...columns], found.raters.map((one) => [one.rater, ...counted(one, least)])),
   ];
 }
