@@ -3,7 +3,8 @@
     python -m benchmarks.language_update make SHAPE FOLDER            writes a model of random weights
     python -m benchmarks.language_update WAY SHAPE FOLDER SECONDS     updates it; prints one JSON object
 
-WAY: lora, full: `TokenPPO`; bare-lora, bare-full: `benchmarks.bare_language`. The batch is made up.
+WAY: lora, full: `TokenPPO`; critic: as lora, with an adapter of the critic's own; bare-lora, bare-full:
+`benchmarks.bare_language`. The batch is made up.
 """
 
 import json
@@ -91,7 +92,9 @@ def _config(shape: Shape) -> GPT2Config:
 def measure(way: str, shape: Shape, folder: str, seconds: float) -> Measured:
     """Make two updates to get warm, then as many as fit into so many seconds of the CPU."""
     start = peak_memory(os.getpid())
-    language = LanguageSection(model=folder, lora=way.endswith("lora"))
+    language = LanguageSection(
+        model=folder, lora=not way.endswith("full"), critic="adapter" if way == "critic" else "head"
+    )
     tokens = torch.randint(3, shape.vocabulary, (shape.responses, PROMPT + RESPONSE))
     once, parameters = (_bare if way.startswith("bare") else _ours)(language, tokens)
     for _ in range(2):

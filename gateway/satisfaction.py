@@ -52,6 +52,11 @@ def satisfaction(told: Mapping[int, int], tallies: Sequence[Tally]) -> list[Sati
     ]
 
 
+def share_of(count: int, of: int) -> tuple[float, float, float] | tuple[None, None, None]:
+    """Return a share and its interval of 95 % (Wilson); None each below LEAST, where one cannot tell."""
+    return (None, None, None) if of < LEAST else _interval(count, of)
+
+
 def note(session: Session, project: str, agent: str, version: int, conversations: Sequence[str]) -> int:
     """Store that a version had these conversations, each once; returns how many are new."""
     row = ConversationRow
@@ -73,7 +78,7 @@ def counts(session: Session, project: str, agent: str) -> dict[int, int]:
 
 def _judged(version: int, told: int, tally: Tally) -> Satisfaction:
     every = max(told, tally.rated) if told else 0
-    share, low, high = (None, None, None) if every < LEAST else _interval(tally.well, every)
+    share, low, high = share_of(tally.well, every)
     return Satisfaction(
         version=version,
         conversations=every,

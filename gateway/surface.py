@@ -8,7 +8,7 @@ call each of its routes, and the kinds of jobs behind them.
     estimate                  the dry run of one
     ended                     waits until one has ended
     state_folder              where the gateway keeps what it has on this machine
-    noted                     writes into the audit what somebody asks for
+    noted                     has the audit say what somebody asks for
     Page                      an answer that is a page
     Answer, answers           what an answer holds, for the document
     ApiError                  an answer other than success
@@ -17,6 +17,7 @@ It may also name in `site` a function that returns a `Site`: an application of i
 
     Upstream, RunAddresses    where that run is
     RunSettings               what it was begun with
+    ServedText                the client of its server of text
     Loop                      a command that learns from what people say of it
     file_answer, console_file a file of a page, or of the console, for a page that looks like it
     caller_of, is_editor      who calls it, and whether they look after it
@@ -25,14 +26,14 @@ It may also name in `site` a function that returns a `Site`: an application of i
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
-from gateway.accounts import audit
 from gateway.accounts.principal import Membership
 from gateway.application import Service
 from gateway.event_text import event
@@ -41,6 +42,7 @@ from gateway.frame.answer import Answer, answers
 from gateway.frame.api_description import ERROR_SCHEMA, error_answer
 from gateway.frame.api_errors import ApiError
 from gateway.frame.api_errors import add_handlers as add_error_handlers
+from gateway.frame.audited_calls import audited
 from gateway.frame.event_stream import EventStream
 from gateway.frame.parts import parts_of
 from gateway.frame.request_text import Body, Line, example
@@ -51,9 +53,10 @@ from gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
 from gateway.routes import job_routes
 from gateway.routes.console_routes import Page, console_file, file_answer
 from gateway.routes.job_routes import Estimate
-from gateway.satisfaction import LEAST, THUMB, Satisfaction, satisfaction
+from gateway.satisfaction import LEAST, THUMB, Satisfaction, satisfaction, share_of
 from gateway.sites.json_route import Handler, JsonRoute
 from gateway.sites.run_errors import answered, not_yet, of_run
+from gateway.sites.served_text import ServedText
 from gateway.sites.site import (
     Loop,
     RunAddresses,
@@ -94,6 +97,7 @@ __all__ = [
     "RunAddresses",
     "RunSettings",
     "Satisfaction",
+    "ServedText",
     "Service",
     "Site",
     "TrainedVersion",
@@ -118,6 +122,7 @@ __all__ = [
     "queue",
     "ratings_of",
     "satisfaction",
+    "share_of",
     "state_folder",
     "version_of",
     "versions_of",
@@ -211,18 +216,32 @@ def state_folder(request: Request) -> Path:
     return found
 
 
-def noted(request: Request, member: Membership, action: str, subject: str, **detail: Any) -> str:
-    """Write into the audit what a member asks for, and return how it names them; call it before it is done.
+@contextmanager
+def noted(
+    request: Request,
+    member: Membership,
+    action: str,
+    subject: str,
+    *,
+    refusals: tuple[type[Exception], ...] = (),
+    **detail: Any,
+) -> Iterator[str]:
+    """Have the audit say what a member asks for, before the block does it; yields how it names them.
 
-    detail: facts that are neither secrets nor a person's text.
+    refusals: exceptions by which the block says that it has done nothing. detail: facts that are neither
+    secrets nor a person's text.
     """
     by = member.principal.subject
-    parts_of(request).accounts.run(
-        lambda session, now: audit.note(
-            session, now, by=by, action=action, project=member.project, subject=subject, **detail
-        )
-    )
-    return by
+    with audited(
+        parts_of(request).accounts,
+        by=by,
+        action=action,
+        project=member.project,
+        subject=subject,
+        refusals=refusals,
+        **detail,
+    ):
+        yield by
 
 
 def ratings_of(registry: Registry, policy: str) -> list[KeptRating]:

@@ -4,10 +4,14 @@ In: `evaluate_version` from the session's watcher.  Out: one evaluation report p
 nothing else. A report that a lost session swallowed is sent again in the next one without playing again;
 an evaluator that crashed is told the version again and plays it again. A version that the broker no
 longer keeps is skipped with a warning.
+
+With `evaluation.base` the policy is played as it was made, too, before it holds any weights: once in the life
+of a process, while the first version to be measured is still being learned.
 """
 
 import logging
 import time
+from collections import Counter
 from functools import partial
 
 from actor.acting.health_watch import BEING_MADE, ENVIRONMENT
@@ -22,7 +26,7 @@ from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.messages import Episode, Report, Role, RunState
+from penstock.wire.messages import BASE, Episode, Report, Role, RunState
 from penstock.wire.refusal import Reason, Refusal
 
 log = logging.getLogger(__name__)
@@ -48,6 +52,7 @@ class Evaluator:
         self._done = self._strikes = 0
         self._unsent: dict[bool, tuple[Episode, ...]] = {}
         """Results by `deterministic`, the way they were played."""
+        self._has_played_base = False
 
     def run(self) -> int:
         """Open sessions and serve them until there is no more to do."""
@@ -72,6 +77,7 @@ class Evaluator:
     def _evaluate(self, session: Session) -> bool:
         self._prepare(session)
         self._health.set_ready(True)
+        self._measure_base()
         sequence = 0
         while self._unsent or self._await_request(session):
             if not self._unsent:
@@ -103,6 +109,19 @@ class Evaluator:
     def _is_over(self, session: Session) -> bool:
         stopping = session.state is RunState.STOPPING
         return self._lifecycle.draining.is_set() or session.is_over or stopping
+
+    def _measure_base(self) -> None:
+        """Play the policy that training begins with; leaves the result in `_unsent`."""
+        assert self._runner is not None
+        section, applied = self._runner.evaluation, self._runner.local.publication.version
+        if not section.base or self._has_played_base or applied != BASE:
+            return
+        played = self._play(deterministic=section.deterministic)
+        if played is None:
+            return
+        self._has_played_base = True
+        self._unsent[section.deterministic] = _episodes(played, BASE)
+        log.info("evaluated", extra={"version": BASE, "mean_return": _mean(played)})
 
     def _measure(self, session: Session) -> None:
         """Play the version asked for; leaves the result in `_unsent`, or nothing when it cannot be had."""
@@ -181,14 +200,20 @@ def _mean(played: list[Played]) -> float:
 
 
 def _episodes(played: list[Played], version: int) -> tuple[Episode, ...]:
-    return tuple(
-        Episode(
-            slot_id=index,
-            episode_id=0,
-            episode_return=one.episode_return,
-            length=one.length,
-            terminated=one.terminated,
-            version=version,
+    """Return the episodes, by start and number; equal seeds have equal ones, whatever the version."""
+    begun: Counter[int] = Counter()
+    made = []
+    for index, one in enumerate(played):
+        start = index if one.start is None else one.start
+        made.append(
+            Episode(
+                slot_id=start,
+                episode_id=begun[start],
+                episode_return=one.episode_return,
+                length=one.length,
+                terminated=one.terminated,
+                version=version,
+            )
         )
-        for index, one in enumerate(played)
-    )
+        begun[start] += 1
+    return tuple(made)

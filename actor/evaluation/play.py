@@ -13,11 +13,16 @@ from penstock.policy.acting.acting_policy import ActingPolicy, begun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """An episode: undiscounted return, length in steps."""
+    """An episode: undiscounted return, length in steps.
+
+    start: number of what it began with, such as a prompt, where several may begin with the same; None: with a
+    seed of its own.
+    """
 
     episode_return: float
     length: int
     terminated: bool
+    start: int | None = None
 
 
 def play(

@@ -190,7 +190,9 @@ class Accounts:
 
         def work(session: Session) -> str:
             row = invitations.find(session, self._clock(), invitation)
-            user = users.add(session, self._clock(), name=account, password=encoded, by=row.by)
+            user = users.add(
+                session, self._clock(), name=account, password=encoded, by=None, invited_by=row.by
+            )
             return invitations.redeem(session, self._clock(), row, user=user.id)
 
         return self._write(work)

@@ -1,9 +1,13 @@
-"""Who did what: rows that are only added, in the transaction of what they tell."""
+"""Who did what: rows in the transaction of what they tell.
+
+What is done elsewhere has its row before it is done, which is taken back where it was refused: then nothing
+was done. No other row is ever taken back or changed.
+"""
 
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from gateway.store.tables import AuditRow
@@ -31,9 +35,23 @@ def note(
     project: str | None = None,
     subject: str = "",
     **detail: Any,
-) -> None:
-    """Add a row. detail: facts that are neither secrets nor a person's text."""
-    session.add(AuditRow(project=project, by=by, action=action, subject=subject, detail=detail, time=now))
+) -> AuditRow:
+    """Add a row, and return it. detail: facts that are neither secrets nor a person's text."""
+    row = AuditRow(project=project, by=by, action=action, subject=subject, detail=detail, time=now)
+    session.add(row)
+    return row
+
+
+def is_noted(session: Session, *, project: str, action: str, subject: str, request: str) -> bool:
+    """Return whether there is a row already of what somebody asks for again under the same `request`."""
+    same = (AuditRow.project == project) & (AuditRow.action == action) & (AuditRow.subject == subject)
+    again = same & (AuditRow.detail["request"].as_string() == request)
+    return session.scalar(select(AuditRow.number).where(again).limit(1)) is not None
+
+
+def take_back(session: Session, number: int) -> None:
+    """Remove the row of what was then refused."""
+    session.execute(delete(AuditRow).where(AuditRow.number == number))
 
 
 def read(session: Session, project: str, *, before: int | None, limit: int) -> tuple[AuditEntry, ...]:

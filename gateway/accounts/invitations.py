@@ -43,7 +43,11 @@ def find(session: Session, now: datetime, secret: str) -> InvitationRow:
 
 
 def redeem(session: Session, now: datetime, row: InvitationRow, *, user: str) -> str:
-    """Make a person a member as an invitation says, and return the project."""
+    """Make a person a member as an invitation says, and return the project.
+
+    The audit says that they did, and who had invited them.
+    """
     row.used = now
-    projects.set_role(session, now, project=row.project, user=user, role=row.role, by=row.by)
+    by = f"user/{user}"
+    projects.set_role(session, now, project=row.project, user=user, role=row.role, by=by, invited_by=row.by)
     return row.project

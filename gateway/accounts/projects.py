@@ -84,10 +84,12 @@ def members(session: Session, project: str) -> tuple[Member, ...]:
     return tuple(Member(row.user, name, row.role, row.since) for row, name in found)
 
 
-def set_role(session: Session, now: datetime, *, project: str, user: str, role: Role, by: str) -> None:
+def set_role(
+    session: Session, now: datetime, *, project: str, user: str, role: Role, by: str, **detail: str
+) -> None:
     """Make a person a member, or another kind of one; raises AccountConflict for the last owner.
 
-    What they handed out and could not hand out in the new role counts no more.
+    What they handed out and could not hand out in the new role counts no more. detail: for the audit.
     """
     row = session.get(MemberRow, (project, user))
     if row is None:
@@ -97,7 +99,8 @@ def set_role(session: Session, now: datetime, *, project: str, user: str, role: 
             _keep_an_owner(session, row)
         row.role = role
         withdraw(session, now, project=project, user=user, role=role, by=by)
-    audit.note(session, now, by=by, action="member set", project=project, subject=f"user/{user}", role=role)
+    subject, said = f"user/{user}", {"role": role, **detail}
+    audit.note(session, now, by=by, action="member set", project=project, subject=subject, **said)
 
 
 def remove(session: Session, now: datetime, *, project: str, user: str, by: str) -> None:

@@ -33,17 +33,20 @@ def check_name(name: str) -> str:
     return lower
 
 
-def add(session: Session, now: datetime, *, name: str, password: str, by: str) -> UserRow:
+def add(
+    session: Session, now: datetime, *, name: str, password: str, by: str | None, **detail: str
+) -> UserRow:
     """Add a person; raises AccountConflict for a name that is taken.
 
-    password: its hash.
+    password: its hash. by: None for one who adds themselves. detail: for the audit.
     """
     if find(session, name) is not None:
         raise AccountConflict("this name cannot be used: choose another one")
     row = UserRow(id=new_id(), name=name, password=password, session_number=1, disabled=False, created=now)
     session.add(row)
     session.flush()
-    audit.note(session, now, by=by, action="user added", subject=f"user/{row.id}")
+    subject = f"user/{row.id}"
+    audit.note(session, now, by=by or subject, action="user added", subject=subject, **detail)
     return row
 
 

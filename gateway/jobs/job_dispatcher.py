@@ -9,6 +9,7 @@ the database is away, jobs go on and nothing is settled.
 """
 
 import logging
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -122,7 +123,7 @@ class JobDispatcher:
                 template.name, numbers, lambda folder: prepare(self._registry, policy, facts, folder)
             )
         except OSError as error:
-            raise CannotBegin(f"the dry run could not be made: {error.strerror}") from error
+            raise CannotBegin(f"the dry run could not be made: {_why(error)}") from error
         finally:
             self._estimating.release()
 
@@ -154,7 +155,7 @@ class JobDispatcher:
             settings = self._kind(job).prepare(self._registry, policy, job.facts, folder)
             self.runner.begin(job, {**settings, **self._place_in_registry(job, policy)})
         except OSError as error:
-            self._settle(job, _failed(f"it could not be begun: {error.strerror}"))
+            self._settle(job, _failed(f"it could not be begun: {_why(error)}"))
         except CannotBegin as error:
             self._settle(job, _failed(f"it could not be begun: {error}"))
 
@@ -187,14 +188,17 @@ class JobDispatcher:
             kind, folder = self._kind(job), self.runner.folder(job.id)
             return outcome, kind.conclude(job, outcome, taken, folder=folder, models=self._models)
         except OSError as error:
-            return _failed(f"its training finished; what it made was not exported: {error.strerror}"), None
+            return _failed(f"its training finished; what it made was not exported: {_why(error)}"), None
         except (ValueError, CannotBegin) as error:
             return _failed(f"its training finished; what it made was not exported: {error}"), None
 
     def _name_version(self, job: Job, label: str) -> None:
-        """Let the newest version that a run has registered be asked for by the label of what was exported."""
-        policy = f"{job.project}/{job.agent}"
-        own = [one.version for one in self._registry.list(policy) if one.run == job.id]
+        """Let the newest version that a run has registered be asked for by the label of what was exported.
+
+        A run is called by its job's id, and a word of its own behind it.
+        """
+        policy, run = f"{job.project}/{job.agent}", f"{job.id}-"
+        own = [one.version for one in self._registry.list(policy) if one.run.startswith(run)]
         if own:
             self._registry.name(policy, max(own), label)
 
@@ -203,6 +207,13 @@ class JobDispatcher:
         if template is None:
             raise CannotBegin(f"the gateway offers no template {job.template!r} any more")
         return self._kinds[template.kind]
+
+
+def _why(error: OSError) -> str:
+    """Return what a disk says; the copy of a folder says it of each file that it could not copy."""
+    if isinstance(error, shutil.Error):
+        return str(error.args[0][0][-1])
+    return error.strerror or str(error)
 
 
 def _failed(cause: str) -> Outcome:

@@ -21,6 +21,10 @@ class CannotSteer(Exception):
     """Reports that a run refuses what is wanted, or does not answer; the message says why."""
 
 
+class NoAnswer(CannotSteer):
+    """Reports that a run or its registry did not answer: what is wanted may have been done."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """Says what is wanted of a run.
@@ -56,7 +60,8 @@ class VersionFile:
 class Steering(Protocol):
     """Steers the runs of jobs, by the job's id.
 
-    Every method may raise CannotSteer. version: by its number or its name. by: for the registry's own audit.
+    Every method may raise CannotSteer, and NoAnswer where nobody knows what was done. version: by its number
+    or its name. by: for the registry's own audit.
     """
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:

@@ -1,21 +1,22 @@
 """Control of the run of a job, and of the versions that it registered; each with its row in the audit.
 
-The row is written before the run is asked: what a gateway that is killed in between has done is audited.
+What the run refuses leaves none; an order that is asked after again leaves one.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request
 
-from gateway.accounts import audit
 from gateway.accounts.principal import Membership
 from gateway.frame.answer import answers
 from gateway.frame.api_errors import ApiError
+from gateway.frame.audited_calls import audited
 from gateway.frame.parts import parts_of
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.jobs import job_queue
-from gateway.jobs.steering import Action, Steering
+from gateway.jobs.steering import Action, Order, Steering
 from gateway.routes.control_answers import (
     CommandShown,
     RolledBack,
@@ -37,6 +38,7 @@ from gateway.routes.steering_requests import (
 router = APIRouter(route_class=GuardedRoute, tags=["control"])
 
 Member = Annotated[Membership, Depends(member_of)]
+_ANSWERED_LATER: Final = {Action.CHECKPOINT, Action.RESTORE, Action.FLUSH}
 
 
 @router.post(
@@ -46,8 +48,8 @@ def control(request: Request, member: Member, job: str, action: Action, body: Wa
     """Tell a run what is wanted; a checkpoint, restore or flush is asked after with its `requestId`."""
     order = body.order(action)
     said = {"name": order.name} if order.name else {}
-    steering = _noted(request, member, job, f"run: {action}", **said)
-    return steering.order(job, order)
+    with _audited(request, member, job, f"run: {action}", request_id=_asked_again(order), **said) as steering:
+        return steering.order(job, order)
 
 
 @router.get("/api/projects/{project}/jobs/{job}/versions", responses=answers(RunVersions))
@@ -63,49 +65,61 @@ def versions(request: Request, member: Member, job: str) -> Mapping[str, Any]:
 )
 def weights(request: Request, member: Member, job: str, version: VersionNumber) -> WeightsFile:
     """Return the weights of a version as a file of safetensors."""
-    steering = _noted(request, member, job, "weights read", version=version)
-    return WeightsFile.of(steering.weights(job, version))
+    with _audited(request, member, job, "weights read", version=version) as steering:
+        return WeightsFile.of(steering.weights(job, version))
 
 
 @router.post("/api/projects/{project}/jobs/{job}/promote", responses=answers(VersionShown))
 def promote(request: Request, member: Member, job: str, body: Promotion) -> Mapping[str, Any]:
     """Make a version active or the canary."""
-    steering = _noted(request, member, job, "promote", version=body.version, to=body.to)
     by = member.principal.subject
-    return steering.promote(
-        job, body.version, to=body.to, canary_share=body.canaryShare, reason=body.reason, by=by
-    )
+    with _audited(request, member, job, "promote", version=body.version, to=body.to) as steering:
+        return steering.promote(
+            job, body.version, to=body.to, canary_share=body.canaryShare, reason=body.reason, by=by
+        )
 
 
 @router.post("/api/projects/{project}/jobs/{job}/rollback", responses=answers(RolledBack))
 def roll_back(request: Request, member: Member, job: str, body: Withdrawal) -> Mapping[str, Any]:
     """Withdraw the canary, or the active version in favour of the one before it."""
-    steering = _noted(request, member, job, "roll back", version=body.version)
-    return steering.roll_back(job, body.version, reason=body.reason, by=member.principal.subject)
+    with _audited(request, member, job, "roll back", version=body.version) as steering:
+        return steering.roll_back(job, body.version, reason=body.reason, by=member.principal.subject)
 
 
 @router.put("/api/projects/{project}/jobs/{job}/traffic", responses=answers(TrafficShown))
 def set_traffic(request: Request, member: Member, job: str, body: NewTraffic) -> Mapping[str, Any]:
     """Change which share of the clients gets which version."""
-    steering = _noted(request, member, job, "traffic")
-    return steering.set_traffic(job, body.change(), reason=body.reason, by=member.principal.subject)
+    with _audited(request, member, job, "traffic") as steering:
+        return steering.set_traffic(job, body.change(), reason=body.reason, by=member.principal.subject)
 
 
-def _noted(request: Request, member: Membership, job: str, action: str, **detail: Any) -> Steering:
-    """Write into the audit what is asked for, and return what does it."""
+@contextmanager
+def _audited(
+    request: Request,
+    member: Membership,
+    job: str,
+    action: str,
+    *,
+    request_id: str | None = None,
+    **detail: Any,
+) -> Iterator[Steering]:
+    """Have the audit say what is asked for, and yield what does it."""
     steering = _steering(request, member, job)
-    parts_of(request).accounts.run(
-        lambda session, now: audit.note(
-            session,
-            now,
-            by=member.principal.subject,
-            action=action,
-            project=member.project,
-            subject=f"job/{job}",
-            **detail,
-        )
-    )
-    return steering
+    with audited(
+        parts_of(request).accounts,
+        by=member.principal.subject,
+        action=action,
+        project=member.project,
+        subject=f"job/{job}",
+        request=request_id,
+        **detail,
+    ):
+        yield steering
+
+
+def _asked_again(order: Order) -> str | None:
+    """Return the id under which the same order comes again until it is answered; None: each is a new one."""
+    return order.request_id if order.action in _ANSWERED_LATER else None
 
 
 def _steering(request: Request, member: Membership, job: str) -> Steering:

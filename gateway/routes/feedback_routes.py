@@ -16,6 +16,7 @@ from gateway.feedback.feedback_rows import RATING_COLUMNS, as_lines, rating_row,
 from gateway.feedback.opinion_bodies import AgentId, Key, NewFeedback, NewPair, rating_of
 from gateway.feedback.parquet_tables import PARQUET, read_as_lines, write_table
 from gateway.frame.answer import answers
+from gateway.frame.audited_calls import audited
 from gateway.frame.parts import Parts, parts_of
 from gateway.frame.route_access import GuardedRoute, member_of, principal_of
 from gateway.jobs.trained_from import trained_from
@@ -171,13 +172,9 @@ def _take_in(parts: Parts, member: Membership, agent: str, content: bytes, kind:
         rating_of(row, project=project, rater=rater_of(parts, member, row.rater), request_key=row.request)
         for row in rows
     ]
-    by = member.principal.subject
-    parts.accounts.run(
-        lambda session, now: audit.note(
-            session, now, by=by, action="feedback import", project=project, subject=agent, lines=len(new)
-        )
-    )
-    parts.registry.add_ratings(_policy(member, agent), new)
+    by, accounts = member.principal.subject, parts.accounts
+    with audited(accounts, by=by, action="feedback import", project=project, subject=agent, lines=len(new)):
+        parts.registry.add_ratings(_policy(member, agent), new)
     people_metrics.RATINGS.labels("lines").inc(len(new))
     return {"stored": len(new)}
 

@@ -104,7 +104,9 @@ class DryRunShown(Answer):
     """What a training would take, in seconds and bytes.
 
     essentials: the settings that determine most of it. fits: whether this machine has room for it. refused,
-    doubtful: why not. scores: of what it begins with, and of the last calibration.
+    doubtful: why not. scores: of what it begins with, and of the last calibration. facts: of the agent
+    now, by the names of the template's kind: of one that learns from feedback, how much there is and what it
+    says.
     """
 
     made: str
@@ -129,3 +131,4 @@ class DryRunShown(Answer):
     doubtful: list[str]
     scores: dict[str, ScoresShown]
     calibrations: list[Calibration]
+    facts: dict[str, Any]

@@ -105,7 +105,7 @@ def estimate(request: Request, member: Member, body: NewJob) -> dict[str, Any]:
     found = estimated(
         dispatcher_of(request), member, agent=body.agent, template=body.template, numbers=body.numbers
     )
-    return dict(found.dry_run)
+    return {**found.dry_run, "facts": dict(found.facts)}
 
 
 @router.post("/api/projects/{project}/jobs/{job}/cancel", responses=answers(JobShown))

@@ -1,11 +1,14 @@
 """How content people are with the versions of an agent, and the conversations by which that is judged."""
 
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
+from sqlalchemy.orm import Session
 
 from gateway import satisfaction
+from gateway.accounts import audit
 from gateway.accounts.principal import Membership
 from gateway.feedback.opinion_bodies import AgentId
 from gateway.frame.answer import answers
@@ -36,12 +39,18 @@ class Conversations(Body):
 )
 def tell(request: Request, member: Member, agent_id: AgentId, body: Conversations) -> dict[str, int]:
     """Tell which conversations a version has had, whether anybody rates them or not."""
-    stored = parts_of(request).accounts.run(
-        lambda session, _: satisfaction.note(
-            session, member.project, agent_id, body.version, body.conversations
-        )
-    )
-    return {"stored": stored}
+    name, by = member.project, member.principal.subject
+
+    def store(session: Session, now: datetime) -> int:
+        stored = satisfaction.note(session, name, agent_id, body.version, body.conversations)
+        if stored:
+            said = {"version": body.version, "conversations": stored}
+            audit.note(
+                session, now, by=by, action="conversations told", project=name, subject=agent_id, **said
+            )
+        return stored
+
+    return {"stored": parts_of(request).accounts.run(store)}
 
 
 @router.get(

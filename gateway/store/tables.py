@@ -159,7 +159,7 @@ class AttemptRow(Base):
 
 
 class AuditRow(Base):
-    """Who did what; rows are only added."""
+    """Who did what; rows are only added, and taken back where what they announced was refused."""
 
     __tablename__ = "audit"
 

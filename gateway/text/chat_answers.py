@@ -101,16 +101,14 @@ def extension(given: Generation) -> dict[str, Any]:
     }
 
 
-def models(described: TextDescription) -> dict[str, Any]:
-    """Return the names that can be asked for."""
+def models(described: TextDescription, agent: str = "") -> list[dict[str, Any]]:
+    """Return the names that can be asked for. agent: what its policy is called here; "": as itself."""
+    policy = agent or described.policy
     arms = {arm.name.lower() for version in described.versions for arm in version.arms}
     numbers = [version.version for version in described.versions]
     which = [*sorted(arms), *numbers, *described.labels]
-    names = [described.policy, *(f"{described.policy}:{one}" for one in which)]
-    return {
-        "object": "list",
-        "data": [{"id": name, "object": "model", "created": 0, "owned_by": described.run} for name in names],
-    }
+    names = [policy, *(f"{policy}:{one}" for one in which)]
+    return [{"id": name, "object": "model", "created": 0, "owned_by": described.run} for name in names]
 
 
 def _message(answer: TextAnswer) -> dict[str, Any]:

@@ -82,15 +82,18 @@ class ChatError(Exception):
         return JSONResponse(self.body, status_code=self.status, headers=headers)
 
 
-def of_server(error: PolicyError, *, conversation: str = "", is_reward: bool = False) -> ChatError:
+def of_server(
+    error: PolicyError, *, conversation: str = "", is_reward: bool = False, option: str = "--server"
+) -> ChatError:
     """Return what the server of text said, as an answer.
 
-    conversation: what the caller calls its conversation. is_reward: whether it posted a reward.
+    conversation: what the caller calls its conversation. is_reward: whether it posted a reward. option: by
+    which the gateway was told where the server is.
     """
     status, kind, code = _KINDS.get(type(error), (502, "server_error", "refused"))
     detail = str(error) if error.refusal is None else error.refusal.detail
     if isinstance(error, Unreachable):
-        detail += "; start it, or start the gateway with another --server"
+        detail += f"; start it, or start the gateway with another {option}"
     found = _FIELD.match(detail) if status < 500 else None
     field = None if found is None else found[1] or found[2]
     names = _OF_REWARDS if is_reward else _NAMES
@@ -122,7 +125,8 @@ def add_handlers(app: FastAPI) -> None:
     async def server(request: Request, error: PolicyError) -> Response:
         conversation = getattr(request.state, "conversation", "")
         is_reward = request.url.path.endswith("/rewards")
-        return of_server(error, conversation=conversation, is_reward=is_reward).response()
+        option = getattr(request.state, "option", "--server")
+        return of_server(error, conversation=conversation, is_reward=is_reward, option=option).response()
 
     @app.exception_handler(Exception)
     async def defect(_request: Request, _error: Exception) -> Response:

@@ -5,7 +5,7 @@ not learned from.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -203,7 +203,8 @@ class RewardRequest(_Part):
     """The body of POST /v1/rewards: rewards for turns of a conversation, and whether it is over.
 
     conversation_id: as the caller calls it. reward: of `turn`; None: of the newest. final: it is over.
-    id: under the same one nothing is added twice. user: as in the requests of the conversation.
+    id: under the same one nothing is added twice. user, model: as in the requests of the conversation; no
+    model: that of the first.
     """
 
     conversation_id: ConversationName
@@ -212,6 +213,7 @@ class RewardRequest(_Part):
     final: bool = False
     id: Annotated[str, Field(max_length=128)] = ""
     user: Annotated[str, Field(max_length=256)] = ""
+    model: Annotated[str, Field(max_length=256)] | None = None
 
 
 def is_plain(name: str) -> bool:
@@ -223,7 +225,7 @@ def is_plain(name: str) -> bool:
 def model_of(name: str, policy: str, labels: Mapping[str, int]) -> tuple[Arm | None, int]:
     """Return the arm and the version that a model name asks for: POLICY, POLICY:latest, POLICY:40, its label.
 
-    policy: that is served. labels: versions by label. Raises ChatError 404 for any other.
+    policy: that is served, as it is called here. labels: versions by label. Raises ChatError 404 for others.
     """
     given, colon, which = name.partition(":")
     if given == policy and not colon:
@@ -234,10 +236,16 @@ def model_of(name: str, policy: str, labels: Mapping[str, int]) -> tuple[Arm | N
         return None, int(which)
     if given == policy and which in labels:
         return None, labels[which]
-    raise ChatError(
+    raise unknown_model(policy)
+
+
+def unknown_model(policy: str, others: Sequence[str] = ()) -> ChatError:
+    """Return the error of a model name that is none. policy, others: those that there are."""
+    beside = f"; the same of {', '.join(others)}" if others else ""
+    return ChatError(
         404,
         f"model: there is none of that name; use {policy}, {policy}:latest, {policy}:active, "
-        f"{policy}:canary, a version as {policy}:40, or its label",
+        f"{policy}:canary, a version as {policy}:40, or its label{beside}",
         param="model",
         code="model_not_found",
     )

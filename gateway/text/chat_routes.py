@@ -1,17 +1,18 @@
 """The routes: chat completions, models, and rewards for what was answered."""
 
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Header, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from gateway.text.chat_answers import Envelope, event, models
+from gateway.text.agents import Agents, option_of
+from gateway.text.chat_answers import Envelope, event
 from gateway.text.chat_errors import ChatError, add_handlers, of_server, of_value
-from gateway.text.chat_requests import NAME_FORM, ChatRequest, RewardRequest, is_plain, model_of
-from penstock.client import Arm, AsyncTextClient, Generation, PolicyError
+from gateway.text.chat_requests import NAME_FORM, ChatRequest, RewardRequest
+from penstock.client import Generation, PolicyError
 from penstock.client.text_async import AsyncAnswerStream, AsyncConversation
 
 router = APIRouter()
@@ -24,16 +25,17 @@ ConversationHeader = Annotated[str | None, Header(alias="X-Conversation-Id", pat
 @router.post("/v1/chat/completions")
 async def complete(request: Request, body: ChatRequest, name: ConversationHeader = None) -> Response:
     """Answer messages; learned from where the caller says which conversation it is in."""
-    client = client_of(request)
+    agents = agents_of(request)
     options, messages = body.options(), [one.plain() for one in body.messages]
-    arm, version = await _chosen(request.app.state, client, body.model)
+    chosen = await agents.choose(body.model)
+    request.state.option = option_of(chosen.agent)
     envelope = Envelope(body.model, secrets.token_hex(12))
-    asks: Any = client
-    named: dict[str, Any] = {"client_key": body.user or "", "arm": arm, "version": version}
-    if (conversation := body.conversation(name)) and not version:
+    asks: Any = chosen.client
+    named: dict[str, Any] = {"client_key": body.user or "", "arm": chosen.arm, "version": chosen.version}
+    if (conversation := body.conversation(name)) and not chosen.version:
         request.state.conversation = conversation
         with _sent():
-            asks = await client.start_conversation(body.user or "", name=conversation, arm=arm)
+            asks = await chosen.client.start_conversation(body.user or "", name=conversation, arm=chosen.arm)
         named = {}
     if body.stream:
         with _sent():
@@ -41,7 +43,8 @@ async def complete(request: Request, body: ChatRequest, name: ConversationHeader
         parts = _events(stream, envelope, body)
         # What is refused before the first part is an error of the call.
         first = await anext(parts)
-        return StreamingResponse(_behind(first, parts), media_type="text/event-stream")
+        behind = _behind(first, parts, request.state.option)
+        return StreamingResponse(behind, media_type="text/event-stream")
     with _sent():
         given: Generation = await asks.generate(messages, **options, **named)
     return JSONResponse(envelope.completion(given, logprobs=bool(body.logprobs)))
@@ -49,18 +52,14 @@ async def complete(request: Request, body: ChatRequest, name: ConversationHeader
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """Return the model names that can be asked for."""
-    return models(await client_of(request).describe())
+    """Return the model names that can be asked for, of all agents whose servers answer."""
+    return await agents_of(request).models()
 
 
 @router.get("/v1/models/{model}")
 async def show_model(request: Request, model: str) -> dict[str, Any]:
     """Return one of them."""
-    found = models(await client_of(request).describe())["data"]
-    for one in found:
-        if one["id"] == model:
-            return dict(one)
-    raise ChatError(404, "model: there is none of that name", param="model", code="model_not_found")
+    return await agents_of(request).show(model)
 
 
 @router.post("/v1/rewards")
@@ -69,8 +68,12 @@ async def reward(request: Request, body: RewardRequest) -> dict[str, Any]:
     request.state.conversation = body.conversation_id
     if body.reward is None and not body.final:
         raise ChatError(400, "reward: give one, or say that the conversation is over (final)", param="reward")
+    agents = agents_of(request)
+    agent = agents.only() if body.model is None else (await agents.choose(body.model)).agent
+    request.state.option = option_of(agent)
+    client = await agents.client(agent)
     with _sent():
-        conversation: AsyncConversation = await client_of(request).start_conversation(
+        conversation: AsyncConversation = await client.start_conversation(
             body.user, name=body.conversation_id, must_exist=True
         )
         late = 0
@@ -84,23 +87,20 @@ async def reward(request: Request, body: RewardRequest) -> dict[str, Any]:
     return said
 
 
-def client_of(request: Request) -> AsyncTextClient:
-    """Return the client of this event loop, where it is made with the first call."""
+def agents_of(request: Request) -> Agents:
+    """Return whom a call may be about; raises ChatError 415 for a body of another type."""
     if request.headers.get("content-type", "application/json").partition(";")[0] != "application/json":
         raise ChatError(415, "content-type: send application/json", code="unsupported_type")
-    state = request.app.state
-    if state.client is None:
-        state.client = state.make_client()
-    client: AsyncTextClient = state.client
-    return client
+    agents: Agents = request.app.state.agents
+    return agents
 
 
-def make_app(make_client: Any) -> FastAPI:
-    """Return the application. make_client: () → AsyncTextClient, called in its event loop."""
+def make_app(agents: Agents) -> FastAPI:
+    """Return the application; agents are used in its event loop alone."""
     app = FastAPI(
         title="Penstock text", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
-    app.state.client, app.state.make_client, app.state.policy = None, make_client, None
+    app.state.agents = agents
     app.include_router(router)
     add_handlers(app)
     return app
@@ -113,15 +113,6 @@ def _sent() -> Iterator[None]:
         yield
     except ValueError as error:
         raise of_value(error) from error
-
-
-async def _chosen(state: Any, client: AsyncTextClient, model: str) -> tuple[Arm | None, int]:
-    """The arm and the version of a model name; what is served is asked for anew where it may say another."""
-    labels: Mapping[str, int] = {}
-    if state.policy is None or model.partition(":")[0] != state.policy or not is_plain(model):
-        described = await client.describe()
-        state.policy, labels = described.policy, described.labels
-    return model_of(model, state.policy, labels)
 
 
 async def _events(stream: AsyncAnswerStream, envelope: Envelope, body: ChatRequest) -> AsyncIterator[str]:
@@ -144,10 +135,10 @@ async def _events(stream: AsyncAnswerStream, envelope: Envelope, body: ChatReque
         stream.close()
 
 
-async def _behind(first: str, parts: AsyncIterator[str]) -> AsyncIterator[str]:
+async def _behind(first: str, parts: AsyncIterator[str], option: str) -> AsyncIterator[str]:
     yield first
     try:
         async for part in parts:
             yield part
     except PolicyError as error:
-        yield event(of_server(error).body)
+        yield event(of_server(error, option=option).body)

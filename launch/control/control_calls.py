@@ -18,7 +18,7 @@ from penstock.config.credentials import credentials
 from penstock.config.service_settings import calling_security
 from penstock.config.settings import ConfigurationError
 from penstock.rpc.channel import open_channel
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal, NoAnswer
 from penstock.v1 import control_pb2 as pb
 from penstock.v1.control_pb2_grpc import ControlServiceStub
 from penstock.wire.limits import CALL_DEADLINE_S
@@ -71,7 +71,7 @@ def _address(folder: Path) -> str:
 
 
 class ControlCalls:
-    """Calls of one broker. Raises Fatal where it refuses a call or does not answer."""
+    """Calls of one broker. Raises Fatal where it refuses a call, NoAnswer where it does not answer."""
 
     def __init__(self, stub: Any, address: str) -> None:
         self._stub, self._address = stub, address
@@ -149,7 +149,7 @@ class ControlCalls:
             case grpc.StatusCode.FAILED_PRECONDITION:
                 return Fatal(f"the broker refuses it: {error.details()}")
             case _:
-                return Fatal(f"broker at {self._address}: {error.details()}; is the run still going?")
+                return NoAnswer(f"broker at {self._address}: {error.details()}; is the run still going?")
 
 
 def _late(command: pb.Command, timeout_s: float) -> str:

@@ -268,6 +268,7 @@ def _facts(plan: Plan, pace: Pace | None) -> Facts:
         checkpoint_interval_s=settings.learner.checkpoint_interval_s,
         checkpoints_kept=settings.learner.keep_checkpoints + settings.learner.keep_best,
         evaluation_interval_steps=settings.evaluation.interval_steps,
+        evaluates_base=settings.evaluation.base,
         keep_every_updates=settings.learner.keep_every_updates,
         longest_episode=load(longest)(settings.environment) if longest else None,
         remembered_steps=settings.algorithm.remembered_steps,

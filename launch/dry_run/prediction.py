@@ -25,13 +25,15 @@ AOF_REWRITE_BYTES: Final = 64 * 1024 * 1024
 class Facts:
     """The parts of the configuration that determine a prediction.
 
-    longest_episode: None: not known. remembered_steps: kept to learn from again.
+    evaluates_base: whether the policy that training begins with is played beside it. longest_episode: None:
+    not known. remembered_steps: kept to learn from again.
     """
 
     total_steps: int
     checkpoint_interval_s: float
     checkpoints_kept: int
     evaluation_interval_steps: int | None
+    evaluates_base: bool
     keep_every_updates: int | None
     longest_episode: int | None
     remembered_steps: int
@@ -89,13 +91,14 @@ def predict(
     between = (
         (facts.total_steps - 1) // facts.evaluation_interval_steps if facts.evaluation_interval_steps else 0
     )
+    beside = between + facts.evaluates_base
     parts = {
         "preparation": preparation,
         "start": Range.of([one.startup_seconds for one in calibrations], last.startup_seconds),
         "learning": learning,
         "checkpoints": checkpoints,
         "evaluations beside it": Range(
-            low=0.0, likely=between * evaluation.likely / 2, high=between * evaluation.high
+            low=0.0, likely=beside * evaluation.likely / 2, high=beside * evaluation.high
         ),
         "last evaluation": evaluation,
         "end": Range.of([one.ending_seconds for one in calibrations], last.ending_seconds),

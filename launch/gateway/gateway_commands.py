@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from launch.gateway.agent_options import FurtherAgents, checked_address, named_agents
 from launch.gateway.callers_options import HostNames, Origins
 from launch.gateway.site_commands import WithSites
 from penstock.config.extras import how_to_install
@@ -21,8 +22,12 @@ from penstock.runtime.exit import EXIT_USAGE
 from penstock.runtime.foreground import in_foreground
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
     from gateway.application import Service
     from gateway.process import Places, Work
+    from gateway.sites.site_process import RunBehind
     from penstock.config.settings import Settings
     from penstock.runtime.lifecycle import Lifecycle
 
@@ -164,7 +169,8 @@ def make_keys(file: Annotated[Path, typer.Argument(help="Written once, for its o
 def text(
     server: Annotated[
         str, typer.Option("--server", metavar="ADDRESS", help="Server of text: HOST:PORT or unix:/path.")
-    ],
+    ] = "",
+    agents: FurtherAgents = None,
     listen: Annotated[
         str, typer.Option(metavar="ADDRESS", help="HOST:PORT of this machine.")
     ] = "127.0.0.1:8765",
@@ -173,12 +179,12 @@ def text(
     endpoints: EndpointFile = None,
     insecure: Insecure = False,
 ) -> None:
-    """Serve agents the API that they know (OpenAI's chat completions), over a server of text."""
+    """Serve agents the API that they know (OpenAI's chat completions), over one server of text or several."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from gateway.text.text_process import main
 
-        return main(lifecycle, settings, server=server, listen=listen)
+        return main(lifecycle, settings, agents=_text_servers(server, agents or (), settings), listen=listen)
 
     in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
 
@@ -308,6 +314,22 @@ def _refuse_options_before(context: typer.Context, command: str) -> None:
                 f"{option}: belongs behind the command: penstock gateway {command} … {option} …", err=True
             )
             raise typer.Exit(EXIT_USAGE)
+
+
+def _text_servers(
+    server: str, agents: "Sequence[str]", settings: "Settings"
+) -> "dict[str, AbstractContextManager[RunBehind]]":
+    """Return the runs that are answered for by name, the first one as FIRST; raises ConfigurationError."""
+    from gateway.text.agents import FIRST
+    from launch.gateway.run_behind import NamedServer
+    from penstock.config.configuration_error import ConfigurationError
+
+    if not server and not agents:
+        raise ConfigurationError("--server: name the server of text, or several with --agent NAME=…")
+    others = named_agents(agents, settings)
+    if not server:
+        return others
+    return {FIRST: NamedServer(checked_address("--server", server), "", settings), **others}
 
 
 def _check_runner(runner: RunnerName, cluster: Path | None, registry: str) -> None:

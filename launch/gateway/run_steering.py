@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gateway.jobs import steering
 from gateway.jobs.steering import Action, CannotSteer, Order, TrafficChange, VersionFile
 from launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
 from launch.policy.policy_steering import Wish, rolled_back, wished
@@ -14,7 +15,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept
-from penstock.runtime.exit import Fatal
+from penstock.runtime.exit import Fatal, NoAnswer
 
 _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.STOP: "Stop"}
 
@@ -135,5 +136,7 @@ def _told() -> Iterator[None]:
     """Tell refusals as the gateway knows them."""
     try:
         yield
+    except NoAnswer as error:
+        raise steering.NoAnswer(str(error)) from error
     except (ConfigurationError, Fatal, ValueError) as error:
         raise CannotSteer(str(error)) from error

@@ -1,6 +1,5 @@
 """`penstock gateway NAME` for each installed workload that has an API of its own (`Workload.site`)."""
 
-import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from launch.gateway.agent_options import FurtherAgents, checked_address, named_agents
 from launch.gateway.callers_options import HostNames, Origins
 from penstock.config.plugins import installed
 from penstock.config.workload import find
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.runtime.lifecycle import Lifecycle
 
 _STATE = Path("gateway-state")
-_AGENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class WithSites(TyperGroup):
@@ -70,14 +69,7 @@ def _command(name: str) -> "Callable[..., None]":
                 help="Folder of what it keeps, and of the run that is begun here; default: NAME-state.",
             ),
         ] = None,
-        agents: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--agent",
-                metavar="NAME=DIR|ADDRESS",
-                help="A further run, or the server of one, where NAME answers for several; may be repeated.",
-            ),
-        ] = None,
+        agents: FurtherAgents = None,
         recipe: Annotated[
             Path | None, typer.Option("--recipe", help="What is trained; default: the workload's own.")
         ] = None,
@@ -128,7 +120,9 @@ def _command(name: str) -> "Callable[..., None]":
             if run is not None:
                 behind = NamedRun(run)
             elif server:
-                behind = NamedServer(_checked("--server", server), _checked("--broker", broker), settings)
+                behind = NamedServer(
+                    checked_address("--server", server), checked_address("--broker", broker), settings
+                )
             else:
                 behind = OwnRun.of_site(
                     site, state or Path(f"{name}-state"), recipe, train or (), learns=learn
@@ -198,25 +192,11 @@ def agents_of(
     name: str, site: "Site", said: "Sequence[str]", settings: "Settings"
 ) -> "dict[str, AbstractContextManager[RunBehind]]":
     """Return the further runs of a site by name; raises ConfigurationError for what is none."""
-    from launch.gateway.run_behind import NamedRun, NamedServer
     from penstock.config.configuration_error import ConfigurationError
 
     if said and not site.takes_agents:
         raise ConfigurationError(f"--agent {said[0]}: {name} answers for one run: leave it out")
-    found: dict[str, AbstractContextManager[RunBehind]] = {}
-    for one in said:
-        agent, _, place = one.partition("=")
-        if not _AGENT.fullmatch(agent) or not place:
-            raise ConfigurationError(
-                f"--agent {one!r}: write NAME=DIR or NAME=ADDRESS; a name has 1 to 64 of A-Z, a-z, 0-9, . _ -"
-            )
-        if agent in found:
-            raise ConfigurationError(f"--agent {one}: {agent} is named twice")
-        is_folder = Path(place).is_dir()
-        found[agent] = (
-            NamedRun(Path(place)) if is_folder else NamedServer(_checked("--agent", place), "", settings)
-        )
-    return found
+    return named_agents(said, settings)
 
 
 def _beside(
@@ -238,13 +218,3 @@ def _check_one(run: Path | None, server: str, broker: str) -> None:
         raise ConfigurationError("--run, --server: name one of them")
     if broker and not server:
         raise ConfigurationError("--broker: belongs to --server; a run's folder says where its broker is")
-
-
-def _checked(option: str, address: str) -> str:
-    from penstock.config.configuration_error import ConfigurationError
-    from penstock.rpc.auth import check_address
-
-    try:
-        return check_address(address) if address else ""
-    except ValueError as error:
-        raise ConfigurationError(f"{option}: {error}") from error

@@ -13,7 +13,7 @@ from penstock.config.settings import ConfigurationError, Settings, load, parse_r
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import Conflict, RegistryError, Unavailable
 from penstock.registry.weight_files import registry_url
-from penstock.runtime.exit import Fatal
+from penstock.runtime.exit import Fatal, NoAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,15 @@ def find_place(run: str, registry: str | None, policy: str | None) -> RegistryPo
 def opened(place: RegistryPolicy, *, to_write: bool = False) -> Iterator[Registry]:
     """Open the registry inside the block, to read it or `to_write` to it.
 
-    Its errors become ConfigurationError, or Fatal where trying again may help.
+    Its errors become ConfigurationError, or Fatal where trying again may help: NoAnswer where it is away.
     """
     _check_file(place)
     try:
         with Registry.open(place.url, migrate=True) if to_write else Registry.read(place.url) as registry:
             yield registry
-    except (Conflict, Unavailable) as error:
+    except Unavailable as error:
+        raise NoAnswer(str(error)) from error
+    except Conflict as error:
         raise Fatal(str(error)) from error
     except (RegistryError, ValueError) as error:
         raise ConfigurationError(str(error)) from error

@@ -50,6 +50,12 @@ _ENDINGS: Final = {
     "seconds": "its time is over",
 }
 """Of the learner's account, in words."""
+_BASE_VERDICTS: Final = {
+    "better": "better than the base",
+    "worse": "worse than the base",
+    "chance": "cannot be told from chance",
+}
+"""Of an evaluation beside the policy that training began with."""
 _SHOWN: Final[dict[str, Callable[[float], str]]] = {
     "time": span,
     "seconds_per_step": "{:.3g} s".format,
@@ -139,6 +145,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
             f"over {evaluation.get('episodes')} episodes of version "
             f"{evaluation.get('version')}{_ways(evaluation)}"
         )
+        lines += _base(evaluation.get("base"))
     if summary["staleness"]:
         parts = ", ".join(f"{key} {_decimal(value)}" for key, value in summary["staleness"].items())
         lines.append(f"  staleness    {parts} updates")
@@ -254,6 +261,26 @@ def _ways(evaluation: dict[str, Any]) -> str:
     return (
         f" ({', '.join(f'{name} {shown(mean)}' for name, mean in means.items())})" if len(means) > 1 else ""
     )
+
+
+def _base(base: dict[str, Any] | None) -> list[str]:
+    """The policy that training began with, on the same episodes, and whether the version beats it."""
+    if base is None:
+        return []
+    mean = base["mean"]
+    beside = f"before any training, on the same {base['episodes']} episodes"
+    interval = ""
+    if base["low"] is not None:
+        interval = f" (95% interval {_signed(base['low'], mean)} to {_signed(base['high'], mean)})"
+    return [
+        f"  base         {shown(mean)} ± {shown(base['std'], mean)} {beside}",
+        f"  difference   {_signed(base['difference'], mean)}{interval}: {_BASE_VERDICTS[base['verdict']]}",
+        f"  length       {base['version_length']:.1f} steps, of the base {base['length']:.1f}",
+    ]
+
+
+def _signed(difference: float, like: float) -> str:
+    return ("+" if difference > 0 else "") + shown(difference, like)
 
 
 def _ledger(ledger: dict[str, Any]) -> str:

@@ -5,18 +5,20 @@ to the evaluation actors (`requested`), training goes on, and the episodes they 
 (`collect`) until there are `evaluation.episodes` of that version, played the way that counts and, with
 `evaluation.both`, the other way too. `solved` is only ever taken from such a result, never from the moving
 average of training episodes that asked for it. An evaluation actor that dies half-way begins again: an
-episode is known by its slot and its number.
+episode is known by its slot and its number. With `evaluation.base` each result says how it compares with the
+policy that training began with, whose episodes come before those of any version.
 """
 
 import statistics
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+from learner.evaluation.base_comparison import BaseComparison, Key, compare
 from learner.evaluation.early_stopping import Patience
 from penstock.config.settings import EvaluationSection
-from penstock.wire.messages import Report
+from penstock.wire.messages import BASE, Episode, Report
 
 RECENT_EPISODES = 20
 """Training episodes whose mean must reach the target before an evaluation is worth its time."""
@@ -61,12 +63,14 @@ class Score:
 class Result:
     """The result of one evaluation of a version.
 
-    scores: by `deterministic`, the way it was played. deterministic: the way that counts.
+    scores: by `deterministic`, the way it was played. deterministic: the way that counts. base: how that
+    compares with the policy that training began with; None where that was not played.
     """
 
     candidate: Candidate
     scores: Mapping[bool, Score]
     deterministic: bool
+    base: BaseComparison | None = None
 
     @property
     def counted(self) -> Score:
@@ -106,7 +110,8 @@ class Evaluation:
         self._lock = threading.Lock()
         self._asked = False
         self._pending: Candidate | None = None
-        self._returns: dict[bool, dict[tuple[int, int], float]] = {}
+        self._played: dict[bool, dict[Key, Episode]] = {}
+        self._base: dict[Key, Episode] = {}
         self._last_steps = 0
         self._last_update = -1
         self._ended = self._ended_steps = 0
@@ -152,7 +157,7 @@ class Evaluation:
         with self._lock:
             replaced = self._pending
             self._asked, self._pending = False, candidate
-            self._returns = {one: {} for one in self._ways}
+            self._played = {one: {} for one in self._ways}
             self._last_update, self._last_steps = candidate.update, candidate.env_steps
             return replaced
 
@@ -191,14 +196,13 @@ class Evaluation:
     def collect(self, report: Report) -> Result | None:
         """Take a report in; the result when it completes one."""
         with self._lock:
+            if self._section.base and report.deterministic == self._section.deterministic:
+                self._base |= _of_version(report, BASE)
             candidate = self._pending
             if candidate is None or report.deterministic not in self._ways:
                 return None
-            returns = self._returns[report.deterministic]
-            for episode in report.episodes:
-                if episode.version == candidate.version:
-                    returns[episode.slot_id, episode.episode_id] = episode.episode_return
-            if any(len(found) < self._section.episodes for found in self._returns.values()):
+            self._played[report.deterministic] |= _of_version(report, candidate.version)
+            if any(len(found) < self._section.episodes for found in self._played.values()):
                 return None
             return self._complete(candidate)
 
@@ -242,11 +246,17 @@ class Evaluation:
     def state(self) -> tuple[dict[str, Any], bytes]:
         """Return a JSON object for a checkpoint and the best weights, b"" before the first result.
 
-        An evaluation that is under way is not part of it: a learner that is restored asks for another.
+        An evaluation that is under way is not part of it: a learner that is restored asks for another. The
+        base's episodes are: what has played them does not play them again.
         """
         with self._lock:
             steps, update = self._settled
-            state = {"last_steps": steps, "last_update": update, "patience": self._patience.state()}
+            state = {
+                "last_steps": steps,
+                "last_update": update,
+                "patience": self._patience.state(),
+                "base": [asdict(episode) for episode in self._base.values()],
+            }
             if self.best is None:
                 return state, b""
             return state | {"best": _to_json(self.best)}, self.best.candidate.blob
@@ -256,12 +266,15 @@ class Evaluation:
         with self._lock:
             self._settled = self._last_steps, self._last_update = state["last_steps"], state["last_update"]
             self._patience.restore(state["patience"])
+            self._base = _by_key(Episode(**told) for told in state.get("base", ()))
             if "best" in state:
                 self.best = _from_json(state["best"], best)
 
     def _complete(self, candidate: Candidate) -> Result:
-        scores = {one: Score.of(list(returns.values())) for one, returns in self._returns.items()}
-        result = Result(candidate=candidate, scores=scores, deterministic=self._section.deterministic)
+        scores = {one: Score.of(_returns(played)) for one, played in self._played.items()}
+        counts = self._section.deterministic
+        base = compare(self._played[counts], self._base)
+        result = Result(candidate=candidate, scores=scores, deterministic=counts, base=base)
         self._pending = None
         self._settled = candidate.env_steps, candidate.update
         self._patience.judge(result.mean)
@@ -291,17 +304,45 @@ class Evaluation:
         return interval is not None and env_steps - self._last_steps >= interval
 
 
+def _of_version(report: Report, version: int) -> dict[Key, Episode]:
+    return _by_key(episode for episode in report.episodes if episode.version == version)
+
+
+def _by_key(episodes: Iterable[Episode]) -> dict[Key, Episode]:
+    return {(episode.slot_id, episode.episode_id): episode for episode in episodes}
+
+
+def _returns(played: Mapping[Key, Episode]) -> list[float]:
+    return [episode.episode_return for episode in played.values()]
+
+
 def _to_json(result: Result) -> dict[str, Any]:
     candidate = asdict(result.candidate)
     del candidate["blob"]
     scores = {way(deterministic=played): asdict(score) for played, score in result.scores.items()}
-    return {"candidate": candidate, "scores": scores, "deterministic": result.deterministic}
+    return {
+        "candidate": candidate,
+        "scores": scores,
+        "deterministic": result.deterministic,
+        "base": base_json(result),
+    }
 
 
 def _from_json(value: dict[str, Any], blob: bytes) -> Result:
     scores = {name == way(deterministic=True): Score(**score) for name, score in value["scores"].items()}
     candidate = Candidate(**value["candidate"], blob=blob)
-    return Result(candidate=candidate, scores=scores, deterministic=value["deterministic"])
+    told = value.get("base")
+    return Result(
+        candidate=candidate,
+        scores=scores,
+        deterministic=value["deterministic"],
+        base=None if told is None else BaseComparison.from_json(told),
+    )
+
+
+def base_json(result: Result) -> dict[str, Any] | None:
+    """How it compares with the policy that training began with; None where that was not played."""
+    return None if result.base is None else result.base.to_json()
 
 
 def scores_json(result: Result) -> dict[str, dict[str, Any] | None]:

@@ -14,6 +14,7 @@ from learner.algorithms.algorithm import Algorithm, Imitator
 from learner.algorithms.registry import check_hardware
 from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 from learner.checkpoint.checkpointer import Room
+from learner.evaluation.base_comparison import check_base
 from learner.evaluation.early_stopping import check_patience
 from learner.model.capacity_checks import check_fragment, check_schema, check_specification, room_of
 from learner.model.device import device_of
@@ -71,6 +72,7 @@ def make_model(
     group = group or SingleRankGroup()
     check_hardware(settings, group.size)
     workload = find(settings.workload)
+    check_base(settings.evaluation, workload)
     model: Model = load(workload.model)(settings, workload, group, device or device_of(settings))
     return model
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from broker.log.learner_log import LearnerLog
 from learner.checkpoint.checkpointer import Checkpointer
-from learner.evaluation.evaluation import Evaluation, Result, scores_json
+from learner.evaluation.evaluation import Evaluation, Result, base_json, scores_json
 from learner.evaluation.reported_episodes import Episodes
 from learner.feed.source import FeedPosition
 from learner.lease import LeaseKeeper
@@ -175,4 +175,5 @@ def _evaluation_json(result: Result | None) -> dict[str, Any] | None:
         "version": result.candidate.version,
         "env_steps": result.candidate.env_steps,
         **scores_json(result),
+        "base": base_json(result),
     }

@@ -68,10 +68,12 @@ class RunCheckpoints:
         if self.recording is not None:
             self.recording.sync()
         self.checkpointer.spare(*self.evaluation.checkpoints())
+        # First: every report up to its position is in the evaluation's state, which is taken after it.
+        episodes = self.episodes.state()
         evaluation, best = self.evaluation.state()
         self.checkpointer.save(
             self.algorithm,
-            self._progress(evaluation),
+            self._progress(episodes, evaluation),
             {BEST: bytes_tensor(best)},
             answers=self.commands.uncommitted,
         )
@@ -84,12 +86,13 @@ class RunCheckpoints:
 
         command: id of what asks for it. Raises as `NamedCheckpoints.keep` does.
         """
+        episodes = self.episodes.state()
         evaluation, _ = self.evaluation.state()
         state = self.algorithm.state()
-        progress = self._progress(evaluation).to_json() | {"numbers": state.numbers}
+        progress = self._progress(episodes, evaluation).to_json() | {"numbers": state.numbers}
         named.keep(name, command, state.tensors, progress)
 
-    def _progress(self, evaluation: dict[str, Any]) -> Progress:
+    def _progress(self, episodes: dict[str, Any], evaluation: dict[str, Any]) -> Progress:
         return Progress(
             run=self.run,
             sections=self.sections,
@@ -99,7 +102,7 @@ class RunCheckpoints:
             training_seconds=self.clock.seconds(),
             publications=self.publisher.count,
             totals=self.ledger.totals(),
-            episodes=self.episodes.state(),
+            episodes=episodes,
             staleness=self.staleness.state(),
             evaluation=evaluation,
             recorded=self.position.recorded,

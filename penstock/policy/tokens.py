@@ -51,7 +51,10 @@ class TokenPolicy(Protocol):
 
     @property
     def critic(self) -> nn.Module:
-        """Return the module that computes a value of the policy's features."""
+        """Return the module that values are made by; its parameters are trained by the value loss alone.
+
+        Its `state_dict` is what a checkpoint holds of it.
+        """
         ...
 
     @property

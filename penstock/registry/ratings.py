@@ -85,6 +85,15 @@ class Tally:
     well: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatedConversation:
+    """Says how somebody rated a conversation. rater: of its newest score. is_well: that is above a bound."""
+
+    conversation: str
+    rater: str
+    is_well: bool
+
+
 def add(session: Session, policy: str, new: Sequence[Rating]) -> tuple[KeptRating, ...]:
     """Store ratings of responses of a policy, and return them.
 
@@ -121,15 +130,31 @@ def tally(
     Versions come lowest first; ratings that name no version, and those of the source `without`, are left out.
     """
     row = RatingRow
-    own = (row.policy == policy) & (row.key == key) & row.version.is_not(None) & row.score.is_not(None)
-    if without is not None:
-        own &= row.source != without
+    own = _scored(policy, key, without) & row.version.is_not(None)
     alone = case((row.conversation == "", row.number), else_=0)
     newest = select(func.max(row.number)).where(own).group_by(row.version, row.conversation, alone)
     is_well = case((row.score > above, 1), else_=0)
     counted = select(row.version, func.count(), func.sum(is_well)).where(row.number.in_(newest))
     found = session.execute(counted.group_by(row.version).order_by(row.version))
     return tuple(Tally(version=version, rated=rated, well=well) for version, rated, well in found)
+
+
+def rated_conversations(
+    session: Session, policy: str, key: str, above: float, without: str | None = None
+) -> tuple[RatedConversation, ...]:
+    """Return the conversations that were rated in an aspect, whichever versions they had, by their names.
+
+    What counts of each is its newest score; ratings of no conversation, and those of the source `without`,
+    are left out.
+    """
+    row = RatingRow
+    own = _scored(policy, key, without) & (row.conversation != "")
+    newest = select(func.max(row.number)).where(own).group_by(row.conversation)
+    found = select(row.conversation, row.rater, row.score > above).where(row.number.in_(newest))
+    return tuple(
+        RatedConversation(conversation=conversation, rater=rater, is_well=bool(is_well))
+        for conversation, rater, is_well in session.execute(found.order_by(row.conversation))
+    )
 
 
 def read(
@@ -152,6 +177,12 @@ def read(
             break
         found.append(_record(row))
     return tuple(found)
+
+
+def _scored(policy: str, key: str, without: str | None) -> ColumnElement[bool]:
+    row = RatingRow
+    own = (row.policy == policy) & (row.key == key) & row.score.is_not(None)
+    return own if without is None else own & (row.source != without)
 
 
 def _own(project: str, rater: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:

@@ -36,7 +36,7 @@ from penstock.registry.database import Database
 from penstock.registry.feedback import Feedback
 from penstock.registry.judgement import Trial
 from penstock.registry.models import EventRow, TrafficRow, VersionRow
-from penstock.registry.ratings import KeptRating, Rating, Tally
+from penstock.registry.ratings import KeptRating, RatedConversation, Rating, Tally
 from penstock.registry.records import (
     MAX_EVENTS,
     Evaluation,
@@ -486,6 +486,17 @@ class Registry:
             without: source whose ratings are left out.
         """
         return self._database.read(lambda session: ratings.tally(session, policy, key, above, without))
+
+    def rated_conversations(
+        self, policy: str, key: str, *, above: float, without: str | None = None
+    ) -> tuple[RatedConversation, ...]:
+        """Return the conversations of a policy that were rated in an aspect, by their names.
+
+        above, without: as in `tally`. Whoever deleted their ratings is in none of them.
+        """
+        return self._database.read(
+            lambda session: ratings.rated_conversations(session, policy, key, above, without)
+        )
 
     def _one(self, find: Callable[[Session], VersionRow | None]) -> PolicyVersion | None:
         def work(session: Session) -> PolicyVersion | None:

@@ -18,5 +18,9 @@ class Fatal(Exception):
     """Ends the process with exit 1; its text is the last line on stderr."""
 
 
+class NoAnswer(Fatal):
+    """Reports that who was asked gave no answer: what was asked for may have been done."""
+
+
 class RunFailed(Fatal):
     """Ends the process with exit 3: the run cannot go on until something outside of it is changed."""

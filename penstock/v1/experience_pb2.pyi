@@ -306,7 +306,7 @@ class Episode(_message.Message):
     TERMINATED_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     slot_id: _builtins.int
-    """Environment within the actor."""
+    """Environment within the actor; in an evaluation what the episode began with, such as a seed or a prompt."""
     episode_id: _builtins.int
     """Episode of that slot."""
     episode_return: _builtins.float
@@ -316,7 +316,7 @@ class Episode(_message.Message):
     terminated: _builtins.bool
     """True when the environment terminated it, false when it was truncated."""
     version: _builtins.int
-    """Weight version at its last step."""
+    """Weight version at its last step; in an evaluation 0: the policy that training begins with."""
     def __init__(
         self,
         *,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 from penstock.v1 import experience_pb2, weights_pb2
 
@@ -86,9 +87,17 @@ class Publication:
         return cls(message.version, message.update, message.sha256, message.size)
 
 
+BASE: Final = 0
+"""In place of a version: the policy as it was made, which training begins with."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """A finished episode: undiscounted return, length in steps, weight version at its last step."""
+    """A finished episode: undiscounted return, length in steps, weight version at its last step.
+
+    In an evaluation slot_id is what it began with, such as a seed or a prompt, episode_id its number
+    among those that began so, and version `BASE` that of the policy that training begins with.
+    """
 
     slot_id: int
     episode_id: int

@@ -58,6 +58,10 @@ COMMANDS: Final = {
     "a loop of no run": (("chat", "loop", "status", "absent"), "absent: no folder of a run"),
     "a loop of another workload": (("chat", "loop", "status", "run"), "run: is a run of workload 'control'"),
     "a pause of no run": (("chat", "loop", "pause", "absent", "--reason", "r"), "absent: no folder of a run"),
+    "weights of no run": (
+        ("chat", "loop", "weigh", "absent", "--weight", "safety=2", "--reason", "r"),
+        "absent: no folder of a run",
+    ),
     "a resume of no run": (("chat", "loop", "resume", "absent"), "absent: no folder of a run"),
     "not UTF-8": (("train", "latin.toml"), "latin.toml: not UTF-8"),
     "not TOML": (("train", "broken.toml"), "broken.toml: not TOML"),

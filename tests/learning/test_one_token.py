@@ -7,7 +7,7 @@ sampled is cut into real fragments, assembled and learned from.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pytest
@@ -67,10 +67,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_base(tmp_path_factory.mktemp("tiny") / "base")
 
 
-def learned(base: Path, beta: float, seed: int, updates: int, **settings: Any) -> Outcome:
+def learned(
+    base: Path,
+    beta: float,
+    seed: int,
+    updates: int,
+    critic: Literal["head", "adapter"] = "head",
+    **settings: Any,
+) -> Outcome:
     """What is reached after so many updates."""
     section = TokenPPOSection(**{**SETTINGS, "kl_coefficient": beta, **settings})
-    policy, actor = (_policy(base, seed) for _ in range(2))
+    policy, actor = _policy(base, seed, critic), _policy(base, seed)
     algorithm = TokenPPO(policy, section, seed=seed)
     rng = np.random.default_rng(seed)
     rewards = rng.uniform(-1.0, 1.0, policy.vocabulary)
@@ -82,8 +89,9 @@ def learned(base: Path, beta: float, seed: int, updates: int, **settings: Any) -
     return _outcome(reference, _probabilities(policy), rewards, beta)
 
 
-def _policy(base: Path, seed: int) -> LanguagePolicy:
-    return LanguagePolicy(LanguageSection(model=str(base), rank=8, alpha=16.0, targets=TARGETS), seed)
+def _policy(base: Path, seed: int, critic: Literal["head", "adapter"] = "head") -> LanguagePolicy:
+    section = LanguageSection(model=str(base), rank=8, alpha=16.0, targets=TARGETS, critic=critic)
+    return LanguagePolicy(section, seed)
 
 
 def _probabilities(policy: LanguagePolicy) -> NDArray[np.float64]:
@@ -116,6 +124,11 @@ def test_the_best_policy_is_found(base: Path, advantage: str) -> None:
     start = learned(base, 0.5, 0, 0)
     assert outcome.distance <= 0.05
     assert start.distance > 0.25
+
+
+def test_the_best_policy_is_found_with_an_adapter_of_the_critics_own(base: Path) -> None:
+    """As near as its neighbours come that have a head alone."""
+    assert learned(base, 0.5, 0, SHORT, critic="adapter").distance <= 0.05
 
 
 @pytest.mark.slow

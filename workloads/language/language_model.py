@@ -35,7 +35,8 @@ def make_model(settings: Settings, workload: Workload, group: RankGroup, device:
     """
     observation, action = load(workload.spaces)(settings.environment)
     held = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.kl_coefficient > 0.0
-    policy = build(observation, action, settings.policy, settings.seed, has_reference=held)
+    policy = build(observation, action, settings.policy, settings.seed, has_reference=held, learns=True)
+    _check_critic(settings, policy)
     _check_length(settings, policy)
     _begin(policy)
     algorithm = choose(
@@ -80,6 +81,17 @@ def _begin(policy: LanguagePolicy) -> None:
             f"policy.kwargs.begin_with={place!r}: holds no weights of this network ({error}); name those of "
             "a run with the same policy section"
         ) from error
+
+
+def _check_critic(settings: Settings, policy: LanguagePolicy) -> None:
+    section = settings.algorithm
+    if not isinstance(section, TokenPPOSection):
+        return
+    if policy.section.critic == "adapter" and section.advantage != "gae":
+        raise ConfigurationError(
+            f"policy.kwargs.critic='adapter': algorithm.advantage={section.advantage!r} does without a "
+            "critic; leave critic out, or say advantage='gae'"
+        )
 
 
 def _check_length(settings: Settings, policy: LanguagePolicy) -> None:

@@ -36,7 +36,7 @@ WORKLOAD = Workload(
     generator="workloads.rlhf.response_generator:make_generator",
     runner="workloads.rlhf.response_evaluation:make_runner",
     places=("model", "prompts", "reward", "true_reward", "guard_rules", "guard_classifier"),
-    unsent=("feedback", "conversations", "base_training", "begin_with"),
+    unsent=("feedback", "conversations", "base_training", "begin_with", "critic"),
     algorithms={"token_ppo": "penstock.config.sections.token:TokenPPOSection"},
     commands={
         "reward": "workloads.rlhf.commands.reward_commands:reward_commands",

@@ -5,7 +5,8 @@ These are its last policy in Hugging Face's format, and a list of all files.
     RUN/policies/vN/             adapter_model.safetensors, adapter_config.json (without LoRA
                                  model.safetensors), tokenizer,
                                  generation_config.json: how it was sampled in training
-    RUN/value_head.safetensors   what the learner valued responses with, of its last checkpoint
+    RUN/value_head.safetensors   what the learner valued responses with, of its last checkpoint: the head, and
+                                 the adapter of a critic that has one
     RUN/reward_model/            where the run has trained one
     RUN/manifest.json            these files with their sha256, what they were made from, the results in short
     RUN/training_results.json    summary and full history

@@ -9,6 +9,7 @@ model where that version's training made one: what it leaves needs nothing of th
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -136,9 +137,10 @@ def _use_again(reward_model: Path, folder: Path) -> dict[str, str]:
 
 
 def _export(folder: Path, place: Path) -> None:
-    """Copy what a job left; the folder appears whole. One of a gateway that was killed is made anew.
+    """Copy what a job left; the folder appears whole, with all of it on the disk, or not at all.
 
-    What the run did not make, because it used another version's again, lies in the job's folder.
+    One of a gateway that was killed is made anew. What the run did not make, because it used another
+    version's again, lies in the job's folder. Raises OSError, ValueError.
     """
     run = folder / "run"
     manifest = json.loads((run / MANIFEST).read_text())
@@ -147,6 +149,19 @@ def _export(folder: Path, place: Path) -> None:
     temporary = place.with_name(f".{place.name}")
     for left in (temporary, place):
         shutil.rmtree(left, ignore_errors=True)
+    try:
+        _copy(folder, manifest, temporary, place)
+        _sync(temporary)
+        temporary.rename(place)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk it would take the room of the next one
+        raise
+    _sync_one(place.parent)
+
+
+def _copy(folder: Path, manifest: dict[str, Any], temporary: Path, place: Path) -> None:
+    """Copy what a job left to a folder that is `place` later; raises OSError."""
+    run = folder / "run"
     temporary.mkdir(parents=True)
     shutil.copytree(run / manifest["policy"], temporary / "policy")
     reward, base = (_made_or_reused(folder, name) for name in (REWARD_MODEL, BASE_MODEL))
@@ -156,7 +171,20 @@ def _export(folder: Path, place: Path) -> None:
         shutil.copytree(base, temporary / BASE_MODEL)
         for model in ("policy", REWARD_MODEL, BASE_MODEL):
             _name_base(temporary / model, manifest["made_from"]["model"], (place / BASE_MODEL).absolute())
-    temporary.rename(place)
+
+
+def _sync(folder: Path) -> None:
+    """Have a folder on the disk before anybody names it; what the disk refuses late, it refuses here."""
+    for one in (*folder.rglob("*"), folder):
+        _sync_one(one)
+
+
+def _sync_one(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _made_or_reused(folder: Path, name: str) -> Path:

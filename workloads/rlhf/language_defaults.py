@@ -13,6 +13,6 @@ def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
         "environment": {"count": 64},
         "actor": {"count": 1, "unroll_length": 128},
         "learner": {"total_steps": 1_000_000, "stop_at_target": False},
-        "evaluation": {"episodes": 128, "deterministic": False, "both": True},
+        "evaluation": {"episodes": 128, "deterministic": False, "both": True, "base": True},
     }
     return layers | ({"algorithm": {"name": "token_ppo"}} if algorithm == "ppo" else {})

@@ -166,6 +166,7 @@ def _model_of_words(section: Language, folder: Path, seed: int, progress: Progre
         progress.say(f"preparing: a tiny language model of the feedback's words, in {folder}")
         texts = [text for _, row in rows_of(section.feedback) for text in _texts(row)]
         tokenizer = tiny_models.build_tokenizer(_words(texts))
+        tokenizer.chat_template = tiny_models.CHAT_TEMPLATE  # without one no server of text answers with it
         fitting = tiny_models.fitting(tokenizer, texts)
         if not fitting:
             raise ConfigurationError(
@@ -189,7 +190,15 @@ def _texts(row: Any) -> list[tuple[str, str]]:
     if isinstance(row, ValueError) or row.get("prompt") is None:
         return []
     said = [row.get(name) for name in ("response", "chosen", "rejected")]
-    return [(str(row["prompt"]), str(response)) for response in said if response is not None]
+    prompt = _spoken(row["prompt"])
+    return [(prompt, str(response)) for response in said if response is not None]
+
+
+def _spoken(prompt: Any) -> str:
+    """Return the words of a prompt; of a conversation those of its messages."""
+    if not isinstance(prompt, list):
+        return str(prompt)
+    return " ".join(str(one.get("content", "")) for one in prompt if isinstance(one, dict))
 
 
 def _words(texts: Iterable[tuple[str, str]]) -> list[str]:

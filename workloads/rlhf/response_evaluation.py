@@ -91,8 +91,11 @@ class LanguageRunner:
             return None
         if None in rewards.values:
             raise Fatal(f"{rewards.by.name}: gave no reward for a response that is evaluated")
-        rows = zip(rewards.values, generated.lengths.tolist(), generated.ended.tolist(), strict=True)
-        return [Played(episode_return=float(r or 0.0), length=n, terminated=e) for r, n, e in rows]
+        rows = zip(asked, rewards.values, generated.lengths.tolist(), generated.ended.tolist(), strict=True)
+        return [
+            Played(episode_return=float(reward or 0.0), length=length, terminated=ended, start=one.index)
+            for one, reward, length, ended in rows
+        ]
 
     def close(self) -> None:
         """Let go of the source of rewards."""

@@ -51,6 +51,10 @@ def build(
     """From the `policy` section of a run; raises ConfigurationError."""
     width = mixing_width(section)
     plain = {key: value for key, value in section.kwargs.items() if key != MIXING}
+    if plain.get("critic", "head") != "head":
+        raise ConfigurationError(
+            f"policy.kwargs.critic={plain['critic']!r}: thoughts have no critic of tokens; leave it out"
+        )
     section = section.model_copy(update={"kwargs": plain})
     policy = build_language_policy(observation, action, section, seed, has_reference=has_reference)
     if width:

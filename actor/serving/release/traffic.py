@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from actor.serving.release.canary_monitor import CanaryMonitor
+from actor.serving.release.same_network import is_same_network
 from actor.serving.versions.loaded_versions import LoadedVersions, Weights
 from penstock.config.settings import ConfigurationError
 from penstock.registry.records import PolicyVersion, Status
@@ -94,7 +95,7 @@ class Traffic:
         if not row.place or row.run == self._specification.run:
             return self._run_dir
         other = read_specification(Path(row.place))
-        if not _is_alike(other, self._specification):
+        if not is_same_network(other, self._specification):
             raise ValueError(
                 f"version {row.version} of run {row.run!r} has another network, or another base model, than "
                 f"run {self._specification.run!r}: it is served from a server of its own run"
@@ -198,9 +199,3 @@ class Traffic:
             await asyncio.to_thread(registry.rollback, self._policy, reason[:1000], by=_BY, version=version)
         except RegistryError as error:
             log.warning("canary not withdrawn", extra={"version": version, "error": str(error)})
-
-
-def _is_alike(one: RunSpecification, other: RunSpecification) -> bool:
-    """Return whether weights of one run are weights of the other's network, too."""
-    names = ("workload", "policy_json", "observation_space", "action_space")
-    return all(getattr(one, name) == getattr(other, name) for name in names)

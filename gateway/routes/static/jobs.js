@@ -58,10 +58,21 @@ function starting(base, project, templates, again) {
     button("Estimate", async () => {
       estimate.textContent = "A dry run trains for some seconds…";
       const body = asked(Object.fromEntries(new FormData(made)));
-      const { seconds } = await call("POST", `${base}/estimates`, body).catch((error) => { estimate.textContent = ""; throw error; });
-      estimate.textContent = `About ${(seconds.likely / 60).toPrecision(2)} minutes, at most ${(seconds.high / 60).toPrecision(2)}.`;
+      const found = await call("POST", `${base}/estimates`, body).catch((error) => { estimate.textContent = ""; throw error; });
+      estimate.textContent = estimated(found);
     }));
   return element("section", {}, element("h2", {}, "Start a training"), made, estimate);
+}
+
+// What a dry run says: how long it would take, what the ratings are that it would learn from, and why it has no room.
+function estimated({ seconds, facts: { feedbackCount, scoreMean, scoreStd }, refused }) {
+  const minutes = (value) => (value / 60).toPrecision(2);
+  const scores = scoreMean === null ? "" : `, ${scoreMean?.toFixed(2)} ± ${scoreStd?.toFixed(2)}`;
+  return [
+    `About ${minutes(seconds.likely)} minutes, at most ${minutes(seconds.high)}.`,
+    feedbackCount ? `It learns from ${feedbackCount} ratings${scores}.` : "",
+    refused.length ? `This machine has no room for it: ${refused.join("; ")}.` : "",
+  ].filter(Boolean).join(" ");
 }
 
 // A job as it goes on: each part of the page is drawn anew when the gateway sends news of it.

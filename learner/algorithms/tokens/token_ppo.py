@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -84,6 +84,7 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
         self._has_critic = section.advantage == "gae"
         self._permutations = torch.Generator().manual_seed(seed)
         self._kl_coefficient = section.kl_coefficient
+        self._kl_reference: float | None = None
 
     def published_modules(self) -> dict[str, nn.Module]:
         """Return the policy without its critic, as `default`."""
@@ -276,7 +277,15 @@ class TokenPPO(LearnsOnce[TokenPPOSection]):
             self._kl_coefficient = adapted(
                 self._kl_coefficient, metrics["kl_reference"], section.kl_target, count, section.kl_horizon
             )
+        self._kl_reference = metrics.get("kl_reference")
         self._updates += 1
+
+    def findings(self) -> dict[str, Any]:
+        """Return how far the policy is from the reference, where this process has measured it."""
+        if self._kl_reference is None:
+            return {}
+        remark = f"KL to the reference in the last update: {self._kl_reference:.3g} nats per response"
+        return {"kl_reference": self._kl_reference, "remarks": [remark]}
 
     # ---- a checkpoint
 

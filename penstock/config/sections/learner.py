@@ -94,6 +94,12 @@ class EvaluationSection(Section):
     """Play the most likely action; false: draw actions as in training. Only this way of playing counts."""
     both: bool = False
     """Play the other way as well, on the same seeds, and report it beside; takes twice as long."""
+    base: bool = False
+    """Play the policy as it is before any training, too, once, on the same seeds.
+
+    Each evaluation is then compared with it, episode by episode. Only for policies that act before they have
+    weights of a run, such as a language model, which is its reference then.
+    """
     interval_steps: Positive | None = None
     """Evaluate every so many environment steps.
 

@@ -2,15 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from gateway.store.tables import Role
+from tests.support.gateway.injector_files import goal, write_goals
 from tests.support.gateway.small_gateway import SmallGateway
 from workloads.goals.http.goals_service import service
 from workloads.goals.injector.auto_switch import last_switch
-from workloads.goals.injector.injection_journal import INJECTIONS, VETOES
+from workloads.goals.injector.injection_journal import VETOES
 
 INJECTORS: Final = "/api/projects/alpha/injectors"
 
@@ -20,23 +21,9 @@ def gateway(tmp_path: Path) -> SmallGateway:
     """One with the routes of goals, and the injector `host` of alpha, which has proposed three goals."""
     folder = tmp_path / "injectors" / "alpha" / "host"
     folder.mkdir(parents=True)
-    write(folder, goal("waits"), goal("done", injected=True), goal("low", held="threshold"))
+    write_goals(folder, goal("waits"), goal("done", injected=True), goal("low", held="threshold"))
     url = f"sqlite:///{tmp_path}/accounts.sqlite"
     return SmallGateway.at(url, f"sqlite:///{tmp_path}/registry.sqlite", tmp_path, services=[service()])
-
-
-def goal(name: str, *, injected: bool = False, held: str = "") -> dict[str, Any]:
-    """A line of a goal."""
-    return {
-        "goal_id": name, "goal": "trim", "timestamp": 1.0, "reasoning": "", "priority": 0.5,
-        "confidence": 0.5, "expected_reward": None, "version": 1, "injected": injected, "processed": False,
-        "metadata": {"held": held},
-    }  # fmt: skip
-
-
-def write(folder: Path, *lines: dict[str, Any]) -> None:
-    """The file of proposals."""
-    (folder / INJECTIONS).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_a_viewer_looks_and_an_editor_decides(gateway: SmallGateway, tmp_path: Path) -> None:
@@ -85,7 +72,7 @@ def test_a_name_is_looked_up_and_never_a_path(gateway: SmallGateway, tmp_path: P
     """Another project's injector is answered as one that does not exist."""
     beside = tmp_path / "injectors" / "beta" / "host"
     beside.mkdir(parents=True)
-    write(beside, goal("secret"))
+    write_goals(beside, goal("secret"))
     reply = gateway.get(f"{INJECTORS}{path}", gateway.token("alpha"))
     assert reply.status_code in (404, 405), reply.text
     assert "secret" not in reply.text
@@ -95,7 +82,7 @@ def test_a_name_is_looked_up_and_never_a_path(gateway: SmallGateway, tmp_path: P
 def test_files_that_cannot_be_read_are_told(gateway: SmallGateway, tmp_path: Path) -> None:
     """By file and field; the gateway lives."""
     folder = tmp_path / "injectors" / "alpha" / "host"
-    write(folder, {**goal("waits"), "confidence": 7})
+    write_goals(folder, {**goal("waits"), "confidence": 7})
     viewer = gateway.token("alpha", Role.VIEWER)
     reply = gateway.get(f"{INJECTORS}/host", viewer)
     assert reply.status_code == 409

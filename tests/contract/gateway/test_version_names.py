@@ -57,7 +57,7 @@ def finished(gateway: SmallGateway, editor: dict[str, str], folder: Path, versio
         (run.parent / name).write_text(content)
     (run / "summary.json").write_text(json.dumps({"interrupted": False, "solved": True}))
     for version in versions:
-        of: dict[str, Any] = {"run": job, "update": 1, "sha256": "0" * 64, "size_bytes": 1}
+        of: dict[str, Any] = {"run": f"{job}-a08df7", "update": 1, "sha256": "0" * 64, "size_bytes": 1}
         new = NewVersion(policy="alpha/my_agent", version=version, origin=Origin.FINAL, **of)
         gateway.registry.register(new, by="test")
     assert gateway.parts.dispatcher is not None

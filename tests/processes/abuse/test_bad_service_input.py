@@ -64,6 +64,11 @@ REFUSED: Final = {
     "a gateway of broken templates": ((*GATEWAY, "--templates", "templates"), "broken.toml: cannot be read"),
     "a gateway of no UTF-8": ((*GATEWAY, "--config", "latin.toml"), "latin.toml: not UTF-8"),
     "text of no server": ((*TEXT, "--server", "banana"), "--server: address='banana': write HOST:PORT"),
+    "text of no agent": (
+        ("gateway", "text", "--agent", "a=nowhere", "--listen", "127.0.0.1:0"),
+        "--agent: address='nowhere': write",
+    ),
+    "text of nobody": (("gateway", "text", "--listen", "127.0.0.1:0"), "--server: name the server of text"),
     "text beyond loopback": ((*TEXT, "--listen", "0.0.0.0:1"), "it answers this machine alone"),
     "text on a socket": ((*TEXT, "--listen", "unix:s"), "--listen unix:s: write HOST:PORT"),
     "prompts of no server": ((*PROMPTS, "--server", "banana"), "--server: address='banana': write HOST:PORT"),

@@ -30,6 +30,8 @@ from tests.support.run.small_run import fragment
 HONEST: Final = 4
 CALLS_PER_S: Final = 100.0
 """Budget of one connection: far below what a flood asks, so that the test sees it hold."""
+PATIENCE_S: Final = 60.0
+"""Of an honest call, which waits behind a thousand held ones that came at once."""
 WINDOW: Final = 64
 GROWTH_BYTES: Final = 64 * MIB
 REFUSED_STREAM: Final = "error code 7"
@@ -64,7 +66,7 @@ class Crowd:
             list(pool.map(self._one, range(HONEST)))
 
     def _one(self, index: int) -> None:
-        with SimulatedActor(self._stage.address, f"honest-{index}") as actor:
+        with SimulatedActor(self._stage.address, f"honest-{index}", deadline_s=PATIENCE_S) as actor:
             actor.open()
             self.sessions.append(actor.session)
             while actor.acked_through < self._each:

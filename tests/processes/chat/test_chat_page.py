@@ -19,6 +19,8 @@ from tests.support.browser.tabs import check_look, chromium, expect, needs_chrom
 from tests.support.chat.chat_gateway import ChatGateway
 from tests.support.run.broker_process import eventually
 from workloads.chat.loop import loop_state
+from workloads.chat.loop.loop_order import LoopOrder
+from workloads.chat.loop.weighing import read_weighed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -64,9 +66,15 @@ def test_two_people_talk_rate_and_one_looks_after_it(browser: "Browser", tmp_pat
         expect(first.get_by_text("Kept. The conversation goes on with")).to_be_visible()
         check_look(first, "chat-talk")
         second.get_by_role("link", name="Look after").press("Enter")
-        table = second.get_by_role("region", name="Satisfaction")
+        table = second.get_by_role("region", name="Satisfaction: thumbs-up among all conversations")
         expect(table).to_contain_text("cannot tell below 30 conversations")
         expect(second.get_by_role("region", name="Stars")).to_contain_text("safety")
+        expect(second.get_by_role("region", name="Satisfaction by day")).to_contain_text(
+            "cannot tell below 30"
+        )
+        expect(second.locator("#people")).to_contain_text("2 of 2 people have ever given a thumb.")
+        by_person = second.get_by_role("region", name="Satisfaction by person")
+        expect(by_person.get_by_role("row")).to_have_count(3)
         expect(second.locator("#state")).to_contain_text("No answer came from the fallback.")
         check_look(second, "chat-look")
         first.get_by_role("link", name="Your data").press("Enter")
@@ -74,6 +82,9 @@ def test_two_people_talk_rate_and_one_looks_after_it(browser: "Browser", tmp_pat
         check_look(first, "chat-mine")
         first.get_by_role("button", name="Delete them").press("Enter")
         expect(first.locator("#kept")).to_contain_text("0 ratings of yours are kept")
+        second.get_by_role("button", name="Look again").press("Enter")
+        expect(second.locator("#people")).to_contain_text("1 of 1 people have ever given a thumb.")
+        expect(by_person.get_by_role("row")).to_have_count(2)
         with Registry.read(f"sqlite:///{gateway.state}/run/registry.sqlite") as registry:
             (kept,) = registry.ratings("default")
         assert (kept.rating.key, kept.rating.score) == ("thumb", -1.0)
@@ -110,6 +121,14 @@ def test_somebody_who_looks_after_it_promotes_rolls_back_and_pauses(
         decide(tab, f"Promote version {canary}", "people like it")
         expect(tab.get_by_role("region", name="Decisions")).to_contain_text("people like it")
         expect(tab.get_by_role("button", name=f"Roll back version {canary}")).to_be_visible()
+        measured = tab.get_by_role("region", name="What counts in the reward")
+        expect(measured).to_contain_text(re.compile(r"thumb\s*2\s*2\s*41\s*0\.71\s*0\.19\s*0\.06"))
+        weigh(tab, "safety counts", "-1", "children read it")
+        assert tab.get_by_label("safety counts").evaluate("one => one === document.activeElement")
+        weigh(tab, "safety counts", "2.5", "children read it")
+        expect(tab.get_by_role("region", name="Decisions")).to_contain_text("weighed safety 2.5")
+        expect(measured).to_contain_text(re.compile(r"safety\s*2\.5\s*1\s*12"))
+        assert read_weighed(loop_state.folder_of(run)).standing == {"safety": 2.5}
         decide(tab, "Pause the loop", "holidays")
         expect(tab.locator("#paused")).to_contain_text("Paused by page: holidays")
         check_look(tab, "chat-paused")
@@ -139,7 +158,19 @@ STANDS = loop_state.LoopState(
     through=40,
     version=7,
     auc=0.71,
-    order={"labels": 40, "weights": ["thumb=2"]},
+    order=LoopOrder(labels=40, weights=("thumb=2",)).shown(),
+    judge={
+        "round": 2,
+        "weights": {"thumb": 2.0, "safety": 1.0, "preferred": 0.0},
+        "measures": {
+            "heads": {
+                "thumb": {"ratings": 41, "squared_error": 0.19, "auc": 0.71, "calibration_error": 0.06},
+                "safety": {"ratings": 12, "squared_error": 0.11, "auc": None, "calibration_error": 0.15},
+            },
+            "pairs": 9,
+            "pair_accuracy": 0.67,
+        },
+    },
 ).ended(loop_state.Outcome.WITHDRAWN, "worse")
 STANDS = replace(STANDS, number=3, step=loop_state.Step.TRAINING)
 
@@ -151,6 +182,15 @@ def decide(tab: "Page", name: str, why: str) -> None:
     field.fill("")
     tab.keyboard.type(why)
     tab.get_by_role("button", name=name, exact=True).press("Enter")
+
+
+def weigh(tab: "Page", label: str, number: str, why: str) -> None:
+    """Say what a criterion counts and why, and press the button, by the keyboard."""
+    field = tab.get_by_label(label)
+    field.focus()
+    field.fill("")
+    tab.keyboard.type(number)
+    decide(tab, "Weigh so from the next round on", why)
 
 
 def copied_as_canary(registry: Registry, run: Path, other: Path) -> int:

@@ -47,6 +47,7 @@ def test_a_loop_makes_one_round_of_its_labels(killed: set[Step], tmp_path: Path)
                 loop.kill()
                 loop.start()
                 loop.await_step(Step.WAITING)
+            gateway.post("/api/chat/weigh", weights={"thumb": 3}, reason="thumbs are what people give")
             list(people_talk(gateway, people, rng, 1))
             loop.await_step(Step.REWARD)
             if Step.REWARD in killed:
@@ -74,6 +75,10 @@ def test_a_loop_makes_one_round_of_its_labels(killed: set[Step], tmp_path: Path)
                 loop.start()
             found = told(run)
             assert (found["loop"]["step"], found["canaries"]["tried"]) == ("trial", 1)
+            thumb = next(one for one in found["loop"]["judge"]["heads"] if one["head"] == "thumb")
+            assert (found["loop"]["judge"]["round"], thumb["weight"]) == (1, 3.0)
+            assert thumb["ratings"] > 0
+            assert 0 <= thumb["calibrationError"] <= 1
             assert found["canaries"]["trial"]["version"] == canary
             gateway.post("/api/chat/pause", reason="one round is enough")
             gateway.post("/api/chat/rollback", version=canary, reason="I do not like it")

@@ -6,6 +6,7 @@ Broker, Redis, reward service, adapters.
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,37 @@ def test_an_evaluation_measures_held_out_prompts_by_the_true_reward(
     assert returns[:2] == returns[2:]
     assert returns[0] != returns[1]
     assert all(-1 <= value <= 1 for value in returns[1])
+
+
+def test_an_evaluation_begins_with_the_base_on_the_same_prompts_and_draws(
+    broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path, prompts: Path
+) -> None:
+    """As a version plays it whose adapter does nothing; prompts that come again are one start each."""
+    true = "workloads.rlhf.sentiment:true_rewards"
+    learner = begin(true_reward=true, evaluates_base=True, held_out=0.1)
+    places = {"model": str(base), "prompts": str(prompts), "reward": true, "true_reward": true}
+    untouched = learner.log.publish(
+        encode(learner.base_policy()), update=1, settled=learner.position, scalars={}
+    ).version
+
+    def reported(count: int) -> bool:
+        return learner.read() == 0 and len(learner.episodes(evaluation=True)) == count
+
+    with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION, places=places)):
+        eventually(partial(reported, 6), "the base's result", within_s=PATIENCE_S)
+        for count, asked in ((18, 1), (30, untouched)):
+            learner.log.request_evaluation(asked)
+            eventually(partial(reported, count), "both results", within_s=PATIENCE_S)
+    played = {
+        report.episodes[0].version: report.episodes for report in learner.reports if report.deterministic
+    }
+    of_base, *_ = (report.episodes for report in learner.reports)
+    assert {episode.version for episode in of_base} == {0}
+    assert [replace(one, version=0) for one in played[untouched]] == list(of_base)
+    assert [one.episode_return for one in played[1]] != [one.episode_return for one in of_base]
+    starts = [(one.slot_id, one.episode_id) for one in of_base]
+    assert [(one.slot_id, one.episode_id) for one in played[1]] == starts
+    assert len(set(starts)) == 6 > len({slot for slot, _ in starts})
 
 
 def test_a_place_of_the_specification_is_not_used(

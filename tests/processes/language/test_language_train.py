@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ response_tokens = 8
 held_out = 0.2
 [policy.kwargs]
 rank = 4
+critic = "adapter"
 [actor]
 unroll_length = 12
 ack_journal = "{folder}/run/journals"
@@ -89,10 +91,24 @@ def test_a_run_survives_its_reward_service_and_leaves_a_policy_that_others_read(
     assert next(one["restarts"] for one in summary["processes"] if one["role"] == "reward") == 1
     assert summary["ledger"]["balanced"], summary["ledger"]
     assert summary["evaluation"]["version"] == summary["policy_version"]
+    check_base(summary)
     last = json.loads((training.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["left_out"] == 0
     assert said(training, "audit").returncode == 0
     check_policy(training, taught)
+
+
+def check_base(summary: dict[str, Any]) -> None:
+    """What training began with is beside the last version, on as many episodes, and the KL between them."""
+    evaluation = summary["evaluation"]
+    base = evaluation["base"]
+    assert base["episodes"] == evaluation["episodes"] == 8
+    assert base["difference"] == pytest.approx(evaluation["mean"] - base["mean"])
+    assert base["verdict"] in {"better", "worse", "chance"}
+    # What was trained says something else than what it was trained from.
+    assert base["std"] > 0
+    assert base["difference"] != 0
+    assert summary["kl_reference"] > 0
 
 
 def check_policy(training: Training, base: Path) -> None:
@@ -106,6 +122,11 @@ def check_policy(training: Training, base: Path) -> None:
     model, tokenizer = PeftModel.from_pretrained(bare, folder).eval(), AutoTokenizer.from_pretrained(folder)
     adapter = load_file(folder / "adapter_model.safetensors")
     assert all(tensor.abs().max() > 0 for name, tensor in adapter.items() if "lora_B" in name)
+    # What values were made by is the learner's: beside the versions, and in none.
+    critic = load_file(training.run_dir / "value_head.safetensors")
+    trained = [tensor for name, tensor in critic.items() if name.startswith("adapter.") and "lora_B" in name]
+    assert trained
+    assert all(tensor.abs().max() > 0 for tensor in trained)
     told = said(training, "generate", "--prompt", "apple bird", "--count", "2", "--json")
     assert told.returncode == 0, told.stderr
     answers = [json.loads(line) for line in told.stdout.splitlines()]

@@ -19,7 +19,7 @@ PATIENCE_S: Final = 120.0
 class ScriptedLanguageLearner(ScriptedLearner):
     """Every publication is another adapter."""
 
-    def __init__(self, redis_url: str, base: Path, **kwargs: Any) -> None:
+    def __init__(self, redis_url: str, base: Path, *, evaluates_base: bool = False, **kwargs: Any) -> None:
         """kwargs: of the environment.
 
         The places that its specification names are those of another machine.
@@ -30,13 +30,17 @@ class ScriptedLanguageLearner(ScriptedLearner):
             unroll=UNROLL,
             environment={"id": "words", "count": 8, "kwargs": told | kwargs},
             policy={"kwargs": {"model": str(base), "rank": 4}},
-            evaluation={"episodes": 6, "both": True},
+            evaluation={"episodes": 6, "both": True, "base": evaluates_base},
         )
         super().__init__(redis_url, plan)
 
+    def base_policy(self) -> Any:
+        """The policy that training begins with: a new adapter does nothing."""
+        return super().build(0)
+
     def build(self, seed: int) -> Any:
         """A policy whose adapter does something."""
-        policy: Any = super().build(0)
+        policy = self.base_policy()
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in policy.trained().values():

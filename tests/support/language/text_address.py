@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,12 @@ from typing import Any
 import grpc
 
 from gateway.http_server import HttpServer
+from gateway.sites.served_text import REACH_S, ServedText
+from gateway.sites.site import RunAddresses, Upstream
+from gateway.text.agents import FIRST, Agents
 from gateway.text.chat_routes import make_app
-from penstock.client import AsyncTextClient
 from penstock.client.text_client import DEADLINE_S
+from penstock.rpc.auth import Credentials
 from tests.support.language.text_stand import TextStand
 
 PATIENCE_S = 60.0
@@ -61,10 +64,27 @@ def agents_api(socket: Path, deadline_s: float = DEADLINE_S) -> Iterator[str]:
 @contextmanager
 def agents_api_of(address: str, deadline_s: float = DEADLINE_S) -> Iterator[str]:
     """The same over a server at any address."""
-    made = make_app(lambda: AsyncTextClient(address, policy="", deadline_s=deadline_s))
-    server = HttpServer(made, "127.0.0.1:0")
+    with agents_api_over({FIRST: address}, deadline_s) as base_url:
+        yield base_url
+
+
+@contextmanager
+def agents_api_over(
+    addresses: Mapping[str, str], deadline_s: float = DEADLINE_S, reach_s: float = REACH_S
+) -> Iterator[str]:
+    """The same over several servers, by the names of agents."""
+    served = {
+        name: ServedText(upstream_at(address), deadline_s=deadline_s, reach_s=reach_s)
+        for name, address in addresses.items()
+    }
+    server = HttpServer(make_app(Agents(served)), "127.0.0.1:0")
     server.start()
     try:
         yield f"{server.url}/v1"
     finally:
         server.stop()
+
+
+def upstream_at(address: str) -> Upstream:
+    """A run of which the address of its server of text is known, and nothing else."""
+    return Upstream(addresses=lambda: RunAddresses(server=address), credentials=Credentials())

@@ -17,13 +17,18 @@ DEADLINE_S = 10
 
 
 class SimulatedActor:
-    """One actor at a broker; calls block. `acked` holds every sequence number acknowledged."""
+    """One actor at a broker; calls block, each for `deadline_s` at most and the wait that it asks for.
 
-    def __init__(self, address: str, actor_id: str, role: Role = Role.ROLLOUT) -> None:
+    `acked_through` is the highest sequence number acknowledged.
+    """
+
+    def __init__(
+        self, address: str, actor_id: str, role: Role = Role.ROLLOUT, *, deadline_s: float = DEADLINE_S
+    ) -> None:
         self.channel = open_channel(address, Credentials())
         self.experience = experience_pb2_grpc.ExperienceServiceStub(self.channel)
         self.weights = weights_pb2_grpc.WeightServiceStub(self.channel)
-        self.actor_id, self.role = actor_id, role
+        self.actor_id, self.role, self._deadline_s = actor_id, role, deadline_s
         self.session = self.begin_through = self.version = self.acked_through = 0
 
     def __enter__(self) -> Self:
@@ -37,7 +42,7 @@ class SimulatedActor:
         request = experience.OpenSessionRequest(
             actor_id=self.actor_id, role=experience.Role.ValueType(self.role)
         )
-        reply = self.experience.OpenSession(request, timeout=DEADLINE_S)
+        reply = self.experience.OpenSession(request, timeout=self._deadline_s)
         assert not reply.refusal.reason, reply.refusal
         self.session, self.acked_through = reply.session, 0
         self.begin_through, self.version = reply.leave.begin_through, reply.leave.min_version
@@ -50,7 +55,7 @@ class SimulatedActor:
             acked_through=self.acked_through,
             fragments=[to_proto(each) for each in given],
         )
-        reply = self.experience.Append(request, timeout=DEADLINE_S)
+        reply = self.experience.Append(request, timeout=self._deadline_s)
         self.acked_through = max(self.acked_through, reply.acked_through)
         self.begin_through = max(self.begin_through, reply.leave.begin_through)
         return reply
@@ -65,7 +70,7 @@ class SimulatedActor:
     def watch(self, wait_ms: int = 0, **known: Any) -> weights_pb2.WatchLatestReply:
         """One WatchLatest."""
         request = weights_pb2.WatchLatestRequest(session=self.session, wait_ms=wait_ms, **known)
-        reply = self.weights.WatchLatest(request, timeout=wait_ms / 1000 + DEADLINE_S)
+        reply = self.weights.WatchLatest(request, timeout=wait_ms / 1000 + self._deadline_s)
         self.begin_through = max(self.begin_through, reply.leave.begin_through)
         return reply
 

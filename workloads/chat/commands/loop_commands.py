@@ -15,7 +15,9 @@ from penstock.runtime.command_options import AsJson
 if TYPE_CHECKING:
     from penstock.runtime.lifecycle import Lifecycle
 
-loop_commands = typer.Typer(help="Learn from ratings: run, status, pause, resume.", no_args_is_help=True)
+loop_commands = typer.Typer(
+    help="Learn from ratings: run, status, weigh, pause, resume.", no_args_is_help=True
+)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run that answers people.")]
 
@@ -109,6 +111,30 @@ def status(run: Run, as_json: AsJson = False) -> None:
 
 
 @loop_commands.command()
+def weigh(
+    run: Run,
+    weights: Annotated[
+        list[str],
+        typer.Option("--weight", metavar="NAME=NUMBER", help="Of a head in the reward; may be repeated."),
+    ],
+    reason: Annotated[str, typer.Option("--reason", help="Why.")],
+) -> None:
+    """Change what heads count in the reward, from the next reward model of the loop on."""
+
+    def body() -> int:
+        from penstock.runtime.exit import EXIT_OK
+        from workloads.chat.loop.weighing import shown_weights
+        from workloads.chat.loop.weighing import weigh as change
+        from workloads.language.heads.head import parse_weights
+
+        every = change(_folder(run), parse_weights(weights), reason, getpass.getuser())
+        sys.stdout.write(f"weights from the next reward model on: {shown_weights(every)}\n")
+        return EXIT_OK
+
+    finish(body)
+
+
+@loop_commands.command()
 def pause(run: Run, reason: Annotated[str, typer.Option("--reason", help="Why.")]) -> None:
     """Have the loop wait: it trains and promotes nothing. Servers still withdraw a canary that is worse."""
 
@@ -145,6 +171,8 @@ def _folder(run: Path) -> Path:
 
 
 def _lines(told: dict[str, Any]) -> list[str]:
+    from workloads.chat.loop.weighing import shown_weights
+
     found, canaries = told["loop"], told["canaries"]
     trial = canaries["trial"]
     lines = [
@@ -166,8 +194,25 @@ def _lines(told: dict[str, Any]) -> list[str]:
         *([f"waits: {found['note']}"] if found["note"] else []),
         f"new ratings: {found['newRatings']} of {found['labelsWanted']} for the next round",
         *lines,
+        f"weights from the next reward model on: {shown_weights(found['weights'])}",
+        *_judge_lines(found["judge"]),
         *(map(_past_line, found["past"])),
     ]
+
+
+def _judge_lines(judge: dict[str, Any] | None) -> list[str]:
+    if judge is None:
+        return []
+    return [
+        f"reward model of round {judge['round']}, {one['head']} of weight {one['weight']:g}, on "
+        f"{one['ratings']} ratings held out: area under the curve {_number(one['auc'])}, squared error "
+        f"{_number(one['squaredError'])}, calibration error {_number(one['calibrationError'])}"
+        for one in judge["heads"]
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
 
 
 def _past_line(one: dict[str, Any]) -> str:

@@ -2,16 +2,21 @@
 
 A turn that somebody was asked about is no part of the conversations that a version is judged by.
 
-It holds neither texts nor names of people. Satisfaction is counted over all conversations, rated or not, so
-they outlive the gateway: what was noted is on the disk when `note` returns.
+It holds neither texts nor names of people; whose a conversation was is a hash of the name, by which that
+person can have it forgotten. Satisfaction is counted over all conversations, rated or not, so they outlive
+the gateway: what was noted is on the disk when `note` returns.
 """
 
+import hashlib
 import sqlite3
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from penstock.registry.ratings import RatedConversation
 
 FILE: Final = "chat.sqlite"
 _TABLE: Final = """
@@ -24,6 +29,29 @@ _ASKED: Final = """
 CREATE TABLE IF NOT EXISTS asked (
     conversation TEXT NOT NULL, turn INTEGER NOT NULL, PRIMARY KEY (conversation, turn)
 )
+"""
+_PEOPLE: Final = """
+CREATE TABLE IF NOT EXISTS people (conversation TEXT PRIMARY KEY, person TEXT NOT NULL)
+"""
+_RATED: Final = """
+CREATE TEMP TABLE rated (conversation TEXT PRIMARY KEY, person TEXT NOT NULL, is_well INTEGER NOT NULL)
+"""
+_TALKS: Final = """
+CREATE TEMP TABLE talks AS
+SELECT answers.conversation AS conversation, people.person AS person, MIN(answers.at_s) AS at_s
+FROM answers
+LEFT JOIN asked ON asked.conversation = answers.conversation AND asked.turn = answers.turn
+LEFT JOIN people ON people.conversation = answers.conversation
+WHERE asked.turn IS NULL GROUP BY answers.conversation
+"""
+_BY_DAY: Final = """
+SELECT date(at_s, 'unixepoch') AS day, COUNT(*), COUNT(is_well), COALESCE(SUM(is_well), 0)
+FROM talks LEFT JOIN rated USING (conversation) GROUP BY day ORDER BY day DESC LIMIT ?
+"""
+_BY_PERSON: Final = """
+SELECT COALESCE(talks.person, rated.person) AS whose, COUNT(*), COUNT(is_well), COALESCE(SUM(is_well), 0)
+FROM talks LEFT JOIN rated USING (conversation)
+GROUP BY whose HAVING whose IS NOT NULL ORDER BY COUNT(*) DESC, whose
 """
 _COUNTED: Final = """
 SELECT version, COUNT(DISTINCT CASE WHEN asked.turn IS NULL THEN answers.conversation END), COUNT(*),
@@ -51,6 +79,24 @@ class VersionCounts:
     asked: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TalkCounts:
+    """Counts conversations, rated or not, of a day or of a person.
+
+    name: of the day, as 2026-11-27 in UTC, or of the person, as `hashed` gives it. well: rated so.
+    """
+
+    name: str
+    conversations: int
+    rated: int
+    well: int
+
+
+def hashed(person: str) -> str:
+    """Return what the book calls somebody."""
+    return hashlib.sha256(person.encode()).hexdigest()
+
+
 class AnswerBook:
     """The file; any thread may use it. Making it raises OSError or sqlite3.Error where it cannot be made."""
 
@@ -60,12 +106,40 @@ class AnswerBook:
         with closing(self._open()) as opened, opened:
             opened.execute(_TABLE)
             opened.execute(_ASKED)
+            opened.execute(_PEOPLE)
 
-    def note(self, conversation: str, turn: int, version: int, *, fallback: bool, blocked: str = "") -> None:
-        """Note an answer. blocked: by what it, or the message to it, was blocked; "": it passed."""
-        row = (conversation, turn, version, fallback, blocked, time.time())
+    def note(
+        self,
+        conversation: str,
+        turn: int,
+        version: int,
+        *,
+        fallback: bool,
+        blocked: str = "",
+        person: str = "",
+        at_s: float | None = None,
+    ) -> None:
+        """Note an answer.
+
+        blocked: by what it, or the message to it, was blocked; "": it passed. person: who was answered; "":
+        not known. at_s: when, in Unix seconds; None: now.
+        """
+        row = (conversation, turn, version, fallback, blocked, time.time() if at_s is None else at_s)
         with closing(self._open()) as opened, opened:
             opened.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", row)
+            if person:
+                whose = (conversation, hashed(person))
+                opened.execute("INSERT OR IGNORE INTO people VALUES (?, ?)", whose)
+
+    def forget(self, person: str) -> None:
+        """Forget all conversations of somebody."""
+        with closing(self._open()) as opened, opened:
+            for table in ("asked", "answers", "people"):
+                opened.execute(
+                    f"DELETE FROM {table} WHERE conversation IN "  # noqa: S608 - a name of above
+                    "(SELECT conversation FROM people WHERE person = ?)",
+                    (hashed(person),),
+                )
 
     def note_asked(self, conversation: str, turn: int) -> None:
         """Note that somebody was asked about an answer."""
@@ -88,6 +162,21 @@ class AnswerBook:
             for version, talks, answers, fallbacks, blocked, asked in rows
         ]
 
+    def spread(
+        self, rated: Iterable[RatedConversation], most_days: int
+    ) -> tuple[list[TalkCounts], list[TalkCounts]]:
+        """Return the conversations by day, newest first, and by person, who has most of them first.
+
+        rated: those that somebody rated. A conversation is of the day on which it was answered first.
+        """
+        rows = [(one.conversation, hashed(one.rater), one.is_well) for one in rated]
+        with closing(self._open()) as opened:
+            opened.execute(_RATED)
+            opened.executemany("INSERT INTO rated VALUES (?, ?, ?)", rows)
+            opened.execute(_TALKS)
+            opened.commit()  # so that answers are noted meanwhile
+            return _talk_counts(opened, _BY_DAY, most_days), _talk_counts(opened, _BY_PERSON)
+
     def blocked(self) -> dict[str, int]:
         """Return how often each rule, or the classifier, has blocked."""
         wanted = "SELECT blocked, COUNT(*) FROM answers WHERE blocked != '' GROUP BY blocked ORDER BY blocked"
@@ -96,3 +185,10 @@ class AnswerBook:
 
     def _open(self) -> sqlite3.Connection:
         return sqlite3.connect(self._file, timeout=_WAIT_S)
+
+
+def _talk_counts(opened: sqlite3.Connection, wanted: str, *values: int) -> list[TalkCounts]:
+    return [
+        TalkCounts(name=name, conversations=talks, rated=rated, well=well)
+        for name, talks, rated, well in opened.execute(wanted, values)
+    ]

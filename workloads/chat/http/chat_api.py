@@ -8,7 +8,6 @@ memory and end with the gateway; ratings and counts are on the disk before a cal
 """
 
 import asyncio
-import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +15,8 @@ from typing import Any, Final
 
 from gateway.surface import (
     ApiError,
-    RunAddresses,
     RunSettings,
+    ServedText,
     Upstream,
     answered,
     event,
@@ -45,8 +44,6 @@ MOST_OF_ONE: Final = 32
 """Conversations of a person that are remembered at once."""
 BLOCKED: Final = "blocked by "
 """In the text of a refusal, before the name of what has blocked."""
-_REACH_S: Final = 2.0
-_LOOK_S: Final = 1.0
 _TOO_LONG: Final = "do not fit"
 _PERSON: Final = "user/"
 
@@ -62,34 +59,24 @@ class ChatApi:
     _asked: MessageLimit = field(default_factory=MessageLimit)
     _asking: Asking = field(default_factory=Asking)
     _judge: Judge = field(init=False)
-    _client: AsyncTextClient | None = None
-    _address: str = ""
+    _served: ServedText = field(init=False)
     _run: RunSettings | None = None
-    _looked_s: float = -1.0
 
     def __post_init__(self) -> None:
         if self.upstream.state is None:
             raise ConfigurationError("state: a chat counts what each version answered; name a folder for it")
         self.book = AnswerBook(self.upstream.state)
         self._judge = Judge(self._judge_address)
+        self._served = ServedText(self.upstream, moved=self._talks.clear)
 
     # ------------------------------------------------------------ the run
 
     async def client(self) -> AsyncTextClient:
         """Return the client of the text server; raises ApiError 503 where there is none yet."""
-        now_s = time.monotonic()
-        if self._client is None or now_s - self._looked_s > _LOOK_S:
-            self._looked_s = now_s
-            found: RunAddresses = await asyncio.to_thread(self.upstream.addresses)
-            if found.server != self._address:
-                await self._let_go()
-                self._address = found.server
-                if found.server:
-                    own = self.upstream.credentials
-                    self._client = AsyncTextClient(found.server, credentials=own, policy="", reach_s=_REACH_S)
-        if self._client is None:
+        found = await self._served.client()
+        if found is None:
             raise not_yet("its model is still being made, or its server has not come up")
-        return self._client
+        return found
 
     async def run(self) -> RunSettings:
         """Return what the run was begun with; raises ApiError where its registry is not known."""
@@ -130,13 +117,7 @@ class ChatApi:
     async def close(self) -> None:
         """Close the connections; the text server gives open conversations up after a while."""
         self._judge.close()
-        await self._let_go()
-
-    async def _let_go(self) -> None:
-        client, self._client = self._client, None
-        self._talks.clear()
-        if client is not None:
-            await client.close()
+        await self._served.close()
 
     # ------------------------------------------------------------ conversations
 
@@ -230,7 +211,13 @@ class ChatApi:
         blocked = "output" if one.finish == "content_filter" else ""
         is_fallback = given.fallback is not None
         await asyncio.to_thread(
-            self.book.note, talk.name, given.turn, given.version, fallback=is_fallback, blocked=blocked
+            self.book.note,
+            talk.name,
+            given.turn,
+            given.version,
+            fallback=is_fallback,
+            blocked=blocked,
+            person=talk.person,
         )
         answer.asked = first is None and await self._asks(talk, answer, shares)
         return event(
@@ -267,7 +254,13 @@ class ChatApi:
         version = newest.version if newest else 0
         turn = newest.turn + 1 if newest else 0
         await asyncio.to_thread(
-            self.book.note, talk.name, turn, version, fallback=False, blocked=f"input {by}"
+            self.book.note,
+            talk.name,
+            turn,
+            version,
+            fallback=False,
+            blocked=f"input {by}",
+            person=talk.person,
         )
 
     async def end(self, talk: TalkRecord) -> None:

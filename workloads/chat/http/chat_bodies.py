@@ -74,6 +74,18 @@ class Reasoned(Body):
     reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
 
 
+class Weigh(Reasoned):
+    """What criteria count in the reward of the loop; those that are not named stay as they are."""
+
+    weights: Annotated[
+        dict[
+            Annotated[str, StringConstraints(min_length=1, max_length=64)],
+            Annotated[float, Field(ge=0, allow_inf_nan=False)],
+        ],
+        Field(min_length=1, max_length=32),
+    ]
+
+
 class OfVersion(Reasoned):
     """A version of the chat."""
 

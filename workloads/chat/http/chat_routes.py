@@ -11,6 +11,7 @@ from workloads.chat.http import chat_bodies as bodies
 from workloads.chat.http import steering
 from workloads.chat.http.chat_api import ChatApi, person_of
 from workloads.chat.http.overview import overview
+from workloads.chat.http.satisfaction_spread import satisfaction_spread
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
@@ -106,15 +107,24 @@ async def mine(request: Request, body: bodies.Me) -> dict[str, Any]:
 
 @router.post("/api/chat/forget")
 async def forget(request: Request, body: bodies.Me) -> dict[str, Any]:
-    """Delete everything that somebody has said of answers, of any agent."""
+    """Delete everything that somebody has said of answers, of any agent; what they asked counts no more."""
     person, found = _person(request, body), await _keeping(request)
-    return {"deleted": sum([await api.forget(person) for api in found.values()])}
+    deleted = sum([await api.forget(person) for api in found.values()])
+    for api in _apis(request).values():
+        await asyncio.to_thread(api.book.forget, person)
+    return {"deleted": deleted}
 
 
 @router.get("/api/chat/overview")
 async def look(api: Api) -> dict[str, Any]:
     """Return satisfaction by version, arms, fallbacks, what was blocked, decisions, and the loop."""
     return await overview(api)
+
+
+@router.get("/api/chat/satisfaction")
+async def look_at_satisfaction(api: Api) -> dict[str, Any]:
+    """Return satisfaction by day, how it is spread over people, and that of each who has rated."""
+    return await satisfaction_spread(api)
 
 
 @router.post("/api/chat/promote")
@@ -127,6 +137,12 @@ async def promote(request: Request, api: Api, body: bodies.OfVersion) -> dict[st
 async def roll_back(request: Request, api: Api, body: bodies.OfVersion) -> dict[str, Any]:
     """Withdraw the canary, or the version that answers for the one before it."""
     return await asyncio.to_thread(steering.roll_back, *await api.kept(), body, _name_of(request))
+
+
+@router.post("/api/chat/weigh")
+async def weigh(request: Request, api: Api, body: bodies.Weigh) -> dict[str, Any]:
+    """Change what criteria count in the reward of the loop, from its next reward model on."""
+    return await asyncio.to_thread(steering.weigh, await api.run(), body, _name_of(request))
 
 
 @router.post("/api/chat/pause")

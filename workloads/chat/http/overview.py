@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from gateway.surface import LEAST, THUMB, ApiError, RunSettings, Satisfaction, answered, satisfaction
@@ -15,7 +16,9 @@ from workloads.chat.http import kept_ratings
 from workloads.chat.http.answer_book import VersionCounts
 from workloads.chat.http.chat_api import ChatApi
 from workloads.chat.http.rated_sides import rated_sides
+from workloads.chat.loop.loop_state import folder_of
 from workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
+from workloads.chat.loop.weighing import Change, read_weighed
 
 _EVENTS: Final = 10
 
@@ -42,7 +45,7 @@ async def overview(api: ChatApi) -> dict[str, Any]:
         "canaries": found.canaries,
         "loop": found.loop,
         "unreachable": why,
-        "decisions": [_decision(one) for one in found.events],
+        "decisions": _decisions(found.events, found.changes),
     }
 
 
@@ -95,6 +98,7 @@ class _Read:
     arms: Arms
     canaries: dict[str, Any]
     loop: dict[str, Any] | None
+    changes: tuple[Change, ...]
 
 
 def _read(run: RunSettings, policy: str) -> _Read:
@@ -106,14 +110,29 @@ def _read(run: RunSettings, policy: str) -> _Read:
             arms=opened.arms(policy),
             canaries=look_at_canaries(opened, policy, run.false_alarm),
             loop=None if run.folder is None else look_at_loop(run.folder, opened, policy),
+            changes=() if run.folder is None else read_weighed(folder_of(run.folder)).changes,
         )
 
 
-def _decision(one: Event) -> dict[str, Any]:
-    return {
-        "version": one.version,
-        "action": str(one.action),
-        "by": one.by,
-        "reason": one.reason,
-        "time": one.time.isoformat(),
-    }
+def _decisions(events: Sequence[Event], changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """Return what was decided of versions, and of weights, newest first."""
+    of_versions: list[dict[str, Any]] = [
+        {"version": one.version, "action": str(one.action), "weights": None, "time": one.time, **_why(one)}
+        for one in events
+    ]
+    of_weights: list[dict[str, Any]] = [
+        {
+            "version": None,
+            "action": "weighed",
+            "weights": dict(one.weights),
+            "time": datetime.fromtimestamp(one.at_s, UTC),
+            **_why(one),
+        }
+        for one in changes
+    ]
+    both = sorted((*of_versions, *of_weights), key=lambda one: one["time"], reverse=True)
+    return [{**one, "time": one["time"].isoformat()} for one in both[:_EVENTS]]
+
+
+def _why(one: Event | Change) -> dict[str, str]:
+    return {"by": one.by, "reason": one.reason}

@@ -1,14 +1,15 @@
-"""What those who look after a chat decide: which version answers, and whether the loop goes on."""
+"""What those who look after a chat decide: which version answers, what counts, whether the loop goes on."""
 
 from pathlib import Path
 from typing import Any
 
 from gateway.surface import ApiError, RunSettings
+from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.records import PolicyVersion
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import RegistryError, Unavailable, UnknownVersion
-from workloads.chat.http.chat_bodies import OfVersion, Reasoned
-from workloads.chat.loop import loop_state
+from workloads.chat.http.chat_bodies import OfVersion, Reasoned, Weigh
+from workloads.chat.loop import loop_state, weighing
 
 
 def promote(url: str, policy: str, body: OfVersion, by: str) -> dict[str, Any]:
@@ -31,6 +32,18 @@ def roll_back(url: str, policy: str, body: OfVersion, by: str) -> dict[str, Any]
     except RegistryError as error:
         raise _refused(error) from error
     return _shown(done.withdrawn)
+
+
+def weigh(run: RunSettings, body: Weigh, by: str) -> dict[str, Any]:
+    """Change what criteria count in the reward, from the next reward model on.
+
+    Raises ApiError 409 where there is no loop, 422 for weights that cannot be.
+    """
+    folder = _loop_of(run)
+    try:
+        return {"weights": weighing.weigh(folder, body.weights, body.reason, by)}
+    except ConfigurationError as error:
+        raise ApiError(422, str(error), field="weights") from error
 
 
 def pause_loop(run: RunSettings, body: Reasoned, by: str) -> dict[str, Any]:

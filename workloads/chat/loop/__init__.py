@@ -10,6 +10,7 @@ ensemble        heads that learn from halves of the thumbs, and where they disag
 served_judge    the newest reward model, kept and served
 round_files     what steps leave for one another
 loop_order      how the loop goes
+weighing        what each criterion counts in the reward, as people change it
 round_recipe    the training of a round, as a recipe
 learning_loop   the loop, one step after the other
 loop_view       what those who look after a chat see of it

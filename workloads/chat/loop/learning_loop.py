@@ -29,7 +29,7 @@ from penstock.registry.registry_errors import NotAllowed, RegistryError
 from penstock.registry.weight_files import replace_file
 from penstock.runtime.exit import Fatal
 from workloads.chat.loop import labels, loop_state
-from workloads.chat.loop.ensemble import member_heads, member_weights, with_members
+from workloads.chat.loop.ensemble import with_members
 from workloads.chat.loop.loop_order import LoopOrder
 from workloads.chat.loop.loop_state import LoopState, Outcome, Step
 from workloads.chat.loop.round_files import (
@@ -40,6 +40,7 @@ from workloads.chat.loop.round_files import (
     PROMPTS,
     RECIPE,
     RUN,
+    facts_of,
     forget_texts,
     has_checkpoint,
     is_done,
@@ -51,6 +52,7 @@ from workloads.chat.loop.round_recipe import recipe_of
 from workloads.chat.loop.served_judge import ServedJudge, keep_judge
 from workloads.chat.loop.served_run import ServedRun, serving_version
 from workloads.chat.loop.step_process import StepFailed, StepInterrupted, run_step
+from workloads.chat.loop.weighing import read_weighed
 
 log = logging.getLogger(__name__)
 
@@ -174,12 +176,9 @@ class LearningLoop:
         if not (judge / CARD).exists():
             words = ["reward", "train", BELIEVED, "--model", self._run.model, "--out", JUDGE, "--json"]
             heads = self._order.heads or rated_heads(self._round / BELIEVED)
-            members = member_heads(heads)
-            words += [f"--head={one}" for one in (*heads, *members)]
-            weights = (*self._order.weights_of(heads), *member_weights(members))
-            words += [f"--weight={one}" for one in weights]
-            words += [f"--set={one}" for one in self._order.reward]
-            run_step(words, self._round, self._is_over)
+            changed = read_weighed(self._folder).standing
+            run_step([*words, *self._order.reward_words(heads, changed)], self._round, self._is_over)
+        self._to(judge={"round": self._state.number, **facts_of(judge / CARD)})
         auc, tells = told_apart(judge / CARD)
         least = self._order.least_auc
         if least and (tells is None or tells < least):

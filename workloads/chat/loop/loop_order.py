@@ -1,14 +1,18 @@
 """How the loop goes: how many labels, which rewards, how a canary is tried."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
+from workloads.chat.loop.ensemble import member_heads, member_weights
 from workloads.chat.loop.round_files import KNOWN
 from workloads.chat.ratings.rating_rules import RatingRules
 from workloads.language.heads.head import PREFERRED, parse_heads, parse_weights
+
+NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +55,27 @@ class LoopOrder:
             if name not in known:
                 raise ConfigurationError(f"--weight {name}: there is no such head; use {', '.join(known)}")
 
-    def weights_of(self, heads: Sequence[str]) -> list[str]:
-        """Return the weights for a model that has these heads, NAME=SCALE: of others there is none yet."""
+    def reward_words(self, heads: Sequence[str], changed: Mapping[str, float]) -> list[str]:
+        """Return the options of `penstock reward train` for a model that has these heads, NAME=SCALE.
+
+        changed: weights by head that people have changed since, which count above those of the order.
+        """
+        members = member_heads(heads)
+        weights = (*self.weights_of(heads, changed), *member_weights(members))
+        return [
+            *(f"--head={one}" for one in (*heads, *members)),
+            *(f"--weight={one}" for one in weights),
+            *(f"--set={one}" for one in self.reward),
+        ]
+
+    def weights_of(self, heads: Sequence[str], changed: Mapping[str, float] = NOTHING) -> list[str]:
+        """Return the weights for a model that has these heads, NAME=SCALE: of others there is none yet.
+
+        changed: as for `reward_words`.
+        """
         there = {one.partition("=")[0] for one in heads} | {PREFERRED}
-        return [one for one in self.weights if one.partition("=")[0] in there]
+        said = (*self.weights, *(f"{name}={one!r}" for name, one in changed.items()))
+        return [one for one in said if one.partition("=")[0] in there]
 
     def shown(self) -> dict[str, Any]:
         """Return it as JSON values."""

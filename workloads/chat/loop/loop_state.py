@@ -74,7 +74,8 @@ class LoopState:
     learned from. through: newest one that this round learns from. labels: new ones that count, of this round
     or so far. base: version that the round began with. version: that it made. trial_from: newest rating when
     the trial began. auc: of the reward model's thumb on ratings that were held out. note: what it waits for
-    beside labels. failure: why a step failed; "" while none has. order: how the loop was started.
+    beside labels. failure: why a step failed; "" while none has. order: how the loop was started. judge: of
+    the newest reward model, its round, weights and measures on held-out ratings; empty before the first.
     """
 
     number: int = 0
@@ -89,6 +90,7 @@ class LoopState:
     note: str = ""
     failure: str = ""
     order: Mapping[str, Any] = field(default_factory=dict)
+    judge: Mapping[str, Any] = field(default_factory=dict)
     past: tuple[PastRound, ...] = ()
 
     def ended(self, outcome: Outcome, why: str) -> "LoopState":

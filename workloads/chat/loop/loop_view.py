@@ -1,5 +1,6 @@
 """What those who look after a chat see of its loop, and by which numbers its canary is judged."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -8,8 +9,11 @@ from penstock.registry.canary_trial import Cause, TrialState
 from penstock.registry.records import MAX_EVENTS, Action, Status
 from penstock.registry.registry import Registry
 from workloads.chat.loop import loop_state
+from workloads.chat.loop.ensemble import MEMBERS
 from workloads.chat.loop.labels import NewRatings
 from workloads.chat.loop.loop_state import Step
+from workloads.chat.loop.weighing import read_weighed, standing_weights
+from workloads.language.heads.head import PREFERRED
 
 PAST: Final = 10
 """Rounds that are shown."""
@@ -34,11 +38,35 @@ def look_at_loop(run: Path, registry: Registry, policy: str) -> dict[str, Any] |
         "newRatings": new.look(registry),
         "labels": state.labels,
         "labelsWanted": state.order["labels"],
-        "weights": list(state.order["weights"]),
+        "weights": standing_weights(state.order, read_weighed(folder)),
+        "judge": _judge(state.judge) if state.judge else None,
         "base": state.base,
         "version": state.version,
         "auc": state.auc,
         "past": [asdict(one) for one in reversed(state.past[-PAST:])],
+    }
+
+
+def _judge(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how well the newest reward model knows each criterion, by ratings that were held out."""
+    measures = found["measures"]
+    return {
+        "round": found["round"],
+        "heads": [
+            {
+                "head": name,
+                "weight": found["weights"][name],
+                "ratings": one["ratings"],
+                "auc": one["auc"],
+                "squaredError": one["squared_error"],
+                "calibrationError": one["calibration_error"],
+            }
+            for name, one in measures["heads"].items()
+            if name not in MEMBERS
+        ],
+        "pairs": measures["pairs"],
+        "pairAccuracy": measures["pair_accuracy"],
+        "pairsWeight": found["weights"][PREFERRED],
     }
 
 

@@ -50,6 +50,12 @@ def told_apart(card: Path) -> tuple[float | None, float | None]:
     return thumb, measures["pair_accuracy"] if thumb is None else thumb
 
 
+def facts_of(card: Path) -> dict[str, Any]:
+    """Return the weights of a reward model, and its measures on what was held out: no text of anybody."""
+    found = json.loads(card.read_bytes())
+    return {"weights": found["weights"], "measures": found["trained"]["measures"]}
+
+
 def is_done(run: Path) -> bool:
     """Return whether a training has ended by itself, as its folder says."""
     summary = _summary(run)

@@ -11,7 +11,7 @@ Trainings, their curves and versions are the gateway's own routes of jobs.
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -95,8 +95,8 @@ def set_auto(request: Request, member: Member, injector: str, body: WantedAuto) 
     """Have goals carried out, or only proposed, from the next interval on."""
     with _told():
         folder = injector_folder(state_folder(request), member.project, injector)
-        by = noted(request, member, "injector switched", f"injector/{injector}", on=body.on)
-        switch(folder, on=body.on, by=by)
+        with _noted(request, member, "injector switched", injector, on=body.on) as by:
+            switch(folder, on=body.on, by=by)
 
 
 @router.post("/api/projects/{project}/injectors/{injector}/vetoes", status_code=204)
@@ -104,8 +104,8 @@ def forbid(request: Request, member: Member, injector: str, body: NewVeto) -> No
     """Forbid a goal that was proposed and is not carried out yet; again changes nothing."""
     with _told():
         folder = injector_folder(state_folder(request), member.project, injector)
-        by = noted(request, member, "goal vetoed", f"injector/{injector}", goal=body.goalId)
-        veto(folder, body.goalId, by)
+        with _noted(request, member, "goal vetoed", injector, goal=body.goalId) as by:
+            veto(folder, body.goalId, by)
 
 
 def service() -> Service:
@@ -120,6 +120,14 @@ def service() -> Service:
         ("POST", f"{one}/vetoes"): Access.EDITOR,
     }
     return Service(router=router, access=access)
+
+
+def _noted(
+    request: Request, member: Membership, action: str, injector: str, **detail: Any
+) -> AbstractContextManager[str]:
+    """Have the audit say what is asked of an injector, unless its files refuse it."""
+    refusals = (UnknownGoal, TooLate, ConfigurationError)
+    return noted(request, member, action, f"injector/{injector}", refusals=refusals, **detail)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ relevance=stars   thumb=thumbs   charm=0:10      NAME=SCALE, as `workloads.langu
 Beside them every network has one more head, which learns which of two responses is better.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,6 +55,28 @@ def parse_weights(texts: Sequence[str]) -> dict[str, float]:
     Raises ConfigurationError that names the text for one of another form, or a number below 0 or without end.
     """
     return dict(map(_parse_weight, texts))
+
+
+def reward_weights(heads: Sequence[Head], said: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the weight of each head in the reward: what was said, else 1, and 0 for that of pairs.
+
+    Raises ConfigurationError for a weight of no head, below 0, without end, or all 0.
+    """
+    weights = {**{one.name: 1.0 for one in heads}, PREFERRED: 0.0}
+    for name, value in (said or {}).items():
+        if name not in weights:
+            raise ConfigurationError(
+                f"weight {name}={value:g}: there is no such head; use {', '.join(weights)}"
+            )
+        if not 0 <= value < float("inf"):
+            raise ConfigurationError(f"weight {name}={value:g}: must be 0 or more, and finite")
+        weights[name] = float(value)
+    total = sum(weights.values())
+    if not total:
+        raise ConfigurationError("all weights are 0: give at least one head a weight above 0")
+    if total == float("inf"):
+        raise ConfigurationError("the weights have no finite sum: make them smaller, for their ratio counts")
+    return weights
 
 
 def _parse_weight(text: str) -> tuple[str, float]:

@@ -20,7 +20,7 @@ import torch
 from penstock.config.settings import ConfigurationError
 from workloads.language.feedback.examples import BadRows
 from workloads.language.heads.calibration import Calibration
-from workloads.language.heads.head import PREFERRED, Head, parse_heads
+from workloads.language.heads.head import PREFERRED, Head, parse_heads, reward_weights
 from workloads.language.heads.heads_measures import HeadsMeasures
 from workloads.language.heads.heads_training import Encoded, Fitted, encode_opinions, fit, judge
 from workloads.language.heads.judged_rows import read_opinions, split, to_opinions
@@ -244,25 +244,6 @@ def train_heads(order: HeadsOrder, stop: threading.Event | None = None) -> dict[
     )
     HeadsModel(network, encoder, card, ScoredBy(name=order.out.name)).save(order.out)
     return {**trained, "other_key": found.other_key, "history": fitted.history}
-
-
-def reward_weights(heads: Sequence[Head], said: Mapping[str, float] | None) -> dict[str, float]:
-    """Return the weight of each head in the reward: what was said, else 1, and 0 for that of pairs.
-
-    Raises ConfigurationError for a weight of no head, below 0, or all 0.
-    """
-    weights = {**{one.name: 1.0 for one in heads}, PREFERRED: 0.0}
-    for name, value in (said or {}).items():
-        if name not in weights:
-            raise ConfigurationError(
-                f"weight {name}={value:g}: there is no such head; use {', '.join(weights)}"
-            )
-        if not 0 <= value < float("inf"):
-            raise ConfigurationError(f"weight {name}={value:g}: must be 0 or more, and finite")
-        weights[name] = float(value)
-    if not sum(weights.values()):
-        raise ConfigurationError("all weights are 0: give at least one head a weight above 0")
-    return weights
 
 
 def _trained(

@@ -3,6 +3,7 @@
 A causal language model of transformers, with or without a LoRA of peft.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -88,6 +89,28 @@ def _with_adapter(network: Network, section: LanguageSection, seed: int) -> Netw
             raise ConfigurationError(f"policy.kwargs.targets={list(section.targets)!r}: {error}") from error
 
 
+def beside(network: Network) -> Network:
+    """Return another network over the same frozen weights, with a copy of the adapter as its own.
+
+    What is frozen is shared, so that it takes no memory twice.
+    """
+    frozen = {id(weight): weight for weight in network.parameters() if not weight.requires_grad}
+    return copy.deepcopy(network, frozen)
+
+
+def width(network: Network) -> int:
+    """Return the number of features that the last layer reads."""
+    return int(network.config.get_text_config().hidden_size)
+
+
+def keep_fewer_activations(network: Network) -> None:
+    """Have a pass that makes a gradient compute activations twice.
+
+    transformers does so in training mode only; there is no dropout to switch on with it.
+    """
+    network.train(torch.is_grad_enabled())
+
+
 def trained(network: Network) -> dict[str, nn.Parameter]:
     """Return what has a gradient, by the name that it has in files of Hugging Face's format."""
     return {
@@ -102,11 +125,22 @@ def read(network: Network, tokens: Tensor, present: Tensor, place: Tensor) -> tu
 
     Only the wanted rows go through the last layer, whose output would else be the largest tensor by far.
     """
+    return _read(network, tokens, present, place, has_logits=True)
+
+
+def features(network: Network, tokens: Tensor, present: Tensor, place: Tensor) -> Tensor:
+    """Return the features [n, H] alone, as `read`; no row goes through the last layer."""
+    return _read(network, tokens, present, place, has_logits=False)[1]
+
+
+def _read(
+    network: Network, tokens: Tensor, present: Tensor, place: Tensor, *, has_logits: bool
+) -> tuple[Tensor, Tensor]:
     kept: list[Tensor] = []
 
     def choose(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         kept.append(given[0].flatten(0, 1).index_select(0, place))
-        return (kept[0], *given[1:])
+        return (kept[0] if has_logits else kept[0][:0], *given[1:])
 
     handle = network.get_output_embeddings().register_forward_pre_hook(choose)
     try:

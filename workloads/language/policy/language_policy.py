@@ -3,7 +3,7 @@
 Rows of tokens in, log-probabilities and values of the next tokens out.
 
     network     what generates; all of it, or its adapter, is trained and published, and is the `state_dict`
-    critic      makes a value of the features that the last layer reads; it stays with the learner
+    critic      makes values of the features that the last layer reads, or of its own; stays with the learner
     reference   the policy that training began with: the network with its adapter switched off, or a copy
 
 Used by one thread.
@@ -26,6 +26,7 @@ from penstock.policy.weights import load_into
 from penstock.wire.spaces import Discrete, Space
 from penstock.wire.tensor import Array
 from workloads.language.policy import adapter_network as networks
+from workloads.language.policy.critic import AdapterCritic, ValueHead
 from workloads.language.policy.policy_section import LanguageSection, language_section
 
 
@@ -42,7 +43,12 @@ class LanguagePolicy(nn.Module):
         self._frozen = None if section.lora or not has_reference else _frozen(self.network)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
-            self.critic = ValueHead(self.network.config.get_text_config().hidden_size)
+            self.critic = self._make_critic()
+
+    def _make_critic(self) -> ValueHead | AdapterCritic:
+        if self.section.critic == "adapter":
+            return AdapterCritic(self.network, checkpoints=self.section.gradient_checkpointing)
+        return ValueHead(networks.width(self.network))
 
     @property
     def vocabulary(self) -> int:
@@ -93,15 +99,20 @@ class LanguagePolicy(nn.Module):
     def outputs(self, rows: TokenRows) -> TokenOutputs:
         """Return the outputs of the policy, differentiable."""
         if self.section.gradient_checkpointing:
-            # transformers keeps fewer activations in training mode only; there is no dropout to switch on
-            # with it.
-            self.network.train(torch.is_grad_enabled())
+            networks.keep_fewer_activations(self.network)
         logits, features = networks.read(self.network, rows.tokens, rows.present, rows.place)
-        if not self.section.shared_trunk:
-            features = features.detach()
         log_probs = logits.float().log_softmax(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return TokenOutputs(_chosen(log_probs, rows.action), entropy, self.critic(features.float()).float())
+        return TokenOutputs(_chosen(log_probs, rows.action), entropy, self._values(rows, features))
+
+    def _values(self, rows: TokenRows, features: Tensor) -> Tensor:
+        """Return V of the places; features: what the policy's last layer has read there."""
+        if isinstance(self.critic, AdapterCritic):
+            own: Tensor = self.critic(rows)
+            return own
+        read = features if self.section.shared_trunk else features.detach()
+        values: Tensor = self.critic(read.float()).float()
+        return values
 
     @torch.no_grad()
     def reference_log_prob(self, rows: TokenRows) -> Tensor:
@@ -148,27 +159,23 @@ class LanguagePolicy(nn.Module):
         return self.log_prob(observation, action)
 
 
-class ValueHead(nn.Module):
-    """Features [n, H] → values [n]; 0 until it is trained."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(width, width)
-        self.last = nn.Linear(width, 1)
-        nn.init.zeros_(self.last.weight)
-        nn.init.zeros_(self.last.bias)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return the values V of the states."""
-        values: Tensor = self.last(torch.tanh(self.hidden(features)))
-        return values.squeeze(-1)
-
-
 def build(
-    observation: Space, action: Space, section: PolicySection, seed: int, *, has_reference: bool = False
+    observation: Space,
+    action: Space,
+    section: PolicySection,
+    seed: int,
+    *,
+    has_reference: bool = False,
+    learns: bool = False,
 ) -> LanguagePolicy:
-    """From the `policy` section of a run; raises ConfigurationError."""
-    policy = LanguagePolicy(language_section(section), seed, has_reference=has_reference)
+    """From the `policy` section of a run; raises ConfigurationError.
+
+    learns: with the adapter of a critic of its own, which nothing but a learner asks.
+    """
+    language = language_section(section)
+    if not learns:
+        language = language.model_copy(update={"critic": "head"})
+    policy = LanguagePolicy(language, seed, has_reference=has_reference)
     for name, space in (("observation", observation), ("action", action)):
         if not isinstance(space, Discrete) or space.n != policy.vocabulary:
             raise ConfigurationError(

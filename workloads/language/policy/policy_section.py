@@ -34,9 +34,14 @@ class LanguageSection(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights that are not trained; what is trained is float32."""
     shared_trunk: bool = True
-    """The value loss trains the policy's features too.
+    """The value loss trains the policy's features too, where they are what the critic reads.
 
     False: only the value head, on features as they are.
+    """
+    critic: Literal["head", "adapter"] = "head"
+    """What values are made of: the policy's features, or those of an adapter that the critic has of its own.
+
+    The second takes another pass over the model, and the value loss then trains nothing of the policy.
     """
     gradient_checkpointing: bool = False
     """Compute activations twice and hold fewer of them."""
@@ -55,6 +60,11 @@ def language_section(section: PolicySection) -> LanguageSection:
         raise ConfigurationError(
             f"policy.kwargs.dtype={settings.dtype!r}: all weights are trained, in float32; leave it out, and "
             "say learner.precision=bfloat16 to compute in bfloat16"
+        )
+    if not settings.lora and settings.critic == "adapter":
+        raise ConfigurationError(
+            "policy.kwargs.critic='adapter': reads the weights that lora=true leaves as they are, and "
+            "lora=false trains all of them; say lora=true, or leave critic out"
         )
     return settings
 

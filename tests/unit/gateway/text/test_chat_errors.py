@@ -8,12 +8,15 @@ import pytest
 
 from gateway.frame.call_limits import CallLimits
 from gateway.http_server import HttpServer
+from gateway.sites.served_text import ServedText
+from gateway.sites.site import RunAddresses, Upstream
+from gateway.text.agents import FIRST, Agents
 from gateway.text.chat_routes import make_app
 from gateway.text.text_process import guarded_app
 from penstock.rpc.auth import Credentials
 from penstock.rpc.rate_limits import Rates
 from penstock.wire.limits import MIB
-from tests.support.language.text_address import agents_api, served_text
+from tests.support.language.text_address import agents_api, served_text, upstream_at
 from tests.support.language.text_stand import make_model
 
 ASKED: Final[list[Any]] = [{"role": "user", "content": "sum"}]
@@ -54,7 +57,7 @@ def test_a_server_without_room_is_too_many_requests(tmp_path: Path) -> None:
 
 def test_an_address_that_asks_too_often_is_too_many_requests(tmp_path: Path) -> None:
     """Before the API hears of it."""
-    app = guarded_app(f"unix:{tmp_path / 'none.sock'}", Credentials(), CallLimits(SELDOM))
+    app = guarded_app({FIRST: upstream_at(f"unix:{tmp_path / 'none.sock'}")}, CallLimits(SELDOM))
     server = HttpServer(app, "127.0.0.1:0")
     server.start()
     try:
@@ -74,10 +77,11 @@ def test_an_address_that_asks_too_often_is_too_many_requests(tmp_path: Path) -> 
 def test_a_defect_is_an_error_of_the_server(tmp_path: Path) -> None:
     """It says where to look, and nothing of what has failed."""
 
-    def defect() -> None:
+    def defect() -> RunAddresses:
         raise RuntimeError(f"a defect beside {tmp_path}")
 
-    server = HttpServer(make_app(defect), "127.0.0.1:0")
+    served = ServedText(Upstream(addresses=defect, credentials=Credentials()))
+    server = HttpServer(make_app(Agents({FIRST: served})), "127.0.0.1:0")
     server.start()
     try:
         with pytest.raises(openai.InternalServerError, match="the gateway has failed: its log") as raised:

@@ -19,6 +19,7 @@ FACTS = Facts(
     checkpoint_interval_s=30.0,
     checkpoints_kept=3,
     evaluation_interval_steps=None,
+    evaluates_base=False,
     keep_every_updates=None,
     longest_episode=None,
     remembered_steps=0,
@@ -107,6 +108,13 @@ def test_evaluations_beside_the_training_may_cost_nothing_or_all_of_their_time()
     facts = replace(FACTS, evaluation_interval_steps=2500)
     beside = predict(facts, [calibration()], Range.exactly(0.0), 0, None).time["evaluations beside it"]
     assert [beside.low, beside.likely, beside.high] == pytest.approx([0.0, 6.0, 12.0 * (1 + MARGIN)])
+
+
+def test_the_policy_that_training_begins_with_is_one_more_evaluation_beside_it() -> None:
+    """Of the same episodes."""
+    facts = replace(FACTS, evaluates_base=True)
+    beside = predict(facts, [calibration()], Range.exactly(0.0), 0, None).time["evaluations beside it"]
+    assert [beside.low, beside.likely, beside.high] == pytest.approx([0.0, 2.0, 4.0 * (1 + MARGIN)])
 
 
 def test_an_evaluation_may_become_as_long_as_episodes_may() -> None:

@@ -8,16 +8,10 @@ import pytest
 from gateway.jobs.steering import Action, CannotSteer, Order
 from launch.gateway.job_folders import RUN_FOLDER
 from launch.gateway.run_steering import PodSteering, RunSteering
-from learner.publish.final_policy import write_specification
-from penstock.config.settings import PolicySection
 from penstock.policy import weights
-from penstock.policy.build import build
-from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
-from penstock.registry.weight_files import path_of, read_kept, registry_url, write_kept
-from penstock.wire.spaces import Discrete
-from tests.support.run.small_run import OBSERVATION, RUN, specification
-from tests.support.storage.ready_tables import with_registry
+from penstock.registry.weight_files import path_of, read_kept, registry_url
+from tests.support.gateway.finished_run import write_run
 
 JOB: Final = "j1"
 
@@ -25,27 +19,7 @@ JOB: Final = "j1"
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The folder of a job's run that is over: versions 3, 5 and 9, of which 3 was worth serving first."""
-    folder = tmp_path / JOB / RUN_FOLDER
-    folder.mkdir(parents=True)
-    write_specification(folder, specification())
-    with Registry.open(with_registry(registry_url(folder)), migrate=True) as registry:
-        for version in (3, 5, 9):
-            blob = weights.encode(build(OBSERVATION, Discrete(2), PolicySection(), seed=version))
-            write_kept(folder, version, blob)
-            registry.register(
-                NewVersion(
-                    policy="default",
-                    version=version,
-                    run=RUN,
-                    update=version,
-                    sha256=weights.sha256(blob),
-                    size_bytes=len(blob),
-                    origin=Origin.PERIODIC,
-                ),
-                by="learner",
-            )
-        registry.promote("default", 3, "first", by="learner")
-    return folder
+    return write_run(tmp_path / JOB / RUN_FOLDER)
 
 
 def active(steering: RunSteering) -> dict[str, Any]:

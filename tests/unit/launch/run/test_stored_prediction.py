@@ -149,7 +149,12 @@ def test_what_a_dry_run_cannot_tell_anything_of_is_refused(
 
 def test_a_calibration_reaches_no_other_service_and_ends_by_its_steps(tmp_path: Path) -> None:
     """Everything else is as in the run."""
-    asked = ("metrics.trackers=['tensorboard']", "tracing.exporter='file'", "evaluation.interval_steps=10")
+    asked = (
+        "metrics.trackers=['tensorboard']",
+        "tracing.exporter='file'",
+        "evaluation.interval_steps=10",
+        "evaluation.base=true",
+    )
     plan = plan_in(
         tmp_path / "run", *asked, f"actor.ack_journal='{tmp_path}/journals'", "learner.record='record'"
     )
@@ -160,4 +165,5 @@ def test_a_calibration_reaches_no_other_service_and_ends_by_its_steps(tmp_path: 
     assert settings.metrics.trackers == ()
     assert settings.tracing.exporter == "none"
     assert settings.evaluation.interval_steps is None
+    assert not settings.evaluation.base  # it is one more evaluation, beside the steps that are measured
     assert (settings.algorithm, settings.environment) == (plan.settings.algorithm, plan.settings.environment)

@@ -73,6 +73,44 @@ def test_people_read_the_verdict_and_the_books(tmp_path: Path) -> None:
     assert "499.0 ± 2.0 over 100 episodes of version 41" in text
 
 
+BASE = {
+    "mean": 300.0, "std": 20.0, "episodes": 100, "starts": 100, "length": 300.0, "version_length": 499.0,
+    "difference": 199.0, "standard_error": 2.0, "low": 195.0, "high": 203.0, "verdict": "better",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({}, "+199.0 (95% interval +195.0 to +203.0): better than the base"),
+        (
+            {"difference": -1.0, "low": -4.0, "high": 2.0, "verdict": "chance"},
+            "-1.0 (95% interval -4.0 to +2.0): cannot be told from chance",
+        ),
+        (
+            {"difference": -9.0, "low": -12.0, "high": -6.0, "verdict": "worse"},
+            "-9.0 (95% interval -12.0 to -6.0): worse than the base",
+        ),
+        (
+            {"standard_error": None, "low": None, "high": None, "verdict": "chance"},
+            "+199.0: cannot be told from chance",
+        ),
+    ],
+)
+def test_people_read_whether_training_beat_what_it_began_with(
+    tmp_path: Path, told: dict[str, object], said: str
+) -> None:
+    """Right behind the evaluation."""
+    learnt = LEARNT | {"evaluation": {**LEARNT["evaluation"], "base": BASE | told}}  # type: ignore[dict-item]
+    lines = summary_lines(make_summary(plan_in(tmp_path), ending(), learnt))
+    place = next(index for index, line in enumerate(lines) if line.startswith("  evaluation "))
+    assert lines[place + 1 : place + 4] == [
+        "  base         300.0 ± 20.0 before any training, on the same 100 episodes",
+        f"  difference   {said}",
+        "  length       499.0 steps, of the base 300.0",
+    ]
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [

@@ -241,6 +241,45 @@ def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
     assert not again.wanted([], update=8, env_steps=10**6), "the run is about to end"
 
 
+def test_a_result_says_how_it_compares_with_what_training_began_with() -> None:
+    """Its episodes come before those of any version, and survive a checkpoint of that time."""
+    it = Evaluation(EvaluationSection(episodes=6, base=True, both=True), None, stop_at_target=False)
+    assert it.collect(report(0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])) is None
+    it.collect(report(0, [50.0] * 6, deterministic=False))  # not the way that counts
+    state, blob = it.state()
+    again = Evaluation(EvaluationSection(episodes=6, base=True, both=True), None, stop_at_target=False)
+    again.restore(json.loads(json.dumps(state)), blob)
+    for one in (it, again):
+        one.requested(candidate(5))
+        one.collect(report(5, [9.0] * 6, deterministic=False))
+        result = one.collect(report(5, [3.0, 4.0, 5.0, 6.0, 7.0, 9.0]))
+        assert result is not None
+        assert result.base is not None
+        assert (result.base.mean, result.base.difference) == pytest.approx((3.5, 13 / 6))
+        assert result.base.verdict == "better"
+        told, weights = one.state()
+        restored = Evaluation(EvaluationSection(base=True), None, stop_at_target=False)
+        restored.restore(json.loads(json.dumps(told)), weights)
+        assert restored.best == result
+
+
+def test_without_the_base_nothing_is_compared() -> None:
+    """Nor where nobody has played it; a checkpoint of before there was one has none."""
+    it = measured()
+    it.collect(report(0, [1.0, 2.0, 3.0]))
+    play(it, 5, 2.0)
+    assert it.last is not None
+    assert it.last.base is None
+    state, blob = it.state()
+    del state["base"], state["best"]["base"]
+    again = measured(base=True)
+    again.restore(state, blob)
+    assert again.best == it.best
+    play(again, 6, 3.0)
+    assert again.last is not None
+    assert again.last.base is None
+
+
 def test_before_the_first_result_there_is_little_to_keep() -> None:
     """And nothing is lost by restoring it."""
     state, blob = measured().state()

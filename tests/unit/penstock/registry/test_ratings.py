@@ -2,10 +2,11 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.registry.ratings import Rating
+from penstock.registry.ratings import RatedConversation, Rating
 from penstock.registry.registry import Registry
 from tests.support.storage.ready_tables import with_registry
 
@@ -43,3 +44,37 @@ def test_what_is_no_rating_is_refused(score: float | None, rejected: str | None,
     """A missing opinion is no row, and no sentinel."""
     with pytest.raises(ValueError, match=message):
         Rating(prompt="p", response="a", score=score, rejected=rejected)
+
+
+def test_a_conversation_is_rated_as_its_newest_score_says(tmp_path: Path) -> None:
+    """Whichever version it had; not by other aspects, other policies, pairs, or a source that is left out."""
+
+    def rating(conversation: str, score: float, **other: Any) -> Rating:
+        said: dict[str, Any] = {"key": "thumb", "rater": "ann", "conversation": conversation, **other}
+        return Rating(prompt="p", response="a", score=score, **said)
+
+    given = [
+        rating("c-1", 1.0, version=7),
+        rating("c-1", -1.0, version=8, rater="bob"),
+        rating("c-2", -1.0),
+        rating("c-2", 1.0),
+        rating("c-2", -1.0, source="asked"),
+        rating("c-2", -1.0, key="safety"),
+        rating("c-3", 1.0, source="asked"),
+        rating("", 1.0),
+    ]
+    with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
+        registry.add_ratings("default", given)
+        registry.add_ratings("other", [rating("c-9", 1.0)])
+        found = registry.rated_conversations("default", "thumb", above=0.5, without="asked")
+        everybody = registry.rated_conversations("default", "thumb", above=0.5)
+        registry.delete_ratings("", "ann")
+        left = registry.rated_conversations("default", "thumb", above=0.5)
+    bobs = RatedConversation(conversation="c-1", rater="bob", is_well=False)
+    assert found == (bobs, RatedConversation(conversation="c-2", rater="ann", is_well=True))
+    assert [(one.conversation, one.is_well) for one in everybody] == [
+        ("c-1", False),
+        ("c-2", False),
+        ("c-3", True),
+    ]
+    assert left == (bobs,)

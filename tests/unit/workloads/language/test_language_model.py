@@ -1,5 +1,6 @@
 """How the learner's model of a language run is made, and what is refused."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from learner.algorithms.shared.rank_group import SingleRankGroup
 from learner.model.model import Model
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, EnvironmentSection
-from penstock.config.workload import Workload
+from penstock.config.workload import Workload, find
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
 from penstock.wire.spaces import Discrete, Space
@@ -64,6 +65,37 @@ def test_a_model_publishes_its_adapter(base: Path) -> None:
     assert model.weight_bytes == len(weights.encode(module)) < 100_000
     assert model.specification.schema.by_name["observation"].dtype == "int64"
     assert model.target == 0.5
+
+
+def test_a_critic_with_an_adapter_is_the_learners_alone(base: Path) -> None:
+    """Actors are not told of it, versions are as large as without; it is refused where none values tokens."""
+    asked = {"model": str(base), "rank": 4, "critic": "adapter"}
+    settings = configuration.load(
+        [
+            {
+                "workload": "rlhf",
+                "environment": {
+                    "id": "words",
+                    "kwargs": {
+                        "model": str(base),
+                        "prompts": "p",
+                        "reward": "grpc://x:1",
+                        "response_tokens": 8,
+                    },
+                },
+                "policy": {"kwargs": asked},
+                "algorithm": {"name": "token_ppo", "batch_steps": 512},
+                "actor": {"unroll_length": 12},
+            }
+        ]
+    )
+    model = make_model(settings, find("rlhf"), SingleRankGroup(), torch.device("cpu"))
+    assert "critic" not in json.loads(model.specification.policy_json)["kwargs"]
+    assert any(name.startswith("critic/adapter.") for name in model.algorithm.state().tensors)
+    assert model.weight_bytes == made(base).weight_bytes
+    without = {"name": "token_ppo", "batch_steps": 512, "advantage": "group"}
+    with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.critic='adapter': .*advantage='group'"):
+        made(base, policy={"kwargs": asked}, algorithm=without)
 
 
 def test_an_adapter_that_has_not_arrived_is_found_out_by_the_probe(base: Path) -> None:

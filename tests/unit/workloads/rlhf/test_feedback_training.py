@@ -79,6 +79,20 @@ def test_what_is_exported_opens_when_the_run_is_gone(run: Path, tmp_path: Path) 
     assert RewardModel.load(Path(made.version.reward_model_path)).score(samples).values == scored
 
 
+def test_what_cannot_be_copied_whole_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    """No folder of a version that is none; the next attempt makes it whole."""
+    outcome, models = Outcome(state=JobState.FINISHED, summary={"updates": 1}), tmp_path / "models"
+    gone = run / "reward_model" / "gone.json"
+    gone.symlink_to(tmp_path / "nowhere")
+    kind = FeedbackTraining()
+    with pytest.raises(OSError, match="gone.json"):
+        kind.conclude(finished(), outcome, (), folder=tmp_path, models=models)
+    assert list((models / "alpha" / "my_agent").iterdir()) == []
+    gone.unlink()
+    assert kind.conclude(finished(), outcome, (), folder=tmp_path, models=models).version is not None
+    assert [one.name for one in (models / "alpha" / "my_agent").iterdir()] == ["v20"]
+
+
 def test_a_reward_model_that_is_used_again_goes_along(run: Path, tmp_path: Path) -> None:
     """With its base model; neither the older version nor the folder of a job is needed afterwards."""
     kind, outcome = FeedbackTraining(), Outcome(state=JobState.FINISHED, summary={"updates": 1})

@@ -12,6 +12,9 @@ from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.retry import Interrupted
 from tests.support.language.tiny_reward import make_reward_model
+from workloads.language.conversation.chat_encoder import ChatEncoder
+from workloads.language.prompt import Message
+from workloads.language.tokenizer import load_tokenizer
 from workloads.rlhf import preparation
 from workloads.rlhf.language_section import language
 from workloads.rlhf.preparation import prepare, services
@@ -123,6 +126,8 @@ def test_a_model_of_words_knows_those_of_pairs(tmp_path: Path) -> None:
         for number in range(12)
     ]
     rows += [{"prompt": "question alone", "response": "scored", "score": 0.5}, {"chosen": "prompt absent"}]
+    talk = [{"role": "user", "content": "spoken words"}]
+    rows += [{"prompt": talk, "response": "scored", "score": 0.5}]
     feedback = tmp_path / "pairs.jsonl"
     feedback.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     asked = settings_of(
@@ -130,8 +135,11 @@ def test_a_model_of_words_knows_those_of_pairs(tmp_path: Path) -> None:
     )
     made = language(prepare(asked, tmp_path / "run", progress()[0]).environment)
     words = json.loads((Path(made.model) / "tokenizer.json").read_text())["model"]["vocab"]
-    assert {"question", "better", "worse", "scored"} <= words.keys()
-    assert "absent" not in words
+    assert {"question", "better", "worse", "scored", "spoken"} <= words.keys()
+    assert not {"absent", "[{'role':"} & words.keys()
+    tokenizer = load_tokenizer(made.model)
+    asked_for = ChatEncoder(tokenizer).begin([Message("user", "question alone")])
+    assert asked_for == tokenizer("question alone")["input_ids"]  # as the prompt that it was trained on
     results = json.loads((tmp_path / "run" / "reward_model" / "training_results.json").read_text())
     assert results["feedback"]["bad_rows"] == 1
 

@@ -9,8 +9,9 @@ import torch
 
 from penstock.config.sections.policy_section import PolicySection
 from penstock.config.settings import ConfigurationError
+from penstock.wire.spaces import Discrete
 from tests.support.thoughts.small_thoughts import small_base, thinking_policy
-from workloads.thoughts.thinking_policy import head_of, mixed, mixing_width
+from workloads.thoughts.thinking_policy import build, head_of, mixed, mixing_width
 
 
 def test_both_answers_are_mixed_as_probabilities() -> None:
@@ -61,3 +62,12 @@ def test_a_width_that_is_none_is_refused(width: Any) -> None:
     """By its key and its value."""
     with pytest.raises(ConfigurationError, match="policy.kwargs.mixing="):
         mixing_width(PolicySection(kwargs={"mixing": width}))
+
+
+def test_a_critic_of_tokens_is_refused() -> None:
+    """Thoughts have none, and a setting that does nothing would not say so."""
+    section, tokens = PolicySection(kwargs={"model": "x", "critic": "adapter"}), Discrete(9)
+    with pytest.raises(
+        ConfigurationError, match=r"policy\.kwargs\.critic='adapter': thoughts have no critic"
+    ):
+        build(tokens, tokens, section, 0)

@@ -3,14 +3,8 @@
 
 import { call } from "./calls.js";
 import { button, element, field, table, when } from "./elements.js";
-
-const share = (number) => (number === null ? "–" : `${(100 * number).toFixed(0)} %`);
-
-function satisfied(one, least) {
-  return one.satisfaction === null
-    ? `cannot tell below ${least} conversations`
-    : `${share(one.satisfaction)} (${share(one.low)} to ${share(one.high)})`;
-}
+import { satisfied, share, spread } from "./spread.js";
+import { criteria, weighing } from "./weights.js";
 
 function row(one, least) {
   return [
@@ -47,11 +41,11 @@ function loop(found) {
   const until = `${one.newRatings} new ratings; the next round begins with ${one.labelsWanted} that count.`;
   return [
     element("h2", {}, "What is learned"),
-    element("p", { id: "loop" }, `Round ${one.round}: the loop ${STEPS[one.step]}. ${until}`,
-      one.weights.length ? ` The reward weighs ${one.weights.join(", ")}.` : "", one.note ? ` It waits: ${one.note}.` : ""),
+    element("p", { id: "loop" }, `Round ${one.round}: the loop ${STEPS[one.step]}. ${until}`, one.note ? ` It waits: ${one.note}.` : ""),
     one.paused === null ? "" : element("p", { id: "paused", class: "bad" }, `Paused by ${one.paused.by}: ${one.paused.reason}`),
     table("Rounds that are over", ["round", "ended", "labels", "told apart", "version", "came to", "why"],
       one.past.map((past) => [past.number, when(past.ended_s * 1000), past.labels, past.auc?.toFixed(2), past.version, past.outcome, past.why])),
+    ...criteria(one),
   ];
 }
 
@@ -68,9 +62,11 @@ function canaries({ canaries: { tried, falseAlarm, trial } }) {
 function decisions(found, again) {
   const why = field("Why, for the audit", "why", { required: true, maxlength: 500, autocomplete: "off", id: "why" });
   const input = why.querySelector("input");
+  // body: what is sent, or a function that returns it, null where nothing is to be sent.
   const decide = (text, path, body) => button(text, async () => {
-    if (!input.reportValidity()) return;
-    await call("POST", path, { ...body, reason: input.value });
+    const said = typeof body === "function" ? body() : body;
+    if (said === null || !input.reportValidity()) return;
+    await call("POST", path, { ...said, reason: input.value });
     await again();
   });
   const made = [];
@@ -81,11 +77,25 @@ function decisions(found, again) {
   if (found.active !== null) made.push(decide(`Roll back version ${found.active}`, "/api/chat/rollback", { version: found.active }));
   if (found.loop && !found.loop.paused) made.push(decide("Pause the loop", "/api/chat/pause", {}));
   if (found.loop?.paused) made.push(button("Let the loop go on", async () => { await call("POST", "/api/chat/resume", {}); await again(); }));
-  return made.length ? [element("h2", {}, "Decide"), why, element("div", { class: "row", role: "group", "aria-label": "Decide" }, made)] : [];
+  const weights = found.loop ? weighed(found.loop.weights, decide) : [];
+  const all = [element("div", { class: "row", role: "group", "aria-label": "Decide" }, made), ...weights];
+  return made.length || weights.length ? [element("h2", {}, "Decide"), why, ...all] : [];
 }
 
+function weighed(weights, decide) {
+  const { fields, changed } = weighing(weights);
+  const body = () => {
+    const some = changed();
+    return some === null ? null : { weights: some };
+  };
+  return [fields, element("div", { class: "row" }, decide("Weigh so from the next round on", "/api/chat/weigh", body))];
+}
+
+const decided = (one) => (one.weights === null ? one.action
+  : `${one.action} ${Object.entries(one.weights).map(([name, weight]) => `${name} ${weight}`).join(", ")}`);
+
 export async function look(place) {
-  const found = await call("GET", "/api/chat/overview");
+  const [found, over] = await Promise.all([call("GET", "/api/chat/overview"), call("GET", "/api/chat/satisfaction")]);
   const blocks = Object.entries(found.blocked);
   place.replaceChildren(
     element("h2", {}, "How people like it"), state(found),
@@ -95,9 +105,10 @@ export async function look(place) {
     table("Stars: of the conversations in which a side was rated, those with four or five, with the interval of 95 %",
       ["version", "side", "conversations", "four or five", "share"],
       found.sides.map((one) => good(one, found.leastConversations))),
+    ...spread(over),
     table("What was blocked", ["by", "times"], blocks),
     table("Decisions", ["when", "what", "version", "by", "why"],
-      found.decisions.map((one) => [when(one.time), one.action, one.version, one.by, one.reason])),
+      found.decisions.map((one) => [when(one.time), decided(one), one.version, one.by, one.reason])),
     ...loop(found), canaries(found), ...decisions(found, () => look(place)),
     button("Look again", () => look(place)));
 }

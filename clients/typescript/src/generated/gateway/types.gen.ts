@@ -244,7 +244,9 @@ export type Deletion = {
  * What a training would take, in seconds and bytes.
  *
  * essentials: the settings that determine most of it. fits: whether this machine has room for it. refused,
- * doubtful: why not. scores: of what it begins with, and of the last calibration.
+ * doubtful: why not. scores: of what it begins with, and of the last calibration. facts: of the agent
+ * now, by the names of the template's kind: of one that learns from feedback, how much there is and what it
+ * says.
  */
 export type DryRunShown = {
     available: Room;
@@ -276,6 +278,12 @@ export type DryRunShown = {
      * Essentials
      */
     essentials: {
+        [key: string]: unknown;
+    };
+    /**
+     * Facts
+     */
+    facts: {
         [key: string]: unknown;
     };
     /**

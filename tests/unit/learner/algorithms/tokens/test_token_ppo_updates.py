@@ -49,6 +49,21 @@ def test_the_coefficient_follows_the_divergence() -> None:
         assert told[1]["kl_coefficient"] == pytest.approx(0.1 * expected)
 
 
+def test_what_it_found_is_how_far_it_is_from_the_reference() -> None:
+    """Of the last update that was kept; without a penalty nothing knows it."""
+    policy = SmallTokenPolicy()
+    move(policy)
+    algorithm = make(policy)
+    assert algorithm.findings() == {}
+    told = algorithm.update(batch_of(fragment(responses(policy))), progress=0.0).metrics["kl_reference"]
+    found = algorithm.findings()
+    assert found["kl_reference"] == told > 0
+    assert found["remarks"] == [f"KL to the reference in the last update: {told:.3g} nats per response"]
+    without = make(kl_coefficient=0.0)
+    without.update(stale(), progress=0.0)
+    assert without.findings() == {}
+
+
 def test_epochs_end_where_the_policy_has_moved_far() -> None:
     """As with PPO."""
     assert (

@@ -21,7 +21,9 @@ from tests.support.chat.chat_stand import beside, chat_app, served_judge, upstre
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 from tests.support.language.text_stand import make_model
 from workloads.chat.http.chat_site import site
+from workloads.chat.loop.loop_order import LoopOrder
 from workloads.chat.loop.loop_state import LoopState, folder_of, write_state
+from workloads.chat.loop.weighing import read_weighed
 
 ME = "somebody-1"
 
@@ -135,9 +137,16 @@ def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(client: 
         (post(client, "promote", version=7, reason=" "), 422, "reason"),
         (post(client, "pause", **why), 409, None),
         (post(client, "resume"), 409, None),
+        (post(client, "weigh", weights={"safety": 2}, **why), 409, None),
+        (post(client, "weigh", weights={}, **why), 422, "weights"),
+        (post(client, "weigh", weights={"safety": -1}, **why), 422, "weights.safety"),
+        (post(client, "weigh", weights={"safety": 2}), 422, "reason"),
     ):
         assert (reply.status_code, reply.json().get("field")) == (status, field), reply.text
-    decided = {f"/api/chat/{name}" for name in ("promote", "rollback", "pause", "resume", "overview")}
+    decided = {
+        f"/api/chat/{name}"
+        for name in ("promote", "rollback", "pause", "resume", "weigh", "overview", "satisfaction")
+    }
     assert not decided & site().viewer_paths
 
 
@@ -154,13 +163,61 @@ def test_a_decision_names_who_made_it_and_the_loop_waits(client: TestClient, tmp
     assert post(client, "rollback", version=1, reason="worse").status_code == 409
     with Registry.read(url) as registry:
         assert {one.by for one in registry.events("default") if one.action.value != "registered"} == {"page"}
-    write_state(folder_of(tmp_path), LoopState(order={"labels": 9, "weights": []}))
+    write_state(folder_of(tmp_path), LoopState(order=LoopOrder(labels=9).shown()))
     assert post(client, "pause", reason="holidays").json() == {"paused": True}
     seen = client.get("/api/chat/overview").json()
     assert seen["loop"]["paused"] == {"reason": "holidays", "by": "page"}
     assert (seen["loop"]["step"], seen["loop"]["labelsWanted"]) == ("waiting", 9)
     assert post(client, "resume").json() == {"paused": False}
     assert client.get("/api/chat/overview").json()["loop"]["paused"] is None
+
+
+def test_what_counts_is_changed_with_a_reason_that_stands_among_the_decisions(
+    client: TestClient, tmp_path: Path
+) -> None:
+    """From the next reward model on, for a loop in any process; what cannot be changes nothing."""
+    write_state(folder_of(tmp_path), LoopState(order=LoopOrder(weights=("thumb=2",)).shown()))
+    with Registry.open(f"sqlite:///{tmp_path / 'registry.sqlite'}") as registry:
+        registry.register(version(1), by="test")
+    done = post(client, "weigh", weights={"safety": 2.5}, reason="children read it").json()
+    every = {"thumb": 2.0, "relevance": 1.0, "helpfulness": 1.0, "safety": 2.5, "preferred": 0.0}
+    assert done == {"weights": every}
+    for weights in ({"charm": 1}, dict.fromkeys(every, 0)):
+        refused = post(client, "weigh", weights=weights, reason="why not")
+        assert (refused.status_code, refused.json()["field"]) == (422, "weights"), refused.text
+    nan = '{"weights": {"thumb": NaN}, "reason": "x"}'
+    reply = client.post("/api/chat/weigh", content=nan, headers={"content-type": "application/json"})
+    assert (reply.status_code, reply.json()["field"]) == (422, "weights.thumb")
+    seen = client.get("/api/chat/overview").json()
+    assert seen["loop"]["weights"] == every
+    decided = [(one["action"], one["weights"], one["by"], one["reason"]) for one in seen["decisions"]]
+    assert decided[0] == ("weighed", {"safety": 2.5}, "page", "children read it")
+    assert [one[0] for one in decided] == ["weighed", "registered"]
+    assert read_weighed(folder_of(tmp_path)).standing == {"safety": 2.5}
+
+
+def test_satisfaction_is_told_by_day_and_by_person_until_somebody_leaves(client: TestClient) -> None:
+    """Who rated nothing is counted without a name; who has gone is in no number."""
+    for me, thumbs in (("somebody-1", (True, False)), ("somebody-2", (True,)), ("somebody-3", ())):
+        for number in range(2):
+            talk = {"me": me, "conversation": post(client, "begin", me=me).json()["conversation"]}
+            assert "event: answer" in post(client, "say", text="sum", **talk).text
+            for up in thumbs[number : number + 1]:
+                post(client, "thumb", turn=0, id=f"{me}-{number}", up=up, **talk)
+    found = client.get("/api/chat/satisfaction").json()
+    days = [[one[name] for one in found["days"]] for name in ("conversations", "rated", "thumbsUp")]
+    assert [sum(one) for one in days] == [6, 3, 2]  # of two days where it is midnight
+    assert {one["satisfaction"] for one in found["days"]} == {None}
+    assert (found["people"]["talked"], found["people"]["everRated"]) == (3, 2)
+    assert found["people"]["below"] == {"share": None, "low": None, "high": None}
+    rows = [(one["rater"], one["conversations"], one["rated"], one["thumbsUp"]) for one in found["raters"]]
+    assert sorted(rows) == [("somebo…", 2, 1, 1), ("somebo…", 2, 2, 1)]
+    assert post(client, "forget", me="somebody-1").json() == {"deleted": 2}
+    left = client.get("/api/chat/satisfaction").json()
+    assert sum(one["conversations"] for one in left["days"]) == 4
+    assert (left["people"]["talked"], len(left["raters"])) == (2, 1)
+    (row,) = client.get("/api/chat/overview").json()["versions"]
+    assert (row["conversations"], row["thumbsUp"]) == (4, 1)
 
 
 def test_each_agent_has_its_policy_and_its_ratings(base: Path, tmp_path: Path, short_folder: Path) -> None:

@@ -14,6 +14,7 @@ from tests.support.chat.loop_stand import POLICY, LoopStand, loop_stand, soon
 from workloads.chat.loop import loop_state
 from workloads.chat.loop.loop_order import LoopOrder
 from workloads.chat.loop.loop_state import LoopState, Outcome, Step, round_folder
+from workloads.chat.loop.weighing import weigh
 from workloads.chat.ratings.rating_rules import RatingRules
 
 ORDER = LoopOrder(labels=10, patience=20)
@@ -123,6 +124,19 @@ def test_a_step_that_fails_has_the_loop_wait_with_its_cause(stand: LoopStand) ->
     assert pause.by == "loop"
     assert "reward failed: no rating is of" in pause.reason
     assert stand.state().step is Step.REWARD
+
+
+def test_a_reward_model_is_trained_under_the_weights_that_people_have_changed(stand: LoopStand) -> None:
+    """Whichever process changed them, and above those of the start; the step itself is cut short here."""
+    folder = round_folder(stand.folder, 1)
+    (folder / "believed.jsonl").write_text('{"key": "thumb"}\n')
+    stand.at(step=Step.REWARD)
+    weigh(stand.folder, {"thumb": 3.0}, "thumbs are what people give", "ann")
+    steps = folder / "steps.log"
+    with stand.going(LoopOrder(labels=10, weights=("thumb=2",))):
+        assert soon(lambda: steps.exists() and steps.read_text().startswith("$ penstock reward train"))
+    begun = steps.read_text().splitlines()[0].split()
+    assert [one for one in begun if one.startswith("--weight=thumb=")][-1] == "--weight=thumb=3.0"
 
 
 def test_one_loop_has_a_run_at_a_time(stand: LoopStand) -> None:

@@ -23,10 +23,12 @@ from workloads.chat.loop.loop_state import (
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     """With the rounds that are over, of which at most MOST_PAST are kept."""
     state = LoopState(number=4, step=Step.TRIAL, taken=5, through=9, labels=3, version=70, auc=0.7)
+    state = replace(state, judge={"round": 4, "weights": {"thumb": 1.0}})
     write_state(tmp_path, state)
     assert read_state(tmp_path) == state
     after = state.ended(Outcome.PROMOTED, "better")
     assert (after.taken, after.step, after.version, after.number) == (9, Step.WAITING, None, 4)
+    assert after.judge == state.judge, "the newest reward model is that of a round that is over"
     write_state(tmp_path, after)
     assert read_state(tmp_path) == after
     many = replace(after, past=after.past * (MOST_PAST + 1)).ended(Outcome.WITHDRAWN, "worse")

@@ -3,7 +3,7 @@
 import tomllib
 from pathlib import Path
 
-from actor.serving.release.traffic import _is_alike
+from actor.serving.release.same_network import is_same_network
 from learner.model.model import make_model as make_learned
 from penstock.config.settings import load
 from penstock.policy import weights
@@ -29,4 +29,4 @@ def test_its_versions_can_be_arms_of_the_run_that_answers(tmp_path: Path) -> Non
         (folder / "begin.safetensors").write_bytes(
             weights.encode(served.algorithm.published_modules()["default"])
         )
-        assert _is_alike(make_learned(made).specification, served.specification)
+        assert is_same_network(make_learned(made).specification, served.specification)

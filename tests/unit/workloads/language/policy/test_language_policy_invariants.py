@@ -132,8 +132,8 @@ def test_every_reward_arrives_as_it_was_given(base: Path) -> None:
     assert responses.counts.tolist() == [len(one.tokens) for one in given]
 
 
-@pytest.mark.parametrize("shared_trunk", [True, False])
-def test_micro_batches_padding_and_order_are_nothing(base: Path, shared_trunk: bool) -> None:
+@pytest.mark.parametrize("kwargs", [{}, {"shared_trunk": False}, {"critic": "adapter"}])
+def test_micro_batches_padding_and_order_are_nothing(base: Path, kwargs: dict[str, Any]) -> None:
     """The same adapter comes out of one step, to 1e-6 · the step."""
     given = written_by(moved(policy_of(base)))
     vocabulary = policy_of(base).vocabulary
@@ -143,14 +143,14 @@ def test_micro_batches_padding_and_order_are_nothing(base: Path, shared_trunk: b
         "other padding": ({}, batch_of(fragment(given, vocabulary=vocabulary, pad=30, steps=20))),
         "other order": ({}, batch_of(fragment(given[::-1], vocabulary=vocabulary))),
     }
-    plain = policy_of(base, shared_trunk=shared_trunk)
+    plain = policy_of(base, **kwargs)
     before = flat(plain)
     # Not Adam's first step, in which rounding decides the sign of a gradient that is next to 0.
     wanted: dict[str, Any] = {"adam_epsilon": 1.0, "learning_rate": 1.0, "critic_learning_rate": 1.0}
     told = algorithm_of(plain, **wanted).update(whole, progress=0.0).metrics
     assert (flat(plain) - before).abs().max() > 1e-3
     for name, (section, batch) in variants.items():
-        other = policy_of(base, shared_trunk=shared_trunk)
+        other = policy_of(base, **kwargs)
         again = algorithm_of(other, **wanted, **section).update(batch, progress=0.0).metrics
         assert again == pytest.approx(told, rel=1e-4, abs=1e-5), name
         assert (flat(plain) - flat(other)).abs().max() <= 1e-6, name

@@ -1,0 +1,41 @@
+"""The folder of a run that is over: with a registry of its own, in which three versions are kept."""
+
+from pathlib import Path
+from typing import Final
+
+from learner.publish.final_policy import write_specification
+from penstock.config.settings import PolicySection
+from penstock.policy import weights
+from penstock.policy.build import build
+from penstock.registry.records import NewVersion, Origin
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import registry_url, write_kept
+from penstock.wire.spaces import Discrete
+from tests.support.run.small_run import OBSERVATION, RUN, specification
+from tests.support.storage.ready_tables import with_registry
+
+VERSIONS: Final = (3, 5, 9)
+
+
+def write_run(folder: Path) -> Path:
+    """Make the folder: VERSIONS of the policy `default`, of which 3 is active; returns it."""
+    folder.mkdir(parents=True)
+    write_specification(folder, specification())
+    with Registry.open(with_registry(registry_url(folder)), migrate=True) as registry:
+        for version in VERSIONS:
+            blob = weights.encode(build(OBSERVATION, Discrete(2), PolicySection(), seed=version))
+            write_kept(folder, version, blob)
+            registry.register(
+                NewVersion(
+                    policy="default",
+                    version=version,
+                    run=RUN,
+                    update=version,
+                    sha256=weights.sha256(blob),
+                    size_bytes=len(blob),
+                    origin=Origin.PERIODIC,
+                ),
+                by="learner",
+            )
+        registry.promote("default", VERSIONS[0], "first", by="learner")
+    return folder

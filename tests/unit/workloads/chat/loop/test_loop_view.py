@@ -1,0 +1,77 @@
+"""What those who look after a chat see of its loop: what counts, and how well the reward model knows it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.support.chat.loop_stand import POLICY, LoopStand, loop_stand
+from workloads.chat.commands.loop_commands import loop_commands
+from workloads.chat.loop.loop_order import LoopOrder
+from workloads.chat.loop.loop_state import LoopState, Outcome, Step, write_state
+from workloads.chat.loop.loop_view import look_at_loop
+from workloads.chat.loop.round_files import facts_of
+from workloads.chat.loop.weighing import weigh
+
+MEASURES = {
+    "heads": {
+        "thumb": {"ratings": 40, "squared_error": 0.2, "auc": 0.81, "calibration_error": 0.04},
+        "safety": {"ratings": 0, "squared_error": None, "auc": None, "calibration_error": None},
+        "thumb-1": {"ratings": 20, "squared_error": 0.3, "auc": 0.7, "calibration_error": 0.1},
+    },
+    "pairs": 5,
+    "pair_accuracy": 0.8,
+}
+CARD = {
+    "weights": {"thumb": 2.0, "safety": 1.0, "thumb-1": 0.0, "preferred": 0.0},
+    "trained": {"measures": MEASURES, "bad_rows_shown": ["line 3: what somebody wrote"]},
+}
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[LoopStand]:
+    """A run whose loop has trained a reward model in round 4, which was not believed."""
+    with loop_stand(tmp_path) as made:
+        (tmp_path / "heads.json").write_text(json.dumps(CARD))
+        judge = {"round": 4, **facts_of(tmp_path / "heads.json")}
+        state = LoopState(number=4, step=Step.REWARD, order=LoopOrder().shown(), judge=judge)
+        write_state(made.folder, state.ended(Outcome.UNLEARNED, "it tells apart 0.48"))
+        yield made
+
+
+def test_the_newest_reward_model_is_told_by_criterion(stand: LoopStand) -> None:
+    """Also where its round has ended; the ensemble, which counts nothing, and texts are no part of it."""
+    weigh(stand.folder, {"safety": 3.0}, "children read it", "ann")
+    found = look_at_loop(stand.run.folder, stand.registry, POLICY)
+    assert found is not None
+    assert found["weights"]["safety"] == 3.0
+    judge = found["judge"]
+    assert [one["head"] for one in judge["heads"]] == ["thumb", "safety"]
+    assert judge["heads"][0] == {
+        "head": "thumb",
+        "weight": 2.0,
+        "ratings": 40,
+        "auc": 0.81,
+        "squaredError": 0.2,
+        "calibrationError": 0.04,
+    }
+    assert (judge["heads"][1]["ratings"], judge["heads"][1]["auc"]) == (0, None)
+    assert (judge["round"], judge["pairs"], judge["pairAccuracy"]) == (4, 5, 0.8)
+    assert "somebody wrote" not in (stand.folder / "loop.json").read_text()
+
+
+def test_the_status_says_what_counts_and_how_well_it_is_known(stand: LoopStand) -> None:
+    """In words, and nothing of a reward model before there is one."""
+    words = ["status", str(stand.run.folder)]
+    said = CliRunner().invoke(loop_commands, words).stdout
+    assert "weights from the next reward model on: thumb 1, relevance 1" in said
+    assert (
+        "reward model of round 4, thumb of weight 2, on 40 ratings held out: area under the curve 0.810, "
+        "squared error 0.200, calibration error 0.040"
+    ) in said
+    assert "safety of weight 1, on 0 ratings held out: area under the curve unknown" in said
+    write_state(stand.folder, replace(stand.state(), judge={}))
+    assert "reward model of round" not in CliRunner().invoke(loop_commands, words).stdout
