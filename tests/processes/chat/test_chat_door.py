@@ -125,7 +125,7 @@ def test_who_looks_after_the_chat_sees_what_is_expected_and_people_are_asked(
         tab.get_by_role("button", name="Keep it").press("Enter")
         expect(tab.get_by_text("Kept: what it should have said.")).to_be_visible()
         tab.get_by_role("link", name="Look after").press("Enter")
-        expect(tab.get_by_role("region", name="Satisfaction")).to_contain_text("asked about")
+        expect(tab.get_by_role("region", name="Satisfaction: thumbs-up")).to_contain_text("asked about")
         expect(tab.locator("#notice")).to_be_empty()
     assert complaints == []
     with Registry.read(f"sqlite:///{tmp_path / 'run' / 'registry.sqlite'}") as registry:
