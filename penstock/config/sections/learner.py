@@ -94,7 +94,7 @@ class EvaluationSection(Section):
     """Play the most likely action; false: draw actions as in training. Only this way of playing counts."""
     both: bool = False
     """Play the other way as well, on the same seeds, and report it beside; takes twice as long."""
-    base: bool = False
+    base: Annotated[bool, ADVANCED] = False
     """Play the policy as it is before any training, too, once, on the same seeds.
 
     Each evaluation is then compared with it, episode by episode. Only for policies that act before they have
