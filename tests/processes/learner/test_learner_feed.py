@@ -332,6 +332,7 @@ def test_what_solves_the_task_becomes_the_final_policy(redis_url: str, tmp_path:
         "env_steps": pytest.approx(result["evaluation"]["env_steps"]),
         "deterministic": {"mean": 125.0, "std": 5.0, "episodes": 2},
         "sampled": None,
+        "base": None,
     }
     assert result["policy_version"] == version
 
