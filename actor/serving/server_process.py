@@ -22,7 +22,7 @@ import torch
 from actor.link.broker_client import BrokerClient
 from actor.link.connect import SWITCH_INTERVAL_S, connect
 from actor.serving.assembly import Source, assemble
-from actor.serving.drain_bounds import CALLS_S
+from actor.serving.experience.drain_bounds import CALLS_S
 from actor.serving.experience.run_follower import RunFollower
 from actor.serving.hosted_service import HostedService
 from penstock.config.settings import ConfigurationError, Settings

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from actor.serving.drain_bounds import SERVER_GONE_S
+from actor.serving.experience.drain_bounds import SERVER_GONE_S
 from launch.run.child_process import DrainStage
 
 _ACTING_S: Final = 4.0

@@ -19,7 +19,7 @@ from actor.link.outbox import Outbox
 from actor.link.sample_journal import SampleJournal
 from actor.link.session import Session
 from actor.link.session_opening import count_strikes, open_session
-from actor.serving.drain_bounds import FLUSH_S
+from actor.serving.experience.drain_bounds import FLUSH_S
 from actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
 from actor.serving.versions.loaded_versions import Weights
 from penstock.runtime import metrics

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actor.serving.drain_bounds import CALLS_S, FLUSH_S
+from actor.serving.experience.drain_bounds import CALLS_S, FLUSH_S
 from launch.run import services
 from launch.run.child_process import DrainStage, without_configuration
 from launch.run.drain_bounds import gone_by
