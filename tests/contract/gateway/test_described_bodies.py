@@ -128,6 +128,7 @@ def test_every_example_is_answered_as_success(gateway: SmallGateway, document: d
     send(gateway, document, RATE, link)
 
 
+@pytest.mark.slow
 def test_the_example_of_a_dry_run_is_answered_as_success(
     gateway: SmallGateway, document: dict[str, Any]
 ) -> None:

@@ -240,7 +240,9 @@ def test_an_address_in_use_is_named(tmp_path: Path) -> None:
             Page(tmp_path, address, insecure=False)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow), (signal.SIGINT, 130)]
+)
 def test_the_page_in_the_foreground_serves_until_it_is_asked_to_end(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

@@ -54,7 +54,7 @@ def test_a_canary_that_servers_withdraw_ends_the_round(stand: LoopStand) -> None
     assert (state.past[-1].outcome, state.past[-1].why) == (Outcome.WITHDRAWN, "worse")
 
 
-@pytest.mark.parametrize("level", [0.0, 0.5])
+@pytest.mark.parametrize("level", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_a_canary_that_nothing_is_proved_of_is_withdrawn_in_time(stand: LoopStand, level: float) -> None:
     """After so many ratings since it began, and not one earlier."""
     stand.on_trial()

@@ -36,6 +36,7 @@ def test_it_ends_when_it_is_asked_to() -> None:
         warm_start(network, TASK, LAYOUT, Thoughts(), seed=0, progress=Progress(lambda _: None, stop))
 
 
+@pytest.mark.slow
 def test_a_task_without_certain_answers_is_learned_until_its_loss_falls_no_more() -> None:
     """The network is left at its best, and nothing of it is refused."""
     task = Text(
