@@ -103,10 +103,10 @@ dashboards: .venv/installed
 	@touch $@
 
 # Language models, and texts and their embeddings, are 0.6 GB more, which `make train` does without, as it does
-# without the gateway.
+# without the gateway. EnvPool with its assets is 0.7 GB.
 .venv/installed-test: .venv/installed
-	@echo "installing what language models and the gateway need"
-	$(PIP) --editable ".[all,dev,rlhf,gateway,data,test-people]"
+	@echo "installing what language models, the gateway and games need"
+	$(PIP) --editable ".[all,dev,rlhf,gateway,data,test-people,atari,envpool,minatar]"
 	@touch $@
 
 .venv/installed-learn: .venv/installed

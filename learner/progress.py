@@ -61,9 +61,11 @@ _NETWORK: Final = ("workload", "environment", "policy")
 
 def sections(settings: Settings) -> dict[str, str]:
     """Return the settings that decide the meaning of weights and fragments, as canonical JSON by section."""
+    # Runs of a version before `environment.atari` go on where it means nothing.
+    unsaid = {"atari"} if settings.environment.atari is None else set()
     return {
         "workload": settings.workload,
-        "environment": settings.environment.canonical_json(),
+        "environment": settings.environment.canonical_json(exclude=unsaid),
         # How weights began means nothing for weights that are there.
         "policy": settings.policy.canonical_json(exclude={"initialisation"}),
         "actor.unroll_length": str(settings.actor.unroll_length),

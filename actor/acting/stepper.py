@@ -77,10 +77,14 @@ class Stepper:
         self._finish = self._finisher(autoreset_mode(environment))
 
     def reset(self, seeds: Sequence[int]) -> Observation:
-        """First observations; `seeds` one per slot, of which a vector entry point takes the first."""
+        """First observations; `seeds` one per slot, of which a vector entry point takes the first.
+
+        One that takes them all says so: `metadata["seeds"]` is "each".
+        """
         self._resetting = None
-        own_loop = hasattr(self.environment, "env_fns")  # SyncVectorEnv and AsyncVectorEnv
-        seed: Any = list(seeds) if own_loop else seeds[0]
+        own_loop = hasattr(self.environment.unwrapped, "env_fns")  # SyncVectorEnv and AsyncVectorEnv
+        takes_each = own_loop or self.environment.metadata.get("seeds") == "each"
+        seed: Any = list(seeds) if takes_each else seeds[0]
         first = self._flat(*self.environment.reset(seed=seed))
         if self._masks is not None:
             self._masks.check(first, np.ones(self.slots, np.bool_))

@@ -64,12 +64,8 @@ class EnvironmentRunner:
 
     def __init__(self, of: Run, episodes: int | None = None) -> None:
         self.evaluation, self.stall_timeout_s = of.evaluation, float(of.actor.stall_timeout_s)
-        # One seed per episode: the environments are made one by one unless there is no such way.
-        section = of.environment
-        if section.vectorise != "vector":
-            section = section.model_copy(update={"vectorise": "sync"})
         count = min(episodes or of.evaluation.episodes, MAX_ENVIRONMENTS)
-        self._stepper = of.make_environment(section, count, of.evaluation.seed)
+        self._stepper = of.make_environment(of.environment.for_evaluation(), count, of.evaluation.seed)
         self.local = of.make_policy(of.specification.seed)
         self.local.policy.use_threads(of.actor.threads)
 

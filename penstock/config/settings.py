@@ -32,7 +32,7 @@ from penstock.config.sections.algorithms import (
 )
 from penstock.config.sections.broker import BrokerSection
 from penstock.config.sections.canary import CanarySection
-from penstock.config.sections.environment import EnvironmentSection
+from penstock.config.sections.environment import AtariSection, EnvironmentSection
 from penstock.config.sections.learner import EvaluationSection, LearnerSection
 from penstock.config.sections.observability import LogsSection, MetricsSection, TracingSection
 from penstock.config.sections.on_policy import OnPolicySection
@@ -47,6 +47,7 @@ __all__ = [
     "ENVIRONMENT_PREFIX",
     "ActorSection",
     "AlgorithmSection",
+    "AtariSection",
     "BrokerSection",
     "CanarySection",
     "CloneSection",

@@ -9,6 +9,8 @@ from penstock.config.settings import merge
 from workloads.control import policy_gradient_defaults, replay_defaults
 
 _GENERAL: Final = ""
+_ATARI: Final = "ALE"
+"""Namespace of Atari games, which have one family of settings."""
 
 _TASKS: Final[dict[str, dict[str, Any]]] = {
     _GENERAL: {
@@ -16,6 +18,12 @@ _TASKS: Final[dict[str, dict[str, Any]]] = {
         "actor": {"count": 2, "unroll_length": 64},
         "policy": {"normalise_observations": True},
         "learner": {"total_steps": 1_000_000},
+    },
+    _ATARI: {
+        "environment": {"count": 8},
+        "actor": {"count": 1, "unroll_length": 32},
+        "policy": {"activation": "relu", "hidden_sizes": [], "shared_trunk": True},
+        "learner": {"total_steps": 10_000_000},
     },
     # One actor makes more steps than PPO's learner can use, on however many cores.
     "CartPole": {
@@ -88,6 +96,11 @@ _PPO: Final[dict[str, dict[str, Any]]] = {
         "batch_steps": 4096, "epochs": 6, "minibatches": 16, "learning_rate": 5e-4,
         "learning_rate_schedule": "linear", "scale_rewards": True,
     },
+    _ATARI: {
+        "batch_steps": 1024, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+        "clip_range": 0.1, "entropy_coefficient": 0.01, "learning_rate": 2.5e-4,
+        "learning_rate_schedule": "linear",
+    },
     "CartPole": {
         "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.98, "gae_lambda": 0.8,
         "learning_rate": 2e-3, "learning_rate_schedule": "linear",
@@ -142,6 +155,11 @@ _ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "random": {_GENERAL: {"evaluation": {"deterministic": False}}},  # the most likely action is not random
 }
 """What lies over the task's settings."""
+_OF_ATARI: Final[dict[str, Any]] = {
+    "environment": {"atari": {}, "reward": [{"clip": [-1.0, 1.0]}]},
+    "policy": {"frame_stack": 4},
+}
+"""What every algorithm is shown of a game, and paid for it (Mnih et al. 2015)."""
 _LAYERS: Final = {"dqn": replay_defaults.DQN, "sac": replay_defaults.SAC}
 """Algorithms that want other networks, fragments and numbers of actors, too."""
 
@@ -149,10 +167,16 @@ _LAYERS: Final = {"dqn": replay_defaults.DQN, "sac": replay_defaults.SAC}
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
     """Nested settings for any Gymnasium id and any algorithm.
 
-    Those of the id's family (`CartPole` of `CartPole-v1`), else general ones; likewise what the algorithm
-    lays over them.
+    Those of the id's family (`CartPole` of `CartPole-v1`, `ALE` of every Atari game), else general ones;
+    likewise what the algorithm lays over them.
     """
-    family = environment_id.rpartition(":")[2].rpartition("/")[2].partition("-v")[0]
+    name = environment_id.rpartition(":")[2]
+    if name.startswith(f"{_ATARI}/"):
+        return merge(_of_family(_ATARI, algorithm), _OF_ATARI)
+    return _of_family(name.rpartition("/")[2].partition("-v")[0], algorithm)
+
+
+def _of_family(family: str, algorithm: str) -> dict[str, Any]:
     if algorithm in _LAYERS:
         layers = _LAYERS[algorithm]
         return layers.get(family, layers[replay_defaults.GENERAL])

@@ -2,7 +2,8 @@
 
 An environment with a vector entry point of its own steps faster and resets on the step after an end;
 `SyncVectorEnv` resets within the step, so that no step is wasted. Anything that Gymnasium cannot make
-is a ConfigurationError that names the setting.
+is a ConfigurationError that names the setting. EnvPool's environments are made in `envpool_vector`, Atari
+games in `atari`.
 """
 
 import difflib
@@ -15,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Dict, Space
+from workloads.control import atari, envpool_vector
 from workloads.control.spaces import to_space
 
 
@@ -24,8 +26,14 @@ def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, A
     Raises ConfigurationError for an unknown id, arguments it does not take or a missing dependency.
     """
     del seed
+    _check_atari(section)
+    if section.vectorise == "envpool":
+        return envpool_vector.make(section, count)
     spec = _specification(section)
-    match _vectoriser(section, spec):
+    kind = _vectoriser(section, spec)
+    if atari.is_atari(section.id):
+        return atari.make_with_ale(section, count, kind)
+    match kind:
         case "vector":
             return _make_vec(section, count, "vector_entry_point", {})
         case "async":
@@ -43,13 +51,21 @@ def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
 
     The part that is its mask is left out.
     """
+    observation, action = _single_spaces(section)
+    return (
+        _without(section.mask_key, to_space("observation_space", observation)),
+        to_space("action_space", action),
+    )
+
+
+def _single_spaces(section: EnvironmentSection) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    if section.vectorise == "envpool":
+        _check_atari(section)
+        return envpool_vector.spaces(section)
     single = section if section.vectorise != "async" else section.model_copy(update={"vectorise": "sync"})
     environment = make(single, 1, 0)
     try:
-        return (
-            _without(section.mask_key, to_space("observation_space", environment.single_observation_space)),
-            to_space("action_space", environment.single_action_space),
-        )
+        return environment.single_observation_space, environment.single_action_space
     finally:
         environment.close()
 
@@ -68,17 +84,40 @@ def _without(mask_key: str, space: Space) -> Space:
 
 def longest(section: EnvironmentSection) -> int | None:
     """Steps after which an episode is cut; None where it never is."""
+    if section.vectorise == "envpool":
+        return envpool_vector.longest(section)
+    if atari.is_atari(section.id):
+        return section.max_episode_steps or atari.LONGEST
     return section.max_episode_steps or _specification(section).max_episode_steps
 
 
 def target(section: EnvironmentSection) -> float | None:
-    """The reward threshold that the environment is registered with."""
-    threshold = _specification(section).reward_threshold
+    """The reward threshold that the environment is registered with.
+
+    Asked before a run's processes start, so what they could not make is found out here.
+    """
+    if section.vectorise == "envpool" or atari.is_atari(section.id):
+        spaces(section)
+        registered = gymnasium.registry.get(section.id)
+        threshold = None if registered is None else registered.reward_threshold
+    else:
+        _check_atari(section)
+        threshold = _specification(section).reward_threshold
     return None if threshold is None else float(threshold)
+
+
+def _check_atari(section: EnvironmentSection) -> None:
+    if section.atari is not None and not atari.is_atari(section.id):
+        raise ConfigurationError(
+            f"environment.atari: environment.id={section.id!r} is no Atari game; leave it out, or use an id "
+            f"{atari.PREFIX}…"
+        )
 
 
 def _specification(section: EnvironmentSection) -> EnvSpec:
     module, _, name = section.id.rpartition(":")
+    if atari.is_atari(section.id):
+        atari.register()
     try:
         if module:
             __import__(module)
@@ -96,6 +135,13 @@ def _unknown(full: str, name: str, error: Exception) -> str:
 
 
 def _vectoriser(section: EnvironmentSection, spec: EnvSpec) -> str:
+    if atari.is_atari(section.id):
+        if section.vectorise == "vector":
+            raise ConfigurationError(
+                f"environment.vectorise='vector': {section.id} is stepped by 'sync', 'async' or 'envpool'; "
+                "use one of them"
+            )
+        return "async" if section.vectorise == "async" else "sync"
     has_vector = spec.vector_entry_point is not None and not spec.additional_wrappers
     if section.vectorise == "vector" and not has_vector:
         raise ConfigurationError(

@@ -106,7 +106,7 @@ def test_spaces_and_target_are_those_of_the_environment(counting: str) -> None:
     [
         ({"id": "CartPol-v1"}, r"environment\.id='CartPol-v1'.*did you mean CartPole-v1"),
         ({"id": "CartPole-v9"}, r"environment\.id='CartPole-v9'.*CartPole-v1"),
-        ({"id": "Zzyzx-v0"}, r"environment\.id='Zzyzx-v0'.*module:Id"),
+        ({"id": "Quuxquuxquux-v0"}, r"environment\.id='Quuxquuxquux-v0'.*module:Id"),
         ({"id": "no_such_module:Foo-v1"}, r"no_such_module.*install"),
         ({"kwargs": {"colour": 1}}, r"environment\.kwargs=\{'colour': 1\}.*colour"),
         ({"id": "Acrobot-v1", "vectorise": "vector"}, r"vectorise='vector'.*use 'auto' or 'sync'"),
