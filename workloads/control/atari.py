@@ -55,12 +55,20 @@ def section_of(section: EnvironmentSection) -> AtariSection:
     return section.atari or AtariSection()
 
 
-def register() -> None:
-    """Have Gymnasium know the games; raises ConfigurationError where ale-py is absent."""
+def register(environment_id: str) -> None:
+    """Have Gymnasium know the games; raises ConfigurationError where ale-py is absent.
+
+    environment_id: of the game that is wanted.
+    """
     try:
-        gymnasium.register_envs(importlib.import_module("ale_py"))
+        ale: Any = importlib.import_module("ale_py")
     except ImportError as error:
-        raise ConfigurationError(f"environment.id: {PREFIX}… needs ale-py ({error}); {_REMEDY}") from error
+        raise ConfigurationError(
+            f"environment.id={environment_id!r}: needs ale-py ({error}); {_REMEDY}, or use "
+            "environment.vectorise='envpool'"
+        ) from error
+    ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # else each game greets on stderr
+    gymnasium.register_envs(ale)
 
 
 def make_with_ale(section: EnvironmentSection, count: int, mode: str) -> Vector:

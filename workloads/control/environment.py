@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Dict, Space
-from workloads.control import atari, envpool_vector
+from workloads.control import atari, envpool_tasks, envpool_vector
 from workloads.control.spaces import to_space
 
 
@@ -61,7 +61,7 @@ def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
 def _single_spaces(section: EnvironmentSection) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     if section.vectorise == "envpool":
         _check_atari(section)
-        return envpool_vector.spaces(section)
+        return envpool_tasks.spaces(section)
     single = section if section.vectorise != "async" else section.model_copy(update={"vectorise": "sync"})
     environment = make(single, 1, 0)
     try:
@@ -85,7 +85,7 @@ def _without(mask_key: str, space: Space) -> Space:
 def longest(section: EnvironmentSection) -> int | None:
     """Steps after which an episode is cut; None where it never is."""
     if section.vectorise == "envpool":
-        return envpool_vector.longest(section)
+        return envpool_tasks.longest(section)
     if atari.is_atari(section.id):
         return section.max_episode_steps or atari.LONGEST
     return section.max_episode_steps or _specification(section).max_episode_steps
@@ -117,7 +117,7 @@ def _check_atari(section: EnvironmentSection) -> None:
 def _specification(section: EnvironmentSection) -> EnvSpec:
     module, _, name = section.id.rpartition(":")
     if atari.is_atari(section.id):
-        atari.register()
+        atari.register(section.id)
     try:
         if module:
             __import__(module)

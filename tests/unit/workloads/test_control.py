@@ -1,5 +1,6 @@
 """The control workload makes any Gymnasium environment, and says what is wrong when it cannot."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from tests.support.experience.counting_environments import Counting
 from workloads.control.environment import make, spaces, target
 from workloads.control.spaces import to_space
+
+WAYS: list[Any] = ["auto", "sync", "async", "vector", "envpool"]
 
 
 @pytest.fixture
@@ -116,6 +119,31 @@ def test_what_cannot_be_made_is_named(section: dict[str, Any], words: str) -> No
     """Field, value and remedy."""
     with pytest.raises(ConfigurationError, match=words):
         make(EnvironmentSection(**section), 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("section", "package", "words"),
+    [
+        ({"vectorise": "envpool"}, "envpool", r"vectorise='envpool'.*penstock-rl\[envpool\].*use 'auto'"),
+        ({"id": "ALE/Pong-v5"}, "ale_py", r"environment\.id='ALE/Pong-v5'.*penstock-rl\[atari\]"),
+    ],
+)
+def test_an_absent_package_is_named_with_its_extra(
+    section: dict[str, Any], package: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the target is asked for, before any process starts."""
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigurationError, match=words):
+        target(EnvironmentSection(**section))
+
+
+def test_an_evaluation_plays_whole_games_with_a_seed_for_each() -> None:
+    """Environments one by one, but where there is no such way, or EnvPool seeds each."""
+    ways = {way: EnvironmentSection(vectorise=way).for_evaluation().vectorise for way in WAYS}
+    assert ways == {"auto": "sync", "sync": "sync", "async": "sync", "vector": "vector", "envpool": "envpool"}
+    game = EnvironmentSection(id="ALE/Pong-v5", atari={"frame_skip": 2}).for_evaluation()  # type: ignore[arg-type]
+    assert game.atari is not None
+    assert (game.atari.episodic_life, game.atari.frame_skip) == (False, 2)
 
 
 def test_spaces_become_data() -> None:
