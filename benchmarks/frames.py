@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Final
 
 import numpy as np
@@ -22,9 +23,11 @@ from benchmarks.services import Services, services
 from benchmarks.table import Cell, Options, Table
 from benchmarks.transfer import Transfer
 from broker.log.learner_records import LogEntry
+from penstock.config.settings import EnvironmentSection
 from penstock.wire.fragment import build, read_payload
 from penstock.wire.spaces import Box
 from penstock.wire.tensor import Array
+from workloads.control.environment import make
 
 SIDE: Final = 84
 STEPS: Final = 64
@@ -37,7 +40,9 @@ POOL: Final = 8
 RECTANGLES: Final = 24
 NOISE, SPRITES = "random", "sprites"
 LZ4: Final = "lz4"
-KINDS: Final = (NOISE, SPRITES, f"{SPRITES} {LZ4}")
+GAMES: Final = ("ALE/Pong-v5", "ALE/Breakout-v5") if find_spec("envpool") else ()
+"""Played at random, where EnvPool is there to play them."""
+KINDS: Final = (NOISE, *(kind for name in (SPRITES, *GAMES) for kind in (name, f"{name} {LZ4}")))
 REVERB_STEPS: Final = 28_700
 BAR_STEPS: Final = 2.0 * REVERB_STEPS
 """Twice the steps per second that Reverb reaches, measured elsewhere on the same kind of cores."""
@@ -107,8 +112,10 @@ def _unpack(entry: LogEntry, payload: bytes) -> int:
 def pictures(kind: str, seed: int) -> Array:
     """Return the observations of one fragment, uint8 [STEPS + 1, 1, SIDE, SIDE].
 
-    Noise, or moving rectangles.
+    Noise, moving rectangles, or a game.
     """
+    if kind in GAMES:
+        return _played(kind, seed)
     random = np.random.default_rng(seed)
     if kind == NOISE:
         return random.integers(0, 256, (STEPS + 1, 1, SIDE, SIDE), np.uint8)
@@ -121,6 +128,15 @@ def pictures(kind: str, seed: int) -> Array:
             y, x = (corner + step * speed) % SIDE
             frames[step, 0, y : y + height, x : x + width] = shade
     return frames
+
+
+def _played(game: str, seed: int) -> Array:
+    section = EnvironmentSection(id=game, vectorise="envpool", count=1)
+    environment, skipped = make(section, 1, 0), 100 * (seed + 1)
+    environment.reset(seed=seed)
+    environment.action_space.seed(seed)
+    shown = [environment.step(environment.action_space.sample())[0] for _ in range(skipped + STEPS + 1)]
+    return np.stack(shown[skipped:])
 
 
 def packed(kind: str, session: int) -> Source:

@@ -24,6 +24,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
         yield started
 
 
+@pytest.mark.slow
 def test_two_runs_in_lock_step_are_equal_bit_by_bit(tmp_path: Path) -> None:
     """The environments of both actors and of the evaluation begin alike, whatever threads step them."""
     told = []
@@ -41,6 +42,7 @@ def test_two_runs_in_lock_step_are_equal_bit_by_bit(tmp_path: Path) -> None:
     assert told[0] == told[1]
 
 
+@pytest.mark.slow
 def test_a_run_survives_kills_and_is_resumed(start: Callable[..., Training]) -> None:
     """`kill -9` of an actor and the evaluator, then of every process, then `--resume`; the books balance."""
     training = start(*BY_ENVPOOL, *LONG, *OFTEN)
