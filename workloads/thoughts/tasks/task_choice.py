@@ -39,11 +39,13 @@ def open_task(place: str) -> Task:
             f"environment.kwargs.task={place!r}: no such task; say rings, rings:N:HOPS, text, text:N:NEXT or "
             "module:function"
         )
+    make = load(place)
     try:
-        task: Any = load(place)()
-    except TypeError as error:
+        task: Any = make()
+    except Exception as error:
         raise ConfigurationError(
-            f"environment.kwargs.task={place!r}: is called without arguments: {error}"
+            f"environment.kwargs.task={place!r}: called without arguments, it raised "
+            f"{type(error).__name__}: {error}"
         ) from error
     try:
         check_task(task)

@@ -56,6 +56,11 @@ def in_time(example: Example, random: np.random.Generator) -> Example:
     return example
 
 
+def unready(self: Fine) -> Any:
+    """A part that cannot be made."""
+    raise OSError("no list of words")
+
+
 OTHER_CHANCE = np.random.default_rng(1)
 
 
@@ -85,6 +90,9 @@ def test_a_task_that_fits_is_taken() -> None:
         (with_parts(symbols="abcde"), "symbols='abcde'"),
         (with_parts(levels=("easy", "hard")), "levels=.*whole numbers"),
         (with_parts(levels=(1, 1)), "levels=.*each once"),
+        (with_parts(levels=3), "levels=3: give a tuple"),
+        (with_parts(levels={1, 2}), "levels={1, 2}: give a tuple"),
+        (with_parts(words=property(unready)), "words raised OSError: no list of words"),
         (with_parts(most_gain="1.9"), "most_gain='1.9'"),
         (with_parts(most_gain=float("nan")), "most_gain=nan"),
         (examples(lambda *_: ("a", "b")), r"example\(random, 1\) returned \('a', 'b'\)"),
