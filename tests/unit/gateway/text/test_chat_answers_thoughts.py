@@ -65,7 +65,7 @@ def test_without_a_budget_there_is_none(client: Any) -> None:
 @pytest.mark.parametrize(
     ("budget", "said"),
     [
-        (6, "thought_tokens=6: ask for 0 to 5"),
+        (6, r"penstock\.thought_tokens=6: ask for 0 to 5.*'param': 'penstock\.thought_tokens'"),
         (-1, "thought_tokens.*greater than or equal to 0"),
         (True, "thought_tokens.*valid integer"),
         ("3", "thought_tokens.*valid integer"),
