@@ -92,6 +92,12 @@ def check_lengths(settings: Settings) -> None:
             f"environment.kwargs.group=1: a thought that is alone on its question equals the mean of "
             f"algorithm.baseline={baseline!r}, and nothing is learned; give 2 or more, or another baseline"
         )
+    if section.group == count and getattr(settings.algorithm, "reward_from", "own") == "another":
+        raise ConfigurationError(
+            f"environment.count={count}: a fragment has a single question, and "
+            "algorithm.reward_from='another' gives each thought the reward of another; give twice "
+            f"environment.kwargs.group={section.group} or more"
+        )
     steps = longest_legal_thought(settings.environment)
     if section.thought_tokens < steps:
         raise ConfigurationError(

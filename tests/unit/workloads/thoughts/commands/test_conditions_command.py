@@ -41,6 +41,7 @@ def test_what_is_no_recipe_of_thoughts_is_refused(tmp_path: Path) -> None:
     ("old", "new", "why"),
     [
         ("rings:7:4", "rings:0:0", "rings"),
+        ("count = 128", "count = 4", "a single question"),
         ("[learner]", "[learner]\nno_such = 1", "no_such"),
         ("[algorithm]", "[algorithm]\nno_such = 1", "no_such"),
         ("[environment.kwargs]", "[environment.kwargs]\nno_such = 1", "no_such"),

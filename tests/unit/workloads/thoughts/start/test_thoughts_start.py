@@ -11,6 +11,7 @@ from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, PolicySection, Settings
 from tests.support.thoughts.small_thoughts import small_base
 from workloads.thoughts.start.thoughts_start import START_MODEL, check_lengths, prepare
+from workloads.thoughts.thought_settings import ThoughtReinforceSection
 
 
 def settings(*, unroll_length: int = 20, baseline: str = "group", **kwargs: Any) -> Settings:
@@ -57,6 +58,15 @@ def test_what_does_not_fit_is_refused_by_name(over: dict[str, Any], named: str) 
 def test_a_thought_alone_on_its_question_is_learned_from_without_a_mean() -> None:
     """Of the baselines only the mean of a question's thoughts needs two of them."""
     check_lengths(settings(group=1, baseline="none"))
+
+
+def test_a_reward_of_another_question_needs_another_question() -> None:
+    """With one in a fragment each thought would get a reward of its own, and a control would be honest."""
+    one = settings(group=8)
+    check_lengths(one)
+    another = one.model_copy(update={"algorithm": ThoughtReinforceSection(reward_from="another")})
+    with pytest.raises(ConfigurationError, match=r"environment\.count=8: .*a single question.*group=8"):
+        check_lengths(another)
 
 
 def test_a_head_that_cannot_be_is_refused_before_the_model_is_made(tmp_path: Path) -> None:
