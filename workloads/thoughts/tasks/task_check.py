@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.config.settings import ConfigurationError
-from workloads.thoughts.tasks.example import Example, ask, follow
+from workloads.thoughts.tasks.example import Example, ask, draw, follow
 
 _PARTS: Final = ("words", "symbols", "levels", "example", "resume")
 _ASKED: Final = 64
@@ -37,6 +37,15 @@ def check_task(task: Any) -> None:
                     f"example(random, {level}) gave two questions for equal draws; take all chance from "
                     "`random`"
                 )
+    check_sides(task)
+
+
+def check_sides(task: Any) -> None:
+    """Raise ConfigurationError where a level has no question to train on, or none that is held out."""
+    random = np.random.default_rng(0)
+    for level in task.levels:
+        for is_tested in (False, True):
+            draw(task, random, level, held_out=is_tested)
 
 
 def _has(task: Any, part: str) -> bool:

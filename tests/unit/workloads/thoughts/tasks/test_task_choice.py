@@ -84,6 +84,7 @@ def test_a_task_of_ones_own_is_opened() -> None:
         ("rings:x:4", "rings:11:6"),
         ("rings:7:4:2", "rings:11:6"),
         ("rings:3:2", "4 to 26"),
+        ("rings:5:2", "none is held out: .*; say rings:N:HOPS"),
         ("no_such_module:task", "cannot be loaded"),
         (f"{__name__}:without_its_file", "it raised FileNotFoundError: letters.txt"),
         (f"{__name__}:of_size", "called without arguments, .*'size'"),
