@@ -35,6 +35,7 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
             settings.environment, folder, progress, seed=settings.seed, threads=settings.learner.threads
         )
     )
+    _check_words(model, settings.environment)
     place = str(Path(model).absolute()) if Path(model).exists() else model
     kwargs = {**settings.environment.kwargs, "model": place, "task": section.task}
     policy = {"lora": False, **settings.policy.kwargs, "model": place}
@@ -44,6 +45,22 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
             "policy": settings.policy.model_copy(update={"kwargs": policy}),
         }
     )
+
+
+def _check_words(model: str, environment: EnvironmentSection) -> None:
+    """Raise ConfigurationError for a model of another task, whose tokens mean other words."""
+    from workloads.language.tokenizer import load_tokenizer  # noqa: PLC0415 - loads torch
+
+    if not (Path(model) / "tokenizer.json").exists():
+        return
+    known = load_tokenizer(model).get_vocab()
+    layout = task_of(environment)[1]
+    if sorted(known, key=known.__getitem__) != list(layout.text(range(layout.vocabulary))):
+        raise ConfigurationError(
+            f"environment.kwargs.model={model!r}: its words are not those of "
+            f"environment.kwargs.task={thoughts_section(environment).task!r}; name a model of this task, or "
+            "leave it out and remove the folder, and one is made"
+        )
 
 
 def make_start(

@@ -11,7 +11,16 @@ from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, PolicySection, Settings
 from tests.support.thoughts.small_thoughts import small_base
 from workloads.thoughts.start.thoughts_start import START_MODEL, check_lengths, prepare
+from workloads.thoughts.tasks.rings import Rings
 from workloads.thoughts.thought_settings import ThoughtReinforceSection
+
+
+class Renamed(Rings):
+    """The small rings, with their words in another order."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.words = self.words[::-1]
 
 
 def settings(*, unroll_length: int = 20, baseline: str = "group", **kwargs: Any) -> Settings:
@@ -36,6 +45,16 @@ def test_a_model_that_is_there_is_kept_and_named(tmp_path: Path) -> None:
     assert before == {file.name: file.read_bytes() for file in (tmp_path / START_MODEL).iterdir()}
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_model_of_another_task_is_refused(tmp_path: Path, *, is_named: bool) -> None:
+    """Named, or left by a run of another task: as many words may mean others."""
+    small_base(tmp_path / START_MODEL)
+    model: dict[str, Any] = {"model": str(tmp_path / START_MODEL)} if is_named else {}
+    same_size = settings(task=f"{__name__}:Renamed", **model)
+    with pytest.raises(ConfigurationError, match=rf"model='{tmp_path}.*task='{__name__}:Renamed'"):
+        prepare(same_size, tmp_path, Progress(lambda _: None, threading.Event()))
+
+
 @pytest.mark.parametrize(
     ("over", "named"),
     [
@@ -45,6 +64,8 @@ def test_a_model_that_is_there_is_kept_and_named(tmp_path: Path) -> None:
         ({"thoughts": 3}, "unknown key"),
         ({"empty_share": 1.5}, "empty_share=1.5"),
         ({"hidden": 20}, "hidden=20: .*multiple of 8"),
+        ({"hidden": 1_000_000_000}, "hidden=1000000000: .*less than or equal to 4096"),
+        ({"layers": 65}, "layers=65: .*less than or equal to 64"),
         ({"thought_tokens": 1}, "thought_tokens=1: a legal thought .* has up to 2 steps"),
         ({"group": 1}, r"group=1: .*algorithm\.baseline='group', and nothing is learned"),
     ],
