@@ -27,6 +27,8 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
     from workloads.thoughts.thinking_policy import mixing_width  # noqa: PLC0415 - loads torch
 
     section = thoughts_section(settings.environment)
+    if settings.learner.device == "cuda":
+        raise ConfigurationError("learner.device='cuda': thoughts are learned on the CPU; say cpu")
     check_lengths(settings)
     mixing_width(settings.policy)
     folder = run_dir / START_MODEL

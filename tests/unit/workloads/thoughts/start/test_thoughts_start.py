@@ -90,6 +90,15 @@ def test_a_reward_of_another_question_needs_another_question() -> None:
         check_lengths(another)
 
 
+def test_a_learner_on_a_gpu_is_refused_before_the_model_is_made(tmp_path: Path) -> None:
+    """The learner would say so, after minutes of a warm start."""
+    usual = settings(start_updates=1)
+    on_gpu = usual.model_copy(update={"learner": usual.learner.model_copy(update={"device": "cuda"})})
+    with pytest.raises(ConfigurationError, match=r"learner\.device='cuda': .*say cpu"):
+        prepare(on_gpu, tmp_path, Progress(lambda _: None, threading.Event()))
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_head_that_cannot_be_is_refused_before_the_model_is_made(tmp_path: Path) -> None:
     """Not after minutes of its warm start."""
     odd = settings().model_copy(update={"policy": PolicySection(kwargs={"mixing": "wide"})})
