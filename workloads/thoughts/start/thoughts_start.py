@@ -37,7 +37,7 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
             settings.environment, folder, progress, seed=settings.seed, threads=settings.learner.threads
         )
     )
-    _check_words(model, settings.environment)
+    check_words(model, settings.environment)
     place = str(Path(model).absolute()) if Path(model).exists() else model
     kwargs = {**settings.environment.kwargs, "model": place, "task": section.task}
     policy = {"lora": False, **settings.policy.kwargs, "model": place}
@@ -49,7 +49,7 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
     )
 
 
-def _check_words(model: str, environment: EnvironmentSection) -> None:
+def check_words(model: str, environment: EnvironmentSection) -> None:
     """Raise ConfigurationError for a model of another task, whose tokens mean other words."""
     from workloads.language.tokenizer import load_tokenizer  # noqa: PLC0415 - loads torch
 
