@@ -1,10 +1,9 @@
 """Steps per second of environments alone, by vectoriser: random actions, as an actor steps them.
 
 The ways are taken in turns, so that an hour of a shared host is that of all of them. CPU seconds are those of
-this process with its threads, and of the processes of `async` once they have ended.
+this process with its threads; those of the processes of `async` are not known before they have ended.
 """
 
-import os
 import statistics
 import time
 from importlib.util import find_spec
@@ -39,7 +38,7 @@ def table(options: Options) -> Table:
         base = statistics.median(rate for rate, _ in runs["sync"])
         for way, done in runs.items():
             rate, cpu = (statistics.median(column) for column in zip(*done, strict=True))
-            rows.append((name, way, rate, rate / base, cpu * 1e6))
+            rows.append((name, way, rate, rate / base, None if way == "async" else cpu * 1e6))
     return Table(
         title=f"{SLOTS} environments alone, random actions, the ways in turns",
         columns=("environment", "vectorise", "steps/s", "× sync", "CPU s per 10⁶ steps"),
@@ -48,25 +47,17 @@ def table(options: Options) -> Table:
 
 
 def measure(name: str, way: Any) -> tuple[float, float]:
-    """Return steps per second, and CPU seconds per step."""
+    """Return steps per second, and CPU seconds per step of this process."""
     section = EnvironmentSection(id=name, vectorise=way)
-    cpu_s = _cpu_s()
     environment = make(section, SLOTS, 0)
     stepper = Stepper(environment, spaces(section)[0])
     stepper.reset(range(SLOTS))
     environment.action_space.seed(0)
     actions = [environment.action_space.sample() for _ in range(64)]
-    began_s, began_cpu_s, steps = time.monotonic(), _cpu_s(), 0
+    began_s, began_cpu_s, steps = time.monotonic(), time.process_time(), 0
     while time.monotonic() - began_s < MEASURED_S:
         stepper.step(actions[steps % len(actions)])
         steps += 1
-    took_s, own_cpu_s = time.monotonic() - began_s, _cpu_s() - began_cpu_s
+    took_s, spent_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
     stepper.close()
-    # Those of processes count when they have ended, with their start.
-    spent_s = _cpu_s() - cpu_s if way == "async" else own_cpu_s
     return steps * SLOTS / took_s, spent_s / (steps * SLOTS)
-
-
-def _cpu_s() -> float:
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
