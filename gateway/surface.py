@@ -45,7 +45,7 @@ from gateway.frame.api_errors import add_handlers as add_error_handlers
 from gateway.frame.audited_calls import audited
 from gateway.frame.event_stream import EventStream
 from gateway.frame.parts import parts_of
-from gateway.frame.request_text import Body, Line, example
+from gateway.frame.request_text import Body, Line, example, storable
 from gateway.frame.route_access import Access, GuardedRoute, member_of
 from gateway.jobs import job_queue, policy_versions
 from gateway.jobs.job_kinds import JobKind, finite
@@ -124,6 +124,7 @@ __all__ = [
     "satisfaction",
     "share_of",
     "state_folder",
+    "storable",
     "version_of",
     "versions_of",
 ]

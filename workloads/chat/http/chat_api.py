@@ -8,6 +8,7 @@ memory and end with the gateway; ratings and counts are on the disk before a cal
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ from workloads.chat.http.talk_record import Answered, TalkRecord
 from workloads.chat.loop.ensemble import disagreement, told
 from workloads.chat.loop.loop_state import folder_of
 from workloads.chat.loop.served_judge import judge_address
+
+log = logging.getLogger(__name__)
 
 MOST_TALKS: Final = 1024
 MOST_OF_ONE: Final = 32
@@ -124,14 +127,15 @@ class ChatApi:
     async def begin(self, person: str) -> TalkRecord:
         """Begin a conversation; the same person gets the same arm. Raises ApiError."""
         client = await self.client()
-        own = [talk for talk in self._talks.values() if talk.person == person]
-        if len(own) >= MOST_OF_ONE:
-            del self._talks[own[0].id]  # nobody pushes out what others say
         started = await answered(client.start_conversation(person[:128], opinions=True))
         talk = TalkRecord(conversation=started, person=person)
         self._talks[talk.id] = talk
+        own = [one for one in self._talks.values() if one.person == person]
+        gone = [self._talks.pop(one.id) for one in own[:-MOST_OF_ONE]]  # nobody pushes out what others say
         while len(self._talks) > self.most_talks:
-            self._talks.popitem(last=False)
+            gone.append(self._talks.popitem(last=False)[1])
+        for one in gone:
+            await self._let_go(one)
         return talk
 
     def find(self, person: str, conversation: str) -> TalkRecord:
@@ -263,6 +267,13 @@ class ChatApi:
             person=talk.person,
         )
 
+    async def _let_go(self, talk: TalkRecord) -> None:
+        """End a conversation that is forgotten here: the text server has room for so many, of all people."""
+        try:
+            await self.end(talk)
+        except ApiError as error:
+            log.info("a conversation was over already", extra={"why": str(error.detail)})
+
     async def end(self, talk: TalkRecord) -> None:
         """End a conversation: its turns go to the learner with their rewards. Raises ApiError."""
         async with talk.busy:
@@ -278,17 +289,20 @@ class ChatApi:
         """Keep a thumb; returns whether the turn may be learned from with it. Raises ApiError."""
         answer = _answer_of(talk, body)
         amount = 1.0 if body.up else -1.0
-        await self._keep(rating_of(talk, answer, body, key=THUMB, score=amount))
-        if amount == answer.thumb:
+        number = await self._keep(rating_of(talk, answer, body, key=THUMB, score=amount))
+        if number <= answer.rated:
+            return answer.learned  # a request that came before, or later than the one after it
+        answer.rated, more = number, amount - answer.thumb
+        if not more:
             return answer.learned
-        more = amount - answer.thumb
+        answer.thumb = amount  # before the call, so that a thumb that comes meanwhile is no second reward
         try:
             late = await talk.conversation.rewards(
-                [(answer.turn, more)], request_id=f"thumb-{body.id}", asked=answer.asked
+                [(answer.turn, more)], request_id=f"thumb-{number}", asked=answer.asked
             )
         except PolicyError:
+            answer.thumb -= more
             return False  # the rating is kept; the turn is over, or its server has gone
-        answer.thumb = amount
         return answer.learned and not late
 
     async def stars(self, talk: TalkRecord, body: Stars) -> None:
@@ -329,8 +343,8 @@ class ChatApi:
         """
         return await asyncio.to_thread(kept_ratings.delete, (await self.run()).registry, person)
 
-    async def _keep(self, rating: Rating) -> None:
-        await asyncio.to_thread(kept_ratings.store, *await self.kept(), rating)
+    async def _keep(self, rating: Rating) -> int:
+        return await asyncio.to_thread(kept_ratings.store, *await self.kept(), rating)
 
 
 def person_of(caller: str, me: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gateway.surface import LEAST, THUMB, ApiError, RunSettings, Satisfaction, answered, satisfaction
 from penstock.client import TextDescription
+from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.ratings import Tally
 from penstock.registry.records import Event
 from penstock.registry.registry import Registry
@@ -28,7 +29,10 @@ async def overview(api: ChatApi) -> dict[str, Any]:
     run = await api.run()
     counts = await asyncio.to_thread(api.book.counts)
     blocked = await asyncio.to_thread(api.book.blocked)
-    found = await asyncio.to_thread(_read, run, await api.policy())
+    try:
+        found = await asyncio.to_thread(_read, run, await api.policy())
+    except ConfigurationError as error:
+        raise ApiError(409, str(error)) from error  # a file of the loop that cannot be read
     try:
         described, why = await answered((await api.client()).describe()), ""
     except ApiError as error:

@@ -13,8 +13,9 @@ Message = dict[str, Any]
 class Answered:
     """An answer to the messages before it. thumb: the reward that it has by a thumb; 0: none.
 
-    learned: whether it may go to the learner. asked: whether somebody was asked about it. other: what was
-    answered to the same messages first, where it was asked for once more.
+    rated: the number of the rating that this thumb is. learned: whether it may go to the learner. asked:
+    whether somebody was asked about it. other: what was answered to the same messages first, where it was
+    asked for once more.
     """
 
     turn: int
@@ -23,6 +24,7 @@ class Answered:
     message: Message
     learned: bool
     thumb: float = 0.0
+    rated: int = 0
     asked: bool = False
     other: "Answered | None" = None
 

@@ -80,6 +80,9 @@ def test_a_head_that_the_loop_has_no_more_is_left_out(folder: Path) -> None:
     weigh(folder, {"safety": 0.5}, "it is safe by now", "ann")
     other = LoopOrder(heads=("charm=0:10",)).shown()
     assert standing_weights(other, read_weighed(folder)) == {"charm": 1.0, "preferred": 0.0}
+    weigh(folder, {"thumb": 0.0}, "stars alone", "ann")
+    thumbs = LoopOrder(heads=("thumb=thumbs",)).shown()  # which is told, and the training refuses it
+    assert standing_weights(thumbs, read_weighed(folder)) == {"thumb": 0.0, "preferred": 0.0}
 
 
 def test_changes_at_the_same_time_are_all_there(folder: Path) -> None:
