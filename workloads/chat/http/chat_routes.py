@@ -100,7 +100,7 @@ async def end(request: Request, api: Api, body: bodies.OfTalk) -> dict[str, Any]
 async def mine(request: Request, body: bodies.Me) -> dict[str, Any]:
     """Return everything that somebody has said of answers, of any agent."""
     said = list[dict[str, Any]]()
-    for api in (await _keeping(request)).values():
+    for api in {await api.kept(): api for api in await _keeping(request)}.values():
         said += await api.export(_person(request, body))
     return {"ratings": said}
 
@@ -108,7 +108,9 @@ async def mine(request: Request, body: bodies.Me) -> dict[str, Any]:
 @router.post("/api/chat/forget")
 async def forget(request: Request, body: bodies.Me) -> dict[str, Any]:
     """Delete everything that somebody has said of answers, of any agent; what they asked counts no more."""
-    person, found = _person(request, body), await _keeping(request)
+    person = _person(request, body)
+    # Of every policy in a registry at once, so that no server has to say which one is its own.
+    found = {(await api.run()).registry: api for api in await _keeping(request)}
     deleted = sum([await api.forget(person) for api in found.values()])
     for api in _apis(request).values():
         await asyncio.to_thread(api.book.forget, person)
@@ -161,11 +163,10 @@ def _person(request: Request, body: bodies.Me) -> str:
     return person_of(caller_of(request), body.me)
 
 
-async def _keeping(request: Request) -> dict[tuple[str, str], ChatApi]:
-    """Return one for each place where something is kept; raises ApiError where one is not known yet."""
+async def _keeping(request: Request) -> list[ChatApi]:
+    """Return those by which something is kept; the first is always one, and says so where it keeps nothing."""
     first, *others = _apis(request).values()
-    found = [first, *[one for one in others if not await one.keeps_nothing()]]
-    return {await api.kept(): api for api in found}
+    return [first, *[one for one in others if not await one.keeps_nothing()]]
 
 
 def _name_of(request: Request) -> str:
