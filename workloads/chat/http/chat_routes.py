@@ -164,7 +164,7 @@ def _person(request: Request, body: bodies.Me) -> str:
 
 
 async def _keeping(request: Request) -> list[ChatApi]:
-    """Return those by which something is kept; the first is always one, and says so where it keeps nothing."""
+    """Return those by which something is kept; the first always is one, which says so itself."""
     first, *others = _apis(request).values()
     return [first, *[one for one in others if not await one.keeps_nothing()]]
 
