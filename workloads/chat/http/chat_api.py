@@ -161,6 +161,8 @@ class ChatApi:
             raise ApiError(409, "text: nothing was answered yet: say something", field="text")
         self._asked.count(talk.person)
         before = list(newest.before) if text is None and newest else [*talk.messages, _user(text or "")]
+        if text is not None:
+            talk.settle()
         async with talk.busy:
             async for one in self._answer(talk, before, again=text is None, looks_after=looks_after):
                 yield one
@@ -211,7 +213,7 @@ class ChatApi:
             learned=given.learned,
             other=first,
         )
-        talk.take(answer)
+        number = talk.add(answer)
         blocked = "output" if one.finish == "content_filter" else ""
         is_fallback = given.fallback is not None
         await asyncio.to_thread(
@@ -228,7 +230,7 @@ class ChatApi:
             "answer",
             {
                 "text": answer.text,
-                "turn": given.turn,
+                "turn": number,
                 "version": given.version,
                 "arm": given.arm.name.lower() if given.arm else None,
                 "fallback": is_fallback,
@@ -256,7 +258,7 @@ class ChatApi:
     async def _note_blocked(self, talk: TalkRecord, by: str) -> None:
         newest = talk.newest
         version = newest.version if newest else 0
-        turn = newest.turn + 1 if newest else 0
+        turn = max(talk.turns, default=-1) + 1
         await asyncio.to_thread(
             self.book.note,
             talk.name,
@@ -290,6 +292,8 @@ class ChatApi:
         answer = _answer_of(talk, body)
         amount = 1.0 if body.up else -1.0
         number = await self._keep(rating_of(talk, answer, body, key=THUMB, score=amount))
+        if talk.turns[answer.turn] is not answer:
+            return False  # the rating is kept; the turn is another answer to the same messages
         if number <= answer.rated:
             return answer.learned  # a request that came before, or later than the one after it
         answer.rated, more = number, amount - answer.thumb
