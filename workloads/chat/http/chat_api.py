@@ -48,7 +48,8 @@ MOST_OF_ONE: Final = 32
 BLOCKED: Final = "blocked by "
 """In the text of a refusal, before the name of what has blocked."""
 _TOO_LONG: Final = "do not fit"
-_PERSON: Final = "user/"
+ACCOUNT: Final = "user"
+"""Before the number of somebody who has an account."""
 
 
 @dataclass(slots=True, eq=False)
@@ -356,7 +357,7 @@ def person_of(caller: str, me: str) -> str:
 
     A person who signed in is one, whatever their browsers say; who has no account is what theirs says.
     """
-    if caller.startswith(_PERSON):
+    if caller.startswith(f"{ACCOUNT}/"):
         return caller
     return f"{caller}/{me}" if caller else me
 
