@@ -1,7 +1,9 @@
 """What one person may do to others and to what is learned, over a real server of text."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from fastapi.testclient import TestClient
 from tests.support.chat.chat_stand import chat_app, upstream_at
 from tests.support.language.text_address import served_text
 from tests.support.language.text_stand import TextStand, make_model
+from workloads.chat.http import overview
 from workloads.chat.http.chat_api import MOST_OF_ONE
 from workloads.chat.loop.loop_state import folder_of
 
@@ -99,3 +102,22 @@ def test_a_damaged_file_of_the_loop_is_told_with_a_remedy(
     reply = client.get("/api/chat/overview")
     assert reply.status_code == 409
     assert f"{name}: cannot be read" in reply.json()["detail"]
+
+
+def test_what_is_known_without_the_server_is_shown_while_it_is_halted(
+    tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes calls and answers none, which would hold the page up for a minute."""
+    monkeypatch.setattr(overview, "DESCRIBE_S", 1.0)
+    with ExitStack() as stack:
+        silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+        silent.bind(str(short_folder / "text.sock"))
+        silent.listen()
+        run = stack.enter_context(upstream_at(tmp_path, short_folder / "text.sock"))
+        known = run.settings()
+        assert known is not None
+        run = replace(run, settings=lambda: replace(known, policy="default"))
+        made = TestClient(chat_app(run, {}, None), base_url="http://127.0.0.1", raise_server_exceptions=False)
+        seen = stack.enter_context(made).get("/api/chat/overview")
+    assert seen.status_code == 200
+    assert seen.json()["unreachable"] == "its server has not said in 1 s what it serves"
