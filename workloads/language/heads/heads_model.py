@@ -255,7 +255,7 @@ def _learned(weights: Mapping[str, float], heads: Sequence[Head], train: Encoded
 
     Raises ConfigurationError where none is left.
     """
-    taught = {one.name for one, given in zip(heads, (~np.isnan(train.targets)).any(0), strict=True) if given}
+    taught = {one.name for k, one in enumerate(heads) if not np.isnan(train.targets[:, k]).all()}
     if train.pairs:
         taught.add(PREFERRED)
     found = {name: one if name in taught else 0.0 for name, one in weights.items()}
