@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gateway.frame.server_end import ENDING
 from penstock.config.configuration_error import ConfigurationError
 from penstock.rpc.auth import AddressInUse, check_address, is_local
 from penstock.wire.limits import KIB
@@ -65,6 +66,20 @@ class PatientOnce(H11Protocol):
             self._head_timer = None
 
 
+class EndingServer(uvicorn.Server):
+    """A server whose requests learn that it has begun to end, by `gateway.frame.server_end`."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        self.lifespan.state[ENDING] = asyncio.Event()
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tell the requests, and end."""
+        self.lifespan.state[ENDING].set()
+        await super().shutdown(sockets)
+
+
 class HttpServer:
     """The server of an application. lifespan: "on" for one that begins and ends something of its own.
 
@@ -105,7 +120,7 @@ class HttpServer:
             timeout_graceful_shutdown=DRAIN_S,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
-        self._server = uvicorn.Server(config)
+        self._server = EndingServer(config)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._on_end: Callable[[], None] = lambda: None
         self.failed = False

@@ -6,6 +6,7 @@ Every answer carries the content policy.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import people_metrics
 from gateway.frame.api_errors import ApiError, route_of
+from gateway.frame.server_end import ending
 from penstock.wire.limits import MIB
 
 HEADERS: Final = {
@@ -35,6 +37,8 @@ MAX_IMPORT_BYTES: Final = 64 * MIB
 LARGE_AT_ONCE: Final = 4
 """Bodies above `MAX_BODY_BYTES` that are in memory at the same time."""
 BODY_S: Final = 30.0
+
+log = logging.getLogger(__name__)
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -106,6 +110,14 @@ class Envelope:
             if answer.begun:
                 raise
             await self._form(error)(scope, receive, answer.send)
+        except asyncio.CancelledError:
+            if not ending(scope).is_set():
+                raise
+            # The server waits no longer, and would log the cancellation as a defect.
+            log.warning("a request was given up: the server ends", extra={"route": route_of(scope)})
+            if not answer.begun:
+                given_up = ApiError(503, "this gateway ends: ask again", retry_s=1.0)
+                await self._form(given_up)(scope, receive, answer.send)
         finally:
             self._large_bodies -= body.is_large
 

@@ -14,8 +14,10 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 from gateway.application import make_app
 from gateway.frame.envelope import HEADERS, Doors
 from gateway.http_server import HttpServer
+from launch.gateway.local_runner import LocalRunner
 from penstock.config.configuration_error import ConfigurationError
 from penstock.rpc.auth import AddressInUse
+from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway
 
 FORM = b"grant_type=password&username=ada&password=wrong"
@@ -164,6 +166,34 @@ def test_it_stops_while_somebody_is_slow(server: HttpServer) -> None:
         assert not stopping.is_alive()
         with suppress(ConnectionResetError):  # closed either way; a reset where bytes came unread
             assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("path", ["events?job=", "jobs/{job}/log"])
+def test_a_stream_ends_with_its_server(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whole, and nobody waits for it, nor is it logged as a defect."""
+    runner = LocalRunner(tmp_path / "jobs", write_templates(tmp_path / "templates"))
+    gateway = SmallGateway.at(
+        f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path, runner=runner
+    )
+    header = gateway.token("alpha")
+    job = gateway.client.post(
+        "/api/projects/alpha/jobs", json={"agent": "mine", "template": "quick"}, headers=header
+    ).json()["id"]
+    served = HttpServer(make_app(gateway.parts, Doors()), "127.0.0.1:0")
+    served.start()
+    host, _, port = served.address.rpartition(":")
+    asked = head("GET", f"/api/projects/alpha/{path.format(job=job)}", *map(": ".join, header.items()))
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(asked)
+        reply = b""
+        while b"\n\n" not in reply:  # its first event, or a sign of life
+            reply += connection.recv(65536)
+        served.stop()
+        while part := connection.recv(65536):
+            reply += part
+    assert status(reply) == 200
+    assert reply.endswith(b"0\r\n\r\n")
+    assert [one.getMessage() for one in caplog.records if one.levelname in {"WARNING", "ERROR"}] == []
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the gateway needs its extra")
 
 from gateway.frame.envelope import Doors, Envelope
+from gateway.frame.server_end import ENDING
 
 DOORS = Doors(max_body_bytes=10, large_at_once=1)
 SCOPE = {
@@ -75,3 +76,30 @@ async def test_one_large_body_too_many_is_asked_to_come_again() -> None:
     with pytest.raises(asyncio.CancelledError):
         await first
     assert await answered(envelope, of(11 * b"x")) == 201
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_who_still_waits_when_the_server_ends_is_told(ends: bool) -> None:
+    """In place of a cancellation that the server would log as a defect; any other goes on."""
+    waits, ending = asyncio.Event(), asyncio.Event()
+    sent = list[Any]()
+
+    async def long(_scope: Any, _receive: Any, _send: Any) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    envelope = Envelope(long, DOORS, lambda _: None)
+    task = asyncio.ensure_future(envelope({**SCOPE, "state": {ENDING: ending}}, receive, send))
+    await waits.wait()
+    if ends:
+        ending.set()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() == (not ends)
+    assert [one["status"] for one in sent if "status" in one] == [503] * ends
