@@ -88,7 +88,7 @@ class ApiError(HTTPException):
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Make every error that a route may raise an answer."""
+    """Make every error that a route may raise on purpose an answer; defects are the envelope's."""
 
     @app.exception_handler(AccountError)
     async def account_error(_request: Request, error: AccountError) -> Response:
@@ -110,11 +110,6 @@ def add_handlers(app: FastAPI) -> None:
     async def of_framework(_request: Request, error: HTTPException) -> Response:
         refusal = error if isinstance(error, ApiError) else ApiError(error.status_code, str(error.detail))
         return refusal.response()
-
-    @app.exception_handler(Exception)
-    async def internal(request: Request, error: Exception) -> Response:
-        log.error("a request failed", exc_info=error, extra={"route": route_of(request.scope)})
-        return ApiError(500, "a defect of the gateway; its log says more").response()
 
 
 def route_of(scope: Any) -> str:

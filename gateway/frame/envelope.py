@@ -19,7 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import people_metrics
 from gateway.frame.api_errors import ApiError, route_of
+from gateway.frame.cross_origin import is_origin, permission, preflight
 from gateway.frame.server_end import ending
+from penstock.config.configuration_error import ConfigurationError
 from penstock.wire.limits import MIB
 
 HEADERS: Final = {
@@ -49,7 +51,7 @@ class Doors:
     hosts: names that a request may give as its host, beside loopback's. origins: pages elsewhere from which a
     browser may call, as `https://HOST[:PORT]`. large: routes whose body may have `MAX_IMPORT_BYTES`, by path
     suffix. large_at_once: of such bodies. body_s: seconds in which a body must have come, however large.
-    any_host: whatever name it gives.
+    any_host: whatever name it gives. Raises ConfigurationError for a host or an origin that no request has.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -60,12 +62,23 @@ class Doors:
     large_at_once: int = LARGE_AT_ONCE
     any_host: bool = False
 
+    def __post_init__(self) -> None:
+        """Check that each is written as requests have it: no other would ever be found equal."""
+        for host in sorted(self.hosts):
+            if not host or _name_of(f"[{host}]" if ":" in host else host) != host:
+                raise ConfigurationError(
+                    f"--host {host}: write the name alone, in small letters, as gateway.example"
+                )
+        for origin in sorted(self.origins):
+            if not is_origin(origin):
+                raise ConfigurationError(
+                    f"--origin {origin}: write it as browsers do, in small letters, as https://page.example "
+                    "or http://127.0.0.1:8080"
+                )
+
     def check_host(self, host: str) -> None:
         """Raise ApiError 421 for a request that was made under another name."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            name = ""
+        name = _name_of(host)
         if not self.any_host and name not in _LOOPBACK and name not in self.hosts:
             raise ApiError(421, "this gateway does not answer under this host: start it with --host NAME")
 
@@ -74,6 +87,14 @@ class Doors:
         own = origin.partition("://")[2] == host
         if not own and origin not in self.origins:
             raise ApiError(403, "pages of this origin may not call: start the gateway with --origin URL")
+
+
+def _name_of(host: str) -> str:
+    """Return the name in the value of a Host header, "" where it has none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 class Envelope:
@@ -103,13 +124,23 @@ class Envelope:
         answer = _Answer(scope, send)
         body = _Body(receive, self._doors, self._limit(scope["path"]), self._admit_large)
         try:
-            self._check(scope)
-            body.check_length(Headers(scope=scope).get("content-length"))
-            await self._app(scope, body.receive, answer.send)
+            self._check(scope, answer)
+            headers = Headers(scope=scope)
+            body.check_length(headers.get("content-length"))
+            asks_first = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+            app = preflight() if asks_first and answer.permitted else self._app
+            await app(scope, body.receive, answer.send)
         except ApiError as error:
             if answer.begun:
                 raise
             await self._form(error)(scope, receive, answer.send)
+        except Exception:
+            if answer.begun:
+                raise
+            # Here, and not by a handler of the framework's: that one answers outside of this.
+            log.exception("a request failed", extra={"route": route_of(scope)})
+            defect = ApiError(500, "a defect of the gateway; its log says more")
+            await self._form(defect)(scope, receive, answer.send)
         except asyncio.CancelledError:
             if not ending(scope).is_set():
                 raise
@@ -127,12 +158,14 @@ class Envelope:
             raise ApiError(429, "others are sending large bodies: send it again in a moment", retry_s=1.0)
         self._large_bodies += 1
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, answer: "_Answer") -> None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         self._doors.check_host(host)
         if "origin" in headers:
-            self._doors.check_origin(headers["origin"], host)
+            origin = headers["origin"]
+            self._doors.check_origin(origin, host)
+            answer.permitted = permission(origin) if origin in self._doors.origins else {}
         if not scope["path"].isprintable():
             raise ApiError(404, "no such path")  # no database stores NUL
         client = scope.get("client")
@@ -192,19 +225,23 @@ class _Body:
 
 
 class _Answer:
-    """Puts the headers of every answer on it, and counts it."""
+    """Puts the headers of every answer on it, and counts it.
+
+    permitted: by which a browser hands it on to a page of another origin.
+    """
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
         self._send = send
         self._began_s = time.monotonic()
         self.begun = False
+        self.permitted = dict[str, str]()
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.begun = True
-            MutableHeaders(scope=message).update(HEADERS)
+            MutableHeaders(scope=message).update({**HEADERS, **self.permitted})
             if message["status"] in {408, 413}:
                 MutableHeaders(scope=message)["Connection"] = "close"  # the rest of the body is not read
             self._count(message["status"])
