@@ -248,7 +248,7 @@ def reset_password(
 
 @user_commands.command("disable")
 def disable(name: Name, state: State = _STATE, database: DatabaseUrl = "", keys: KeysFile = None) -> None:
-    """Let a person sign in no more; all their sessions end."""
+    """Let a person sign in no more; their sessions end, and the tokens, links and invitations they made."""
 
     def body() -> int:
         from launch.gateway.people import disable as run
