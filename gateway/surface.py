@@ -132,6 +132,7 @@ __all__ = [
 
 _LOOK_S: Final = 0.5
 _PAGE: Final = 1000
+_PAGE_CHARS: Final = 4_000_000
 
 
 async def queue(
@@ -251,9 +252,9 @@ def noted(
         yield by
 
 
-def ratings_of(registry: Registry, policy: str) -> list[KeptRating]:
-    """Return all ratings of `PROJECT/AGENT`, oldest first."""
-    found: list[KeptRating] = []
-    while page := registry.ratings(policy, found[-1].number if found else 0, _PAGE):
-        found += page
-    return found
+def ratings_of(registry: Registry, policy: str) -> Iterator[KeptRating]:
+    """Yield all ratings of `PROJECT/AGENT`, oldest first; a few megabytes are in memory at a time."""
+    number = 0
+    while page := registry.ratings(policy, number, _PAGE, most_chars=_PAGE_CHARS):
+        yield from page
+        number = page[-1].number
