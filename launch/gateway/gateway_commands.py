@@ -354,7 +354,7 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, regi
     """
     from gateway.process import Work
     from launch.gateway.cluster_file import read_cluster
-    from launch.gateway.job_templates import read_templates
+    from launch.gateway.job_templates import check_templates
     from launch.gateway.kubernetes_runner import KubernetesRunner
     from launch.gateway.local_runner import LocalRunner
     from launch.gateway.run_steering import PodSteering, RunSteering
@@ -362,18 +362,20 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, regi
 
     if not templates.is_dir():
         raise ConfigurationError(f"--templates {templates}: no folder")
-    read_templates(templates)  # before the folder of the jobs is made
+    services = _services()
+    kinds = {kind for one in services for kind in one.kinds}
+    check_templates(templates, kinds)  # before the folder of the jobs is made
     try:
         if cluster is None:
             local = LocalRunner(state / "jobs", templates)
             return Work(
-                runner=local, steering=RunSteering(local.run_folder), at_once=at_once, services=_services()
+                runner=local, steering=RunSteering(local.run_folder), at_once=at_once, services=services
             )
         pods = KubernetesRunner(state / "jobs", templates, read_cluster(cluster))
     except OSError as error:
         raise ConfigurationError(f"--state {state}: {error.strerror}") from error
     return Work(
-        runner=pods, steering=PodSteering(pods.run_folder, registry), at_once=at_once, services=_services()
+        runner=pods, steering=PodSteering(pods.run_folder, registry), at_once=at_once, services=services
     )
 
 
