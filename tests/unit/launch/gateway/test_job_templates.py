@@ -36,7 +36,7 @@ def number(least: str = "1", most: str = "10", default: str = "2") -> str:
         (number(most="inf"), "finite"),
         (number(default="2.5"), "must be whole"),
         ('[template]\nkind = "rlfh"', "use one of: rlhf"),
-        ('[template]\ntitel = "a"', "template.titel"),
+        ('[template]\nheading = "a"', "template.heading"),
         ('environment = "CartPole-v1"', "write a table, as .environment."),
         ("x = [", "cannot be read as TOML"),
     ],
