@@ -211,6 +211,24 @@ def test_an_invitation_lets_one_person_in_once(small_gateway: SmallGateway) -> N
     )
 
 
+def test_an_invitation_makes_nobody_less(small_gateway: SmallGateway) -> None:
+    """Who may do as much already keeps role and tokens, and the invitation counts for somebody else."""
+    for name, role in (("ada", Role.OWNER), ("bob", Role.OWNER), ("eve", Role.VIEWER)):
+        small_gateway.person(name, "alpha", role)
+    ada, bob, eve = map(small_gateway.bearer, ("ada", "bob", "eve"))
+    body = {"role": "editor"}
+    invited = small_gateway.client.post("/api/projects/alpha/invitations", json=body, headers=ada).json()
+    token = small_gateway.client.post("/api/projects/alpha/tokens", json={"name": "t"}, headers=bob).json()
+    invitation = {"invitation": invited["invitation"]}
+    refused = small_gateway.client.post("/api/auth/join", json=invitation, headers=bob)
+    assert (refused.status_code, "owner of alpha already" in refused.json()["detail"]) == (409, True)
+    assert small_gateway.get("/api/projects/alpha", bob).json()["role"] == "owner"
+    program = {"Authorization": f"Bearer {token['token']}"}
+    assert small_gateway.get("/api/projects/alpha", program).status_code == 200
+    assert small_gateway.client.post("/api/auth/join", json=invitation, headers=eve).status_code == 200
+    assert small_gateway.get("/api/projects/alpha", eve).json()["role"] == "editor"
+
+
 def test_the_last_owner_stays(small_gateway: SmallGateway) -> None:
     """Neither leaves nor becomes less; with a second one they may."""
     ada = small_gateway.person("ada", "alpha", Role.OWNER)
