@@ -8,7 +8,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -83,6 +83,8 @@ class EndingServer(uvicorn.Server):
 class HttpServer:
     """The server of an application. lifespan: "on" for one that begins and ends something of its own.
 
+    proxies: addresses and networks whose word is taken (`X-Forwarded-For`) for whom a request is from.
+
     Raises ConfigurationError for an address that is no HOST:PORT, or beyond loopback without a certificate
     and without `insecure`; AddressInUse for one that is taken.
     """
@@ -95,6 +97,7 @@ class HttpServer:
         certificate: Path | None = None,
         key: Path | None = None,
         insecure: bool = False,
+        proxies: Collection[str] = (),
         head_s: float = HEAD_S,
         lifespan: Literal["on", "off"] = "off",
     ) -> None:
@@ -113,6 +116,8 @@ class HttpServer:
             log_config=None,
             access_log=False,  # it would write queries, and with them what presigned links carry
             server_header=False,
+            proxy_headers=bool(proxies),  # by itself it takes the word of whoever connects from this machine
+            forwarded_allow_ips=list(proxies),
             ssl_certfile=certificate,
             ssl_keyfile=key,
             limit_concurrency=MAX_CONNECTIONS,

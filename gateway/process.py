@@ -21,7 +21,7 @@ from gateway.accounts.oidc_sign_in import OidcSignIn
 from gateway.accounts.signing_keys import make_keys, read_keys
 from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
-from gateway.frame.envelope import Doors
+from gateway.frame.doors import Doors
 from gateway.frame.parts import Parts
 from gateway.http_server import HttpServer, check_listen
 from gateway.jobs.job_dispatcher import AT_ONCE, JobDispatcher
@@ -208,6 +208,7 @@ def main(
             certificate=settings.security.tls_certificate,
             key=settings.security.tls_key,
             insecure=insecure,
+            proxies=doors.proxies,
         )
         beside = [_beside(lifecycle, "expiry", lambda end: sweep(accounts, end))]
         if dispatcher is not None:

@@ -10,7 +10,8 @@ from fastapi import FastAPI, Response
 
 from gateway.frame.api_errors import ApiError
 from gateway.frame.call_limits import CallLimits
-from gateway.frame.envelope import Doors, Envelope
+from gateway.frame.doors import Doors
+from gateway.frame.envelope import Envelope
 from gateway.http_server import HttpServer
 from gateway.sites.served_text import ServedText
 from gateway.sites.site import Upstream

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from launch.gateway.agent_options import FurtherAgents, checked_address, named_agents
-from launch.gateway.callers_options import HostNames, Origins
+from launch.gateway.callers_options import HostNames, Origins, Proxies
 from launch.gateway.site_commands import WithSites
 from penstock.config.extras import how_to_install
 from penstock.runtime.command_exit import finish
@@ -81,6 +81,7 @@ def gateway(
     keys: KeysFile = None,
     hosts: HostNames = None,
     origins: Origins = None,
+    proxies: Proxies = None,
     templates: Annotated[
         Path | None,
         typer.Option(
@@ -118,11 +119,12 @@ def gateway(
         return
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from gateway.frame.envelope import Doors
+        from gateway.frame.doors import Doors
         from gateway.process import Places, main
         from launch.gateway.oidc_file import read_provider
 
-        doors = Doors(hosts=frozenset(hosts or ()), origins=frozenset(origins or ()))
+        names, pages = frozenset(hosts or ()), frozenset(origins or ())
+        doors = Doors(hosts=names, origins=pages, proxies=tuple(proxies or ()))
         places = Places(state=state, database=database, registry=registry, keys=keys, models=models)
         _check_runner(runner, cluster, registry)
         return main(

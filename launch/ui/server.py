@@ -54,7 +54,7 @@ class Page:
         try:
             import uvicorn
 
-            from gateway.frame.envelope import Doors
+            from gateway.frame.doors import Doors
             from gateway.http_server import EndingServer
             from gateway.personal.personal_application import make_app
         except ImportError as error:

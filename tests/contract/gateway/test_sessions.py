@@ -143,6 +143,17 @@ def test_passwords_cannot_be_tried_for_long(small_gateway: SmallGateway) -> None
     assert small_gateway.sign_in(grant_type="password", username="eve", password="x").status_code == 401
 
 
+def test_many_people_may_sign_in_from_one_address(ada: SmallGateway) -> None:
+    """Of an office, or behind one proxy; attempts that fail count as before, however many succeed between."""
+    for _ in range(MOST_OF_ADDRESS + 5):
+        assert ada.sign_in(grant_type="password", username="ada", password=PASSWORD).status_code == 200
+    codes = list[int]()
+    for n in range(MOST_OF_ADDRESS + 2):
+        codes.append(ada.sign_in(grant_type="password", username=f"name-{n}", password="x").status_code)
+        ada.sign_in(grant_type="password", username="ada", password=PASSWORD)
+    assert codes == [401] * MOST_OF_ADDRESS + [429] * 2
+
+
 def test_an_address_that_invents_names_fills_no_table(small_gateway: SmallGateway) -> None:
     """Beyond its bound its attempts are refused, and leave nothing behind."""
     codes = [

@@ -15,7 +15,7 @@ from gateway.accounts.oidc_sign_in import OidcSignIn
 from gateway.accounts.signing_keys import Keys, make_keys, read_keys
 from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
-from gateway.frame.envelope import Doors
+from gateway.frame.doors import Doors
 from gateway.frame.parts import Parts
 from gateway.jobs.job_dispatcher import JobDispatcher
 from gateway.jobs.runner import Runner

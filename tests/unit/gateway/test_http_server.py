@@ -11,8 +11,12 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
+import httpx2
+from fastapi import FastAPI, Request
+
 from gateway.application import make_app
-from gateway.frame.envelope import HEADERS, Doors
+from gateway.frame.doors import Doors
+from gateway.frame.envelope import HEADERS
 from gateway.http_server import HttpServer
 from launch.gateway.local_runner import LocalRunner
 from penstock.config.configuration_error import ConfigurationError
@@ -166,6 +170,29 @@ def test_it_stops_while_somebody_is_slow(server: HttpServer) -> None:
         assert not stopping.is_alive()
         with suppress(ConnectionResetError):  # closed either way; a reset where bytes came unread
             assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("proxies", "seen"), [((), "127.0.0.1"), (("10.0.0.0/8",), "127.0.0.1"), (("127.0.0.0/8",), "10.1.1.1")]
+)
+def test_who_a_request_is_from_is_said_by_proxies_that_were_named(
+    proxies: tuple[str, ...], seen: str
+) -> None:
+    """Anybody else could give themselves a new address for each password that they try."""
+    app = FastAPI()
+
+    @app.get("/")
+    def client(request: Request) -> str:
+        assert request.client is not None
+        return request.client.host
+
+    served = HttpServer(app, "127.0.0.1:0", proxies=proxies)
+    served.start()
+    said = {"X-Forwarded-For": "192.0.2.9, 10.1.1.1"}
+    try:
+        assert httpx2.get(f"{served.url}/", headers=said).json() == seen
+    finally:
+        served.stop()
 
 
 @pytest.mark.parametrize("path", ["events?job=", "jobs/{job}/log"])

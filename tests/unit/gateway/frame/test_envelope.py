@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("fastapi", reason="the gateway needs its extra")
 
 from gateway import people_metrics
-from gateway.frame.envelope import HEADERS, Doors, Envelope
+from gateway.frame.doors import Doors
+from gateway.frame.envelope import HEADERS, Envelope
 from gateway.frame.server_end import ENDING
 from penstock.config.configuration_error import ConfigurationError
 
@@ -160,6 +161,10 @@ def test_what_no_request_would_ever_have_is_refused(hosts: set[str], origins: se
     """A name or an origin in another form would be compared for ever, and never found equal."""
     with pytest.raises(ConfigurationError, match="write"):
         Doors(hosts=frozenset(hosts), origins=frozenset(origins))
+    for proxy in ("*", "proxy.example", "10.0.0.1/8", ""):
+        with pytest.raises(ConfigurationError, match="write an address"):
+            Doors(proxies=(proxy,))
+    Doors(proxies=("10.0.0.7", "10.0.0.0/24", "::1"))
     Doors(hosts=frozenset({"a.example", "fe80::1"}), origins=frozenset({PAGE, "http://127.0.0.1:8080"}))
 
 

@@ -27,7 +27,7 @@ from tests.support.storage.ready_tables import with_registry
 
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs the extra `ui`")
 
-from gateway.frame.envelope import Doors  # noqa: E402
+from gateway.frame.doors import Doors  # noqa: E402
 from gateway.personal.admission import Admission  # noqa: E402
 from gateway.personal.personal_application import make_app  # noqa: E402 - where FastAPI is
 from launch.ui.catalogue import Catalogue  # noqa: E402
