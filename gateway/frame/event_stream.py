@@ -1,6 +1,6 @@
 """The answer that is a stream of server-sent events."""
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from typing import Final
 
 from fastapi.responses import StreamingResponse
@@ -16,21 +16,31 @@ class EventStream(StreamingResponse):
     """An answer of server-sent events; it ends with its server.
 
     grace_s: seconds that it goes on when the server has begun to end; 0 for one that has no end of its own.
-    cut_off: event that is sent last where it ended before its events did.
+    cut_off: event that is sent last where it ended before its events did. on_end: is called when it has
+    ended, however.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncIterable[str], status_code: int = 200, *, grace_s: float = 0.0, cut_off: str = ""
+        self,
+        events: AsyncIterable[str],
+        status_code: int = 200,
+        *,
+        grace_s: float = 0.0,
+        cut_off: str = "",
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(events, status_code)
-        self._grace_s, self._cut_off = grace_s, cut_off
+        self._grace_s, self._cut_off, self._on_end = grace_s, cut_off, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they or the server end."""
         self._ending = ending(scope)
-        await super().__call__(scope, receive, send)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
 
     async def stream_response(self, send: Send) -> None:
         """Send them as they come."""

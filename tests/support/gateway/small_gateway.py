@@ -84,7 +84,7 @@ class SmallGateway:
         keys, clock = read_keys(folder / "keys.json"), Clock()
         accounts = Accounts(open_database(with_tables(url, _accounts), migrate=True), keys, clock)
         registry = Registry.open(with_registry(registry_url), migrate=True)
-        calls = CallLimits(**({"address": _MANY, "account": _MANY} | limits))
+        calls = CallLimits(limits.get("address", _MANY), limits.get("account", _MANY))
         kinds = {name: kind for one in services for name, kind in one.kinds.items()}
         dispatcher = (
             None

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import httpx2
 from fastapi import FastAPI, Request
 
 from gateway.application import make_app
+from gateway.frame.call_limits import CallLimits
 from gateway.frame.doors import Doors
 from gateway.frame.envelope import HEADERS
 from gateway.http_server import HttpServer
@@ -221,6 +223,63 @@ def test_a_stream_ends_with_its_server(tmp_path: Path, path: str, caplog: pytest
     assert status(reply) == 200
     assert reply.endswith(b"0\r\n\r\n")
     assert [one.getMessage() for one in caplog.records if one.levelname in {"WARNING", "ERROR"}] == []
+
+
+@pytest.mark.parametrize(("proxies", "let_in"), [((), False), (("127.0.0.1",), True)])
+def test_an_address_that_holds_connections_gets_no_more(
+    server: HttpServer, proxies: tuple[str, ...], let_in: bool
+) -> None:
+    """Until it has let go of one; a proxy, which stands for many, has no such bound."""
+    served = HttpServer(make_app_of(server), "127.0.0.1:0", proxies=proxies, most_of_address=2)
+    served.start()
+    host, _, port = served.address.rpartition(":")
+
+    def connected() -> socket.socket:
+        return socket.create_connection((host, int(port)), timeout=20)
+
+    def answer(connection: socket.socket) -> int:
+        with suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(head("GET", "/api/health"))
+            return status(connection.recv(65536))
+        return 0
+
+    try:
+        with connected() as first:
+            assert answer(first) == 200
+            with connected() as second, connected() as third:
+                assert answer(second) == 200
+                assert answer(third) == (200 if let_in else 0)
+        for _ in range(100):  # the server hears of their ends a moment later
+            with connected() as again:
+                if found := answer(again):
+                    break
+        assert found == 200
+    finally:
+        served.stop()
+
+
+def test_an_account_follows_so_many_streams_at_a_time(tmp_path: Path) -> None:
+    """Each holds one of the connections that there are for all; one that has ended makes room."""
+    gateway = SmallGateway.at(f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path)
+    parts = replace(gateway.parts, limits=CallLimits(streams=1))
+    served = HttpServer(make_app(parts, Doors()), "127.0.0.1:0")
+    served.start()
+    ada, bob = gateway.token("alpha"), gateway.token("alpha")
+    path = f"{served.url}/api/projects/alpha/events"
+    try:
+        with httpx2.stream("GET", path, params={"job": ""}, headers=ada) as first:
+            assert first.status_code == 200
+            refused = httpx2.get(path, params={"job": ""}, headers=ada)
+            assert (refused.status_code, refused.json()["error"]) == (429, "too_many")
+            with httpx2.stream("GET", path, params={"job": ""}, headers=bob) as other:
+                assert other.status_code == 200
+        for _ in range(100):  # the server hears of its end a moment later
+            with httpx2.stream("GET", path, params={"job": ""}, headers=ada) as again:
+                if again.status_code == 200:
+                    break
+        assert again.status_code == 200
+    finally:
+        served.stop()
 
 
 @pytest.mark.parametrize(
