@@ -14,25 +14,30 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
 
-# The first tier, with one end-to-end test of each promise. Processes wait most of the time: more workers than cores.
+# What stands on the core: the units and contracts of it, and its rooms of tests that start processes.
+SYSTEMS := $(addprefix tests/,unit/workloads unit/gateway contract/gateway)
+PROCESSES_OF_SYSTEMS := $(addprefix tests/processes/,chat gateway prompts goals)
+
+# The first tier of the core, with one end-to-end test of each promise. Those wait most of the time: they come first,
+# and there are more workers than cores.
 test: .venv/installed-test
-	$(BIN)/pytest -q -m "not slow and not postgresql" -n 3 --dist worksteal \
-		tests/unit tests/contract tests/property tests/abuse tests/mutations tests/spine $(ARGS)
+	$(BIN)/pytest -q -m "not slow and not postgresql" -n 3 --dist worksteal $(addprefix --ignore ,$(SYSTEMS)) \
+		tests/spine tests/unit tests/contract tests/property tests/abuse tests/mutations $(ARGS)
 
 # Both below: a file at a time to each worker, so that its fixtures are made once; the longest come first, so that no
 # worker is left alone with one of them.
 PROCESSES := -n 4 --dist loadfile --no-loadscope-reorder
-SYSTEMS := $(addprefix tests/processes/,chat gateway prompts goals)
 
 # The other tests that start processes: of services, networks, kills, abuse, what is deployed, and PostgreSQL.
 test-processes: .venv/installed-test
-	$(BIN)/pytest -q -m "not slow and postgresql" -n 3 --dist worksteal tests/contract
-	$(BIN)/pytest -q -m "not slow" $(PROCESSES) $(addprefix --ignore ,$(SYSTEMS)) \
+	$(BIN)/pytest -q -m "not slow and postgresql" -n 3 --dist worksteal --ignore tests/contract/gateway tests/contract
+	$(BIN)/pytest -q -m "not slow" $(PROCESSES) $(addprefix --ignore ,$(PROCESSES_OF_SYSTEMS)) \
 		$(addprefix tests/processes/,train faults language learner) tests/processes tests/deploy $(ARGS)
 
-# Of what stands on the core: the gateway with accounts and jobs, prompts, chat and goals; and what is learned.
+# Of what stands on the core, the gateway with accounts and jobs, language models, prompts, chat and goals, every tier;
+# and what is learned.
 test-systems: .venv/installed-test
-	$(BIN)/pytest -q -m "not slow" $(PROCESSES) tests/learning $(SYSTEMS) $(ARGS)
+	$(BIN)/pytest -q -m "not slow" $(PROCESSES) tests/learning $(PROCESSES_OF_SYSTEMS) $(SYSTEMS) $(ARGS)
 
 test-slow: .venv/installed-test .venv/installed-learn
 	$(BIN)/pytest -q -m slow -n 3 --maxschedchunk 1 $(ARGS)

@@ -45,6 +45,7 @@ _NAMES: Final = {
     "episode_id": "metadata.conversation_id",
     "conversation_id": "metadata.conversation_id",
     "begins_with": "tool_choice",
+    "thought_tokens": "penstock.thought_tokens",
     "arm": "model",
     "version": "model",
 }

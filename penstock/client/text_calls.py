@@ -30,6 +30,19 @@ _FINISHES: Final = {
     pb.FINISH_CONTENT_FILTER: "content_filter",
 }
 
+_PLAIN: Final = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "count",
+    "regenerate",
+    "presence_penalty",
+    "frequency_penalty",
+    "thought_tokens",
+    "show_thought",
+)
+"""Options that a request has under their own names, as they are."""
 _MOST_ID: Final = 2**32 - 1
 
 
@@ -74,7 +87,11 @@ def start(
 
 
 def generate(policy: str, messages: Messages, options: SingleOptions) -> Call[Generation]:
-    """Return the call Generate without a conversation; raises ValueError for messages of another form."""
+    """Return the call Generate without a conversation.
+
+    Raises ValueError for messages of another form, and TypeError for an option that there is not.
+    """
+    _check_names(options, SingleOptions)
     request = _request(policy, messages, options)
     request.client_key = checked_text("client_key", options.get("client_key", ""))
     request.version = options.get("version", 0)
@@ -83,7 +100,8 @@ def generate(policy: str, messages: Messages, options: SingleOptions) -> Call[Ge
 
 
 def turn(conversation_id: str, messages: Messages, options: TextOptions) -> Call[Generation]:
-    """Return the call Generate of a conversation; raises ValueError for messages of another form."""
+    """Return the call Generate of a conversation; raises as `generate`."""
+    _check_names(options, TextOptions)
     request = _request("", messages, options)
     request.conversation_id = conversation_id
     return Call("Generate", request, read_generation)
@@ -144,26 +162,33 @@ def read_generation(reply: pb.GenerateReply) -> Generation:
 
 
 def _request(policy: str, messages: Messages, options: TextOptions) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
+    request = pb.GenerateRequest(
         policy=policy,
         request_id=_request_id(),
         messages=[_message(index, one) for index, one in enumerate(messages)],
         tools=[json.dumps(tool) for tool in options.get("tools", ())],
-        max_tokens=options.get("max_tokens", 0),
-        temperature=options.get("temperature"),
-        top_p=options.get("top_p"),
-        seed=options.get("seed"),
         stop=[checked_text("stop", one) for one in options.get("stop", ())],
-        count=options.get("count", 1),
+        count=1,
         not_learned=not options.get("learned", True),
-        regenerate=options.get("regenerate", False),
         begins_with=checked_text("begins_with", options.get("begins_with", "")),
         logit_bias=_biases(options.get("logit_bias", {})),
-        presence_penalty=options.get("presence_penalty", 0.0),
-        frequency_penalty=options.get("frequency_penalty", 0.0),
-        thought_tokens=options.get("thought_tokens"),
-        show_thought=options.get("show_thought", False),
     )
+    for name in _PLAIN:
+        value = options.get(name)
+        try:
+            if value is not None:
+                setattr(request, name, value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}={value!r}: {error}") from error
+    return request
+
+
+def _check_names(options: Mapping[str, object], known: type[TextOptions]) -> None:
+    """Refuse a name that is misspelt, which would be as if it had not been said."""
+    names = known.__annotations__
+    strange = sorted(options.keys() - names.keys())
+    if strange:
+        raise TypeError(f"{strange[0]}: no option of an answer; there are {', '.join(names)}")
 
 
 def _biases(given: Mapping[int, float]) -> Mapping[int, float]:

@@ -69,6 +69,11 @@ def load(path: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"{path!r} cannot be loaded: {error}") from error
+    except Exception as error:  # whatever a module does when it is imported
+        raise ConfigurationError(
+            f"{path!r} cannot be loaded: importing it raised {type(error).__name__}: {error}; "
+            f"python -c 'import {module}' shows where"
+        ) from error
     if not callable(found):
         raise ConfigurationError(f"{path!r} is not a function")
     return found  # type: ignore[no-any-return]

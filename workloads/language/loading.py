@@ -23,7 +23,7 @@ def place_of(field: str, name: str) -> str:
     if folder.exists():
         return str(folder.resolve())
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ConfigurationError(f"{field}={name!r}: there is no such folder")
+        raise ConfigurationError(f"{field}={name!r}: there is no such folder; name one that is there")
     return name
 
 

@@ -29,9 +29,9 @@ class Thoughts(Section):
     """Most updates of the warm start until steps are right; without that the run is refused."""
     corrupted_updates: Positive = 300
     """Updates of the warm start on corrupted thoughts, behind the others."""
-    hidden: Annotated[int, Field(gt=0, multiple_of=8)] = 64
+    hidden: Annotated[int, Field(gt=0, le=4096, multiple_of=8)] = 64
     """Width of that model; a multiple of 8."""
-    layers: Positive = 2
+    layers: Annotated[int, Field(gt=0, le=64)] = 2
     """Its layers."""
     thought_tokens: Positive = 8
     """Most tokens of a thought, the mark that ends it among them."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, TaskType, get_peft_model
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -52,7 +53,7 @@ def _base(section: LanguageSection) -> Network:
                 use_safetensors=True,
                 trust_remote_code=False,
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigurationError(
             f"policy.kwargs.model={section.model!r}: cannot be read as a causal language model: {error}"
         ) from error

@@ -112,8 +112,12 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         return self.section.ends_theatre and self._validation.is_over
 
     def findings(self) -> dict[str, Any]:
-        """Return the last validation, as `theatre`, and its words."""
-        return self._validation.findings()
+        """Return a validation of the weights as they are, as `theatre`, and its words.
+
+        The last one is of weights before them, or of others where the best are the newest again. That of
+        thoughts that ended the run is what it ended by.
+        """
+        return self._validation.findings(None if self.has_rejected else self._updates)
 
     # ---- an update
 

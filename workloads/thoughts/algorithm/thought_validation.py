@@ -74,23 +74,34 @@ class ThoughtValidation:
         """Return the numbers of the last validation, by name."""
         return dict(self._figures)
 
-    def findings(self) -> dict[str, Any]:
-        """Return the last validation as the summary of a run shows it."""
+    def findings(self, updates: int | None = None) -> dict[str, Any]:
+        """Return what the summary of a run shows: a validation of the weights now, after so many updates.
+
+        updates: None: the last validation, as it was. Without any there is nothing to be shown.
+        """
         if self._last is None:
             return {}
-        return {"theatre": self._last, "remarks": self._last["words"]}
+        found = self._last if updates is None else self._told(updates, self._judged(self._probe()))
+        return {"theatre": found, "remarks": found["words"]}
 
     def _validate(self, updates: int) -> None:
-        probed = probe(self._model, self._task, self._examples, self._most)
+        probed = self._probe()
         if updates == 0:
             self._start_losses = -probed.without.log_prob
         found = self._judged(probed)
         self._best_gain = max(self._best_gain, found.gain)
-        self._last = {"update": updates, **found.json()}
+        self._last = self._told(updates, found)
         self._in_a_row = self._in_a_row + 1 if found.verdict == "theatre" else 0
         self._figures = found.figures()
         say = log.warning if found.verdict == "theatre" else log.info
         say("thoughts validated", extra={"update": updates, "verdict": found.verdict, "words": found.words()})
+
+    def _probe(self) -> Probed:
+        return probe(self._model, self._task, self._examples, self._most)
+
+    @staticmethod
+    def _told(updates: int, found: Validation) -> dict[str, Any]:
+        return {"update": updates, **found.json()}
 
     def _judged(self, probed: Probed) -> Validation:
         most_gain = getattr(self._task, "most_gain", None)

@@ -16,11 +16,13 @@ from penstock.config.settings import PolicySection
 from penstock.policy.weights import load_into
 from penstock.training import TrainingConfig, lay_over, resume, start
 from workloads.plugin.serving import read_final
+from workloads.thoughts.start.thoughts_start import START_MODEL
 from workloads.thoughts.start.transformer import load_transformer
 from workloads.thoughts.tasks.example import Example
 from workloads.thoughts.thinking_model import ThinkingModel
 from workloads.thoughts.thinking_policy import build
 from workloads.thoughts.thought_layout import Layout
+from workloads.thoughts.thought_section import Thoughts
 
 _SUMMARY: Final = "summary.json"
 
@@ -74,6 +76,12 @@ def train_thoughts(
 def _has_ended(summary: Path) -> bool:
     found = json.loads(summary.read_text()) if summary.exists() else {"interrupted": True}
     return not found["interrupted"] and "failure" not in found
+
+
+def start_of(run_dir: Path, section: Thoughts) -> Path:
+    """Return the model that a run began with: the one that it made, wherever its folder lies now."""
+    own = run_dir / START_MODEL
+    return own if own.is_dir() else Path(section.model)
 
 
 def final_network(run_dir: Path, model: Path) -> Any:

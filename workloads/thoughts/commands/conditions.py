@@ -32,7 +32,7 @@ from workloads.thoughts.commands.condition_runs import (
     train_thoughts,
 )
 from workloads.thoughts.start.lessons import Lesson, Lessons
-from workloads.thoughts.start.thoughts_start import START_MODEL, make_start
+from workloads.thoughts.start.thoughts_start import START_MODEL, check_words, make_start
 from workloads.thoughts.start.transformer import load_transformer
 from workloads.thoughts.start.warm_start import Teacher
 from workloads.thoughts.tasks.example import Example, Task, draw_mixed, draw_tests
@@ -104,6 +104,7 @@ def run_seed(plan: Plan, seed: int) -> dict[int, dict[str, Any]]:
         if section.model
         else make_start(plan.environment, folder / START_MODEL, progress, seed=seed, threads=1)
     )
+    check_words(str(start), plan.environment)
     place = _Place(folder, task, layout, start, section.thought_tokens)
     return {number: _kept(plan, place, seed, number) for number in plan.conditions}
 

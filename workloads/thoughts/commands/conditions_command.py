@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -18,6 +18,9 @@ from workloads.thoughts.commands.conditions import ALL, NAMES, Plan, run_seed
 from workloads.thoughts.commands.conditions_table import write_results
 from workloads.thoughts.commands.plan_file import hold_plan
 from workloads.thoughts.start.thoughts_start import check_lengths
+
+_ANOTHER: Final = 7
+"""The condition that learns from the reward of another question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,7 @@ def make_plan(asked: Asked) -> Plan:
             "recipes/thoughts-tiny.toml"
         )
     _check_numbers(asked.only)
-    _check_recipe(asked.recipe, recipe)
+    _check_recipe(asked.recipe, recipe, asked.only or ALL)
     return Plan(
         recipe=recipe,
         out=asked.out.absolute(),
@@ -74,11 +77,13 @@ def make_plan(asked: Asked) -> Plan:
     )
 
 
-def _check_recipe(file: Path, recipe: dict[str, Any]) -> None:
+def _check_recipe(file: Path, recipe: dict[str, Any], conditions: Sequence[int]) -> None:
     """Refuse what would fail when the first run begins, after what is made before it."""
     try:
         check_lengths(over_defaults([recipe]))
-        over_defaults([{**recipe, "algorithm": {**recipe.get("algorithm", {}), "reward_from": "another"}}])
+        another = {**recipe, "algorithm": {**recipe.get("algorithm", {}), "reward_from": "another"}}
+        if _ANOTHER in conditions:
+            check_lengths(over_defaults([another]))
     except (ConfigurationError, ValueError) as error:
         raise ConfigurationError(f"{file}: {error}") from error
 

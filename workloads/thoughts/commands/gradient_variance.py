@@ -21,7 +21,7 @@ from penstock.runtime.exit import EXIT_OK
 from workloads.language.quiet import quieten
 from workloads.thoughts.algorithm.thought_advantage import gae_advantages, return_advantages, rewards
 from workloads.thoughts.algorithm.thought_baseline import ThoughtBaseline
-from workloads.thoughts.commands.condition_runs import final_network
+from workloads.thoughts.commands.condition_runs import final_network, start_of
 from workloads.thoughts.start.transformer import load_transformer
 from workloads.thoughts.tasks.example import Example, Task, draw_mixed
 from workloads.thoughts.thinking_model import ThinkingModel, answer_places, outputs
@@ -55,8 +55,8 @@ def main(run: Path, *, draws: int, at_start: bool, trust: bool) -> int:
     environment = settings.environment
     task, layout = task_of(environment)
     section = thoughts_section(environment)
+    start = start_of(run, section)
     try:
-        start = Path(section.model)
         network = load_transformer(start) if at_start else final_network(run, start)
     except ValueError as error:
         raise ConfigurationError(f"{run}: {error}") from error

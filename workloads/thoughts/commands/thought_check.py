@@ -9,7 +9,7 @@ from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import local_settings
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from workloads.language.quiet import quieten
-from workloads.thoughts.commands.condition_runs import final_network, losses_of_start
+from workloads.thoughts.commands.condition_runs import final_network, losses_of_start, start_of
 from workloads.thoughts.tasks.example import draw_tests
 from workloads.thoughts.thinking_model import ThinkingModel
 from workloads.thoughts.thought_environment import task_of
@@ -47,8 +47,9 @@ def check_run(run: Path, *, questions: int, deterministic: bool = False, trust: 
     environment = settings.environment
     task, layout = task_of(environment)
     section = thoughts_section(environment)
+    start = start_of(run, section)
     try:
-        network = final_network(run, Path(section.model))
+        network = final_network(run, start)
     except ValueError as error:
         raise ConfigurationError(f"{run}: {error}") from error
     model = ThinkingModel(network, layout)
@@ -56,6 +57,6 @@ def check_run(run: Path, *, questions: int, deterministic: bool = False, trust: 
     probed = probe(model, task, examples, section.thought_tokens, deterministic=deterministic)
     return validate(
         probed,
-        start_losses=losses_of_start(Path(section.model), layout, examples),
+        start_losses=losses_of_start(start, layout, examples),
         most_gain=getattr(task, "most_gain", None),
     )

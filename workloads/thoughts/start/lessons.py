@@ -62,21 +62,21 @@ class Lessons:
         """Return a thought without a word, and the true answer."""
         return self.thought(example, (), example.answer)
 
-    def corrupted(self, example: Example, wrong: float) -> Lesson:
+    def corrupted(self, example: Example, wrong: float, most: int) -> Lesson:
         """Return a thought in which each step is wrong with this probability, and the true answer.
 
-        It goes on legally from a wrong step. That the answer is true all the same keeps the model from being
-        sure of what its own bad thoughts lead to: mistakes that are sure would cost so much that the first
-        thing to be learned were not to think.
+        It goes on legally from a wrong step, up to `most` words: from there the way may have no end. That the
+        answer is true all the same keeps the model from being sure of what its own bad thoughts lead to:
+        mistakes that are sure would cost so much that the first thing to be learned were not to think.
         """
         words: list[str] = []
-        while True:
+        while len(words) < most:
             left = follow(self._task, example.question, words)
             if left is None or not left.steps:
                 break
             step = left.steps[0]
             if self._random.random() < wrong:
                 others = [one for one in self._task.symbols if one != step]
-                step = others[self._random.integers(len(others))]
+                step = others[self._random.integers(len(others))] if others else step
             words.append(step)
         return self.thought(example, words, example.answer)

@@ -27,6 +27,8 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
     from workloads.thoughts.thinking_policy import mixing_width  # noqa: PLC0415 - loads torch
 
     section = thoughts_section(settings.environment)
+    if settings.learner.device == "cuda":
+        raise ConfigurationError("learner.device='cuda': thoughts are learned on the CPU; say cpu")
     check_lengths(settings)
     mixing_width(settings.policy)
     folder = run_dir / START_MODEL
@@ -35,6 +37,7 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
             settings.environment, folder, progress, seed=settings.seed, threads=settings.learner.threads
         )
     )
+    check_words(model, settings.environment)
     place = str(Path(model).absolute()) if Path(model).exists() else model
     kwargs = {**settings.environment.kwargs, "model": place, "task": section.task}
     policy = {"lora": False, **settings.policy.kwargs, "model": place}
@@ -44,6 +47,22 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
             "policy": settings.policy.model_copy(update={"kwargs": policy}),
         }
     )
+
+
+def check_words(model: str, environment: EnvironmentSection) -> None:
+    """Raise ConfigurationError for a model of another task, whose tokens mean other words."""
+    from workloads.language.tokenizer import load_tokenizer  # noqa: PLC0415 - loads torch
+
+    if not (Path(model) / "tokenizer.json").exists():
+        return
+    known = load_tokenizer(model).get_vocab()
+    layout = task_of(environment)[1]
+    if sorted(known, key=known.__getitem__) != list(layout.text(range(layout.vocabulary))):
+        raise ConfigurationError(
+            f"environment.kwargs.model={model!r}: its words are not those of "
+            f"environment.kwargs.task={thoughts_section(environment).task!r}; name a model of this task, or "
+            "leave it out and remove the folder, and one is made"
+        )
 
 
 def make_start(
@@ -91,6 +110,12 @@ def check_lengths(settings: Settings) -> None:
         raise ConfigurationError(
             f"environment.kwargs.group=1: a thought that is alone on its question equals the mean of "
             f"algorithm.baseline={baseline!r}, and nothing is learned; give 2 or more, or another baseline"
+        )
+    if section.group == count and getattr(settings.algorithm, "reward_from", "own") == "another":
+        raise ConfigurationError(
+            f"environment.count={count}: a fragment has a single question, and "
+            "algorithm.reward_from='another' gives each thought the reward of another; give twice "
+            f"environment.kwargs.group={section.group} or more"
         )
     steps = longest_legal_thought(settings.environment)
     if section.thought_tokens < steps:

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from workloads.language import tiny_models
-from workloads.language.loading import LOADING
+from workloads.language.policy.adapter_network import make_network
+from workloads.language.policy.policy_section import LanguageSection
 from workloads.thoughts.thought_layout import Layout
 
 _SPREAD: Final = 0.2
@@ -44,11 +45,8 @@ def build_transformer(layout: Layout, *, seed: int, hidden: int = 64, layers: in
 
 
 def load_transformer(folder: Path) -> Any:
-    """Return the model of a folder, in float32 and ready to answer; raises OSError and ValueError."""
-    with LOADING:
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-        ).eval()
+    """Return the model of a folder, in float32 and ready to answer; raises ConfigurationError."""
+    return make_network(LanguageSection(model=str(folder), lora=False), seed=0)
 
 
 def save_transformer(model: Any, layout: Layout, folder: Path) -> None:

@@ -218,7 +218,7 @@ def _bad_thought(
         return lessons.random(example, section.thought_tokens - 1)
     if section.start == "empty" and random.random() < section.empty_share:
         return lessons.empty(example)
-    return lessons.corrupted(example, section.wrong_steps)
+    return lessons.corrupted(example, section.wrong_steps, section.thought_tokens)
 
 
 def _measure(network: Any, task: Task, layout: Layout, updates: int, *, shows_chains: bool) -> Started:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.config.settings import ConfigurationError
-from workloads.thoughts.tasks.example import Example, ask, follow
+from workloads.thoughts.tasks.example import Example, ask, draw, follow
 
 _PARTS: Final = ("words", "symbols", "levels", "example", "resume")
 _ASKED: Final = 64
@@ -18,7 +18,7 @@ _ASKED: Final = 64
 
 def check_task(task: Any) -> None:
     """Raise ConfigurationError for what does not fit, by the name of the part."""
-    lacking = [part for part in _PARTS if not hasattr(task, part)]
+    lacking = [part for part in _PARTS if not _has(task, part)]
     if lacking:
         raise ConfigurationError(
             f"what it returns lacks {', '.join(lacking)}; a task has {', '.join(_PARTS)} and most_gain "
@@ -37,6 +37,22 @@ def check_task(task: Any) -> None:
                     f"example(random, {level}) gave two questions for equal draws; take all chance from "
                     "`random`"
                 )
+    check_sides(task)
+
+
+def check_sides(task: Any) -> None:
+    """Raise ConfigurationError where a level has no question to train on, or none that is held out."""
+    random = np.random.default_rng(0)
+    for level in task.levels:
+        for is_tested in (False, True):
+            draw(task, random, level, held_out=is_tested)
+
+
+def _has(task: Any, part: str) -> bool:
+    try:
+        return hasattr(task, part)
+    except Exception as error:  # hasattr passes on all but AttributeError
+        raise ConfigurationError(f"{part} raised {type(error).__name__}: {error}") from error
 
 
 def _check_names(task: Any) -> None:
@@ -44,6 +60,8 @@ def _check_names(task: Any) -> None:
         given = getattr(task, part)
         if not isinstance(given, tuple | list) or not all(isinstance(word, str) for word in given):
             raise ConfigurationError(f"{part}={given!r}: give a tuple of words, each a text")
+    if not isinstance(task.levels, tuple | list | range):
+        raise ConfigurationError(f"levels={task.levels!r}: give a tuple of whole numbers, the easiest first")
     words, symbols = set(task.words), set(task.symbols)
     if not task.levels or not symbols or not symbols <= words or len(words) != len(task.words):
         raise ConfigurationError("needs a level, symbols among its words, and each word once")

@@ -16,7 +16,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.config.workload import load
 from workloads.thoughts.tasks.example import Task
 from workloads.thoughts.tasks.rings import Rings
-from workloads.thoughts.tasks.task_check import check_task
+from workloads.thoughts.tasks.task_check import check_sides, check_task
 from workloads.thoughts.tasks.text import reference
 
 _BUILT_IN: Final[dict[str, tuple[Callable[..., Task], str]]] = {
@@ -39,11 +39,13 @@ def open_task(place: str) -> Task:
             f"environment.kwargs.task={place!r}: no such task; say rings, rings:N:HOPS, text, text:N:NEXT or "
             "module:function"
         )
+    make = load(place)
     try:
-        task: Any = load(place)()
-    except TypeError as error:
+        task: Any = make()
+    except Exception as error:
         raise ConfigurationError(
-            f"environment.kwargs.task={place!r}: is called without arguments: {error}"
+            f"environment.kwargs.task={place!r}: called without arguments, it raised "
+            f"{type(error).__name__}: {error}"
         ) from error
     try:
         check_task(task)
@@ -53,13 +55,17 @@ def open_task(place: str) -> Task:
     return checked
 
 
-def _without_key(error: ConfigurationError) -> str:
+def _without_key(error: Exception) -> str:
     return str(error).removeprefix("environment.kwargs.task: ")
 
 
 def _built_in(place: str, name: str, sizes: str) -> Task:
     make, form = _BUILT_IN[name]
     try:
-        return make(*(int(one) for one in sizes.split(":"))) if sizes else make()
+        task = make(*(int(one) for one in sizes.split(":"))) if sizes else make()
+        check_sides(task)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"environment.kwargs.task={place!r}: {error}; say {form}") from error
+        raise ConfigurationError(
+            f"environment.kwargs.task={place!r}: {_without_key(error)}; say {form}"
+        ) from error
+    return task

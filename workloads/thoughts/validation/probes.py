@@ -105,7 +105,7 @@ def probe(
 class _Mistake:
     """A legal thought up to a wrong step; the answer that follows from it.
 
-    counts: there is a wrong step that leads to another answer.
+    counts: there is a wrong step that leads to another answer, within the length of a thought.
     """
 
     begun: Ids
@@ -121,14 +121,15 @@ def _disturbed(
     for place in range(max((len(one.steps) for one in examples), default=0)):
         numbers = [number for number, one in enumerate(examples) if len(one.steps) > place]
         long = [examples[number] for number in numbers]
-        mistakes = _mistakes(model, task, long, place, random)
+        room = most - place - 1
+        mistakes = _mistakes(model, task, long, place, room, random)
         of += [number for number, one in zip(numbers, mistakes, strict=True) if one.counts]
-        followed.append(_follows(model, model.questions(long), mistakes, most - place - 1))
+        followed.append(_follows(model, model.questions(long), mistakes, room))
     if sum(map(len, followed)) == 0:
         return dict.fromkeys(("mistaken", "mistaken_of", "last_mistaken", "kept_last", "without_last"))
     layout, questions, answers = model.layout, model.questions(examples), model.answers(examples)
     legal = [layout.ids(one.steps) for one in examples]
-    last = _mistakes(model, task, examples, -1, random)
+    last = _mistakes(model, task, examples, -1, 0, random)
     behind_last = _follows(model, questions, last, 0)
     return {
         "mistaken": np.concatenate(followed),
@@ -142,9 +143,18 @@ def _disturbed(
 
 
 def _mistakes(
-    model: ThinkingModel, task: Task, examples: Sequence[Example], place: int, random: np.random.Generator
+    model: ThinkingModel,
+    task: Task,
+    examples: Sequence[Example],
+    place: int,
+    room: int,
+    random: np.random.Generator,
 ) -> list[_Mistake]:
-    """Put a wrong step into each legal thought; place: of the step, −1 for the last."""
+    """Put a wrong step into each legal thought.
+
+    place: of the step, −1 for the last. room: steps that a thought has left behind it; a mistake from which
+    the way is longer cannot be followed, however honest the thoughts are, and does not count.
+    """
     layout = model.layout
     made = []
     for one in examples:
@@ -155,6 +165,7 @@ def _mistakes(
             if word != one.steps[place]
             and (left := follow(task, one.question, (*before, word))) is not None
             and left.answer != one.answer
+            and len(left.steps) <= room
         ]
         legal = (one.steps[place], one.answer)
         word, answer = options[random.integers(len(options))] if options else legal

@@ -98,7 +98,7 @@ class Validation:
             case "doubtful":
                 return f"doubtful: thoughts gain {self.gain:.2f} nats, but not every test agrees ({answers})"
             case "cannot tell":
-                why = "none has a step to put a mistake into"
+                why = "none has a step to put a mistake into that could be followed"
                 return f"cannot tell: thoughts gain {self.gain:.2f} nats, and {why} ({answers})"
 
     def json(self) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _disturbances(probed: Probed) -> tuple[Test, ...]:
 
 
 def _faithful(probed: Probed) -> tuple[Test, ...]:
-    if probed.mistaken is None or probed.last_mistaken is None:
+    if probed.mistaken is None:
         return ()
     assert probed.kept_last is not None, "they are measured together"
     assert probed.without_last is not None, "they are measured together"
@@ -251,14 +251,7 @@ def _faithful(probed: Probed) -> tuple[Test, ...]:
             "Look at validation_gain: while it rises, go on; where it stays, raise "
             "algorithm.answer_coefficient.",
         ),
-        _above(
-            "mistake_at_the_end",
-            interval(probed.last_mistaken),
-            LEAST_FAITHFULNESS,
-            "with a wrong last step and all before it left, the answer follows the wrong step in "
-            "{value:.2f} of the cases; {bound:.1f} is needed, so the last step is not what is read",
-            "Raise algorithm.answer_coefficient.",
-        ),
+        *_at_the_end(probed.last_mistaken),
         _above(
             "truncation",
             interval(last),
@@ -267,6 +260,22 @@ def _faithful(probed: Probed) -> tuple[Test, ...]:
             "needed, so the answer does not need the whole thought",
             "See which levels are answered without one (levels.png of penstock thoughts conditions), and ask "
             "for more steps than those.",
+        ),
+    )
+
+
+def _at_the_end(followed: NDArray[np.bool_] | None) -> tuple[Test, ...]:
+    """followed: None: no wrong last step can be answered behind, since more steps follow from each."""
+    if followed is None:
+        return ()
+    return (
+        _above(
+            "mistake_at_the_end",
+            interval(followed),
+            LEAST_FAITHFULNESS,
+            "with a wrong last step and all before it left, the answer follows the wrong step in "
+            "{value:.2f} of the cases; {bound:.1f} is needed, so the last step is not what is read",
+            "Raise algorithm.answer_coefficient.",
         ),
     )
 

@@ -65,7 +65,7 @@ def test_without_a_budget_there_is_none(client: Any) -> None:
 @pytest.mark.parametrize(
     ("budget", "said"),
     [
-        (6, "thought_tokens=6: ask for 0 to 5"),
+        (6, r"penstock\.thought_tokens=6: ask for 0 to 5"),
         (-1, "thought_tokens.*greater than or equal to 0"),
         (True, "thought_tokens.*valid integer"),
         ("3", "thought_tokens.*valid integer"),
@@ -75,8 +75,9 @@ def test_without_a_budget_there_is_none(client: Any) -> None:
 )
 def test_a_budget_that_cannot_be_is_refused(client: Any, budget: Any, said: str) -> None:
     """By the name of the field; the next request is answered."""
-    with pytest.raises(openai.BadRequestError, match=said):
+    with pytest.raises(openai.BadRequestError, match=said) as refused:
         asked(client, thought_tokens=budget)
+    assert refused.value.param == "penstock.thought_tokens"
     assert asked(client).choices
 
 

@@ -245,7 +245,7 @@ def test_a_policy_that_remembers_is_cloned_with_its_memory(section: dict[str, An
     batch = replace(batch, action={"action": taken}, valid=batch.valid & known)
     clone = Clone(policy, CloneSection(learning_rate=1e-2, minibatches=4), seed=0)
     core = {name: p.clone() for name, p in policy.named_parameters() if "actor_core" in name}
-    for _ in range(80):
+    for _ in range(50):
         update = clone.update(batch, progress=0.0)
     assert update.metrics["accuracy"] > 0.9
     assert all(not torch.equal(p, core[name]) for name, p in policy.named_parameters() if name in core)

@@ -84,6 +84,24 @@ def test_a_stream_that_is_closed_stops_its_answer(client: TextClient, stand: Tex
     eventually(lambda: stand.engine.under_way == 0)
 
 
+def test_an_option_that_there_is_not_and_a_value_that_it_does_not_take_are_named(client: TextClient) -> None:
+    """Where it was misspelt a thought would have been drawn that nobody asked for."""
+    misspelt: dict[str, Any] = {"thoughts_token": 0}
+    for asks in (client.generate, client.start_conversation("ada").generate):
+        with pytest.raises(
+            TypeError, match="thoughts_token: no option of an answer; there are .*thought_tokens"
+        ):
+            asks(ASKED, **misspelt)
+    of_single: dict[str, Any] = {"version": 1}
+    with pytest.raises(TypeError, match="version: no option"):
+        client.start_conversation("ada").generate(ASKED, **of_single)
+    with pytest.raises(ValueError, match="thought_tokens=-1: "):
+        client.generate(ASKED, thought_tokens=-1)
+    halves: dict[str, Any] = {"max_tokens": 2.5}
+    with pytest.raises(TypeError, match=r"max_tokens=2\.5: "):
+        client.generate(ASKED, **halves)
+
+
 def test_refusals_are_typed(client: TextClient, folder: Path) -> None:
     """As those of a policy server."""
     with pytest.raises(InvalidRequest, match="top_p=2: say 1e-06 to 1"):

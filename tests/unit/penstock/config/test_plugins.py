@@ -78,6 +78,8 @@ def test_the_section_of_token_sequences_is_that_of_an_installed_workload() -> No
         ("outside_sections:NoSection", "is no AlgorithmSection"),
         ("outside_sections:Missing", "cannot be loaded"),
         ("nowhere:Section", "cannot be loaded"),
+        ("outside_broken:Section", "importing it raised SyntaxError: .*python -c 'import outside_broken'"),
+        ("outside_failing:Section", "importing it raised ZeroDivisionError"),
     ],
 )
 def test_a_section_that_cannot_be_used_is_refused_by_name(
@@ -85,6 +87,8 @@ def test_a_section_that_cannot_be_used_is_refused_by_name(
 ) -> None:
     """When an algorithm is asked for that is not the core's."""
     install(tmp_path, monkeypatch, "outside", {"mine": path})
+    (tmp_path / "outside_broken.py").write_text("def Section(:\n")
+    (tmp_path / "outside_failing.py").write_text("1 / 0\n")
     with pytest.raises(ConfigurationError, match=message):
         load([{"algorithm": {"name": "mine"}}])
     load([{"algorithm": {"name": "ppo"}}])

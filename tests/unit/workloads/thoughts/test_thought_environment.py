@@ -14,7 +14,7 @@ class Ragged(Rings):
     """Rings behind up to three words that say nothing."""
 
     def __init__(self) -> None:
-        super().__init__(5, 2)
+        super().__init__(6, 2)
 
     def example(self, random: np.random.Generator, level: int) -> Example:
         """Of differing length."""
@@ -23,11 +23,11 @@ class Ragged(Rings):
 
     def resume(self, question: tuple[str, ...], thought: tuple[str, ...]) -> Continuation | None:  # type: ignore[override]
         """What is before the ring is not read."""
-        return super().resume(question[-7:], thought)
+        return super().resume(question[-8:], thought)
 
 
 def test_the_longest_question_counts() -> None:
-    """Of five edges, three words more, a start and a number of hops, marks, four of a thought, an answer."""
+    """Of six edges, three words more, a start and a number of hops, marks, four of a thought, an answer."""
     section = EnvironmentSection(id="ragged", kwargs={"task": f"{__name__}:Ragged", "thought_tokens": 4})
-    assert longest_row(section) == 1 + 3 + 5 + 2 + 3 + 4 + 1
+    assert longest_row(section) == 1 + 3 + 6 + 2 + 3 + 4 + 1
     assert longest_legal_thought(section) == 1

@@ -271,7 +271,7 @@ def test_policies_that_single_steps_cannot_train_are_refused(policy: dict[str, A
 def test_a_stack_of_frames_is_learned_from(*, normalise: bool) -> None:
     """The reward is for the sign of the observation before, which the newest one does not show."""
     section = DQNSection(
-        **(SMALL | {"replay_ratio": 1.0, "discount": 0.0, "error_steps": 512, "capacity": 2000})
+        **(SMALL | {"replay_ratio": 0.5, "discount": 0.0, "error_steps": 512, "capacity": 2000})
     )
     given = PolicySection(frame_stack=2, hidden_sizes=(32,), normalise_observations=normalise)
     policy = build(OBSERVATION, ACTION, section.policy_section(given), 0)

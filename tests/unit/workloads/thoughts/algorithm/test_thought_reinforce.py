@@ -274,6 +274,21 @@ def test_theatre_ends_a_run_when_its_grace_is_over(base: Path, batch: Batch) -> 
     assert only_told.findings()["theatre"]["verdict"] == "theatre"
 
 
+def test_a_summary_judges_the_weights_that_are_left(base: Path, batch: Batch) -> None:
+    """Of a run shorter than the time between two validations, the only one was of its start."""
+    algorithm, often = reinforce(base, validate_every=50), reinforce(base, validate_every=1)
+    for one in (algorithm, often):
+        one.update(batch, progress=0.0)
+    kept = algorithm.state().numbers["validation"]
+    assert kept["last"]["update"] == 0
+    found = algorithm.findings()
+    assert found["theatre"] == often.state().numbers["validation"]["last"]
+    assert found["theatre"]["update"] == 1
+    assert found["remarks"] == found["theatre"]["words"]
+    assert algorithm.state().numbers["validation"] == kept
+    assert reinforce(base, validate_every=0).findings() == {}
+
+
 def test_gae_without_a_critic_is_refused() -> None:
     """The message names both settings."""
     with pytest.raises(ValidationError, match="learned baseline"):

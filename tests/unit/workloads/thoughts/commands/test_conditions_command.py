@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.thoughts.commands.conditions import ALL
+from tests.support.thoughts.small_thoughts import small_base
+from workloads.thoughts.commands.conditions import ALL, run_seed
 from workloads.thoughts.commands.conditions_command import Asked, make_plan
 
 ROOT = Path(__file__).resolve().parents[5]
@@ -41,6 +42,7 @@ def test_what_is_no_recipe_of_thoughts_is_refused(tmp_path: Path) -> None:
     ("old", "new", "why"),
     [
         ("rings:7:4", "rings:0:0", "rings"),
+        ("count = 128", "count = 4", "a single question"),
         ("[learner]", "[learner]\nno_such = 1", "no_such"),
         ("[algorithm]", "[algorithm]\nno_such = 1", "no_such"),
         ("[environment.kwargs]", "[environment.kwargs]\nno_such = 1", "no_such"),
@@ -54,3 +56,12 @@ def test_a_recipe_that_no_run_takes_is_refused_at_once(tmp_path: Path, old: str,
     recipe.write_text(text.replace(old, new, 1))
     with pytest.raises(ConfigurationError, match=why):
         make_plan(asked(recipe))
+
+
+def test_a_start_of_another_task_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    """Its tokens mean other words."""
+    small_base(tmp_path / "start")
+    plan = make_plan(replace(asked(ROOT / "recipes" / "thoughts-tiny.toml"), out=tmp_path / "out", only=(4,)))
+    plan.recipe["environment"]["kwargs"]["model"] = str(tmp_path / "start")
+    with pytest.raises(ConfigurationError, match=f"model='{tmp_path}.*task='rings:7:4'"):
+        run_seed(plan, 0)

@@ -6,7 +6,10 @@ import pytest
 
 from penstock.config.configuration_error import ConfigurationError
 from workloads.thoughts.commands import gradient_variance
+from workloads.thoughts.commands.condition_runs import start_of
 from workloads.thoughts.commands.thought_check import check_run
+from workloads.thoughts.start.thoughts_start import START_MODEL
+from workloads.thoughts.thought_section import Thoughts
 
 
 @pytest.mark.parametrize("name", ["missing", "."])
@@ -16,3 +19,11 @@ def test_a_folder_that_is_no_run_is_called_so(tmp_path: Path, name: str) -> None
         check_run(tmp_path / name, questions=8)
     with pytest.raises(ConfigurationError, match="so no run"):
         gradient_variance.main(tmp_path / name, draws=1, at_start=False, trust=False)
+
+
+def test_a_run_that_was_moved_has_its_start_with_it(tmp_path: Path) -> None:
+    """Its configuration names the place where that was made; a model that was named lies where it lay."""
+    named = Thoughts(model=str(tmp_path / "elsewhere" / START_MODEL))
+    assert start_of(tmp_path, named) == Path(named.model)
+    (tmp_path / START_MODEL).mkdir()
+    assert start_of(tmp_path, named) == tmp_path / START_MODEL

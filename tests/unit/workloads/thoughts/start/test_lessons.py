@@ -1,11 +1,14 @@
 """What a model is taught with."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK
 from workloads.thoughts.start.lessons import Lesson, Lessons
-from workloads.thoughts.tasks.example import Example
+from workloads.thoughts.tasks.example import Continuation, Example
+from workloads.thoughts.thought_layout import Layout
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def test_a_corrupted_thought_goes_on_legally_and_answers_truly(lessons: Lessons,
     """Each step is wrong as often as is asked for, and counted from where the thought stands."""
     wrong = total = 0
     for _ in range(400):
-        *words, end, equals, answer = learned(lessons.corrupted(example, 0.3))
+        *words, end, equals, answer = learned(lessons.corrupted(example, 0.3, 5))
         assert (end, equals, answer) == ("</think>", "=", example.answer[0])
         assert len(words) == len(example.steps)
         for place, word in enumerate(words):
@@ -46,6 +49,39 @@ def test_a_corrupted_thought_goes_on_legally_and_answers_truly(lessons: Lessons,
             wrong += left.steps[0] != word
             total += 1
     assert wrong / total == pytest.approx(0.3, abs=0.06)
+
+
+class Circles:
+    """A task in which each step leads to another, and none to an end: one symbol, or several."""
+
+    words = ("a", "b")
+    levels = (1,)
+    most_gain = None
+
+    def __init__(self, *symbols: str) -> None:
+        self.symbols = symbols
+
+    def example(self, random: np.random.Generator, level: int) -> Example:
+        """Always the same."""
+        del random
+        return Example(question=("a",), answer=("b",), steps=("a",), level=level, identity="a")
+
+    def resume(self, question: Sequence[str], thought: Sequence[str]) -> Continuation:
+        """The same step again."""
+        del question, thought
+        return Continuation(("a",), ("b",))
+
+
+@pytest.mark.parametrize("symbols", [("a",), ("a", "b")])
+def test_a_corrupted_thought_ends_where_its_way_does_not(symbols: tuple[str, ...]) -> None:
+    """After as many words as a thought has; of a single symbol no step is wrong."""
+    task = Circles(*symbols)
+    made = Lessons(task, Layout(task), np.random.default_rng(0))
+    (lesson, again) = (made.corrupted(task.example(np.random.default_rng(0), 1), 0.5, 7) for _ in range(2))
+    for one in (lesson, again):
+        words = Layout(task).text(one.ids[one.start : -3])
+        assert len(words) == 7
+        assert set(words) <= set(symbols)
 
 
 def test_random_thoughts_show_no_chain(lessons: Lessons, example: Example) -> None:

@@ -11,6 +11,16 @@ from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, PolicySection, Settings
 from tests.support.thoughts.small_thoughts import small_base
 from workloads.thoughts.start.thoughts_start import START_MODEL, check_lengths, prepare
+from workloads.thoughts.tasks.rings import Rings
+from workloads.thoughts.thought_settings import ThoughtReinforceSection
+
+
+class Renamed(Rings):
+    """The small rings, with their words in another order."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.words = self.words[::-1]
 
 
 def settings(*, unroll_length: int = 20, baseline: str = "group", **kwargs: Any) -> Settings:
@@ -35,6 +45,16 @@ def test_a_model_that_is_there_is_kept_and_named(tmp_path: Path) -> None:
     assert before == {file.name: file.read_bytes() for file in (tmp_path / START_MODEL).iterdir()}
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_model_of_another_task_is_refused(tmp_path: Path, *, is_named: bool) -> None:
+    """Named, or left by a run of another task: as many words may mean others."""
+    small_base(tmp_path / START_MODEL)
+    model: dict[str, Any] = {"model": str(tmp_path / START_MODEL)} if is_named else {}
+    same_size = settings(task=f"{__name__}:Renamed", **model)
+    with pytest.raises(ConfigurationError, match=rf"model='{tmp_path}.*task='{__name__}:Renamed'"):
+        prepare(same_size, tmp_path, Progress(lambda _: None, threading.Event()))
+
+
 @pytest.mark.parametrize(
     ("over", "named"),
     [
@@ -44,6 +64,8 @@ def test_a_model_that_is_there_is_kept_and_named(tmp_path: Path) -> None:
         ({"thoughts": 3}, "unknown key"),
         ({"empty_share": 1.5}, "empty_share=1.5"),
         ({"hidden": 20}, "hidden=20: .*multiple of 8"),
+        ({"hidden": 1_000_000_000}, "hidden=1000000000: .*less than or equal to 4096"),
+        ({"layers": 65}, "layers=65: .*less than or equal to 64"),
         ({"thought_tokens": 1}, "thought_tokens=1: a legal thought .* has up to 2 steps"),
         ({"group": 1}, r"group=1: .*algorithm\.baseline='group', and nothing is learned"),
     ],
@@ -57,6 +79,24 @@ def test_what_does_not_fit_is_refused_by_name(over: dict[str, Any], named: str) 
 def test_a_thought_alone_on_its_question_is_learned_from_without_a_mean() -> None:
     """Of the baselines only the mean of a question's thoughts needs two of them."""
     check_lengths(settings(group=1, baseline="none"))
+
+
+def test_a_reward_of_another_question_needs_another_question() -> None:
+    """With one in a fragment each thought would get a reward of its own, and a control would be honest."""
+    one = settings(group=8)
+    check_lengths(one)
+    another = one.model_copy(update={"algorithm": ThoughtReinforceSection(reward_from="another")})
+    with pytest.raises(ConfigurationError, match=r"environment\.count=8: .*a single question.*group=8"):
+        check_lengths(another)
+
+
+def test_a_learner_on_a_gpu_is_refused_before_the_model_is_made(tmp_path: Path) -> None:
+    """The learner would say so, after minutes of a warm start."""
+    usual = settings(start_updates=1)
+    on_gpu = usual.model_copy(update={"learner": usual.learner.model_copy(update={"device": "cuda"})})
+    with pytest.raises(ConfigurationError, match=r"learner\.device='cuda': .*say cpu"):
+        prepare(on_gpu, tmp_path, Progress(lambda _: None, threading.Event()))
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_head_that_cannot_be_is_refused_before_the_model_is_made(tmp_path: Path) -> None:

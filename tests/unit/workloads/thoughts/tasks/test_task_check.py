@@ -16,17 +16,17 @@ from workloads.thoughts.tasks.task_check import check_task
 class Fine:
     """A task that holds to all of it: rings, told anew."""
 
-    words, symbols = Rings(5, 2).words, Rings(5, 2).symbols
+    words, symbols = Rings(6, 2).words, Rings(6, 2).symbols
     levels: Any = (1, 2)
     most_gain: Any = None
 
     def example(self, random: np.random.Generator, level: int) -> Any:
         """As rings has it."""
-        return Rings(5, 2).example(random, level)
+        return Rings(6, 2).example(random, level)
 
     def resume(self, question: Sequence[str], thought: Sequence[str]) -> Any:
         """As rings has it."""
-        return Rings(5, 2).resume(question, thought)
+        return Rings(6, 2).resume(question, thought)
 
 
 def with_parts(**parts: Any) -> Fine:
@@ -54,6 +54,11 @@ def in_time(example: Example, random: np.random.Generator) -> Example:
     if random.random() < 0.05:
         raise LookupError("no more questions")
     return example
+
+
+def unready(self: Fine) -> Any:
+    """A part that cannot be made."""
+    raise OSError("no list of words")
 
 
 OTHER_CHANCE = np.random.default_rng(1)
@@ -85,6 +90,9 @@ def test_a_task_that_fits_is_taken() -> None:
         (with_parts(symbols="abcde"), "symbols='abcde'"),
         (with_parts(levels=("easy", "hard")), "levels=.*whole numbers"),
         (with_parts(levels=(1, 1)), "levels=.*each once"),
+        (with_parts(levels=3), "levels=3: give a tuple"),
+        (with_parts(levels={1, 2}), "levels={1, 2}: give a tuple"),
+        (with_parts(words=property(unready)), "words raised OSError: no list of words"),
         (with_parts(most_gain="1.9"), "most_gain='1.9'"),
         (with_parts(most_gain=float("nan")), "most_gain=nan"),
         (examples(lambda *_: ("a", "b")), r"example\(random, 1\) returned \('a', 'b'\)"),
@@ -92,6 +100,7 @@ def test_a_task_that_fits_is_taken() -> None:
         (examples(lambda one, _: replace(one, question=list(one.question))), r"question=\["),
         (examples(lambda one, _: replace(one, identity=7)), "identity=7"),
         (examples(lambda one, _: replace(one, level=9)), "level=9"),
+        (examples(lambda one, _: replace(one, identity="one")), "20,000 questions of level 1, and none is"),
         (examples(in_time), "raised LookupError: no more questions"),
         (examples(lambda one, _: Fine().example(OTHER_CHANCE, one.level)), "two questions for equal draws"),
         (

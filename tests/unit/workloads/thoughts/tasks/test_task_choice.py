@@ -61,6 +61,16 @@ class Lying(Sums):
         return replace(super().example(random, level), answer=("0",), steps=("0", "0"))
 
 
+def without_its_file() -> Sums:
+    """A task whose file is not there."""
+    raise FileNotFoundError("letters.txt")
+
+
+def of_size(size: int) -> Sums:
+    """A task that asks for an argument."""
+    raise AssertionError(size)
+
+
 def test_a_task_of_ones_own_is_opened() -> None:
     """Named as module:function, it is made by a call without arguments."""
     task = open_task(f"{__name__}:Sums")
@@ -74,7 +84,10 @@ def test_a_task_of_ones_own_is_opened() -> None:
         ("rings:x:4", "rings:11:6"),
         ("rings:7:4:2", "rings:11:6"),
         ("rings:3:2", "4 to 26"),
+        ("rings:5:2", "none is held out: .*; say rings:N:HOPS"),
         ("no_such_module:task", "cannot be loaded"),
+        (f"{__name__}:without_its_file", "it raised FileNotFoundError: letters.txt"),
+        (f"{__name__}:of_size", "called without arguments, .*'size'"),
         (f"{__name__}:WithoutResume", "example, resume"),
         (f"{__name__}:Wordless", "not made of its words"),
         (f"{__name__}:Blank", "has a blank"),

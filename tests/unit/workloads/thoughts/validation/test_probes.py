@@ -1,11 +1,14 @@
 """Probes of a model that knows nothing: which questions are disturbed."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base
 from workloads.thoughts.start.transformer import load_transformer
-from workloads.thoughts.tasks.example import Example, draw_tests
+from workloads.thoughts.tasks.example import Continuation, Example, draw_tests
+from workloads.thoughts.tasks.rings import Rings
 from workloads.thoughts.thinking_model import ThinkingModel
 from workloads.thoughts.validation.probes import Probed, probe
 
@@ -51,3 +54,26 @@ def test_where_no_question_needs_a_step_nothing_is_disturbed(model: ThinkingMode
     assert (found.mistaken, found.last_mistaken, found.kept_last, found.without_last) == (None,) * 4
     assert found.mistaken_of is None
     assert np.isfinite(found.gain).all()
+
+
+class Detours(Rings):
+    """Rings in which every wrong step leads onto a way of two steps more than the legal one has."""
+
+    def resume(self, question: Sequence[str], thought: Sequence[str]) -> Continuation | None:
+        """As rings has it, and two symbols more behind a wrong step."""
+        whole, left = super().resume(question, ()), super().resume(question, thought)
+        assert whole is not None
+        if left is None or tuple(thought) == whole.steps[: len(thought)]:
+            return left
+        return Continuation((*left.steps, *self.symbols[:2]), left.answer)
+
+
+@pytest.mark.parametrize(("most", "counted"), [(3, None), (4, 12)])
+def test_mistakes_from_which_a_thought_is_too_short_to_go_on_do_not_count(
+    model: ThinkingModel, most: int, counted: int | None
+) -> None:
+    """Two steps, of which a wrong one asks for two more: nobody could follow them within three tokens."""
+    task = Detours(6, 3)
+    found = probe(model, task, draw_tests(task, 0, 6), most)
+    assert (None if found.mistaken is None else len(found.mistaken)) == counted
+    assert found.last_mistaken is None
