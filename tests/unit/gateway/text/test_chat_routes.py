@@ -39,6 +39,13 @@ def client(stand: TextStand, folder: Path) -> Iterator[Any]:
         yield openai.OpenAI(base_url=address, api_key=KEYLESS, max_retries=0)
 
 
+def _with(name: str, said: Any) -> bytes:
+    """A request that says this of a field, such as penstock.learn."""
+    *outer, inner = name.split(".")
+    field: dict[str, Any] = {inner: said}
+    return json.dumps({"model": "default", "messages": ASKED} | ({outer[0]: field} if outer else field)).encode()
+
+
 def named(conversation: str, **extension: Any) -> dict[str, Any]:
     """Arguments that say which conversation it is."""
     extra: dict[str, Any] = {"extra_headers": {"X-Conversation-Id": conversation}}
@@ -290,6 +297,19 @@ def test_an_image_is_refused(client: Any) -> None:
         ("rewards", b'{"conversation_id":"odd","reward":1e39}', "reward", "invalid_value"),
         ("rewards", b'{"conversation_id":"odd","reward":1,"turn":7}', "turn", "invalid_value"),
         ("rewards", b'{"conversation_id":"odd"}', "reward", None),
+        ("rewards", b'{"conversation_id":"odd","final":"no"}', "final", "invalid_value"),
+        *(
+            (CHAT, _with(name, said), name, "invalid_value")
+            for name in (
+                "stream",
+                "logprobs",
+                "store",
+                "penstock.show_thought",
+                "penstock.learn",
+                "penstock.regenerate",
+            )
+            for said in ("yes", 1)
+        ),
     ],
 )
 def test_bodies_that_no_client_would_send_are_refused_in_the_form_of_the_api(
