@@ -1,5 +1,6 @@
 """Agents that know OpenAI's API alone, by its unmodified client: answers, tools, streams, errors, rewards."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +44,9 @@ def _with(name: str, said: Any) -> bytes:
     """A request that says this of a field, such as penstock.learn."""
     *outer, inner = name.split(".")
     field: dict[str, Any] = {inner: said}
-    return json.dumps({"model": "default", "messages": ASKED} | ({outer[0]: field} if outer else field)).encode()
+    return json.dumps(
+        {"model": "default", "messages": ASKED} | ({outer[0]: field} if outer else field)
+    ).encode()
 
 
 def named(conversation: str, **extension: Any) -> dict[str, Any]:

@@ -125,7 +125,9 @@ def test_an_adapter_that_names_a_module_is_refused(base: Path, tmp_path: Path) -
 def test_a_name_that_is_no_folder_and_no_model_of_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the setting, and with what to do, before the library's words about the network."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    remedy = "'nowhere': .*: there is no such folder, and the hub gave no model of this name .*; name a folder"
+    remedy = (
+        "'nowhere': .*: there is no such folder, and the hub gave no model of this name .*; name a folder"
+    )
     with pytest.raises(ConfigurationError, match=rf"^model={remedy}"):
         load_tokenizer("nowhere")
     with pytest.raises(ConfigurationError, match=rf"^policy\.kwargs\.model={remedy}"):

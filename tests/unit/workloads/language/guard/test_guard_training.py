@@ -70,7 +70,9 @@ def test_a_classifier_is_read_as_it_was_written(tmp_path: Path) -> None:
         '{"form": 1, "weights": [], "shift": 0, "threshold": 1}',
     ):
         (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(ConfigurationError, match=r"--classifier='.*bad\.json': holds no classifier of a guard"):
+        with pytest.raises(
+            ConfigurationError, match=r"--classifier='.*bad\.json': holds no classifier of a guard"
+        ):
             load_classifier(tmp_path / "bad.json", "--classifier")
 
 

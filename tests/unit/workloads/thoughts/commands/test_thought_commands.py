@@ -43,7 +43,7 @@ def config(folder: Path) -> Path:
 def test_what_is_kept_of_a_comparison_that_is_interrupted_is_said(tmp_path: Path) -> None:
     """And how to go on."""
     recipe, out = str(config(tmp_path / "run")), str(tmp_path / "out")
-    for words in (("conditions", recipe), ("vary", recipe, "algorithm.baseline", "none")):
+    for words in (("conditions", recipe), ("vary", recipe, "environment.kwargs.group", "4")):
         result = asked(*words, "--out", out)
         assert result.exit_code == 130
         assert result.stderr == (

@@ -132,8 +132,6 @@ def test_a_file_of_the_guard_is_named_wherever_a_server_starts(
     small_base(tmp_path / START_MODEL)
     (tmp_path / "rules.toml").write_text("[[rule]]\nname = 'b'\npattern = 'b'\n")
     monkeypatch.chdir(tmp_path)
-    made = prepare(
-        settings(guard_rules="rules.toml"), tmp_path, Progress(lambda _: None, threading.Event())
-    )
+    made = prepare(settings(guard_rules="rules.toml"), tmp_path, Progress(lambda _: None, threading.Event()))
     assert made.environment.kwargs["guard_rules"] == str(tmp_path / "rules.toml")
     assert "guard_classifier" not in made.environment.kwargs
