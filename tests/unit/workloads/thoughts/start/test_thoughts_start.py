@@ -122,7 +122,7 @@ def test_a_file_of_the_guard_that_cannot_be_used_is_refused_before_training(
     small_base(tmp_path / START_MODEL)
     progress = Progress(lambda _: None, threading.Event())
     with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{name}='nowhere\.toml': "):
-        prepare(settings(**{name: "nowhere.toml"}), tmp_path, progress)
+        prepare(settings(**dict[str, Any]({name: "nowhere.toml"})), tmp_path, progress)
 
 
 def test_a_file_of_the_guard_is_named_wherever_a_server_starts(
