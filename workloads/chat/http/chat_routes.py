@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from gateway.surface import ApiError, EventStream, JsonRoute, answered, caller_of, is_editor
+from gateway.surface import ANSWER_S, ApiError, EventStream, JsonRoute, answered, caller_of, event, is_editor
 from workloads.chat.http import chat_bodies as bodies
 from workloads.chat.http import steering
 from workloads.chat.http.chat_api import ChatApi, person_of
@@ -58,7 +58,8 @@ async def say(request: Request, api: Api, body: bodies.Say) -> EventStream:
     talk = api.find(_person(request, body), body.conversation)
     events = api.say(talk, body.text, looks_after=is_editor(request))
     first = await anext(events)  # what is refused before it is an error of the call
-    return EventStream(_behind(first, events))
+    cut_off = event("refused", {"detail": "the gateway has ended before this answer was whole: say it again"})
+    return EventStream(_behind(first, events), grace_s=ANSWER_S, cut_off=cut_off)
 
 
 @router.post("/api/chat/thumb")
