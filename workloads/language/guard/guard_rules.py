@@ -93,18 +93,20 @@ def matched(text: str, direction: Direction, rules: Sequence[Rule]) -> str:
     return ""
 
 
-def read_rules(file: Path) -> tuple[Rule, ...]:
+def read_rules(file: Path, named: str) -> tuple[Rule, ...]:
     """Return the rules of a file, in its order.
 
-    Raises ConfigurationError that names the rule and what is wrong with it.
+    named: the option or the setting that names the file. Raises ConfigurationError that names the rule and
+    what is wrong with it.
     """
+    where = f"{named}={str(file)!r}"
     try:
         given = tomllib.loads(file.read_text()).get("rule", [])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"--rules {file}: cannot be read: {error}") from error
+        raise ConfigurationError(f"{where}: cannot be read: {error}") from error
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_RULES:
-        raise ConfigurationError(f"--rules {file}: write 1 to {MAX_RULES} tables [[rule]]")
-    return tuple(_rule(one, f"--rules {file}: rule {number}") for number, one in enumerate(given, 1))
+        raise ConfigurationError(f"{where}: write 1 to {MAX_RULES} tables [[rule]]")
+    return tuple(_rule(one, f"{where}: rule {number}") for number, one in enumerate(given, 1))
 
 
 def _rule(given: Any, where: str) -> Rule:
