@@ -15,7 +15,7 @@ from typing import Any, Final
 from gateway.application import make_app
 from gateway.frame.api_description import describe
 from gateway.frame.call_limits import CallLimits
-from gateway.frame.envelope import Doors
+from gateway.frame.doors import Doors
 from gateway.frame.parts import Parts
 from gateway.process import Places, open_accounts, open_registry
 from gateway.sites.site import RunAddresses, Upstream

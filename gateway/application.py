@@ -7,7 +7,8 @@ from typing import Final
 from fastapi import APIRouter, FastAPI
 
 from gateway.frame.api_errors import add_handlers
-from gateway.frame.envelope import Doors, Envelope
+from gateway.frame.doors import Doors
+from gateway.frame.envelope import Envelope
 from gateway.frame.parts import Parts
 from gateway.frame.route_access import ACCESS, Table, add_routes
 from gateway.jobs.job_kinds import JobKind

@@ -1,14 +1,17 @@
 """Serves the application over HTTP or HTTPS, in a thread of its own, on a socket that is bound before.
 
-A connection whose request head does not come whole within `HEAD_S` is closed, and there are at most
-`MAX_CONNECTIONS`; what a body may be is the envelope's.
+A connection whose request head does not come whole within `HEAD_S` is closed. There are at most
+`MAX_CONNECTIONS`, and `MAX_OF_ADDRESS` of one address, unless it is that of a proxy which was named. What a
+body may be is the envelope's.
 """
 
 import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gateway.frame.server_end import ENDING
 from penstock.config.configuration_error import ConfigurationError
 from penstock.rpc.auth import AddressInUse, check_address, is_local
 from penstock.wire.limits import KIB
@@ -24,21 +28,52 @@ HEAD_S: Final = 10.0
 KEEP_ALIVE_S: Final = 30
 MAX_HEAD_BYTES: Final = 32 * KIB
 MAX_CONNECTIONS: Final = 4096
+MAX_OF_ADDRESS: Final = MAX_CONNECTIONS // 2
+"""Connections of one address: one that holds more than it uses keeps out nobody else."""
 DRAIN_S: Final = 5
 
 log = logging.getLogger(__name__)
 
 
-class PatientOnce(H11Protocol):
-    """A connection that waits `head_s` for the head of a request, and then closes."""
+class Connections:
+    """Counts the open connections of each address. proxies: addresses and networks that have no bound."""
 
-    head_s = HEAD_S
+    def __init__(self, proxies: Collection[str], most: int) -> None:
+        self._proxies = [ip_network(one) for one in proxies]
+        self._most = most
+        self._open = Counter[str]()
+
+    def begin(self, address: str) -> bool:
+        """Count one more; False: it is one too many."""
+        self._open[address] += 1
+        return self._open[address] <= self._most or any(ip_address(address) in one for one in self._proxies)
+
+    def end(self, address: str) -> None:
+        """Count one less."""
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
+
+
+class PatientOnce(H11Protocol):
+    """A connection that waits `head_s` for the head of a request, and then closes.
+
+    connections_of: addresses, at its server.
+    """
+
+    head_s: float
+    connections_of: Connections
+    _address = ""
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first head."""
+        """Begin to wait for the first head, or close where its address has too many."""
         super().connection_made(transport)
-        self._await_head()
+        self._address = transport.get_extra_info("peername")[0]
+        if self.connections_of.begin(self._address):
+            self._await_head()
+        else:
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Go on waiting, from the first byte of a head on, until it is whole."""
@@ -54,6 +89,7 @@ class PatientOnce(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
         self._stop_waiting()
+        self.connections_of.end(self._address)
         super().connection_lost(exc)
 
     def _await_head(self) -> None:
@@ -65,8 +101,24 @@ class PatientOnce(H11Protocol):
             self._head_timer = None
 
 
+class EndingServer(uvicorn.Server):
+    """A server whose requests learn that it has begun to end, by `gateway.frame.server_end`."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        self.lifespan.state[ENDING] = asyncio.Event()
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tell the requests, and end."""
+        self.lifespan.state[ENDING].set()
+        await super().shutdown(sockets)
+
+
 class HttpServer:
     """The server of an application. lifespan: "on" for one that begins and ends something of its own.
+
+    proxies: addresses and networks whose word is taken (`X-Forwarded-For`) for whom a request is from.
 
     Raises ConfigurationError for an address that is no HOST:PORT, or beyond loopback without a certificate
     and without `insecure`; AddressInUse for one that is taken.
@@ -80,7 +132,9 @@ class HttpServer:
         certificate: Path | None = None,
         key: Path | None = None,
         insecure: bool = False,
+        proxies: Collection[str] = (),
         head_s: float = HEAD_S,
+        most_of_address: int = MAX_OF_ADDRESS,
         lifespan: Literal["on", "off"] = "off",
     ) -> None:
         check_listen(listen, encrypted=certificate is not None, insecure=insecure)
@@ -89,7 +143,8 @@ class HttpServer:
         scheme = "http" if certificate is None else "https"
         self.address = f"{f'[{host}]' if ':' in host else host}:{port}"
         self.url = f"{scheme}://{self.address}"
-        kind: Any = type("Connection", (PatientOnce,), {"head_s": head_s})
+        own = {"head_s": head_s, "connections_of": Connections(proxies, most_of_address)}
+        kind: Any = type("Connection", (PatientOnce,), own)
         config = uvicorn.Config(
             app,
             http=kind,
@@ -98,6 +153,8 @@ class HttpServer:
             log_config=None,
             access_log=False,  # it would write queries, and with them what presigned links carry
             server_header=False,
+            proxy_headers=bool(proxies),  # by itself it takes the word of whoever connects from this machine
+            forwarded_allow_ips=list(proxies),
             ssl_certfile=certificate,
             ssl_keyfile=key,
             limit_concurrency=MAX_CONNECTIONS,
@@ -105,7 +162,7 @@ class HttpServer:
             timeout_graceful_shutdown=DRAIN_S,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
-        self._server = uvicorn.Server(config)
+        self._server = EndingServer(config)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._on_end: Callable[[], None] = lambda: None
         self.failed = False

@@ -7,6 +7,7 @@ gateway to its callers.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from gateway.accounts.oidc_sign_in import OidcSignIn
 from gateway.accounts.signing_keys import make_keys, read_keys
 from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
-from gateway.frame.envelope import Doors
+from gateway.frame.doors import Doors
 from gateway.frame.parts import Parts
 from gateway.http_server import HttpServer, check_listen
 from gateway.jobs.job_dispatcher import AT_ONCE, JobDispatcher
@@ -184,6 +185,8 @@ def main(
     health = Health(ROLE)
     _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
     jobs = None if work is None else work()
+    if jobs is not None:
+        _check_models(places.models_folder())
     accounts, database = open_accounts(places)
     registry = open_registry(places)
     try:
@@ -205,6 +208,7 @@ def main(
             certificate=settings.security.tls_certificate,
             key=settings.security.tls_key,
             insecure=insecure,
+            proxies=doors.proxies,
         )
         beside = [_beside(lifecycle, "expiry", lambda end: sweep(accounts, end))]
         if dispatcher is not None:
@@ -222,6 +226,19 @@ def main(
         registry.close()
         database.close()
     return EXIT_FAILED if server.failed else EXIT_OK
+
+
+def _check_models(folder: Path) -> None:
+    """Make the folder of models: a training of hours would be exported to nowhere.
+
+    Raises ConfigurationError.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--models {folder}: {error.strerror}; name a folder") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--models {folder}: nothing can be written there; name another folder")
 
 
 def _beside(lifecycle: Lifecycle, name: str, work: Callable[[threading.Event], None]) -> threading.Thread:

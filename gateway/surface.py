@@ -43,10 +43,11 @@ from gateway.frame.api_description import ERROR_SCHEMA, error_answer
 from gateway.frame.api_errors import ApiError
 from gateway.frame.api_errors import add_handlers as add_error_handlers
 from gateway.frame.audited_calls import audited
-from gateway.frame.event_stream import EventStream
+from gateway.frame.event_stream import ANSWER_S, EventStream
 from gateway.frame.parts import parts_of
-from gateway.frame.request_text import Body, Line, example
+from gateway.frame.request_text import Body, Line, example, storable
 from gateway.frame.route_access import Access, GuardedRoute, member_of
+from gateway.frame.server_end import ending
 from gateway.jobs import job_queue, policy_versions
 from gateway.jobs.job_kinds import JobKind, finite
 from gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
@@ -71,6 +72,7 @@ from penstock.registry.ratings import KeptRating
 from penstock.registry.registry import Registry
 
 __all__ = [
+    "ANSWER_S",
     "ERROR_SCHEMA",
     "LEAST",
     "THUMB",
@@ -124,12 +126,14 @@ __all__ = [
     "satisfaction",
     "share_of",
     "state_folder",
+    "storable",
     "version_of",
     "versions_of",
 ]
 
 _LOOK_S: Final = 0.5
 _PAGE: Final = 1000
+_PAGE_CHARS: Final = 4_000_000
 
 
 async def queue(
@@ -162,10 +166,15 @@ async def queue(
 
 
 async def ended(request: Request, job: Job, within_s: float) -> Job:
-    """Return a job once it has ended, or as it is after `within_s` seconds, or when its caller has gone."""
-    accounts, loop = parts_of(request).accounts, asyncio.get_running_loop()
+    """Return a job once it has ended, or as it is after `within_s` seconds.
+
+    It returns earlier when its caller has gone, or the gateway ends.
+    """
+    accounts, loop, ends = parts_of(request).accounts, asyncio.get_running_loop(), ending(request.scope)
     until_s = loop.time() + within_s
-    while job.state.is_open and loop.time() < until_s and not await request.is_disconnected():
+    while job.state.is_open and loop.time() < until_s and not ends.is_set():
+        if await request.is_disconnected():
+            break
         await asyncio.sleep(_LOOK_S)
         project, id_ = job.project, job.id
         job = await run_in_threadpool(
@@ -244,9 +253,9 @@ def noted(
         yield by
 
 
-def ratings_of(registry: Registry, policy: str) -> list[KeptRating]:
-    """Return all ratings of `PROJECT/AGENT`, oldest first."""
-    found: list[KeptRating] = []
-    while page := registry.ratings(policy, found[-1].number if found else 0, _PAGE):
-        found += page
-    return found
+def ratings_of(registry: Registry, policy: str) -> Iterator[KeptRating]:
+    """Yield all ratings of `PROJECT/AGENT`, oldest first; a few megabytes are in memory at a time."""
+    number = 0
+    while page := registry.ratings(policy, number, _PAGE, most_chars=_PAGE_CHARS):
+        yield from page
+        number = page[-1].number

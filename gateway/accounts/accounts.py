@@ -116,11 +116,13 @@ class Accounts:
         if user is None or not is_password(user.password, current):
             raise Unauthenticated(_NOT_KNOWN)
         encoded = hash_password(new, name=account)
-        self._write(
-            lambda session: users.change_password(
-                session, self._clock(), self._same(session, user), password=encoded, by=subject
-            )
-        )
+
+        def work(session: Session) -> None:
+            attempts.forgive(session, account=account, address=address)
+            same = self._same(session, user)
+            users.change_password(session, self._clock(), same, password=encoded, by=subject)
+
+        self._write(work)
 
     # ------------------------------------------------------------ people and projects
 
@@ -190,6 +192,7 @@ class Accounts:
 
         def work(session: Session) -> str:
             row = invitations.find(session, self._clock(), invitation)
+            attempts.forgive(session, account=account, address=address)
             user = users.add(
                 session, self._clock(), name=account, password=encoded, by=None, invited_by=row.by
             )

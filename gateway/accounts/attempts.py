@@ -1,15 +1,16 @@
 """How often signing in may be tried: per account and address together, per address, and per account.
 
 Attempts are counted before the password is looked at, in the database, so that neither parallel attempts nor
-several gateways give more of them. The bound of an account from everywhere is far higher than that from one
-address: who tries passwords from one place does not lock the owner out elsewhere.
+several gateways give more of them. One that succeeds is taken back: many people may share an address. The
+bound of an account from everywhere is far higher than that from one address: who tries passwords from one
+place does not lock the owner out elsewhere.
 """
 
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Final
 
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 from sqlalchemy.orm import Session
 
 from gateway.accounts.account_errors import TooManyAttempts
@@ -40,8 +41,10 @@ def check(wait_s: float) -> None:
 
 
 def forgive(session: Session, *, account: str, address: str) -> None:
-    """Forget the attempts of an account at an address: it was the account's owner."""
+    """Forget the attempts of an account at an address: it was its owner. Elsewhere this one did not count."""
     session.execute(delete(AttemptRow).where(AttemptRow.subject == _both(account, address)))
+    own = AttemptRow.subject.in_((_subject("address", address), _subject("account", account)))
+    session.execute(update(AttemptRow).where(own, AttemptRow.count > 0).values(count=AttemptRow.count - 1))
 
 
 def _count(session: Session, now: datetime, subject: str, most: int) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import Integer, func, select
 from sqlalchemy.orm import Session
 
 from gateway.accounts import audit
@@ -21,20 +21,29 @@ MAX_DAYS: Final = 90
 
 
 class FeedbackLink(NamedTuple):
-    """A link without its secret."""
+    """A link without its secret, for who holds it."""
 
     id: str
     project: str
     agent: str
     items: Sequence[Mapping[str, Any]]
     rater: str
-    created: datetime
     expires: datetime
-    revoked: datetime | None
 
     def request_key(self, item: int) -> str:
         """Return the key under which the rating of an item is stored once."""
         return f"link/{self.id}/{item}"
+
+
+class LinkSummary(NamedTuple):
+    """A link without its texts, for a list of them. items: how many there are."""
+
+    id: str
+    rater: str
+    items: int
+    created: datetime
+    expires: datetime
+    revoked: datetime | None
 
 
 def add(
@@ -46,7 +55,7 @@ def add(
     items: Sequence[Mapping[str, Any]],
     rater: str,
     days: int,
-) -> tuple[FeedbackLink, str]:
+) -> tuple[LinkSummary, str]:
     """Return a new link and its secret, which is shown once."""
     secret, by = new_secret(LINK), member.principal.subject
     row = FeedbackLinkRow(
@@ -72,7 +81,7 @@ def add(
         agent=agent,
         items=len(items),
     )
-    return _record(row), secret
+    return LinkSummary(row.id, rater, len(items), now, row.expires, None), secret
 
 
 def by_secret(session: Session, now: datetime, secret: str) -> FeedbackLink:
@@ -85,11 +94,13 @@ def by_secret(session: Session, now: datetime, secret: str) -> FeedbackLink:
     return _record(row)
 
 
-def links(session: Session, project: str, agent: str) -> tuple[FeedbackLink, ...]:
-    """Return the links of an agent, newest first."""
-    own = (FeedbackLinkRow.project == project) & (FeedbackLinkRow.agent == agent)
-    rows = session.scalars(select(FeedbackLinkRow).where(own).order_by(FeedbackLinkRow.created.desc()))
-    return tuple(_record(row) for row in rows)
+def links(session: Session, project: str, agent: str) -> tuple[LinkSummary, ...]:
+    """Return the links of an agent, newest first; the database counts their items, which may be long."""
+    row = FeedbackLinkRow
+    own = (row.project == project) & (row.agent == agent)
+    count = func.json_array_length(row.items, type_=Integer)
+    wanted = select(row.id, row.rater, count, row.created, row.expires, row.revoked).where(own)
+    return tuple(LinkSummary(*one) for one in session.execute(wanted.order_by(row.created.desc())))
 
 
 def revoke(session: Session, now: datetime, *, project: str, link: str, by: str) -> None:
@@ -105,6 +116,4 @@ def revoke(session: Session, now: datetime, *, project: str, link: str, by: str)
 
 
 def _record(row: FeedbackLinkRow) -> FeedbackLink:
-    return FeedbackLink(
-        row.id, row.project, row.agent, row.items, row.rater, row.created, row.expires, row.revoked
-    )
+    return FeedbackLink(row.id, row.project, row.agent, row.items, row.rater, row.expires)

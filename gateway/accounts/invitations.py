@@ -6,10 +6,10 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from gateway.accounts import audit, projects
-from gateway.accounts.account_errors import BadInput
+from gateway.accounts.account_errors import AccountConflict, BadInput
 from gateway.accounts.principal import Membership
 from gateway.accounts.secrets import INVITATION, digest, is_secret, new_secret
-from gateway.store.tables import InvitationRow, Role
+from gateway.store.tables import InvitationRow, MemberRow, Role
 
 MAX_DAYS: Final = 30
 
@@ -45,8 +45,12 @@ def find(session: Session, now: datetime, secret: str) -> InvitationRow:
 def redeem(session: Session, now: datetime, row: InvitationRow, *, user: str) -> str:
     """Make a person a member as an invitation says, and return the project.
 
-    The audit says that they did, and who had invited them.
+    The audit says that they did, and who had invited them. Raises AccountConflict for somebody who may do as
+    much already: an invitation makes nobody less.
     """
+    member = session.get(MemberRow, (row.project, user))
+    if member is not None and member.role.includes(row.role):
+        raise AccountConflict(f"you are {member.role} of {row.project} already: this invites a {row.role}")
     row.used = now
     by = f"user/{user}"
     projects.set_role(session, now, project=row.project, user=user, role=row.role, by=by, invited_by=row.by)

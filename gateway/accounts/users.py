@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from gateway.accounts import audit
 from gateway.accounts.account_errors import AccountConflict, BadInput, NoSuchThing
 from gateway.accounts.secrets import new_id
-from gateway.store.tables import SessionRow, UserRow
+from gateway.accounts.withdrawal import withdraw
+from gateway.store.tables import MemberRow, SessionRow, UserRow
 
 MAX_NAME_LENGTH: Final = 128
 _NAME = re.compile(r"[a-z0-9][a-z0-9._+@-]{0,127}")
@@ -74,10 +75,12 @@ def change_password(session: Session, now: datetime, user: UserRow, *, password:
 
 
 def disable(session: Session, now: datetime, user: UserRow, *, by: str) -> None:
-    """Let a person sign in no more, and end their sessions."""
+    """Let a person sign in no more, end their sessions, and refuse what they handed out in any project."""
     user.disabled = True
     user.session_number += 1
     end_sessions(session, now, user.id, reason="the account was disabled")
+    for project in session.scalars(select(MemberRow.project).where(MemberRow.user == user.id)).all():
+        withdraw(session, now, project=project, user=user.id, role=None, by=by)
     audit.note(session, now, by=by, action="user disabled", subject=f"user/{user.id}")
 
 

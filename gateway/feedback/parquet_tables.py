@@ -16,7 +16,7 @@ from typing import Any, Final
 from gateway.feedback.feedback_rows import MAX_ROWS, ONLY_EXPORTED
 from gateway.feedback.parquet_reader import REFUSED
 from gateway.frame.api_errors import ApiError
-from gateway.frame.envelope import MAX_IMPORT_BYTES
+from gateway.frame.doors import MAX_IMPORT_BYTES
 from penstock.config.extras import how_to_install
 
 PARQUET: Final = "application/vnd.apache.parquet"

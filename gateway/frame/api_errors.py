@@ -88,7 +88,7 @@ class ApiError(HTTPException):
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Make every error that a route may raise an answer."""
+    """Make every error that a route may raise on purpose an answer; defects are the envelope's."""
 
     @app.exception_handler(AccountError)
     async def account_error(_request: Request, error: AccountError) -> Response:
@@ -103,18 +103,13 @@ def add_handlers(app: FastAPI) -> None:
         return ApiError(409, str(error)).response()
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> Response:
-        return _of_validation(error).response()
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return _of_validation(error, request.headers.get("content-type", "")).response()
 
     @app.exception_handler(HTTPException)
     async def of_framework(_request: Request, error: HTTPException) -> Response:
         refusal = error if isinstance(error, ApiError) else ApiError(error.status_code, str(error.detail))
         return refusal.response()
-
-    @app.exception_handler(Exception)
-    async def internal(request: Request, error: Exception) -> Response:
-        log.error("a request failed", exc_info=error, extra={"route": route_of(request.scope)})
-        return ApiError(500, "a defect of the gateway; its log says more").response()
 
 
 def route_of(scope: Any) -> str:
@@ -158,9 +153,16 @@ def _of_database(error: RegistryError) -> ApiError:
             raise error
 
 
-def _of_validation(error: RequestValidationError) -> ApiError:
+def _of_validation(error: RequestValidationError, content_type: str) -> ApiError:
     first = error.errors()[0]
+    if tuple(first["loc"]) == ("body",) and first["type"] != "missing" and not _is_json(content_type):
+        return ApiError(422, "the body is not said to be JSON: send `Content-Type: application/json`")
     field = field_of(first["loc"][1:])  # the first says whether of body, query, path or header
     if first["type"] == "json_invalid":
         return ApiError(422, "the body is not JSON")
     return ApiError(422, f"{field or 'the body'}: {first['msg']}", field=field)
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

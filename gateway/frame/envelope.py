@@ -6,11 +6,10 @@ Every answer carries the content policy.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -18,7 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import people_metrics
 from gateway.frame.api_errors import ApiError, route_of
-from penstock.wire.limits import MIB
+from gateway.frame.cross_origin import permission, preflight
+from gateway.frame.doors import MAX_IMPORT_BYTES, Doors
+from gateway.frame.server_end import ending
 
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -30,46 +31,8 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-MAX_BODY_BYTES: Final = 1 * MIB
-MAX_IMPORT_BYTES: Final = 64 * MIB
-LARGE_AT_ONCE: Final = 4
-"""Bodies above `MAX_BODY_BYTES` that are in memory at the same time."""
-BODY_S: Final = 30.0
-_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doors:
-    """Says how the gateway may be reached.
-
-    hosts: names that a request may give as its host, beside loopback's. origins: pages elsewhere from which a
-    browser may call, as `https://HOST[:PORT]`. large: routes whose body may have `MAX_IMPORT_BYTES`, by path
-    suffix. large_at_once: of such bodies. body_s: seconds in which a body must have come, however large.
-    any_host: whatever name it gives.
-    """
-
-    hosts: frozenset[str] = frozenset()
-    origins: frozenset[str] = frozenset()
-    large: frozenset[str] = frozenset({"/feedback"})
-    body_s: float = BODY_S
-    max_body_bytes: int = MAX_BODY_BYTES
-    large_at_once: int = LARGE_AT_ONCE
-    any_host: bool = False
-
-    def check_host(self, host: str) -> None:
-        """Raise ApiError 421 for a request that was made under another name."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            name = ""
-        if not self.any_host and name not in _LOOPBACK and name not in self.hosts:
-            raise ApiError(421, "this gateway does not answer under this host: start it with --host NAME")
-
-    def check_origin(self, origin: str, host: str) -> None:
-        """Raise ApiError 403 for a request that a page of another origin makes."""
-        own = origin.partition("://")[2] == host
-        if not own and origin not in self.origins:
-            raise ApiError(403, "pages of this origin may not call: start the gateway with --origin URL")
+log = logging.getLogger(__name__)
 
 
 class Envelope:
@@ -99,13 +62,31 @@ class Envelope:
         answer = _Answer(scope, send)
         body = _Body(receive, self._doors, self._limit(scope["path"]), self._admit_large)
         try:
-            self._check(scope)
-            body.check_length(Headers(scope=scope).get("content-length"))
-            await self._app(scope, body.receive, answer.send)
+            self._check(scope, answer)
+            headers = Headers(scope=scope)
+            body.check_length(headers.get("content-length"))
+            asks_first = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+            app = preflight() if asks_first and answer.permitted else self._app
+            await app(scope, body.receive, answer.send)
         except ApiError as error:
             if answer.begun:
                 raise
             await self._form(error)(scope, receive, answer.send)
+        except Exception:
+            if answer.begun:
+                raise
+            # Here, and not by a handler of the framework's: that one answers outside of this.
+            log.exception("a request failed", extra={"route": route_of(scope)})
+            defect = ApiError(500, "a defect of the gateway; its log says more")
+            await self._form(defect)(scope, receive, answer.send)
+        except asyncio.CancelledError:
+            if not ending(scope).is_set():
+                raise
+            # The server waits no longer, and would log the cancellation as a defect.
+            log.warning("a request was given up: the server ends", extra={"route": route_of(scope)})
+            if not answer.begun:
+                given_up = ApiError(503, "this gateway ends: ask again", retry_s=1.0)
+                await self._form(given_up)(scope, receive, answer.send)
         finally:
             self._large_bodies -= body.is_large
 
@@ -115,12 +96,14 @@ class Envelope:
             raise ApiError(429, "others are sending large bodies: send it again in a moment", retry_s=1.0)
         self._large_bodies += 1
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, answer: "_Answer") -> None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         self._doors.check_host(host)
         if "origin" in headers:
-            self._doors.check_origin(headers["origin"], host)
+            origin = headers["origin"]
+            self._doors.check_origin(origin, host)
+            answer.permitted = permission(origin) if origin in self._doors.origins else {}
         if not scope["path"].isprintable():
             raise ApiError(404, "no such path")  # no database stores NUL
         client = scope.get("client")
@@ -180,19 +163,23 @@ class _Body:
 
 
 class _Answer:
-    """Puts the headers of every answer on it, and counts it."""
+    """Puts the headers of every answer on it, and counts it.
+
+    permitted: by which a browser hands it on to a page of another origin.
+    """
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
         self._send = send
         self._began_s = time.monotonic()
         self.begun = False
+        self.permitted = dict[str, str]()
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.begun = True
-            MutableHeaders(scope=message).update(HEADERS)
+            MutableHeaders(scope=message).update({**HEADERS, **self.permitted})
             if message["status"] in {408, 413}:
                 MutableHeaders(scope=message)["Connection"] = "close"  # the rest of the body is not read
             self._count(message["status"])

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Return a text that every database can store; raises ValueError for NUL and half a surrogate pair."""
     if "\0" in text:
         raise ValueError("must not contain the character NUL")
@@ -16,7 +16,7 @@ def _storable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_storable)]
+Text = Annotated[str, AfterValidator(storable)]
 Line = Annotated[Text, Field(min_length=1, max_length=64)]
 Secret = Annotated[SecretStr, Field(max_length=4096)]
 

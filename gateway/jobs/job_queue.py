@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from gateway.accounts import audit
 from gateway.accounts.account_errors import AccountConflict, NoSuchThing
@@ -71,11 +71,19 @@ def submit(
 
 
 def claim(session: Session, now: datetime, place: str, most: int) -> Job | None:
-    """Give a runner the oldest queued job, unless it has `most` already."""
+    """Give a runner the oldest queued job of the project whose turn it is, unless it has `most` already.
+
+    It is that of which the fewest run, and of these the one that has waited longest since its last began: one
+    project with many jobs does not keep out the others.
+    """
     if len(at_place(session, place)) >= most:
         return None
-    queued = select(JobRow).where(JobRow.state == JobState.QUEUED).order_by(JobRow.number).limit(1)
-    row = session.scalar(queued)
+    other = aliased(JobRow)
+    same = other.project == JobRow.project
+    running = select(func.count()).where(same, other.state == JobState.RUNNING).scalar_subquery()
+    served = select(func.max(other.began)).where(same).scalar_subquery()
+    queued = select(JobRow).where(JobRow.state == JobState.QUEUED)
+    row = session.scalar(queued.order_by(running, served.nulls_first(), JobRow.number).limit(1))
     if row is None:
         return None
     row.state, row.place, row.began = JobState.RUNNING, place, now

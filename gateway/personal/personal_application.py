@@ -13,7 +13,8 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.frame.api_errors import ApiError, add_handlers
-from gateway.frame.envelope import Doors, Envelope
+from gateway.frame.doors import Doors
+from gateway.frame.envelope import Envelope
 from gateway.frame.event_stream import EventStream
 from gateway.personal.action_routes import add_actions
 from gateway.personal.admission import Admission

@@ -105,7 +105,7 @@ def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink)
             session, now, member, agent=agent_id, items=items, rater=body.rater, days=body.days
         )
     )
-    return {"link": secret, "page": f"/link#{secret}", **_shown(made)}
+    return {"link": secret, "page": f"/link#{secret}", **made._asdict()}
 
 
 @router.get("/api/projects/{project}/agents/{agent_id}/links", responses=answers(LinkList))
@@ -114,7 +114,7 @@ def links(request: Request, member: Member, agent_id: AgentId) -> dict[str, Any]
     found = parts_of(request).accounts.look(
         lambda session: feedback_links.links(session, member.project, agent_id)
     )
-    return {"links": [_shown(one) for one in found]}
+    return {"links": [one._asdict() for one in found]}
 
 
 @router.delete("/api/projects/{project}/links/{link}", status_code=204)
@@ -167,14 +167,3 @@ def _shown_item(item: LinkItem) -> dict[str, Any]:
     """Return what the holder sees: of where it came from nothing."""
     said = {"response": item.response} if item.responses is None else {"responses": item.responses}
     return {"prompt": item.prompt, **said}
-
-
-def _shown(link: FeedbackLink) -> dict[str, Any]:
-    return {
-        "id": link.id,
-        "rater": link.rater,
-        "items": len(link.items),
-        "created": link.created,
-        "expires": link.expires,
-        "revoked": link.revoked,
-    }

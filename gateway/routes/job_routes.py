@@ -134,7 +134,8 @@ async def log(
     parts, dispatcher = parts_of(request), dispatcher_of(request)
     found = await run_in_threadpool(_find, parts, member, job)
     _check_here(found, dispatcher)
-    return EventStream(dispatcher.readers.follow(member, found.id, last_event_id))
+    on_end = parts.limits.begin_stream(member.principal.subject)
+    return EventStream(dispatcher.readers.follow(member, found.id, last_event_id), on_end=on_end)
 
 
 @router.get("/api/projects/{project}/events", response_class=EventStream)
@@ -148,7 +149,8 @@ async def events(request: Request, member: Member, job: Annotated[str, Query(max
     if job:
         await run_in_threadpool(_find, parts_of(request), member, job)
     live: LiveJobs = request.app.state.live
-    return EventStream(live.follow(member, job))
+    on_end = parts_of(request).limits.begin_stream(member.principal.subject)
+    return EventStream(live.follow(member, job), on_end=on_end)
 
 
 def queue(

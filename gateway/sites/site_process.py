@@ -18,7 +18,8 @@ from fastapi import FastAPI
 
 from gateway.accounts.accounts import Accounts
 from gateway.frame.call_limits import CallLimits
-from gateway.frame.envelope import Doors, Envelope
+from gateway.frame.doors import Doors
+from gateway.frame.envelope import Envelope
 from gateway.http_server import HttpServer, check_listen
 from gateway.sites.sign_in_routes import sign_in_router
 from gateway.sites.site import RunAddresses, RunSettings, Site, Upstream
@@ -60,13 +61,15 @@ class RunBehind(Protocol):
 class Reach:
     """Says who reaches a site.
 
-    listen: HOST:PORT. hosts, origins: as those of `Doors`. project: whose tokens count; "" on loopback, where
-    none is asked for. accounts: opens the accounts that know the tokens. insecure: plaintext beyond loopback.
+    listen: HOST:PORT. hosts, origins, proxies: as those of `Doors`. project: whose tokens count; "" on
+    loopback, where none is asked for. accounts: opens the accounts that know the tokens. insecure: plaintext
+    beyond loopback.
     """
 
     listen: str
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
+    proxies: tuple[str, ...] = ()
     project: str = ""
     accounts: Callable[[], AbstractContextManager[Accounts]] | None = None
     insecure: bool = False
@@ -122,6 +125,7 @@ def main(
             certificate=section.tls_certificate,
             key=section.tls_key,
             insecure=reach.insecure,
+            proxies=reach.proxies,
             lifespan="on",
         )
         watch = threading.Thread(target=_watch, args=(run, lifecycle), name="run", daemon=True)
@@ -149,7 +153,7 @@ def guarded_app(site: Site, upstream: Upstream, reach: Reach, accounts: Accounts
     if accounts is not None:
         app.include_router(sign_in_router(accounts))
         app.add_middleware(TokenDoor, accounts=accounts, project=reach.project, site=site, admit=limits.admit)
-    doors = Doors(hosts=reach.hosts, origins=reach.origins, large=frozenset())
+    doors = Doors(hosts=reach.hosts, origins=reach.origins, proxies=reach.proxies, large=frozenset())
     app.add_middleware(Envelope, doors=doors, admit=limits.admit_address)
     return app
 

@@ -19,6 +19,8 @@ from gateway.text.chat_requests import is_plain, model_of, unknown_model
 from penstock.client import Arm, AsyncTextClient, PolicyError, TextDescription
 
 FIRST: Final = ""
+DESCRIBE_S: Final = 5.0
+"""Seconds in which a server says what it serves, or is away: a halted one takes calls and answers none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +39,14 @@ def option_of(agent: str) -> str:
 
 
 class Agents:
-    """Used by one event loop. servers: at least one, by name; FIRST: that which is known by its policy's."""
+    """Used by one event loop.
 
-    def __init__(self, servers: Mapping[str, ServedText]) -> None:
-        self._servers = servers
+    servers: at least one, by name; FIRST: that which is known by its policy's. describe_s: in which a server
+    says what it serves, or is away.
+    """
+
+    def __init__(self, servers: Mapping[str, ServedText], describe_s: float = DESCRIBE_S) -> None:
+        self._servers, self._describe_s = servers, describe_s
         self._policies = {name: name for name in servers if name != FIRST}
 
     async def choose(self, model: str) -> Chosen:
@@ -95,11 +101,23 @@ class Agents:
         return found
 
     async def describe(self, agent: str) -> TextDescription:
-        """Return what an agent serves now; raises ChatError."""
+        """Return what an agent serves now; raises ChatError: 503 for one that does not say so in time."""
+        client = await self.client(agent)
         try:
-            return await (await self.client(agent)).describe()
+            async with asyncio.timeout(self._describe_s):
+                return await client.describe()
         except PolicyError as error:
             raise of_server(error, option=option_of(agent)) from error
+        except TimeoutError as error:
+            raise ChatError(
+                503,
+                f"model: the server of {agent or 'the first'} has not said in {self._describe_s:g} s what "
+                f"it serves: look after that of {option_of(agent)}",
+                param="model",
+                code="unreachable",
+                kind="server_error",
+                retry_s=1,
+            ) from error
 
     async def models(self) -> dict[str, Any]:
         """Return the names of all whose servers answer; raises ChatError where none does."""

@@ -116,7 +116,7 @@ def of_value(error: ValueError) -> ChatError:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Make every error that a route may raise an answer."""
+    """Make every error that a route may raise on purpose an answer; defects are the envelope's."""
 
     @app.exception_handler(ChatError)
     async def own(_request: Request, error: ChatError) -> Response:
@@ -128,11 +128,6 @@ def add_handlers(app: FastAPI) -> None:
         is_reward = request.url.path.endswith("/rewards")
         option = getattr(request.state, "option", "--server")
         return of_server(error, conversation=conversation, is_reward=is_reward, option=option).response()
-
-    @app.exception_handler(Exception)
-    async def defect(_request: Request, _error: Exception) -> Response:
-        text = "the gateway has failed: its log says why"
-        return ChatError(500, text, code="internal", kind="server_error").response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> Response:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from gateway.text.chat_errors import ChatError
@@ -80,8 +80,8 @@ class ChatMessage(_Part):
 
 
 class _StreamOptions(_Part):
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: StrictBool = False
+    include_obfuscation: StrictBool = False
 
 
 class _Format(BaseModel):
@@ -103,13 +103,13 @@ class _NamedTool(_Part):
 class Extension(_Part):
     """What the API has no field for: `extra_body={"penstock": {…}}` of its client."""
 
-    regenerate: bool = False
+    regenerate: StrictBool = False
     """Of a conversation: answer the same messages once more."""
-    learn: bool = True
+    learn: StrictBool = True
     """False: answer, and learn nothing from it."""
     thought_tokens: Annotated[int, Field(ge=0, lt=2**31, strict=True)] | None = None
     """Most tokens of the thought before each answer; None: as the run says; 0: no thought."""
-    show_thought: bool = False
+    show_thought: StrictBool = False
     """Tell what was thought."""
 
 
@@ -118,19 +118,19 @@ class ChatRequest(_Part):
 
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    stream: bool | None = None
+    stream: StrictBool | None = None
     stream_options: _StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: StrictBool | None = None
     stop: str | list[str] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    logprobs: bool | None = None
+    logprobs: StrictBool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     """0 alone: the server tells of the tokens that were drawn."""
     logit_bias: dict[int, float] | None = None
@@ -139,7 +139,7 @@ class ChatRequest(_Part):
     response_format: _Format | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
     metadata: dict[str, str] | None = None
-    store: bool | None = None
+    store: StrictBool | None = None
     penstock: Extension = Extension()
 
     def options(self) -> TextOptions:
@@ -210,7 +210,7 @@ class RewardRequest(_Part):
     conversation_id: ConversationName
     reward: float | None = None
     turn: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    final: bool = False
+    final: StrictBool = False
     id: Annotated[str, Field(max_length=128)] = ""
     user: Annotated[str, Field(max_length=256)] = ""
     model: Annotated[str, Field(max_length=256)] | None = None

@@ -3,11 +3,12 @@
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, FastAPI, Header, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 
+from gateway.frame.event_stream import ANSWER_S, EventStream
 from gateway.text.agents import Agents, option_of
 from gateway.text.chat_answers import Envelope, event
 from gateway.text.chat_errors import ChatError, add_handlers, of_server, of_value
@@ -18,6 +19,12 @@ from penstock.client.text_async import AsyncAnswerStream, AsyncConversation
 router = APIRouter()
 _FINAL = "final"
 """Name of the request that ends a conversation, and of a reward that comes with it."""
+_CUT_OFF: Final = ChatError(
+    503,
+    "the gateway has ended before this answer was whole: ask again",
+    code="not_ready",
+    kind="server_error",
+)
 
 ConversationHeader = Annotated[str | None, Header(alias="X-Conversation-Id", pattern=f"^{NAME_FORM}$")]
 
@@ -44,7 +51,7 @@ async def complete(request: Request, body: ChatRequest, name: ConversationHeader
         # What is refused before the first part is an error of the call.
         first = await anext(parts)
         behind = _behind(first, parts, request.state.option)
-        return StreamingResponse(behind, media_type="text/event-stream")
+        return EventStream(behind, grace_s=ANSWER_S, cut_off=event(_CUT_OFF.body))
     with _sent():
         given: Generation = await asks.generate(messages, **options, **named)
     return JSONResponse(envelope.completion(given, logprobs=bool(body.logprobs)))

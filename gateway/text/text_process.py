@@ -10,7 +10,8 @@ from fastapi import FastAPI, Response
 
 from gateway.frame.api_errors import ApiError
 from gateway.frame.call_limits import CallLimits
-from gateway.frame.envelope import Doors, Envelope
+from gateway.frame.doors import Doors
+from gateway.frame.envelope import Envelope
 from gateway.http_server import HttpServer
 from gateway.sites.served_text import ServedText
 from gateway.sites.site import Upstream
@@ -88,6 +89,7 @@ def guarded_app(upstreams: Mapping[str, Upstream], limits: CallLimits | None = N
 def in_form(error: ApiError) -> Response:
     """Return what is refused before the API hears of it, as that API's errors are."""
     kind = "rate_limit_error" if error.status == HTTPStatus.TOO_MANY_REQUESTS else INVALID
+    kind = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else kind
     param = "messages" if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else None
     return ChatError(
         error.status, str(error.detail), param=param, code=error.error, kind=kind, retry_s=error.retry_s

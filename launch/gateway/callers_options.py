@@ -12,3 +12,11 @@ Origins = Annotated[
     list[str] | None,
     typer.Option("--origin", metavar="URL", help="Pages of this origin may call; may be repeated."),
 ]
+Proxies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--proxy",
+        metavar="ADDRESS",
+        help="Proxy, or network of them, that says who calls (X-Forwarded-For); may be repeated.",
+    ),
+]

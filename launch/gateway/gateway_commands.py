@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from launch.gateway.agent_options import FurtherAgents, checked_address, named_agents
-from launch.gateway.callers_options import HostNames, Origins
+from launch.gateway.callers_options import HostNames, Origins, Proxies
 from launch.gateway.site_commands import WithSites
 from penstock.config.extras import how_to_install
 from penstock.runtime.command_exit import finish
@@ -81,6 +81,7 @@ def gateway(
     keys: KeysFile = None,
     hosts: HostNames = None,
     origins: Origins = None,
+    proxies: Proxies = None,
     templates: Annotated[
         Path | None,
         typer.Option(
@@ -118,11 +119,12 @@ def gateway(
         return
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from gateway.frame.envelope import Doors
+        from gateway.frame.doors import Doors
         from gateway.process import Places, main
         from launch.gateway.oidc_file import read_provider
 
-        doors = Doors(hosts=frozenset(hosts or ()), origins=frozenset(origins or ()))
+        names, pages = frozenset(hosts or ()), frozenset(origins or ())
+        doors = Doors(hosts=names, origins=pages, proxies=tuple(proxies or ()))
         places = Places(state=state, database=database, registry=registry, keys=keys, models=models)
         _check_runner(runner, cluster, registry)
         return main(
@@ -248,7 +250,7 @@ def reset_password(
 
 @user_commands.command("disable")
 def disable(name: Name, state: State = _STATE, database: DatabaseUrl = "", keys: KeysFile = None) -> None:
-    """Let a person sign in no more; all their sessions end."""
+    """Let a person sign in no more; their sessions end, and the tokens, links and invitations they made."""
 
     def body() -> int:
         from launch.gateway.people import disable as run
@@ -354,7 +356,7 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, regi
     """
     from gateway.process import Work
     from launch.gateway.cluster_file import read_cluster
-    from launch.gateway.job_templates import read_templates
+    from launch.gateway.job_templates import check_templates
     from launch.gateway.kubernetes_runner import KubernetesRunner
     from launch.gateway.local_runner import LocalRunner
     from launch.gateway.run_steering import PodSteering, RunSteering
@@ -362,18 +364,20 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, regi
 
     if not templates.is_dir():
         raise ConfigurationError(f"--templates {templates}: no folder")
-    read_templates(templates)  # before the folder of the jobs is made
+    services = _services()
+    kinds = {kind for one in services for kind in one.kinds}
+    check_templates(templates, kinds)  # before the folder of the jobs is made
     try:
         if cluster is None:
             local = LocalRunner(state / "jobs", templates)
             return Work(
-                runner=local, steering=RunSteering(local.run_folder), at_once=at_once, services=_services()
+                runner=local, steering=RunSteering(local.run_folder), at_once=at_once, services=services
             )
         pods = KubernetesRunner(state / "jobs", templates, read_cluster(cluster))
     except OSError as error:
         raise ConfigurationError(f"--state {state}: {error.strerror}") from error
     return Work(
-        runner=pods, steering=PodSteering(pods.run_folder, registry), at_once=at_once, services=_services()
+        runner=pods, steering=PodSteering(pods.run_folder, registry), at_once=at_once, services=services
     )
 
 

@@ -21,7 +21,7 @@ from gateway.jobs.job_records import Outcome, Template
 from gateway.jobs.runner import CannotBegin
 from gateway.store.tables import JobState
 from launch.gateway.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
-from launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
+from launch.gateway.job_templates import TemplateFolder, chosen_settings
 from launch.inspection.curve import Curve
 from launch.inspection.observation import METRICS_FILE
 from launch.run.child_process import last_line
@@ -44,15 +44,14 @@ class JobFolders:
     """
 
     def __init__(self, jobs: Path, templates: Path) -> None:
+        self._templates = TemplateFolder(templates)
         make_private(jobs)
         self.jobs = jobs.absolute()
-        self._templates = templates
         self.place = _place(self.jobs / "place")
-        self.templates()
 
     def templates(self) -> Mapping[str, Template]:
         """Return the templates by name."""
-        return read_templates(self._templates)
+        return self._templates.templates()
 
     @contextmanager
     def hold(self) -> Iterator[bool]:
@@ -104,10 +103,9 @@ class JobFolders:
 
         Raises CannotBegin for a template that is there no more, OSError.
         """
-        found = self.templates().get(template)
-        if found is None:
+        found, recipe = self.templates().get(template), self._templates.recipe(template)
+        if found is None or recipe is None:
             raise CannotBegin(f"there is no template {template!r} any more")
-        recipe = recipe_of(self._templates / f"{template}.toml")
         for layer in (chosen_settings(found, numbers), settings):
             lay_over(recipe, layer)
         (folder / CONFIG_FILE).write_text(tomli_w.dumps(recipe))

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from launch.gateway.agent_options import FurtherAgents, checked_address, named_agents
-from launch.gateway.callers_options import HostNames, Origins
+from launch.gateway.callers_options import HostNames, Origins, Proxies
 from penstock.config.plugins import installed
 from penstock.config.workload import find
 from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure, assigned
@@ -102,6 +102,7 @@ def _command(name: str) -> "Callable[..., None]":
         keys: Annotated[Path | None, typer.Option("--keys", help="Its file of signing keys.")] = None,
         hosts: HostNames = None,
         origins: Origins = None,
+        proxies: Proxies = None,
         config: ConfigFile = None,
         assignments: Assignments = None,
         endpoints: EndpointFile = None,
@@ -133,6 +134,7 @@ def _command(name: str) -> "Callable[..., None]":
                 listen=listen,
                 hosts=frozenset(hosts or ()),
                 origins=frozenset(origins or ()),
+                proxies=tuple(proxies or ()),
                 project=project,
                 accounts=lambda: _accounts(accounts, database, keys),
                 insecure=insecure,

@@ -54,7 +54,8 @@ class Page:
         try:
             import uvicorn
 
-            from gateway.frame.envelope import Doors
+            from gateway.frame.doors import Doors
+            from gateway.http_server import EndingServer
             from gateway.personal.personal_application import make_app
         except ImportError as error:
             raise ConfigurationError(f"no page without its extra: {error}; {how_to_install('ui')}") from error
@@ -71,7 +72,7 @@ class Page:
         )
         # The launcher's own logging stays as it is: lines of a web server are no lines of a run.
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11")
-        self._server = uvicorn.Server(config)
+        self._server = EndingServer(config)
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
 
     def __enter__(self) -> Self:

@@ -266,7 +266,9 @@ class Evaluation:
         with self._lock:
             self._settled = self._last_steps, self._last_update = state["last_steps"], state["last_update"]
             self._patience.restore(state["patience"])
-            self._base = _by_key(Episode(**told) for told in state.get("base", ()))
+            # A run that goes on without a base may have other episodes, of which these would be no pairs.
+            told = state.get("base", ()) if self._section.base else ()
+            self._base = _by_key(Episode(**one) for one in told)
             if "best" in state:
                 self.best = _from_json(state["best"], best)
 

@@ -172,7 +172,7 @@ def read(
         return tuple(map(_record, session.scalars(wanted)))
     found, chars = list[KeptRating](), 0
     for row in session.scalars(wanted.execution_options(yield_per=_READ_AT_ONCE)):
-        chars += len(str(row.prompt)) + len(row.response) + len(row.notes)
+        chars += len(str(row.prompt)) + len(row.response) + len(row.rejected or "") + len(row.notes)
         if found and chars > most_chars:
             break
         found.append(_record(row))

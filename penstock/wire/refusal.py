@@ -36,12 +36,16 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A refusal with what the caller needs to go on."""
+    """A refusal with what the caller needs to go on.
+
+    logged: what a log says of it, where the detail quotes a text of the caller's; "": the detail.
+    """
 
     reason: Reason
     detail: str = ""
     retry_after_ms: int = 0
     expected: int = 0
+    logged: str = ""
 
     def __str__(self) -> str:
         """`reason: detail`, for logs."""

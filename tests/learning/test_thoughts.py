@@ -272,7 +272,11 @@ def test_conditions_go_on_where_they_were_cut_off(
         assert time.monotonic() < deadline
         pause.wait(0.05)
     command.send_signal(signal.SIGINT)
-    command.communicate(timeout=WITHIN_S)
+    _, said = command.communicate(timeout=WITHIN_S)
+    assert command.returncode == 130
+    assert said.endswith(
+        f"interrupted: what is whole is kept in {tmp_path / 'out'}; the same command goes on from there\n"
+    )
     before = lines(seed / "run-5")
     measured = (seed / "condition-4.json").read_bytes()
     assert json.loads((seed / "run-5" / "summary.json").read_text())["interrupted"]

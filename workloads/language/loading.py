@@ -27,6 +27,20 @@ def place_of(field: str, name: str) -> str:
     return name
 
 
+def unreadable(field: str, name: str, what: str, error: Exception) -> ConfigurationError:
+    """Return the error of a model that was named and could not be read.
+
+    what: of it. error: of transformers, which speaks of the network where the name is no folder here.
+    """
+    if Path(name).exists():
+        return ConfigurationError(f"{field}={name!r}: {what}: {error}")
+    cause = str(error).partition("\n")[0]
+    return ConfigurationError(
+        f"{field}={name!r}: {what}: there is no such folder, and the hub gave no model of this name "
+        f"({cause}); name a folder that is there, or a model of the hub that this machine can read"
+    )
+
+
 def check_adapter(folder: Path) -> None:
     """Raise ConfigurationError for an adapter's folder whose weights or settings could run code.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from penstock.config.settings import ConfigurationError
-from workloads.language.loading import place_of
+from workloads.language.loading import place_of, unreadable
 from workloads.language.prompt import Prompt, plain
 
 Tokenizer = Any
@@ -45,7 +45,7 @@ def load_tokenizer(place: str) -> Tokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"model={place}: no tokenizer: {error}") from error
+        raise unreadable("model", place, "no tokenizer", error) from error
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     if eos is None:
         raise ConfigurationError(

@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Final
@@ -39,18 +39,22 @@ class FeedbackTraining:
 
         Pairs count as scores do, and have none: of pairs alone mean and deviation are None.
         """
-        found = _used(registry, policy)
-        prompts = {json.dumps(one.rating.prompt) for one in found}
-        if len(found) < LEAST_RATINGS:
-            told = f"{len(found)} ratings: give at least {LEAST_RATINGS} before training"
+        count, through, scores, prompts = 0, 0, list[float](), set[str]()
+        for one in _used(registry, policy):
+            count, through = count + 1, one.number
+            if one.rating.score is not None:
+                scores.append(one.rating.score)
+            if len(prompts) < LEAST_PROMPTS:
+                prompts.add(json.dumps(one.rating.prompt))
+        if count < LEAST_RATINGS:
+            told = f"{count} ratings: give at least {LEAST_RATINGS} before training"
             raise ApiError(400, told, error="insufficient")
         if len(prompts) < LEAST_PROMPTS:
             told = "all feedback is of one prompt: give some of others, by which the result is measured"
             raise ApiError(400, told, error="insufficient")
-        scores = [one.rating.score for one in found if one.rating.score is not None]
         return {
-            "feedbackCount": len(found),
-            "through": found[-1].number,
+            "feedbackCount": count,
+            "through": through,
             "scoreMean": fmean(scores) if scores else None,
             "scoreStd": pstdev(scores) if scores else None,
         }
@@ -63,8 +67,10 @@ class FeedbackTraining:
         Raises OSError.
         """
         file = folder / FEEDBACK
-        rows = [one.rating for one in _used(registry, policy) if one.number <= facts["through"]]
-        file.write_text("".join(json.dumps(_example(row)) + "\n" for row in rows))
+        with file.open("w") as out:
+            for one in _used(registry, policy):
+                if one.number <= facts["through"]:
+                    out.write(f"{json.dumps(_example(one.rating))}\n")
         said = {"feedback": str(file), "feedback_scale": "0:1"}
         reused = facts.get(REUSED_PLACE)
         if reused is not None:
@@ -100,9 +106,9 @@ class FeedbackTraining:
         return Conclusion(result=result, version=made)
 
 
-def _used(registry: Registry, policy: str) -> list[KeptRating]:
-    """Return scores and pairs of responses as a whole; other aspects are not of this training."""
-    return [one for one in ratings_of(registry, policy) if one.rating.key == ASPECT]
+def _used(registry: Registry, policy: str) -> Iterator[KeptRating]:
+    """Yield scores and pairs of responses as a whole; other aspects are not of this training."""
+    return (one for one in ratings_of(registry, policy) if one.rating.key == ASPECT)
 
 
 def _example(rating: Rating) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Discrete, Space
-from workloads.language.loading import place_of
+from workloads.language.loading import place_of, unreadable
 from workloads.rlhf.language_section import language
 
 
@@ -27,7 +27,7 @@ def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"environment.kwargs.model={place!r}: no model: {error}") from error
+        raise unreadable("environment.kwargs.model", place, "no model", error) from error
     vocabulary = Discrete(int(config.get_text_config().vocab_size))
     return vocabulary, vocabulary
 

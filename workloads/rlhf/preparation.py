@@ -25,6 +25,7 @@ from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Services
 from penstock.runtime.retry import Interrupted
+from workloads.language.guard.guard_files import read_guard_files
 from workloads.language.quiet import quieten
 from workloads.rlhf.language_section import Language, language
 
@@ -66,6 +67,8 @@ def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[d
     """
     quieten()
     section = language(settings.environment)
+    # A server needs them; that they cannot be used is said before anything is made.
+    read_guard_files(section.guard_rules, section.guard_classifier)
     made: dict[str, Any] = {}
     if section.task == "sentiment":
         made |= _sentiment(section, run_dir, settings.seed, progress)

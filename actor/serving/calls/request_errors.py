@@ -35,7 +35,8 @@ class RequestErrors:
         metrics.REFUSALS.labels(reason).inc()
         others = self._count(reason)
         if others is not None:
-            words = {"reason": reason, "detail": error.refusal.detail, "others": others}
+            detail = error.refusal.logged or error.refusal.detail
+            words = {"reason": reason, "detail": detail, "others": others}
             log.info("refused", extra=words | _names(request))
         return error.refusal.to_proto()
 

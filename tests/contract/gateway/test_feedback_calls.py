@@ -93,9 +93,14 @@ def test_an_export_may_be_taken_in_elsewhere(small_gateway: SmallGateway, editor
     assert scores == [0.5, 0.7]
 
 
-def test_long_ratings_come_a_few_at_a_time(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
+@pytest.mark.parametrize("said", [("response", "notes"), ("chosen", "rejected")])
+def test_long_ratings_come_a_few_at_a_time(
+    small_gateway: SmallGateway, editor: dict[str, str], said: tuple[str, str]
+) -> None:
     """An answer is as large as its bound and one rating at most; asking on brings all of them, once."""
-    longest = {"prompt": "p" * MAX_TEXT, "response": "r" * MAX_TEXT, "notes": "n" * MAX_TEXT, "score": 0.5}
+    longest: dict[str, Any] = {name: name[0] * MAX_TEXT for name in ("prompt", *said)}
+    if "response" in said:
+        longest["score"] = 0.5
     sent = 2 * MAX_EXPORTED_CHARS // (3 * MAX_TEXT)
     lines = "\n".join([json.dumps(longest)] * sent)
     reply = small_gateway.client.post(LINES, content=lines, headers=editor)

@@ -1,9 +1,11 @@
 """Links for feedback: rated once each, without an account, until they end."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
 
+from gateway.feedback.opinion_bodies import MAX_TEXT
 from gateway.store.tables import Role
 from tests.support.gateway.small_gateway import SmallGateway
 
@@ -157,3 +159,19 @@ def test_its_secret_is_kept_as_a_digest(small_gateway: SmallGateway, ada: dict[s
     listed = small_gateway.get(LINKS, ada).json()["links"]
     assert [one["id"] for one in listed] == [link["id"]]
     assert link["link"] not in str(listed)
+
+
+def test_a_list_of_links_holds_none_of_their_texts(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
+    """Nor does the gateway while it makes it: a few hundred links of long texts would end it."""
+    item, count = {"prompt": "p" * MAX_TEXT, "response": "r" * MAX_TEXT}, 20
+    for _ in range(count):
+        assert small_gateway.client.post(LINKS, json={"items": [item, item]}, headers=ada).status_code == 201
+    small_gateway.get(LINKS, ada)
+    tracemalloc.start()
+    try:
+        found = small_gateway.get(LINKS, ada).json()["links"]
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [one["items"] for one in found] == [2] * count
+    assert most < count * MAX_TEXT

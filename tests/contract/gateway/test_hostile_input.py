@@ -148,3 +148,19 @@ def test_other_grants_are_refused(small_gateway: SmallGateway) -> None:
     assert (reply.status_code, reply.json()["error"]) == (400, "unsupported_grant_type")
     secret = small_gateway.sign_in(grant_type="client_credentials", client_secret="x\0")
     assert secret.status_code == 401
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_json_that_is_not_said_to_be_json_is_told_how(
+    small_gateway: SmallGateway, owner: dict[str, str], kind: str
+) -> None:
+    """What `curl -d` sends by itself; with the right type the same is taken."""
+    content, path = b'{"prompt": "a", "response": "b", "score": 0.5}', "/api/policies/feedback/a"
+    headers = owner | ({"Content-Type": kind} if kind else {})
+    refused = small_gateway.client.post(path, content=content, headers=headers)
+    assert refused.status_code == 422
+    assert "send `Content-Type: application/json`" in refused.json()["detail"]
+    taken = small_gateway.client.post(
+        path, content=content, headers=owner | {"Content-Type": "application/json"}
+    )
+    assert taken.status_code == 200

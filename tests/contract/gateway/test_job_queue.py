@@ -12,18 +12,19 @@ from gateway.jobs.job_records import Conclusion, Job, Number, Outcome, Template
 from gateway.store.tables import JobState, Role
 from tests.support.gateway.small_gateway import SmallGateway
 
-MEMBER = Membership(
-    principal=Principal(subject="user/ada", name="ada", user="ada"), project="alpha", role=Role.EDITOR
-)
+ADA = Principal(subject="user/ada", name="ada", user="ada")
 
 
-def submit(gateway: SmallGateway, agent: str, key: str | None = None, **numbers: float) -> Job:
+def submit(
+    gateway: SmallGateway, agent: str, key: str | None = None, project: str = "alpha", **numbers: float
+) -> Job:
     """A new job."""
+    member = Membership(principal=ADA, project=project, role=Role.EDITOR)
     return gateway.accounts.run(
         lambda session, now: job_queue.submit(
             session,
             now,
-            MEMBER,
+            member,
             agent=agent,
             template="quick",
             numbers=numbers,
@@ -61,6 +62,23 @@ def test_places_take_jobs_in_order_each_once(small_gateway: SmallGateway) -> Non
     assert sorted(job.place for job in found) == ["p0", "p1", "p2"]
     settle(small_gateway, found[0], JobState.FINISHED)
     assert [job.id for job in (claim(small_gateway, found[0].place),) if job] == [made[3].id]
+
+
+def test_projects_take_turns(small_gateway: SmallGateway) -> None:
+    """Who comes first with many jobs keeps out nobody; of one project the oldest is taken."""
+    for project, count in (("alpha", 4), ("beta", 2), ("gamma", 1)):
+        for number in range(count):
+            submit(small_gateway, f"agent-{number}", project=project)
+
+    def begun(most: int) -> str:
+        small_gateway.clock.pass_time(seconds=1)
+        job = claim(small_gateway, "here", most)
+        return "" if job is None else f"{job.project} {job.agent[-1]}"
+
+    assert [begun(3) for _ in range(4)] == ["alpha 0", "beta 0", "gamma 0", ""]
+    (first, *_) = small_gateway.accounts.look(lambda session: job_queue.at_place(session, "here"))
+    settle(small_gateway, first, JobState.FINISHED)
+    assert [begun(3), begun(4), begun(5), begun(6)] == ["alpha 1", "beta 1", "alpha 2", "alpha 3"]
 
 
 def test_a_key_stands_for_one_job(small_gateway: SmallGateway) -> None:

@@ -1,11 +1,13 @@
 """The service that trains an agent from feedback, on each kind of database, as far as nothing is trained."""
 
+import asyncio
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from gateway.frame.route_access import PROJECT_HEADER
+from gateway.frame.server_end import ENDING
 from gateway.jobs import job_queue
 from gateway.jobs.job_records import Conclusion, Outcome, TrainedVersion
 from gateway.store.tables import JobState, Role
@@ -171,6 +173,19 @@ def test_who_does_not_wait_gets_the_address_of_the_job(gateway: SmallGateway, ed
     assert gateway.client.post(f"{place}/cancel", headers=editor).status_code == 200
     ended = post(gateway, TRAIN, editor, {"maxSteps": 8}, **asked)
     assert (ended.status_code, ended.json()["error"]) == (409, "cancelled")
+
+
+def test_who_waits_when_the_gateway_ends_gets_the_address_of_the_job(
+    gateway: SmallGateway, editor: dict[str, str]
+) -> None:
+    """The training goes on, and nobody waits for it to hold the gateway up."""
+    give(gateway, editor, 10)
+    ending = asyncio.Event()
+    ending.set()
+    gateway.client.app_state[ENDING] = ending
+    reply = post(gateway, TRAIN, editor, {"maxSteps": 8})
+    assert reply.status_code == 202, reply.text
+    assert gateway.get(reply.headers["Location"], editor).json()["state"] == "queued"
 
 
 def test_a_reward_model_is_used_again_by_the_label_of_its_version(

@@ -143,6 +143,17 @@ def test_passwords_cannot_be_tried_for_long(small_gateway: SmallGateway) -> None
     assert small_gateway.sign_in(grant_type="password", username="eve", password="x").status_code == 401
 
 
+def test_many_people_may_sign_in_from_one_address(ada: SmallGateway) -> None:
+    """Of an office, or behind one proxy; attempts that fail count as before, however many succeed between."""
+    for _ in range(MOST_OF_ADDRESS + 5):
+        assert ada.sign_in(grant_type="password", username="ada", password=PASSWORD).status_code == 200
+    codes = list[int]()
+    for n in range(MOST_OF_ADDRESS + 2):
+        codes.append(ada.sign_in(grant_type="password", username=f"name-{n}", password="x").status_code)
+        ada.sign_in(grant_type="password", username="ada", password=PASSWORD)
+    assert codes == [401] * MOST_OF_ADDRESS + [429] * 2
+
+
 def test_an_address_that_invents_names_fills_no_table(small_gateway: SmallGateway) -> None:
     """Beyond its bound its attempts are refused, and leave nothing behind."""
     codes = [
@@ -209,6 +220,24 @@ def test_an_invitation_lets_one_person_in_once(small_gateway: SmallGateway) -> N
     assert (
         small_gateway.sign_in(grant_type="password", username="carol", password=PASSWORD).status_code == 401
     )
+
+
+def test_an_invitation_makes_nobody_less(small_gateway: SmallGateway) -> None:
+    """Who may do as much already keeps role and tokens, and the invitation counts for somebody else."""
+    for name, role in (("ada", Role.OWNER), ("bob", Role.OWNER), ("eve", Role.VIEWER)):
+        small_gateway.person(name, "alpha", role)
+    ada, bob, eve = map(small_gateway.bearer, ("ada", "bob", "eve"))
+    body = {"role": "editor"}
+    invited = small_gateway.client.post("/api/projects/alpha/invitations", json=body, headers=ada).json()
+    token = small_gateway.client.post("/api/projects/alpha/tokens", json={"name": "t"}, headers=bob).json()
+    invitation = {"invitation": invited["invitation"]}
+    refused = small_gateway.client.post("/api/auth/join", json=invitation, headers=bob)
+    assert (refused.status_code, "owner of alpha already" in refused.json()["detail"]) == (409, True)
+    assert small_gateway.get("/api/projects/alpha", bob).json()["role"] == "owner"
+    program = {"Authorization": f"Bearer {token['token']}"}
+    assert small_gateway.get("/api/projects/alpha", program).status_code == 200
+    assert small_gateway.client.post("/api/auth/join", json=invitation, headers=eve).status_code == 200
+    assert small_gateway.get("/api/projects/alpha", eve).json()["role"] == "editor"
 
 
 def test_the_last_owner_stays(small_gateway: SmallGateway) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+from gateway.accounts import users
 from gateway.accounts.expiry import delete_expired
 from gateway.store.tables import FeedbackLinkRow, InvitationRow, RefreshRow, Role, SessionRow
 from tests.support.gateway.small_gateway import SmallGateway
@@ -62,6 +63,28 @@ def test_a_member_who_becomes_less_keeps_tokens_of_no_more(
     member = f"/api/projects/alpha/members/{small_gateway.people['bob']}"
     assert small_gateway.client.put(member, json={"role": "viewer"}, headers=ada).status_code == 204
     assert (status(small_gateway, editor), status(small_gateway, viewer)) == (401, 200)
+
+
+def test_who_is_disabled_acts_no_more_through_what_they_handed_out(
+    small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    """In no project; a new account by an invitation of one's own would be the old one."""
+    ada, bob = owners
+    gone, stays = token_of(small_gateway, bob, "editor"), token_of(small_gateway, ada, "editor")
+    invited = small_gateway.client.post(INVITATIONS, json={"role": "owner"}, headers=bob).json()
+    links = "/api/projects/alpha/agents/my_agent/links"
+    items = [{"prompt": "a", "response": "b"}]
+    link = small_gateway.client.post(links, json={"items": items}, headers=bob).json()["link"]
+    small_gateway.accounts.run(
+        lambda session, now: users.disable(session, now, users.known(session, "bob"), by="operator")
+    )
+    assert [status(small_gateway, one) for one in (bob, gone, stays)] == [401, 401, 200]
+    small_gateway.person("eve")
+    body = {"invitation": invited["invitation"]}
+    joined = small_gateway.client.post("/api/auth/join", json=body, headers=small_gateway.bearer("eve"))
+    assert joined.status_code == 422
+    assert small_gateway.get("/api/link", {"Penstock-Link": link}).status_code == 404
+    assert {"token revoked", "feedback link revoked"} <= set(small_gateway.actions("alpha"))
 
 
 def test_what_has_expired_is_deleted_and_what_counts_stays(small_gateway: SmallGateway) -> None:

@@ -158,6 +158,13 @@ def test_two_gateways_on_one_database_are_one(shared_database: str, tmp_path: Pa
         (("--runner", "kubernetes"), "--runner kubernetes and --cluster FILE come together"),
         (("--cluster", "c.toml"), "--runner kubernetes and --cluster FILE come together"),
         (("--runner", "kubernetes", "--cluster", "c.toml"), "from their pods; name a PostgreSQL"),
+        (("--host", "https://gateway.example"), "--host https://gateway.example: write the name alone"),
+        (("--origin", "*"), "--origin *: write it as browsers do"),
+        (("--templates", ".", "--models", "/dev/null"), "--models /dev/null: File exists; name a folder"),
+        (
+            ("--templates", ".", "--models", "/proc/models"),
+            "--models /proc/models: No such file or directory",
+        ),
         (("user", "add", "a b", "--project", "alpha"), "name: use 1 to 128 of a-z"),
         (("user", "add", "bob", "--project", "No Project"), "project: use 1 to 24 of a-z"),
         (("user", "add", "bob", "--project", "alpha", "--role", "king"), "use viewer, editor or owner"),

@@ -42,8 +42,15 @@ PROJECT = "alpha"
 @contextmanager
 def upstream_of(base: Path, folder: Path, socket: Path, **serving: Any) -> Iterator[Upstream]:
     """A run whose server of text learns nothing, as a site is told of it."""
+    with served_text(base, socket, learns=False, **serving), upstream_at(folder, socket) as found:
+        yield found
+
+
+@contextmanager
+def upstream_at(folder: Path, socket: Path) -> Iterator[Upstream]:
+    """A run whose server of text is at this socket, as a site is told of it."""
     url = f"sqlite:///{folder / 'registry.sqlite'}"
-    with Registry.open(url, migrate=True), served_text(base, socket, learns=False, **serving):
+    with Registry.open(url, migrate=True):
         yield Upstream(
             addresses=lambda: RunAddresses(server=f"unix:{socket}"),
             credentials=Credentials(),

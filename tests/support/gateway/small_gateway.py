@@ -15,7 +15,7 @@ from gateway.accounts.oidc_sign_in import OidcSignIn
 from gateway.accounts.signing_keys import Keys, make_keys, read_keys
 from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
-from gateway.frame.envelope import Doors
+from gateway.frame.doors import Doors
 from gateway.frame.parts import Parts
 from gateway.jobs.job_dispatcher import JobDispatcher
 from gateway.jobs.runner import Runner
@@ -84,7 +84,7 @@ class SmallGateway:
         keys, clock = read_keys(folder / "keys.json"), Clock()
         accounts = Accounts(open_database(with_tables(url, _accounts), migrate=True), keys, clock)
         registry = Registry.open(with_registry(registry_url), migrate=True)
-        calls = CallLimits(**({"address": _MANY, "account": _MANY} | limits))
+        calls = CallLimits(limits.get("address", _MANY), limits.get("account", _MANY))
         kinds = {name: kind for one in services for name, kind in one.kinds.items()}
         dispatcher = (
             None

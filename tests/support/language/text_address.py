@@ -12,7 +12,7 @@ import grpc
 from gateway.http_server import HttpServer
 from gateway.sites.served_text import REACH_S, ServedText
 from gateway.sites.site import RunAddresses, Upstream
-from gateway.text.agents import FIRST, Agents
+from gateway.text.agents import DESCRIBE_S, FIRST, Agents
 from gateway.text.chat_routes import make_app
 from penstock.client.text_client import DEADLINE_S
 from penstock.rpc.auth import Credentials
@@ -70,14 +70,17 @@ def agents_api_of(address: str, deadline_s: float = DEADLINE_S) -> Iterator[str]
 
 @contextmanager
 def agents_api_over(
-    addresses: Mapping[str, str], deadline_s: float = DEADLINE_S, reach_s: float = REACH_S
+    addresses: Mapping[str, str],
+    deadline_s: float = DEADLINE_S,
+    reach_s: float = REACH_S,
+    describe_s: float = DESCRIBE_S,
 ) -> Iterator[str]:
     """The same over several servers, by the names of agents."""
     served = {
         name: ServedText(upstream_at(address), deadline_s=deadline_s, reach_s=reach_s)
         for name, address in addresses.items()
     }
-    server = HttpServer(make_app(Agents(served)), "127.0.0.1:0")
+    server = HttpServer(make_app(Agents(served, describe_s)), "127.0.0.1:0")
     server.start()
     try:
         yield f"{server.url}/v1"

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,18 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
+import httpx2
+from fastapi import FastAPI, Request
+
 from gateway.application import make_app
-from gateway.frame.envelope import HEADERS, Doors
+from gateway.frame.call_limits import CallLimits
+from gateway.frame.doors import Doors
+from gateway.frame.envelope import HEADERS
 from gateway.http_server import HttpServer
+from launch.gateway.local_runner import LocalRunner
 from penstock.config.configuration_error import ConfigurationError
 from penstock.rpc.auth import AddressInUse
+from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway
 
 FORM = b"grant_type=password&username=ada&password=wrong"
@@ -164,6 +172,114 @@ def test_it_stops_while_somebody_is_slow(server: HttpServer) -> None:
         assert not stopping.is_alive()
         with suppress(ConnectionResetError):  # closed either way; a reset where bytes came unread
             assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("proxies", "seen"), [((), "127.0.0.1"), (("10.0.0.0/8",), "127.0.0.1"), (("127.0.0.0/8",), "10.1.1.1")]
+)
+def test_who_a_request_is_from_is_said_by_proxies_that_were_named(
+    proxies: tuple[str, ...], seen: str
+) -> None:
+    """Anybody else could give themselves a new address for each password that they try."""
+    app = FastAPI()
+
+    @app.get("/")
+    def client(request: Request) -> str:
+        assert request.client is not None
+        return request.client.host
+
+    served = HttpServer(app, "127.0.0.1:0", proxies=proxies)
+    served.start()
+    said = {"X-Forwarded-For": "192.0.2.9, 10.1.1.1"}
+    try:
+        assert httpx2.get(f"{served.url}/", headers=said).json() == seen
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize("path", ["events?job=", "jobs/{job}/log"])
+def test_a_stream_ends_with_its_server(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whole, and nobody waits for it, nor is it logged as a defect."""
+    runner = LocalRunner(tmp_path / "jobs", write_templates(tmp_path / "templates"))
+    gateway = SmallGateway.at(
+        f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path, runner=runner
+    )
+    header = gateway.token("alpha")
+    job = gateway.client.post(
+        "/api/projects/alpha/jobs", json={"agent": "mine", "template": "quick"}, headers=header
+    ).json()["id"]
+    served = HttpServer(make_app(gateway.parts, Doors()), "127.0.0.1:0")
+    served.start()
+    host, _, port = served.address.rpartition(":")
+    asked = head("GET", f"/api/projects/alpha/{path.format(job=job)}", *map(": ".join, header.items()))
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(asked)
+        reply = b""
+        while b"\n\n" not in reply:  # its first event, or a sign of life
+            reply += connection.recv(65536)
+        served.stop()
+        while part := connection.recv(65536):
+            reply += part
+    assert status(reply) == 200
+    assert reply.endswith(b"0\r\n\r\n")
+    assert [one.getMessage() for one in caplog.records if one.levelname in {"WARNING", "ERROR"}] == []
+
+
+@pytest.mark.parametrize(("proxies", "let_in"), [((), False), (("127.0.0.1",), True)])
+def test_an_address_that_holds_connections_gets_no_more(
+    server: HttpServer, proxies: tuple[str, ...], let_in: bool
+) -> None:
+    """Until it has let go of one; a proxy, which stands for many, has no such bound."""
+    served = HttpServer(make_app_of(server), "127.0.0.1:0", proxies=proxies, most_of_address=2)
+    served.start()
+    host, _, port = served.address.rpartition(":")
+
+    def connected() -> socket.socket:
+        return socket.create_connection((host, int(port)), timeout=20)
+
+    def answer(connection: socket.socket) -> int:
+        with suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(head("GET", "/api/health"))
+            return status(connection.recv(65536))
+        return 0
+
+    try:
+        with connected() as first:
+            assert answer(first) == 200
+            with connected() as second, connected() as third:
+                assert answer(second) == 200
+                assert answer(third) == (200 if let_in else 0)
+        for _ in range(100):  # the server hears of their ends a moment later
+            with connected() as again:
+                if found := answer(again):
+                    break
+        assert found == 200
+    finally:
+        served.stop()
+
+
+def test_an_account_follows_so_many_streams_at_a_time(tmp_path: Path) -> None:
+    """Each holds one of the connections that there are for all; one that has ended makes room."""
+    gateway = SmallGateway.at(f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path)
+    parts = replace(gateway.parts, limits=CallLimits(streams=1))
+    served = HttpServer(make_app(parts, Doors()), "127.0.0.1:0")
+    served.start()
+    ada, bob = gateway.token("alpha"), gateway.token("alpha")
+    path = f"{served.url}/api/projects/alpha/events"
+    try:
+        with httpx2.stream("GET", path, params={"job": ""}, headers=ada) as first:
+            assert first.status_code == 200
+            refused = httpx2.get(path, params={"job": ""}, headers=ada)
+            assert (refused.status_code, refused.json()["error"]) == (429, "too_many")
+            with httpx2.stream("GET", path, params={"job": ""}, headers=bob) as other:
+                assert other.status_code == 200
+        for _ in range(100):  # the server hears of its end a moment later
+            with httpx2.stream("GET", path, params={"job": ""}, headers=ada) as again:
+                if again.status_code == 200:
+                    break
+        assert again.status_code == 200
+    finally:
+        served.stop()
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ def check(file: str, classifier: Path | None, rules: Path | None, direction: str
         whose = Direction(direction)
     except ValueError as error:
         raise ConfigurationError(f"--direction {direction!r}: use input or output") from error
-    own = () if rules is None else read_rules(rules)
-    judge = None if classifier is None else load_classifier(classifier)
+    own = () if rules is None else read_rules(rules, "--rules")
+    judge = None if classifier is None else load_classifier(classifier, "--classifier")
     guard = Guard((*BUILT_IN, *own), judge)
     is_any_blocked = False
     for text in _texts(file):

@@ -127,7 +127,7 @@ def weigh(
         from workloads.chat.loop.weighing import weigh as change
         from workloads.language.heads.head import parse_weights
 
-        every = change(_folder(run), parse_weights(weights), reason, getpass.getuser())
+        every = change(_folder(run), parse_weights(weights), _why(reason), getpass.getuser())
         sys.stdout.write(f"weights from the next reward model on: {shown_weights(every)}\n")
         return EXIT_OK
 
@@ -142,7 +142,7 @@ def pause(run: Run, reason: Annotated[str, typer.Option("--reason", help="Why.")
         from penstock.runtime.exit import EXIT_OK
         from workloads.chat.loop import loop_state
 
-        loop_state.pause(_folder(run), reason, getpass.getuser())
+        loop_state.pause(_folder(run), _why(reason), getpass.getuser())
         return EXIT_OK
 
     finish(body)
@@ -168,6 +168,16 @@ def _folder(run: Path) -> Path:
 
     read_run(run)
     return loop_state.folder_of(run)
+
+
+def _why(reason: str) -> str:
+    from penstock.config.configuration_error import ConfigurationError
+    from penstock.registry.records import check_text
+
+    try:
+        return check_text("--reason", reason)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _lines(told: dict[str, Any]) -> list[str]:

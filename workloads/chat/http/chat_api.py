@@ -8,6 +8,7 @@ memory and end with the gateway; ratings and counts are on the disk before a cal
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -39,13 +40,16 @@ from workloads.chat.loop.ensemble import disagreement, told
 from workloads.chat.loop.loop_state import folder_of
 from workloads.chat.loop.served_judge import judge_address
 
+log = logging.getLogger(__name__)
+
 MOST_TALKS: Final = 1024
 MOST_OF_ONE: Final = 32
 """Conversations of a person that are remembered at once."""
 BLOCKED: Final = "blocked by "
 """In the text of a refusal, before the name of what has blocked."""
 _TOO_LONG: Final = "do not fit"
-_PERSON: Final = "user/"
+ACCOUNT: Final = "user"
+"""Before the number of somebody who has an account."""
 
 
 @dataclass(slots=True, eq=False)
@@ -124,14 +128,15 @@ class ChatApi:
     async def begin(self, person: str) -> TalkRecord:
         """Begin a conversation; the same person gets the same arm. Raises ApiError."""
         client = await self.client()
-        own = [talk for talk in self._talks.values() if talk.person == person]
-        if len(own) >= MOST_OF_ONE:
-            del self._talks[own[0].id]  # nobody pushes out what others say
         started = await answered(client.start_conversation(person[:128], opinions=True))
         talk = TalkRecord(conversation=started, person=person)
         self._talks[talk.id] = talk
+        own = [one for one in self._talks.values() if one.person == person]
+        gone = [self._talks.pop(one.id) for one in own[:-MOST_OF_ONE]]  # nobody pushes out what others say
         while len(self._talks) > self.most_talks:
-            self._talks.popitem(last=False)
+            gone.append(self._talks.popitem(last=False)[1])
+        for one in gone:
+            await self._let_go(one)
         return talk
 
     def find(self, person: str, conversation: str) -> TalkRecord:
@@ -157,6 +162,8 @@ class ChatApi:
             raise ApiError(409, "text: nothing was answered yet: say something", field="text")
         self._asked.count(talk.person)
         before = list(newest.before) if text is None and newest else [*talk.messages, _user(text or "")]
+        if text is not None:
+            talk.settle()
         async with talk.busy:
             async for one in self._answer(talk, before, again=text is None, looks_after=looks_after):
                 yield one
@@ -207,7 +214,7 @@ class ChatApi:
             learned=given.learned,
             other=first,
         )
-        talk.take(answer)
+        number = talk.add(answer)
         blocked = "output" if one.finish == "content_filter" else ""
         is_fallback = given.fallback is not None
         await asyncio.to_thread(
@@ -224,7 +231,7 @@ class ChatApi:
             "answer",
             {
                 "text": answer.text,
-                "turn": given.turn,
+                "turn": number,
                 "version": given.version,
                 "arm": given.arm.name.lower() if given.arm else None,
                 "fallback": is_fallback,
@@ -252,7 +259,7 @@ class ChatApi:
     async def _note_blocked(self, talk: TalkRecord, by: str) -> None:
         newest = talk.newest
         version = newest.version if newest else 0
-        turn = newest.turn + 1 if newest else 0
+        turn = max(talk.turns, default=-1) + 1
         await asyncio.to_thread(
             self.book.note,
             talk.name,
@@ -262,6 +269,13 @@ class ChatApi:
             blocked=f"input {by}",
             person=talk.person,
         )
+
+    async def _let_go(self, talk: TalkRecord) -> None:
+        """End a conversation that is forgotten here: the text server has room for so many, of all people."""
+        try:
+            await self.end(talk)
+        except ApiError as error:
+            log.info("a conversation was over already", extra={"why": str(error.detail)})
 
     async def end(self, talk: TalkRecord) -> None:
         """End a conversation: its turns go to the learner with their rewards. Raises ApiError."""
@@ -278,17 +292,22 @@ class ChatApi:
         """Keep a thumb; returns whether the turn may be learned from with it. Raises ApiError."""
         answer = _answer_of(talk, body)
         amount = 1.0 if body.up else -1.0
-        await self._keep(rating_of(talk, answer, body, key=THUMB, score=amount))
-        if amount == answer.thumb:
+        number = await self._keep(rating_of(talk, answer, body, key=THUMB, score=amount))
+        if talk.turns[answer.turn] is not answer:
+            return False  # the rating is kept; the turn is another answer to the same messages
+        if number <= answer.rated:
+            return answer.learned  # a request that came before, or later than the one after it
+        answer.rated, more = number, amount - answer.thumb
+        if not more:
             return answer.learned
-        more = amount - answer.thumb
+        answer.thumb = amount  # before the call, so that a thumb that comes meanwhile is no second reward
         try:
             late = await talk.conversation.rewards(
-                [(answer.turn, more)], request_id=f"thumb-{body.id}", asked=answer.asked
+                [(answer.turn, more)], request_id=f"thumb-{number}", asked=answer.asked
             )
         except PolicyError:
+            answer.thumb -= more
             return False  # the rating is kept; the turn is over, or its server has gone
-        answer.thumb = amount
         return answer.learned and not late
 
     async def stars(self, talk: TalkRecord, body: Stars) -> None:
@@ -329,8 +348,8 @@ class ChatApi:
         """
         return await asyncio.to_thread(kept_ratings.delete, (await self.run()).registry, person)
 
-    async def _keep(self, rating: Rating) -> None:
-        await asyncio.to_thread(kept_ratings.store, *await self.kept(), rating)
+    async def _keep(self, rating: Rating) -> int:
+        return await asyncio.to_thread(kept_ratings.store, *await self.kept(), rating)
 
 
 def person_of(caller: str, me: str) -> str:
@@ -338,7 +357,7 @@ def person_of(caller: str, me: str) -> str:
 
     A person who signed in is one, whatever their browsers say; who has no account is what theirs says.
     """
-    if caller.startswith(_PERSON):
+    if caller.startswith(f"{ACCOUNT}/"):
         return caller
     return f"{caller}/{me}" if caller else me
 

@@ -2,10 +2,20 @@
 
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from gateway.surface import storable
 
 MAX_CHARACTERS: Final = 4000
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{8,160}$")]
+Said = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_CHARACTERS),
+    AfterValidator(storable),
+]
+Why = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500), AfterValidator(storable)
+]
 Key = Literal["relevance", "helpfulness", "safety"]
 
 
@@ -30,10 +40,7 @@ class OfTalk(Me):
 class Say(OfTalk):
     """Something said; `text` absent: the last answer once more."""
 
-    text: (
-        Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_CHARACTERS)]
-        | None
-    ) = None
+    text: Said | None = None
 
 
 class OfTurn(OfTalk):
@@ -59,7 +66,7 @@ class Stars(OfTurn):
 class Correction(OfTurn):
     """What an answer should have been."""
 
-    text: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_CHARACTERS)]
+    text: Said
 
 
 class Prefer(OfTurn):
@@ -71,7 +78,7 @@ class Prefer(OfTurn):
 class Reasoned(Body):
     """Why somebody who looks after the chat does something, for the audit."""
 
-    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
+    reason: Why
 
 
 class Weigh(Reasoned):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from gateway.surface import ApiError, EventStream, JsonRoute, answered, caller_of, is_editor
+from gateway.surface import ANSWER_S, ApiError, EventStream, JsonRoute, answered, caller_of, event, is_editor
 from workloads.chat.http import chat_bodies as bodies
 from workloads.chat.http import steering
 from workloads.chat.http.chat_api import ChatApi, person_of
@@ -58,7 +58,8 @@ async def say(request: Request, api: Api, body: bodies.Say) -> EventStream:
     talk = api.find(_person(request, body), body.conversation)
     events = api.say(talk, body.text, looks_after=is_editor(request))
     first = await anext(events)  # what is refused before it is an error of the call
-    return EventStream(_behind(first, events))
+    cut_off = event("refused", {"detail": "the gateway has ended before this answer was whole: say it again"})
+    return EventStream(_behind(first, events), grace_s=ANSWER_S, cut_off=cut_off)
 
 
 @router.post("/api/chat/thumb")
@@ -100,7 +101,7 @@ async def end(request: Request, api: Api, body: bodies.OfTalk) -> dict[str, Any]
 async def mine(request: Request, body: bodies.Me) -> dict[str, Any]:
     """Return everything that somebody has said of answers, of any agent."""
     said = list[dict[str, Any]]()
-    for api in (await _keeping(request)).values():
+    for api in {await api.kept(): api for api in await _keeping(request)}.values():
         said += await api.export(_person(request, body))
     return {"ratings": said}
 
@@ -108,7 +109,9 @@ async def mine(request: Request, body: bodies.Me) -> dict[str, Any]:
 @router.post("/api/chat/forget")
 async def forget(request: Request, body: bodies.Me) -> dict[str, Any]:
     """Delete everything that somebody has said of answers, of any agent; what they asked counts no more."""
-    person, found = _person(request, body), await _keeping(request)
+    person = _person(request, body)
+    # Of every policy in a registry at once, so that no server has to say which one is its own.
+    found = {(await api.run()).registry: api for api in await _keeping(request)}
     deleted = sum([await api.forget(person) for api in found.values()])
     for api in _apis(request).values():
         await asyncio.to_thread(api.book.forget, person)
@@ -161,11 +164,10 @@ def _person(request: Request, body: bodies.Me) -> str:
     return person_of(caller_of(request), body.me)
 
 
-async def _keeping(request: Request) -> dict[tuple[str, str], ChatApi]:
-    """Return one for each place where something is kept; raises ApiError where one is not known yet."""
+async def _keeping(request: Request) -> list[ChatApi]:
+    """Return those by which something is kept; the first always is one, which says so itself."""
     first, *others = _apis(request).values()
-    found = [first, *[one for one in others if not await one.keeps_nothing()]]
-    return {await api.kept(): api for api in found}
+    return [first, *[one for one in others if not await one.keeps_nothing()]]
 
 
 def _name_of(request: Request) -> str:

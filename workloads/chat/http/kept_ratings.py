@@ -40,10 +40,14 @@ def rating_of(
     )
 
 
-def store(url: str, policy: str, rating: Rating) -> None:
-    """Keep a rating, once by its request key; raises RegistryError. url: of the registry."""
+def store(url: str, policy: str, rating: Rating) -> int:
+    """Keep a rating, once by its request key, and return its number. url: of the registry.
+
+    Raises RegistryError.
+    """
     with Registry.open(url, migrate=True) as opened:
-        opened.add_ratings(policy, (rating,))
+        (kept,) = opened.add_ratings(policy, (rating,))
+    return kept.number
 
 
 def delete(url: str, rater: str) -> int:

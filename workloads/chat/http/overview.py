@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gateway.surface import LEAST, THUMB, ApiError, RunSettings, Satisfaction, answered, satisfaction
 from penstock.client import TextDescription
+from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.ratings import Tally
 from penstock.registry.records import Event
 from penstock.registry.registry import Registry
@@ -20,6 +21,7 @@ from workloads.chat.loop.loop_state import folder_of
 from workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
 from workloads.chat.loop.weighing import Change, read_weighed
 
+DESCRIBE_S: Final = 5.0
 _EVENTS: Final = 10
 
 
@@ -28,11 +30,11 @@ async def overview(api: ChatApi) -> dict[str, Any]:
     run = await api.run()
     counts = await asyncio.to_thread(api.book.counts)
     blocked = await asyncio.to_thread(api.book.blocked)
-    found = await asyncio.to_thread(_read, run, await api.policy())
     try:
-        described, why = await answered((await api.client()).describe()), ""
-    except ApiError as error:
-        described, why = None, str(error.detail)
+        found = await asyncio.to_thread(_read, run, await api.policy())
+    except ConfigurationError as error:
+        raise ApiError(409, str(error)) from error  # a file of the loop that cannot be read
+    described, why = await _described(api)
     return {
         "leastConversations": LEAST,
         "versions": versions_of(counts, found.tallies, described),
@@ -47,6 +49,17 @@ async def overview(api: ChatApi) -> dict[str, Any]:
         "unreachable": why,
         "decisions": _decisions(found.events, found.changes),
     }
+
+
+async def _described(api: ChatApi) -> tuple[TextDescription | None, str]:
+    """Return what the text server says, or why it says nothing; a halted one takes calls all the same."""
+    try:
+        async with asyncio.timeout(DESCRIBE_S):
+            return await answered((await api.client()).describe()), ""
+    except ApiError as error:
+        return None, str(error.detail)
+    except TimeoutError:
+        return None, f"its server has not said in {DESCRIBE_S:g} s what it serves"
 
 
 def versions_of(

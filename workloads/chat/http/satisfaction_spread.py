@@ -13,7 +13,7 @@ from penstock.registry.ratings import RatedConversation
 from penstock.registry.registry import Registry
 from workloads.chat.http import kept_ratings
 from workloads.chat.http.answer_book import TalkCounts, hashed
-from workloads.chat.http.chat_api import ChatApi
+from workloads.chat.http.chat_api import ACCOUNT, ChatApi
 
 MOST_DAYS: Final = 30
 """Days with conversations that are shown."""
@@ -80,5 +80,9 @@ def _share(count: int, of: int) -> dict[str, float | None]:
 
 
 def shown_name(rater: str) -> str:
-    """Return somebody's name as `penstock chat ratings` has it, of a browser's own name the beginning."""
-    return rater if "/" in rater else f"{rater[:_SHOWN]}…"
+    """Return somebody's name as `penstock chat ratings` has it, of a browser's own name the beginning.
+
+    A browser's own name is shown in part behind a token, too: several people may share that.
+    """
+    caller, slash, own = rater.rpartition("/")
+    return rater if caller == ACCOUNT else f"{caller}{slash}{own[:_SHOWN]}…"

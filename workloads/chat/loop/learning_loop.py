@@ -118,8 +118,6 @@ class LearningLoop:
         """Do what is to be done now; returns False where there is nothing but to wait."""
         if loop_state.read_pause(self._folder) is not None:
             return False
-        if self._state.failure:
-            self._to(failure="")  # somebody has let it go on
         steps: Mapping[Step, Callable[[Registry], bool]] = {
             Step.WAITING: self._await_labels,
             Step.RATINGS: self._leave_out,
@@ -128,6 +126,8 @@ class LearningLoop:
             Step.TRIAL: self._try_canary,
         }
         try:
+            if self._state.failure:
+                self._try_again(registry)
             return steps[self._state.step](registry)
         except StepInterrupted:
             return False
@@ -140,6 +140,19 @@ class LearningLoop:
         except RegistryError as error:
             self._note(f"the registry: {error}")
         return False
+
+    def _try_again(self, registry: Registry) -> None:
+        """Somebody has let a step that failed go on.
+
+        A reward model has what was said since, too: of too few ratings none is trained however often it is
+        tried, and the round would last for ever.
+        """
+        if self._state.step is not Step.REWARD:
+            self._to(failure="")
+            return
+        new = labels.NewRatings(self._run.policy, self._state.through)
+        new.look(registry)
+        self._to(failure="", step=Step.RATINGS, through=new.newest)
 
     # ------------------------------------------------------------ the steps
 
@@ -167,7 +180,7 @@ class LearningLoop:
         given = str(self._run.settings.environment.kwargs.get("prompts", ""))
         labels.write_rows(self._round / PROMPTS, labels.replayed_prompts(rows, given))
         labels.write_rows(self._round / BELIEVED, with_members(rows))
-        self._to(step=Step.REWARD)
+        self._to(step=Step.REWARD, labels=labels.new_among(rows, self._state.taken))
         return True
 
     def _train_reward(self, registry: Registry) -> bool:

@@ -21,7 +21,7 @@ from penstock.config.run_folder import make_private
 from penstock.registry.weight_files import replace_file
 from workloads.chat.loop import loop_state
 from workloads.chat.loop.round_files import KNOWN
-from workloads.language.heads.head import PREFERRED, parse_heads, parse_weights, reward_weights
+from workloads.language.heads.head import PREFERRED, Head, parse_heads, parse_weights, reward_weights
 
 FILE: Final = "weights.json"
 _LOCK: Final = "weights.lock"
@@ -74,7 +74,8 @@ def weigh(folder: Path, weights: Mapping[str, float], reason: str, by: str) -> d
     order = loop_state.read_state(folder).order
     with _held(folder):
         before = read_weighed(folder)
-        every = _weights(order, before.standing, weights)
+        heads, known = _known(order, before.standing)
+        every = reward_weights(heads, {**known, **weights})
         change = Change(weights=dict(weights), reason=reason, by=by, at_s=time.time())
         after = Weighed(
             standing={**before.standing, **weights}, changes=(*before.changes, change)[-MOST_CHANGES:]
@@ -84,8 +85,12 @@ def weigh(folder: Path, weights: Mapping[str, float], reason: str, by: str) -> d
 
 
 def standing_weights(order: Mapping[str, Any], weighed: Weighed) -> dict[str, float]:
-    """Return what every head counts by now. order: how the loop was started, as its state has it."""
-    return _weights(order, weighed.standing, {})
+    """Return what every head counts by now. order: how the loop was started, as its state has it.
+
+    All are 0 where those that count are heads of an earlier start: the next reward model says so.
+    """
+    heads, known = _known(order, weighed.standing)
+    return {**{one.name: 1.0 for one in heads}, PREFERRED: 0.0, **known}
 
 
 def shown_weights(weights: Mapping[str, float]) -> str:
@@ -93,15 +98,15 @@ def shown_weights(weights: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {one:g}" for name, one in weights.items())
 
 
-def _weights(
-    order: Mapping[str, Any], standing: Mapping[str, float], new: Mapping[str, float]
-) -> dict[str, float]:
+def _known(
+    order: Mapping[str, Any], standing: Mapping[str, float]
+) -> tuple[tuple[Head, ...], dict[str, float]]:
+    """Return the heads of a loop, and what was said of them: by its order, and above that by people."""
     heads = parse_heads(order.get("heads") or [f"{name}={scale}" for name, scale in KNOWN.items()])
     there = {*(one.name for one in heads), PREFERRED}
     said = {**parse_weights(order.get("weights", ())), **standing}
     # The loop may have had other heads when an earlier change was made.
-    known = {name: one for name, one in said.items() if name in there}
-    return reward_weights(heads, {**known, **new})
+    return heads, {name: one for name, one in said.items() if name in there}
 
 
 @contextmanager

@@ -27,6 +27,15 @@ class NotContinued(ValueError):
     """What follows cannot be put behind what was sampled."""
 
 
+class ForeignWord(ValueError):
+    """A word that the model does not have. unquoted: the same without the word, which is its caller's."""
+
+    def __init__(self, place: str, word: str, words: int) -> None:
+        of = f"none of the {words} words of the model"
+        super().__init__(f"{place}: {word[:40]!r} is {of}; write those, with blanks between them")
+        self.unquoted = f"{place}: a word is {of}"
+
+
 class ChatEncoder:
     """Used by one thread at a time; raises ValueError for a tokenizer without a chat template."""
 
@@ -88,10 +97,7 @@ class ChatEncoder:
             return
         for word in text.split():
             if word not in self._words:
-                raise ValueError(
-                    f"messages[{index}].content: {word[:40]!r} is none of the {len(self._words)} words of "
-                    "the model; write those, with blanks between them"
-                )
+                raise ForeignWord(f"messages[{index}].content", word, len(self._words))
 
     def _render(self, messages: Sequence[Message], tools: Tools, *, opens: bool) -> str:
         try:

@@ -22,6 +22,23 @@ from workloads.language.guard.verdict import Direction
 
 MAX_RULES: Final = 256
 _UNSEEN: Final = {"Cf", "Cc"}
+_IGNORABLE: Final = frozenset(
+    chr(one)
+    for first, last in (
+        (0x034F, 0x034F),
+        (0x115F, 0x1160),
+        (0x17B4, 0x17B5),
+        (0x180B, 0x180F),
+        (0x2065, 0x2065),
+        (0x3164, 0x3164),
+        (0xFE00, 0xFE0F),
+        (0xFFA0, 0xFFA0),
+        (0xFFF0, 0xFFF8),
+        (0xE0000, 0xE0FFF),
+    )
+    for one in range(first, last + 1)
+)
+"""Letters and marks that are not seen: of Unicode's Default_Ignorable_Code_Point, what is not in _UNSEEN."""
 _BOTH: Final = frozenset(Direction)
 
 
@@ -59,8 +76,13 @@ BUILT_IN: Final = (
 def fold(text: str) -> str:
     """Return a text as patterns see it."""
     plain = unicodedata.normalize("NFKC", text).casefold()
-    seen = "".join(one if one.isspace() or unicodedata.category(one) not in _UNSEEN else "" for one in plain)
+    # Once more, for a mark may belong to the letter that stood before something invisible.
+    seen = unicodedata.normalize("NFKC", "".join(one for one in plain if _is_seen(one)))
     return " ".join(seen.split())
+
+
+def _is_seen(one: str) -> bool:
+    return one.isspace() or (unicodedata.category(one) not in _UNSEEN and one not in _IGNORABLE)
 
 
 def matched(text: str, direction: Direction, rules: Sequence[Rule]) -> str:
@@ -71,18 +93,20 @@ def matched(text: str, direction: Direction, rules: Sequence[Rule]) -> str:
     return ""
 
 
-def read_rules(file: Path) -> tuple[Rule, ...]:
+def read_rules(file: Path, named: str) -> tuple[Rule, ...]:
     """Return the rules of a file, in its order.
 
-    Raises ConfigurationError that names the rule and what is wrong with it.
+    named: the option or the setting that names the file. Raises ConfigurationError that names the rule and
+    what is wrong with it.
     """
+    where = f"{named}={str(file)!r}"
     try:
         given = tomllib.loads(file.read_text()).get("rule", [])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"--rules {file}: cannot be read: {error}") from error
+        raise ConfigurationError(f"{where}: cannot be read: {error}") from error
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_RULES:
-        raise ConfigurationError(f"--rules {file}: write 1 to {MAX_RULES} tables [[rule]]")
-    return tuple(_rule(one, f"--rules {file}: rule {number}") for number, one in enumerate(given, 1))
+        raise ConfigurationError(f"{where}: write 1 to {MAX_RULES} tables [[rule]]")
+    return tuple(_rule(one, f"{where}: rule {number}") for number, one in enumerate(given, 1))
 
 
 def _rule(given: Any, where: str) -> Rule:

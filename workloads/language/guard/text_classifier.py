@@ -51,17 +51,21 @@ class TextClassifier:
         file.write_text(json.dumps(text) + "\n")
 
 
-def load_classifier(file: Path) -> TextClassifier:
-    """Return a classifier that was saved; raises ConfigurationError for a file that holds none."""
+def load_classifier(file: Path, named: str) -> TextClassifier:
+    """Return a classifier that was saved; raises ConfigurationError for a file that holds none.
+
+    named: the option or the setting that names the file.
+    """
+    where = f"{named}={str(file)!r}: holds no classifier of a guard"
     try:
         text = json.loads(file.read_text())
         weights = np.array(text["weights"], np.float64)
         found = TextClassifier(weights, float(text["shift"]), float(text["threshold"]))
         is_whole = text["form"] == _FORM and weights.shape == (WIDTH,)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{file}: holds no classifier of a guard: {error}") from error
+        raise ConfigurationError(f"{where}: {error}") from error
     if not is_whole or not np.isfinite([*weights, found.shift]).all() or not 0 < found.threshold < 1:
-        raise ConfigurationError(f"{file}: holds no classifier of a guard: train it again")
+        raise ConfigurationError(f"{where}: train it again")
     return found
 
 

@@ -8,6 +8,7 @@ Its reward is the weighted mean of the heads' shares, moved to −1 … 1.
 
 import hashlib
 import json
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from workloads.language.reward.reward_model import CHECKED, TOLERANCE, Network
 from workloads.language.reward.reward_source import BadReward, Rewards, Sample, ScoredBy, checked
 from workloads.language.reward.training_section import RewardTraining
 from workloads.language.tokenizer import Encoder, load_tokenizer
+
+log = logging.getLogger(__name__)
 
 CARD: Final = "heads.json"
 
@@ -231,6 +234,7 @@ def train_heads(order: HeadsOrder, stop: threading.Event | None = None) -> dict[
     if not len(train) or (order.settings.validation_share and not len(validation)):
         lines = "\n".join([f"feedback={order.place}: no row is left", *found.bad.lines()])
         raise ConfigurationError(lines)
+    weights = _learned(weights, order.heads, train)
     fitted = fit(network, train, validation, order.heads, order.settings, stop)
     trained = _trained(order, train, validation, found.bad, fitted)
     card = HeadsCard(
@@ -244,6 +248,26 @@ def train_heads(order: HeadsOrder, stop: threading.Event | None = None) -> dict[
     )
     HeadsModel(network, encoder, card, ScoredBy(name=order.out.name)).save(order.out)
     return {**trained, "other_key": found.other_key, "history": fitted.history}
+
+
+def _learned(weights: Mapping[str, float], heads: Sequence[Head], train: Encoded) -> dict[str, float]:
+    """Return the weights without those of heads that nothing teaches, which say what chance made of them.
+
+    Raises ConfigurationError where none is left.
+    """
+    taught = {one.name for k, one in enumerate(heads) if not np.isnan(train.targets[:, k]).all()}
+    if train.pairs:
+        taught.add(PREFERRED)
+    found = {name: one if name in taught else 0.0 for name, one in weights.items()}
+    untaught = [name for name, one in weights.items() if one and not found[name]]
+    if not any(found.values()):
+        raise ConfigurationError(
+            f"weight {untaught[0]}={weights[untaught[0]]:g}: no row that is trained on rates it, nor another "
+            f"head of a weight above 0; give one that was rated a weight: {', '.join(sorted(taught))}"
+        )
+    if untaught:
+        log.warning("heads that no row teaches count nothing in the reward", extra={"heads": untaught})
+    return found
 
 
 def _trained(

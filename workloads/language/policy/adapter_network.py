@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.config.settings import ConfigurationError
-from workloads.language.loading import LOADING, place_of
+from workloads.language.loading import LOADING, place_of, unreadable
 from workloads.language.policy.policy_section import LanguageSection
 
 Network = Any
@@ -54,9 +54,8 @@ def _base(section: LanguageSection) -> Network:
                 trust_remote_code=False,
             )
     except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigurationError(
-            f"policy.kwargs.model={section.model!r}: cannot be read as a causal language model: {error}"
-        ) from error
+        what = "cannot be read as a causal language model"
+        raise unreadable("policy.kwargs.model", section.model, what, error) from error
 
 
 def _forget_dropout(config: Any) -> None:

@@ -26,7 +26,7 @@ from penstock.config.settings import ConfigurationError, merge, parse_assignment
 from penstock.runtime.retry import Interrupted
 from workloads.language import tiny_models
 from workloads.language.feedback.examples import BadRows
-from workloads.language.loading import LOADING, place_of
+from workloads.language.loading import LOADING, place_of, unreadable
 from workloads.language.pretraining.conversation_files import Conversation, read_conversations
 from workloads.language.pretraining.packaged_conversations import PACKAGE, as_typed, packaged_conversations
 from workloads.language.pretraining.supervised_rows import SupervisedRow, supervised_rows
@@ -155,7 +155,7 @@ def _given(model: str, settings: Pretraining) -> tuple[Tokenizer, Any]:
                 place_of("model", model), dtype=torch.float32, use_safetensors=True, trust_remote_code=False
             )
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--model {model}: cannot be read: {error}") from error
+        raise unreadable("--model", model, "cannot be read", error) from error
     known = getattr(network.config.get_text_config(), "max_position_embeddings", None)
     if known and known < settings.max_tokens:
         raise ConfigurationError(f"max_tokens={settings.max_tokens}: {model} reads {known} tokens")

@@ -26,7 +26,7 @@ from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from penstock.config.settings import ConfigurationError
-from workloads.language.loading import LOADING, check_adapter, place_of
+from workloads.language.loading import LOADING, check_adapter, place_of, unreadable
 from workloads.language.reward.reward_source import BadSample, Rewards, Sample, ScoredBy, checked
 from workloads.language.reward.training_section import RewardTraining
 from workloads.language.tokenizer import Encoder, load_tokenizer, pad
@@ -81,9 +81,7 @@ def _classifier(base: str, **said: Any) -> Network:
                 place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **said
             )
     except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"model={base}: cannot be read as a model for classification: {error}"
-        ) from error
+        raise unreadable("model", base, "cannot be read as a model for classification", error) from error
 
 
 def max_tokens_of(network: Network, wanted: int) -> int:

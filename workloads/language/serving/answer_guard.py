@@ -9,15 +9,14 @@ is not learned from, unless it is to be a negative reward. What is blocked is co
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.wire.refusal import invalid
 from workloads.language.guard.guard import Guard
-from workloads.language.guard.guard_rules import BUILT_IN, read_rules
+from workloads.language.guard.guard_files import read_guard_files
+from workloads.language.guard.guard_rules import BUILT_IN
 from workloads.language.guard.held_text import HeldText
-from workloads.language.guard.text_classifier import load_classifier
 from workloads.language.guard.verdict import Direction, Verdict
 from workloads.language.prompt import Message
 
@@ -65,6 +64,5 @@ def open_guard(
     """
     if not (is_on or rules or classifier):
         return None
-    own = read_rules(Path(rules)) if rules else ()
-    judge = load_classifier(Path(classifier)) if classifier else None
+    own, judge = read_guard_files(rules, classifier)
     return AnswerGuard(guard=Guard((*BUILT_IN, *own), judge), penalty=penalty)

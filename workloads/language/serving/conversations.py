@@ -17,7 +17,7 @@ from penstock.registry.routing import Arm
 from penstock.rpc.identity import CALLER, Identity
 from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refusal, Refused, invalid
-from workloads.language.conversation.chat_encoder import ChatEncoder
+from workloads.language.conversation.chat_encoder import ChatEncoder, ForeignWord
 from workloads.language.conversation.live_conversation import LiveConversation, Sampled
 from workloads.language.serving import turn_rewards
 from workloads.language.serving.adapter_versions import AdapterVersions
@@ -138,7 +138,7 @@ class Conversations:
         try:
             ids = tuple(self._encoder.begin(ask.messages, ask.tools))
         except ValueError as error:
-            raise invalid(str(error)) from error
+            raise _not_encoded(error) from error
         if len(ids) + room + most > self.limits.most_tokens:
             behind = f", {room} of a thought" if room else ""
             raise invalid(
@@ -160,7 +160,7 @@ class Conversations:
         try:
             ids = talk.prompt_for(ask, self.limits.thought_room + most, update)
         except ValueError as error:
-            raise invalid(str(error)) from error
+            raise _not_encoded(error) from error
         finally:
             self._count(talk)
         if talk.siblings + ask.count > MAX_SIBLINGS:
@@ -496,6 +496,12 @@ def _bytes_of(ask: Ask) -> int:
     calls = [call for one in ask.messages for call in one.tool_calls]
     texts += [text for call in calls for text in (call.id, call.name, call.arguments)]
     return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + len(str(ask.tools))
+
+
+def _not_encoded(error: ValueError) -> Refused:
+    """Messages that make no prompt; what people write is no matter of the log."""
+    logged = error.unquoted if isinstance(error, ForeignWord) else ""
+    return Refused(Refusal(reason=Reason.INVALID, detail=str(error), logged=logged))
 
 
 def _reply(drawn: Drawn, arm: Arm, prompt: Prompt, named: Mapping[str, Any]) -> TextReply:

@@ -1,5 +1,7 @@
 """`penstock thoughts`: conditions compared, and thoughts of a run validated."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -7,13 +9,20 @@ import typer
 
 from penstock.runtime.command_exit import finish
 from penstock.runtime.command_options import AsJson, Trust
+from penstock.runtime.exit import EXIT_INTERRUPTED
 
 thought_commands = typer.Typer(
     help="Thoughts of a model: seven conditions compared, what a run has learned validated.",
     no_args_is_help=True,
 )
 
-Questions = Annotated[int, typer.Option("--questions", min=32, help="Held-out questions to measure on.")]
+Questions = Annotated[
+    int, typer.Option("--questions", min=32, max=16_384, help="Held-out questions to measure on.")
+]
+"""All are answered in one pass, and each takes some 100 KB."""
+
+_KEPT = "interrupted: what is whole is kept in {out}; the same command goes on from there"
+_NOTHING = "interrupted: nothing was measured, and {run} is as it was"
 
 
 @thought_commands.command()
@@ -52,7 +61,7 @@ def conditions(
         )
         return main(asked)
 
-    finish(body)
+    _finish(body, _KEPT.format(out=out))
 
 
 @thought_commands.command()
@@ -74,7 +83,7 @@ def vary(
         )
         return main(varied)
 
-    finish(body)
+    _finish(body, _KEPT.format(out=out))
 
 
 @thought_commands.command()
@@ -95,7 +104,7 @@ def variance(
 
         return main(run, draws=draws, at_start=at_start, trust=trust)
 
-    finish(body)
+    _finish(body, _NOTHING.format(run=run))
 
 
 @thought_commands.command()
@@ -115,4 +124,17 @@ def check(
 
         return main(run, questions=questions, deterministic=deterministic, trust=trust, as_json=as_json)
 
-    finish(body)
+    _finish(body, _NOTHING.format(run=run))
+
+
+def _finish(body: Callable[[], int], interrupted: str) -> None:
+    """Run a command as `finish`. interrupted: what is said where Ctrl-C ends it."""
+
+    def interruptible() -> int:
+        try:
+            return body()
+        except KeyboardInterrupt:
+            sys.stderr.write(f"{interrupted}\n")
+            return EXIT_INTERRUPTED
+
+    finish(interruptible)

@@ -13,12 +13,14 @@ from typing import Final
 
 from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, EnvironmentSection, Settings
+from workloads.language.guard.guard_files import read_guard_files
 from workloads.language.quiet import quieten
 from workloads.thoughts.thought_environment import longest_legal_thought, longest_row, task_of
 from workloads.thoughts.thought_section import thoughts_section
 
 START_MODEL: Final = "start_model"
 CARD: Final = "warm_start.json"
+_GUARD_FILES: Final = ("guard_rules", "guard_classifier")
 
 
 def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
@@ -31,6 +33,8 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
         raise ConfigurationError("learner.device='cuda': thoughts are learned on the CPU; say cpu")
     check_lengths(settings)
     mixing_width(settings.policy)
+    # A server needs them; that they cannot be used is said before anything is made.
+    read_guard_files(section.guard_rules, section.guard_classifier)
     folder = run_dir / START_MODEL
     model = section.model or str(
         make_start(
@@ -38,8 +42,15 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
         )
     )
     check_words(model, settings.environment)
-    place = str(Path(model).absolute()) if Path(model).exists() else model
-    kwargs = {**settings.environment.kwargs, "model": place, "task": section.task}
+    place = str(Path(model).absolute())
+    files = {key: getattr(section, key) for key in _GUARD_FILES}
+    kwargs = {
+        **settings.environment.kwargs,
+        "model": place,
+        "task": section.task,
+        # A server has another working folder.
+        **{key: str(Path(file).absolute()) for key, file in files.items() if file},
+    }
     policy = {"lora": False, **settings.policy.kwargs, "model": place}
     return settings.model_copy(
         update={
@@ -50,11 +61,17 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
 
 
 def check_words(model: str, environment: EnvironmentSection) -> None:
-    """Raise ConfigurationError for a model of another task, whose tokens mean other words."""
+    """Raise ConfigurationError where there is no model, or one of another task.
+
+    The tokens of the latter mean other words.
+    """
     from workloads.language.tokenizer import load_tokenizer  # noqa: PLC0415 - loads torch
 
     if not (Path(model) / "tokenizer.json").exists():
-        return
+        raise ConfigurationError(
+            f"environment.kwargs.model={model!r}: no such folder, or none with a tokenizer.json; name one "
+            "with a model of this task, or leave it out, and one is made"
+        )
     known = load_tokenizer(model).get_vocab()
     layout = task_of(environment)[1]
     if sorted(known, key=known.__getitem__) != list(layout.text(range(layout.vocabulary))):

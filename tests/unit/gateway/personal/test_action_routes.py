@@ -9,7 +9,7 @@ pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 
 from fastapi.testclient import TestClient
 
-from gateway.frame.envelope import Doors
+from gateway.frame.doors import Doors
 from gateway.personal.admission import Admission
 from gateway.personal.personal_application import make_app
 from gateway.personal.shown_runs import Actions

@@ -1,5 +1,6 @@
 """Several servers of text behind one address: the model's name says which of them is asked."""
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,8 @@ from tests.support.language.text_stand import TextStand, make_model
 ASKED: Final[list[Any]] = [{"role": "user", "content": "sum"}]
 SOON_S: Final = 0.2
 """In which a server that is away is given up."""
+PATIENCE_S: Final = 20.0
+"""In which a call that waits for a server that says nothing would not have come back."""
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +110,21 @@ def test_one_that_is_away_is_away_for_its_own_names_alone(client: openai.OpenAI)
         client.models.retrieve("away")
     assert client.chat.completions.create(model="coder", messages=ASKED).choices
     assert "away" not in [one.id for one in client.models.list()]
+
+
+@pytest.mark.usefixtures("stands")
+def test_one_that_says_nothing_holds_up_no_other(folder: Path, short_folder: Path) -> None:
+    """A server that was halted takes calls and answers none: it is away as if it were not there."""
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(short_folder / "silent.sock"))
+        silent.listen()
+        addresses = {"coder": f"unix:{folder}/coder.sock", "silent": f"unix:{short_folder}/silent.sock"}
+        with agents_api_over(addresses, describe_s=2.0) as address:
+            client = client_of(address).with_options(timeout=PATIENCE_S)
+            assert [one.id for one in client.models.list()] == ["coder", "coder:latest", "coder:1"]
+            with pytest.raises(openai.InternalServerError, match="silent has not said in 2 s") as raised:
+                client.models.retrieve("silent")
+            assert (raised.value.status_code, raised.value.code) == (503, "unreachable")
 
 
 @pytest.mark.usefixtures("stands")

@@ -8,10 +8,8 @@ import pytest
 
 from gateway.frame.call_limits import CallLimits
 from gateway.http_server import HttpServer
-from gateway.sites.served_text import ServedText
 from gateway.sites.site import RunAddresses, Upstream
-from gateway.text.agents import FIRST, Agents
-from gateway.text.chat_routes import make_app
+from gateway.text.agents import FIRST
 from gateway.text.text_process import guarded_app
 from penstock.rpc.auth import Credentials
 from penstock.rpc.rate_limits import Rates
@@ -80,11 +78,12 @@ def test_a_defect_is_an_error_of_the_server(tmp_path: Path) -> None:
     def defect() -> RunAddresses:
         raise RuntimeError(f"a defect beside {tmp_path}")
 
-    served = ServedText(Upstream(addresses=defect, credentials=Credentials()))
-    server = HttpServer(make_app(Agents({FIRST: served})), "127.0.0.1:0")
+    server = HttpServer(
+        guarded_app({FIRST: Upstream(addresses=defect, credentials=Credentials())}), "127.0.0.1:0"
+    )
     server.start()
     try:
-        with pytest.raises(openai.InternalServerError, match="the gateway has failed: its log") as raised:
+        with pytest.raises(openai.InternalServerError, match="a defect of the gateway; its log") as raised:
             agent(f"{server.url}/v1").models.list()
     finally:
         server.stop()

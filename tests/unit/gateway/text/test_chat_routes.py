@@ -1,5 +1,6 @@
 """Agents that know OpenAI's API alone, by its unmodified client: answers, tools, streams, errors, rewards."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,15 @@ def client(stand: TextStand, folder: Path) -> Iterator[Any]:
     """The client, which an agent has made with another `base_url`."""
     with agents_api(folder / "text.sock") as address:
         yield openai.OpenAI(base_url=address, api_key=KEYLESS, max_retries=0)
+
+
+def _with(name: str, said: Any) -> bytes:
+    """A request that says this of a field, such as penstock.learn."""
+    *outer, inner = name.split(".")
+    field: dict[str, Any] = {inner: said}
+    return json.dumps(
+        {"model": "default", "messages": ASKED} | ({outer[0]: field} if outer else field)
+    ).encode()
 
 
 def named(conversation: str, **extension: Any) -> dict[str, Any]:
@@ -290,6 +300,19 @@ def test_an_image_is_refused(client: Any) -> None:
         ("rewards", b'{"conversation_id":"odd","reward":1e39}', "reward", "invalid_value"),
         ("rewards", b'{"conversation_id":"odd","reward":1,"turn":7}', "turn", "invalid_value"),
         ("rewards", b'{"conversation_id":"odd"}', "reward", None),
+        ("rewards", b'{"conversation_id":"odd","final":"no"}', "final", "invalid_value"),
+        *(
+            (CHAT, _with(name, said), name, "invalid_value")
+            for name in (
+                "stream",
+                "logprobs",
+                "store",
+                "penstock.show_thought",
+                "penstock.learn",
+                "penstock.regenerate",
+            )
+            for said in ("yes", 1)
+        ),
     ],
 )
 def test_bodies_that_no_client_would_send_are_refused_in_the_form_of_the_api(

@@ -27,7 +27,7 @@ from tests.support.storage.ready_tables import with_registry
 
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs the extra `ui`")
 
-from gateway.frame.envelope import Doors  # noqa: E402
+from gateway.frame.doors import Doors  # noqa: E402
 from gateway.personal.admission import Admission  # noqa: E402
 from gateway.personal.personal_application import make_app  # noqa: E402 - where FastAPI is
 from launch.ui.catalogue import Catalogue  # noqa: E402
@@ -420,3 +420,22 @@ def test_a_name_that_is_no_text_is_shown_and_found(tmp_path: Path) -> None:
     asked = client(tmp_path)
     assert {row["name"] for row in asked.get("/api/runs").json()["runs"]} == {"good", "r\\xff"}
     assert asked.get("/api/runs/r%5Cxff").json()["run"]["state"] == "ended"
+
+
+def test_a_page_that_is_open_in_a_browser_is_no_defect_when_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its stream of events ends with it."""
+    make_run(tmp_path / "a")
+    with Page(tmp_path, "127.0.0.1:0", insecure=False) as page:
+        host, port = page.url.removeprefix("http://").rstrip("/").split(":")
+        connection = socket.create_connection((host, int(port)), timeout=20)
+        connection.sendall(f"GET /api/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        reply = b""
+        while b"\n\n" not in reply:
+            reply += connection.recv(65536)
+    with connection:
+        while part := connection.recv(65536):
+            reply += part
+    assert reply.endswith(b"0\r\n\r\n")
+    assert [one.getMessage() for one in caplog.records if one.levelname in {"WARNING", "ERROR"}] == []

@@ -280,6 +280,17 @@ def test_without_the_base_nothing_is_compared() -> None:
     assert again.last.base is None
 
 
+def test_a_run_that_goes_on_without_the_base_compares_nothing() -> None:
+    """Whatever its checkpoint holds: it may play other episodes by now."""
+    it = measured(base=True)
+    it.collect(report(0, [1.0, 2.0, 3.0]))
+    again = measured()
+    again.restore(*it.state())
+    play(again, 5, 2.0)
+    assert again.last is not None
+    assert again.last.base is None
+
+
 def test_before_the_first_result_there_is_little_to_keep() -> None:
     """And nothing is lost by restoring it."""
     state, blob = measured().state()

@@ -11,13 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from penstock.config.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError, EnvironmentSection
 from tests.support.language.tiny_reward import make_reward_model
 from workloads.language.loading import place_of
 from workloads.language.policy.adapter_network import make_network
 from workloads.language.policy.policy_section import LanguageSection
 from workloads.language.reward.reward_model import RewardModel
 from workloads.language.tokenizer import load_tokenizer
+from workloads.rlhf.language_environment import spaces
 
 
 def test_models_that_are_read_at_once_leave_torch_as_it_was(base: Path) -> None:
@@ -119,3 +120,17 @@ def test_an_adapter_that_names_a_module_is_refused(base: Path, tmp_path: Path) -
     plant(folder, "adapter_config.json", megatron_config={"a": 1}, megatron_core="evil")
     with pytest.raises(ConfigurationError, match="its megatron_config names a module to import"):
         RewardModel.load(folder)
+
+
+def test_a_name_that_is_no_folder_and_no_model_of_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the setting, and with what to do, before the library's words about the network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    remedy = (
+        "'nowhere': .*: there is no such folder, and the hub gave no model of this name .*; name a folder"
+    )
+    with pytest.raises(ConfigurationError, match=rf"^model={remedy}"):
+        load_tokenizer("nowhere")
+    with pytest.raises(ConfigurationError, match=rf"^policy\.kwargs\.model={remedy}"):
+        make_network(LanguageSection(model="nowhere"), 0)
+    with pytest.raises(ConfigurationError, match=rf"^environment\.kwargs\.model={remedy}"):
+        spaces(EnvironmentSection(kwargs={"model": "nowhere"}))

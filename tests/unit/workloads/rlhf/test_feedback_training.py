@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from transformers import AutoModelForCausalLM
 
 from gateway.jobs.job_records import Job, Outcome
 from gateway.store.tables import JobState
+from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
 from workloads.language.reward.reward_source import Sample
 from workloads.rlhf.api import RewardModel, RewardModelConfig, train_reward_model
 from workloads.rlhf.feedback_training import FeedbackTraining
+from workloads.rlhf.preparation import FEEDBACK
 from workloads.rlhf.sentiment import Sentiment
 
 
@@ -124,3 +127,23 @@ def test_a_training_that_asks_for_none_makes_its_reward_model(tmp_path: Path) ->
     facts = {"through": 0, "rewardModel": None, "rewardModelPath": None}
     said = FeedbackTraining().prepare(registry, "alpha/my_agent", facts, tmp_path)["environment"]["kwargs"]
     assert said.keys() == {"feedback", "feedback_scale"}
+
+
+def test_feedback_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    """Neither when a training is asked for, nor when it begins: one agent's would end the gateway of all."""
+    registry = Registry.open(f"sqlite:///{tmp_path}/registry.sqlite", migrate=True)
+    length, count = 200_000, 100
+    for number in range(count):
+        text = f"{number}".ljust(length)
+        registry.add_ratings("alpha/my_agent", [Rating(prompt=text, response=text, score=0.5)])
+    kind = FeedbackTraining()
+    tracemalloc.start()
+    try:
+        facts = kind.facts(registry, "alpha/my_agent")
+        kind.prepare(registry, "alpha/my_agent", facts, tmp_path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        registry.close()
+    assert facts["feedbackCount"] == len((tmp_path / FEEDBACK).read_text().splitlines()) == count
+    assert most < length * count

@@ -182,3 +182,14 @@ def test_the_reward_model_is_served_where_that_is_asked_for(base: Path, tmp_path
     listening = ("--listen", "unix:/run/x/reward.sock", "--device", "cpu")
     assert made.commands == {"reward": ("reward", "serve", str(reward), *listening)}
     assert not services(settings_of(model=str(base), reward=str(reward)), tmp_path).commands
+
+
+@pytest.mark.parametrize("name", ["guard_rules", "guard_classifier"])
+def test_a_file_of_the_guard_that_cannot_be_used_is_refused_before_anything_is_made(
+    tmp_path: Path, name: str
+) -> None:
+    """A server would have found out when the run was over."""
+    asked = settings_of(task="sentiment", **{name: "nowhere.toml"})
+    with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{name}='nowhere\.toml': "):
+        prepare(asked, tmp_path, progress()[0])
+    assert not any(tmp_path.iterdir())

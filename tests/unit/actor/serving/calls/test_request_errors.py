@@ -53,3 +53,12 @@ def test_a_version_that_fails_is_named_with_the_request_that_met_it(caplog: pyte
     assert (line["version"], line["client_request_id"]) == (9, "r-7")
     assert line["levelno"] == logging.ERROR
     assert line["exc_info"] is not None
+
+
+def test_a_text_of_the_callers_is_in_the_reply_and_not_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The log has what it is to say instead."""
+    refused = Refused(Refusal(reason=Reason.INVALID, detail="'hunter2' is no word", logged="a word is none"))
+    with caplog.at_level(logging.INFO):
+        assert RequestErrors().refused(pb.DescribeRequest(), refused).detail == "'hunter2' is no word"
+    (line,) = lines(caplog)
+    assert line["detail"] == "a word is none"

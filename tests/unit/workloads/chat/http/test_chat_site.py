@@ -17,7 +17,7 @@ from gateway.sites.site import Upstream
 from gateway.store.tables import Role
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
-from tests.support.chat.chat_stand import beside, chat_app, served_judge, upstream_of
+from tests.support.chat.chat_stand import beside, chat_app, served_judge, upstream_at, upstream_of
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 from tests.support.language.text_stand import make_model
 from workloads.chat.http.chat_site import site
@@ -242,6 +242,20 @@ def test_each_agent_has_its_policy_and_its_ratings(base: Path, tmp_path: Path, s
     for folder, policy in ((tmp_path, "talker"), (tmp_path / "other", "helper")):
         with Registry.read(f"sqlite:///{folder / 'registry.sqlite'}") as registry:
             assert registry.ratings(policy) == ()
+
+
+def test_who_leaves_is_forgotten_also_where_a_server_is_away(
+    base: Path, tmp_path: Path, short_folder: Path
+) -> None:
+    """What they said is in registries, which are there without it."""
+    (tmp_path / "other").mkdir()
+    main = upstream_of(base, tmp_path, short_folder / "a.sock")
+    with over(main, coder=upstream_at(tmp_path / "other", short_folder / "nobody.sock")) as client:
+        talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
+        assert "event: answer" in post(client, "say", text="sum", **talk).text
+        post(client, "thumb", turn=0, id="the-thumb", up=True, **talk)
+        assert post(client, "begin", "coder", me=ME).status_code == 503
+        assert post(client, "forget", me=ME).json() == {"deleted": 1}
 
 
 @pytest.fixture(scope="module")

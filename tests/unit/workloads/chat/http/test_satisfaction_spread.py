@@ -95,4 +95,4 @@ def test_a_browsers_own_name_is_shown_in_part() -> None:
     """Whoever has all of it reads what its person said; the name of an account opens nothing."""
     assert shown_name("0123456789abcdef") == "012345…"
     assert shown_name("user/7") == "user/7"
-    assert shown_name("token/3/0123456789abcdef") == "token/3/0123456789abcdef"
+    assert shown_name("token/3/0123456789abcdef") == "token/3/012345…"

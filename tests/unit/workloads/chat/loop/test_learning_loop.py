@@ -126,6 +126,22 @@ def test_a_step_that_fails_has_the_loop_wait_with_its_cause(stand: LoopStand) ->
     assert stand.state().step is Step.REWARD
 
 
+def test_a_reward_model_that_failed_is_tried_again_with_what_was_said_since(stand: LoopStand) -> None:
+    """Of the same ratings none would ever come, and the round would last for ever."""
+    file = round_folder(stand.folder, 1) / "believed.jsonl"
+    file.write_text('{"key": "corrected"}\n')
+    stand.rate(3)
+    stand.at(step=Step.REWARD, failure="no rating is of thumb")
+    loop_state.pause(stand.folder, "reward failed", "loop")
+    stand.rate(4, begin=3)
+    with stand.going(ORDER):
+        loop_state.resume(stand.folder)
+        assert soon(lambda: (file.parent / "steps.log").exists())
+    state = stand.state()
+    assert (state.number, state.step, state.through, state.labels) == (1, Step.REWARD, 7, 7)
+    assert sum('"key": "thumb"' in line for line in file.read_text().splitlines()) == 7
+
+
 def test_a_reward_model_is_trained_under_the_weights_that_people_have_changed(stand: LoopStand) -> None:
     """Whichever process changed them, and above those of the start; the step itself is cut short here."""
     folder = round_folder(stand.folder, 1)

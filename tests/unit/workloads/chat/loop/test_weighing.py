@@ -11,7 +11,7 @@ from penstock.config.configuration_error import ConfigurationError
 from tests.support.chat.loop_stand import loop_stand
 from workloads.chat.commands.loop_commands import loop_commands
 from workloads.chat.loop.loop_order import LoopOrder
-from workloads.chat.loop.loop_state import LoopState, folder_of, write_state
+from workloads.chat.loop.loop_state import LoopState, folder_of, read_pause, write_state
 from workloads.chat.loop.weighing import MOST_CHANGES, read_weighed, standing_weights, weigh
 
 ORDER = LoopOrder(weights=("thumb=2", "safety=3"))
@@ -80,6 +80,9 @@ def test_a_head_that_the_loop_has_no_more_is_left_out(folder: Path) -> None:
     weigh(folder, {"safety": 0.5}, "it is safe by now", "ann")
     other = LoopOrder(heads=("charm=0:10",)).shown()
     assert standing_weights(other, read_weighed(folder)) == {"charm": 1.0, "preferred": 0.0}
+    weigh(folder, {"thumb": 0.0}, "stars alone", "ann")
+    thumbs = LoopOrder(heads=("thumb=thumbs",)).shown()  # which is told, and the training refuses it
+    assert standing_weights(thumbs, read_weighed(folder)) == {"thumb": 0.0, "preferred": 0.0}
 
 
 def test_changes_at_the_same_time_are_all_there(folder: Path) -> None:
@@ -123,3 +126,10 @@ def test_the_command_changes_weights_and_says_what_they_are(tmp_path: Path) -> N
         bad = CliRunner().invoke(loop_commands, [*words[:2], "--weight", "charm=1", "--reason", "x"])
         assert bad.exit_code == 2
         assert "weight charm=1: there is no such head; use thumb" in bad.stderr
+        for command in (words, ["pause", str(stand.run.folder)]):
+            for reason in (" ", "x" * 2000):
+                bad = CliRunner().invoke(loop_commands, [*command, "--reason", reason])
+                assert (bad.exit_code, bad.stdout) == (2, ""), reason
+                assert "say in 1 to 1024 characters what the audit shall show" in bad.stderr
+        assert len(read_weighed(folder_of(stand.run.folder)).changes) == 1
+        assert read_pause(folder_of(stand.run.folder)) is None

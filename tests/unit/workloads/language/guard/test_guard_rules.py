@@ -21,7 +21,7 @@ def test_a_rule_of_a_file_blocks_where_it_says(tmp_path: Path) -> None:
     text = (
         '[[rule]]\nname = "card"\npattern = \'\\d{16}\'\non = ["output"]\n[[rule]]\nname = "b"\npattern = "b"'
     )
-    card, other = read_rules(write(tmp_path, text))
+    card, other = read_rules(write(tmp_path, text), "--rules")
     assert matched(fold("1234567812345678"), Direction.OUTPUT, [card]) == "card"
     assert matched(fold("1234567812345678"), Direction.INPUT, [card]) == ""
     assert other.on == set(Direction)
@@ -43,4 +43,4 @@ def test_a_rule_of_a_file_blocks_where_it_says(tmp_path: Path) -> None:
 def test_a_file_that_is_wrong_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
     """With the rule and what is wrong with it."""
     with pytest.raises(ConfigurationError, match=said):
-        read_rules(write(tmp_path, text))
+        read_rules(write(tmp_path, text), "--rules")

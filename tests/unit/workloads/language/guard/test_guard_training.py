@@ -61,7 +61,7 @@ def test_a_classifier_is_read_as_it_was_written(tmp_path: Path) -> None:
     """And a file that holds another thing is refused by name."""
     made = train_classifier(["a b c", "d e f"], [True, False], threshold=0.7)
     made.save(tmp_path / "guard.json")
-    read = load_classifier(tmp_path / "guard.json")
+    read = load_classifier(tmp_path / "guard.json", "--classifier")
     assert read.threshold == 0.7
     assert read.chance("a b") == pytest.approx(made.chance("a b"), abs=1e-4)
     for text in (
@@ -70,8 +70,10 @@ def test_a_classifier_is_read_as_it_was_written(tmp_path: Path) -> None:
         '{"form": 1, "weights": [], "shift": 0, "threshold": 1}',
     ):
         (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(ConfigurationError, match=r"bad\.json: holds no classifier of a guard"):
-            load_classifier(tmp_path / "bad.json")
+        with pytest.raises(
+            ConfigurationError, match=r"--classifier='.*bad\.json': holds no classifier of a guard"
+        ):
+            load_classifier(tmp_path / "bad.json", "--classifier")
 
 
 def test_texts_that_cannot_train_it_are_refused_by_name(tmp_path: Path) -> None:

@@ -112,6 +112,22 @@ def test_weights_say_what_counts(place: Path) -> None:
             train_heads(order(place, out=place / "never", weights=weights))
 
 
+def test_what_nobody_has_rated_counts_nothing(place: Path, tmp_path: Path) -> None:
+    """Its head says what chance made of it, and a policy would learn that."""
+    file = tmp_path / "thumbs.jsonl"
+    thumbs = [one for one in rows(0) if one.get("key") == "thumb" and "score" in one]
+    file.write_text("".join(json.dumps(one) + "\n" for one in thumbs))
+    said: dict[str, Any] = {"place": str(file), "base": str(place / "base"), "out": tmp_path / "model"}
+    with pytest.raises(ConfigurationError, match=r"weight preferred=1: no row .* rates it, .*: thumb"):
+        train_heads(order(tmp_path, **said, weights={"preferred": 1.0, "thumb": 0.0, "relevance": 0.0}))
+    train_heads(order(tmp_path, **said, weights={"preferred": 1.0}))
+    assert HeadsModel.load(tmp_path / "model").card.weights == {
+        "thumb": 1.0,
+        "relevance": 0.0,
+        "preferred": 0.0,
+    }
+
+
 def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
     """A folder that holds one, or none, or one whose base is another; a training that was stopped."""
     with pytest.raises(ConfigurationError, match="holds a trained model already"):

@@ -1,6 +1,7 @@
 """A model thinks before it answers: what its caller is told of that, what stays hidden, what it may take."""
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,19 +9,22 @@ from typing import Any
 
 import pytest
 
+from penstock.config.settings import ServingSection
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arms
 from penstock.runtime import metrics
 from penstock.v1 import text_pb2 as pb
 from penstock.wire.refusal import Reason, Refused
-from tests.support.language.text_stand import FAR, TextStand, adapter, running, user
+from tests.support.language.text_stand import FAR, TOKENIZER, WORDS, TextStand, adapter, running, user
 from tests.support.language.thinking_stand import BEHIND, MOST, THOUGHT, WITHOUT, form_of, ids, make_thinker
+from workloads.language.conversation.chat_encoder import ChatEncoder
 from workloads.language.guard.guard import Guard
 from workloads.language.guard.guard_rules import Rule
 from workloads.language.prompt import Message
 from workloads.language.serving.answer_guard import AnswerGuard
 from workloads.language.serving.asks import Ask, TextReply
 from workloads.language.serving.text_answerer import no_show
+from workloads.language.serving.text_service import TextService
 from workloads.language.serving.text_shadow import Compared
 from workloads.language.serving.thinking import Thought
 from workloads.plugin.serving import Weights
@@ -331,3 +335,20 @@ async def test_the_shadow_is_asked_of_the_answer_behind_the_same_thought(
     assert compared.ids[-7:] == (*ids("sea lookup 3 done lookup"), *reply.answers[0].ids)
     said = thinking.engine.log_prob(2, compared.ids, len(compared.ids) - 2)
     assert sum(said) == pytest.approx(sum(compared.log_prob), abs=0.5)
+
+
+async def test_a_word_that_is_refused_is_told_its_caller_and_no_log(
+    thinking: TextStand, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a conversation and without one; what people write is not what a log is for."""
+    thinking.conversations._encoder = ChatEncoder(TOKENIZER, WORDS)
+    asked: dict[str, Any] = {"messages": [pb.TextMessage(role="user", content="sum hunter2")]}
+    for conversation in ("", thinking.start()):
+        service = TextService("run", ServingSection(), thinking.conversations, thinking.versions)
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            request = pb.GenerateRequest(**asked, conversation_id=conversation)
+            reply = await service.generate(request, Caller())
+        assert "'hunter2' is none of the 11 words" in reply.refusal.detail
+        (line,) = (one.__dict__ for one in caplog.records if one.message == "refused")
+        assert line["detail"] == "messages[0].content: a word is none of the 11 words of the model"

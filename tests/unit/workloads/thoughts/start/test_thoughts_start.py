@@ -105,3 +105,33 @@ def test_a_head_that_cannot_be_is_refused_before_the_model_is_made(tmp_path: Pat
     with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.mixing='wide'"):
         prepare(odd, tmp_path, Progress(lambda _: None, threading.Event()))
     assert not any(tmp_path.iterdir())
+
+
+def test_a_model_that_is_not_there_is_refused_and_not_looked_for_elsewhere(tmp_path: Path) -> None:
+    """No hub is asked: a model of a task is a folder."""
+    progress = Progress(lambda _: None, threading.Event())
+    with pytest.raises(ConfigurationError, match=r"environment\.kwargs\.model='nowhere': no such folder"):
+        prepare(settings(model="nowhere"), tmp_path, progress)
+
+
+@pytest.mark.parametrize("name", ["guard_rules", "guard_classifier"])
+def test_a_file_of_the_guard_that_cannot_be_used_is_refused_before_training(
+    tmp_path: Path, name: str
+) -> None:
+    """A server would have found out when the run was over."""
+    small_base(tmp_path / START_MODEL)
+    progress = Progress(lambda _: None, threading.Event())
+    with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{name}='nowhere\.toml': "):
+        prepare(settings(**dict[str, Any]({name: "nowhere.toml"})), tmp_path, progress)
+
+
+def test_a_file_of_the_guard_is_named_wherever_a_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its absolute path."""
+    small_base(tmp_path / START_MODEL)
+    (tmp_path / "rules.toml").write_text("[[rule]]\nname = 'b'\npattern = 'b'\n")
+    monkeypatch.chdir(tmp_path)
+    made = prepare(settings(guard_rules="rules.toml"), tmp_path, Progress(lambda _: None, threading.Event()))
+    assert made.environment.kwargs["guard_rules"] == str(tmp_path / "rules.toml")
+    assert "guard_classifier" not in made.environment.kwargs
