@@ -47,7 +47,7 @@ test-kubernetes: .venv/installed-test
 	$(BIN)/pytest -ra --timeout 3600 tests/kubernetes $(ARGS)
 
 # Each mechanism switched off in a copy of the tree: the test that guards it must fail.
-mutations: .venv/installed-test
+mutations: .venv/installed-test .venv/installed-learn
 	$(BIN)/python -m tests.mutations.campaign $(ARGS)
 
 # A run under fire for 30 minutes, audited all along: make soak ARGS="--minutes 5 --seed 7".
@@ -108,14 +108,15 @@ dashboards: .venv/installed
 	@touch $@
 
 # Language models, and texts and their embeddings, are 0.6 GB more, which `make train` does without, as it does
-# without the gateway. EnvPool with its assets is 0.7 GB.
+# without the gateway.
 .venv/installed-test: .venv/installed
 	@echo "installing what language models, the gateway and games need"
-	$(PIP) --editable ".[all,dev,rlhf,gateway,data,test-people,atari,envpool,minatar]"
+	$(PIP) --editable ".[all,dev,rlhf,gateway,data,test-people,atari,minatar]"
 	@touch $@
 
+# Physics, and EnvPool with its 0.7 GB of assets: what tests them is skipped by name without.
 .venv/installed-learn: .venv/installed
-	$(PIP) --editable ".[all,box2d,mujoco]"
+	$(PIP) --editable ".[all,box2d,mujoco,envpool]"
 	@touch $@
 
 .venv-peers/%/installed: benchmarks/peers/%.txt benchmarks/peers/constraints.txt
