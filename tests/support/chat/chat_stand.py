@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
 from gateway.http_server import HttpServer
 from gateway.sites.site import RunAddresses, RunSettings, Upstream
@@ -64,6 +65,18 @@ def chat_app(run: Upstream, agents: Mapping[str, Upstream], gateway: SmallGatewa
     reach = Reach(listen="127.0.0.1:0", project=PROJECT if gateway else "")
     accounts = None if gateway is None else gateway.accounts
     return guarded_app(site(), replace(run, agents=dict(agents)), reach, accounts)
+
+
+@contextmanager
+def client_at(folder: Path, socket: Path) -> Iterator[TestClient]:
+    """Who calls a gateway over the server of text at this socket, which asks nobody who they are."""
+    with (
+        upstream_at(folder, socket) as run,
+        TestClient(
+            chat_app(run, {}, None), base_url="http://127.0.0.1", raise_server_exceptions=False
+        ) as client,
+    ):
+        yield client
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from fastapi.testclient import TestClient
 
-from tests.support.chat.chat_stand import chat_app, upstream_at
+from tests.support.chat.chat_stand import client_at
 from tests.support.language.text_address import served_text
 from tests.support.language.text_stand import TOKENIZER, TextStand
 from workloads.language import tiny_models
@@ -31,10 +30,8 @@ def stand(tmp_path: Path, short_folder: Path) -> Iterator[TextStand]:
 @pytest.fixture
 def client(stand: TextStand, tmp_path: Path, short_folder: Path) -> Iterator[TestClient]:
     """Of a gateway over it."""
-    with ExitStack() as stack:
-        run = stack.enter_context(upstream_at(tmp_path, short_folder / "text.sock"))
-        app = chat_app(run, {}, None)
-        yield stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
+    with client_at(tmp_path, short_folder / "text.sock") as made:
+        yield made
 
 
 class Talker:
