@@ -52,7 +52,6 @@ class Doors:
                     f"--origin {origin}: write it as browsers do, in small letters, as https://page.example "
                     "or http://127.0.0.1:8080"
                 )
-
         for proxy in self.proxies:
             try:
                 ip_network(proxy)
