@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.run.training import LONG, Training, trainings
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a process has mapped is Linux's to tell")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is mapped is Linux's to tell")
 
 TORCH, GRPC = "libtorch", "cygrpc"
 EVALUATED: Final = ("--set", "evaluation.interval_steps=2000", "--set", "evaluation.episodes=2")
