@@ -2,8 +2,9 @@
 
 The run is asked for one step, so it ends with its first update, and what the learner logs then is the time;
 up to there it does what every run does. The imports are two interpreters at the same time, each with
-`import torch, gymnasium`, until both have ended: what a learner and one actor cannot start without. All are
-measured in turn, after one round that only warms the disk's cache.
+`import torch, gymnasium`, until both have ended: what a learner and an actor whose network needs torch cannot
+start without; an actor of a small network needs less. All are measured in turn, after one round that only
+warms the disk's cache.
 """
 
 import json

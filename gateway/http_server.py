@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway.frame.server_end import ENDING
 from penstock.config.configuration_error import ConfigurationError
-from penstock.rpc.auth import AddressInUse, check_address, is_local
+from penstock.rpc.address import AddressInUse, check_address, is_local
 from penstock.wire.limits import KIB
 
 HEAD_S: Final = 10.0

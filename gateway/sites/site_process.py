@@ -27,7 +27,8 @@ from gateway.sites.token_door import TokenDoor
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
-from penstock.rpc.auth import Credentials, is_local
+from penstock.rpc.address import is_local
+from penstock.rpc.auth import Credentials
 from penstock.rpc.rate_limits import Rates
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.runtime.health import Health, announce, serve_http

@@ -22,7 +22,8 @@ from gateway.text.chat_routes import make_app
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
-from penstock.rpc.auth import Credentials, is_local
+from penstock.rpc.address import is_local
+from penstock.rpc.auth import Credentials
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle

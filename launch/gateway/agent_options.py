@@ -55,7 +55,7 @@ def named_agents(
 def checked_address(option: str, address: str) -> str:
     """Return an address of a server, or ""; raises ConfigurationError that names the option."""
     from penstock.config.configuration_error import ConfigurationError
-    from penstock.rpc.auth import check_address
+    from penstock.rpc.address import check_address
 
     try:
         return check_address(address) if address else ""

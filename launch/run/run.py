@@ -28,7 +28,7 @@ from launch.run.summary import RedisFacts
 from launch.run.supervised_service import Account, GaveUp
 from launch.run.supervisor import Supervisor
 from penstock.config.settings import ConfigurationError, MetricsSection
-from penstock.rpc.auth import AddressInUse
+from penstock.rpc.address import AddressInUse
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.health import Endpoint, Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle

@@ -20,7 +20,7 @@ from gateway.personal.admission import PARAMETER, Admission
 from launch.ui.catalogue import Catalogue, is_run
 from penstock.config.extras import how_to_install
 from penstock.config.settings import ConfigurationError
-from penstock.rpc.auth import check_address, is_local
+from penstock.rpc.address import check_address, is_local
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.lifecycle import Lifecycle
 

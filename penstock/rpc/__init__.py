@@ -1,4 +1,4 @@
 """Transport and identity of calls.
 
-Channels, servers, identity, tokens, the gate that every call passes, rate limits.
+Addresses (without gRPC), channels, servers, identity, tokens, the gate that every call passes, rate limits.
 """

@@ -1,13 +1,11 @@
-"""With what a process proves who it is, and where it may do without.
+"""With what a process proves who it is; `penstock.rpc.address` says where it may do without.
 
-Plaintext is allowed on loopback; anywhere else only when `insecure` is said. Unix sockets are always
-plaintext: the permissions of their folder say who may connect. Over TLS a server asks its callers for a
-certificate of `authority`, or, where it has a file of accepted tokens, for one of those.
+Over TLS a server asks its callers for a certificate of `authority`, or, where it has a file of accepted
+tokens, for one of those.
 Certificates are rotated by replacing the files: a server reads them again before the next handshake, a
 client's channel is built anew (`rotation`).
 """
 
-import ipaddress
 import logging
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,14 +14,11 @@ from typing import Any
 
 import grpc
 
+from penstock.rpc.address import check_plaintext
 from penstock.rpc.bearer_tokens import TokenFile
 from penstock.rpc.tls_files import TlsFiles
 
 log = logging.getLogger(__name__)
-
-
-class AddressInUse(OSError):
-    """Another process serves this address; the message names it and the remedy."""
 
 
 class Proof(Enum):
@@ -174,51 +169,3 @@ class _ServerRotation:
         self._credentials = fresh
         log.info("TLS files were replaced: new connections use them")
         return self.configuration()
-
-
-def check_plaintext(address: str, *, insecure: bool) -> None:
-    """Raise ValueError when plaintext would leave this machine without having been asked for."""
-    if not insecure and not is_local(address):
-        raise ValueError(
-            f"address={address!r}: plaintext beyond loopback; set security.tls_certificate, "
-            "security.tls_key and security.tls_authority, or say --insecure"
-        )
-
-
-def is_local(address: str) -> bool:
-    """Return whether an address is a unix socket or loopback."""
-    if address.startswith("unix:"):
-        return True
-    host = address.removeprefix("dns:///").rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def check_address(address: str) -> str:
-    """Return `address` when it is HOST:PORT or unix:/path; raises ValueError with the remedy."""
-    try:
-        address.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"address={address!r}: is no text; write HOST:PORT or unix:/path in UTF-8"
-        ) from error
-    if address.startswith("unix:"):
-        _check_socket_path(address.removeprefix("unix:"))
-        return address
-    host, _, port = address.removeprefix("dns:///").rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > _MAX_PORT:
-        raise ValueError(f"address={address!r}: write HOST:PORT or unix:/path")
-    return address
-
-
-_MAX_PORT = 65535
-_MAX_SOCKET_PATH = 107
-
-
-def _check_socket_path(path: str) -> None:
-    if not path or len(path.encode()) > _MAX_SOCKET_PATH:
-        raise ValueError(f"address='unix:{path}': a socket path has 1 to {_MAX_SOCKET_PATH} bytes")

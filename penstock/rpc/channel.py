@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import grpc
 
-from penstock.rpc.auth import Credentials, check_address, is_local
+from penstock.rpc.address import check_address, is_local
+from penstock.rpc.auth import Credentials
 from penstock.rpc.rotating_channel import RotatingChannel
 from penstock.wire.limits import MAX_MESSAGE_BYTES
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from penstock.rpc.auth import AddressInUse
+from penstock.rpc.address import AddressInUse
 from penstock.runtime import metrics, process_metrics
 from penstock.runtime.garbage_collection import collect_as_usual
 

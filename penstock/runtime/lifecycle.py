@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from penstock.config.settings import ConfigurationError
-from penstock.rpc.auth import AddressInUse
+from penstock.rpc.address import AddressInUse
 from penstock.runtime import logs
 from penstock.runtime.allocator import keep_freed_memory
 from penstock.runtime.exit import (

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from penstock.config.extras import how_to_install
 from penstock.config.settings import ConfigurationError, Settings, TracingSection
-from penstock.rpc.auth import is_local
+from penstock.rpc.address import is_local
 
 if TYPE_CHECKING:
     from penstock.runtime.spans import Spans

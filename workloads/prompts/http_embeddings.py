@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.rpc.auth import is_local
+from penstock.rpc.address import is_local
 from workloads.prompts.embeddings import WIDTH, EmbeddingError, Rows
 
 DEADLINE_S: Final = 30.0

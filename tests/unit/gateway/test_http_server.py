@@ -22,7 +22,7 @@ from gateway.frame.envelope import HEADERS
 from gateway.http_server import HttpServer
 from launch.gateway.local_runner import LocalRunner
 from penstock.config.configuration_error import ConfigurationError
-from penstock.rpc.auth import AddressInUse
+from penstock.rpc.address import AddressInUse
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway
 

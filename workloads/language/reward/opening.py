@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock.config.settings import ConfigurationError
-from penstock.rpc.auth import Credentials, is_local
+from penstock.rpc.address import is_local
+from penstock.rpc.auth import Credentials
 from workloads.language.reward.reward_client import DEADLINE_S, PLAINTEXT, RewardClient
 from workloads.language.reward.reward_source import RewardSource
 

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.rpc.auth import is_local
+from penstock.rpc.address import is_local
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle

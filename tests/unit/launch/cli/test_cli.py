@@ -98,12 +98,25 @@ def test_help_imports_nothing_heavy() -> None:
     assert reply.stdout == "[]\n"
 
 
-def test_a_broker_loads_no_torch() -> None:
-    """Nor gymnasium: its image carries neither."""
-    code = (
-        "import sys, launch.cli.app, launch.run.plan, broker.service.process, penstock.runtime.lifecycle;"
-        "print([name for name in ('torch', 'gymnasium', 'matplotlib') if name in sys.modules])"
-    )
+LIFE: Final = (
+    "launch.cli.app, penstock.config.service_settings, "
+    "penstock.runtime.foreground, penstock.runtime.lifecycle"
+)
+"""What every process loads before its own work."""
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        pytest.param("launch.run.plan, broker.service.process", (), id="broker"),
+        pytest.param("launch.run.redis_service", ("grpc",), id="keeper of Redis"),
+        pytest.param("launch.run.plan, launch.commands.train", ("grpc",), id="launcher"),
+    ],
+)
+def test_a_process_that_neither_acts_nor_learns_loads_no_torch(modules: str, absent: tuple[str, ...]) -> None:
+    """Nor gymnasium: the image of a broker carries neither. gRPC is loaded by who makes calls."""
+    heavy = ("torch", "gymnasium", "matplotlib", *absent)
+    code = f"import sys, {LIFE}, {modules}; print([name for name in {heavy} if name in sys.modules])"
     reply = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

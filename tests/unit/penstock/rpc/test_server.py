@@ -7,7 +7,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from penstock.rpc.auth import AddressInUse, Credentials
+from penstock.rpc.address import AddressInUse
+from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_async_channel
 from penstock.rpc.server import bind, build_server
 

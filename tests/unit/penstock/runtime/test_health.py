@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.rpc.auth import AddressInUse
+from penstock.rpc.address import AddressInUse
 from penstock.runtime import health as health_module
 from penstock.runtime.health import (
     ENDPOINT_VARIABLE,

@@ -1,0 +1,94 @@
+"""Whatever spaces and section: what acts without torch is the function that the learner trains."""
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.config.settings import PolicySection
+from penstock.policy import weights
+from penstock.policy.acting.array_policy import ArrayPolicy, is_enough
+from penstock.policy.build import build
+from penstock.policy.policy import Policy
+from penstock.wire.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple, leaves, sample
+
+ROWS: Final = 9
+SETTLED: Final = {"network", "network_arguments", "kwargs", "image_trunk", "hidden_norm", "frame_stack"} | {
+    "recurrent", "recurrent_size", "burn_in"
+}  # fmt: skip
+"""Settings of networks that torch acts for, which are left as they are."""
+DRAWN: Final[dict[str, st.SearchStrategy[Any]]] = {
+    "hidden_sizes": st.lists(st.integers(1, 9), max_size=3).map(tuple),
+    "activation": st.sampled_from(["tanh", "relu", "elu", "silu"]),
+    "dropout": st.sampled_from([0.0, 0.3]),
+    "initialisation": st.sampled_from(["orthogonal", "xavier"]),
+    "shared_trunk": st.booleans(),
+    "normalise_observations": st.booleans(),
+    "observation_clip": st.sampled_from([0.5, 10.0]),
+    "continuous": st.sampled_from(["clipped", "squashed"]),
+    "initial_log_std": st.floats(-2, 1),
+    "state_dependent_std": st.booleans(),
+    "discrete": st.sampled_from(["categorical", "epsilon_greedy"]),
+    "dueling": st.booleans(),
+}
+boxes = st.builds(
+    lambda shape, dtype: Box(np.full(shape, -2, dtype), np.full(shape, 1, dtype)),
+    st.lists(st.integers(1, 3), max_size=2).map(tuple),
+    st.sampled_from(["float32", "float64"]),
+)
+codes = (
+    st.builds(Discrete, st.integers(1, 5), st.integers(-3, 3))
+    | st.builds(MultiDiscrete, st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple))
+    | st.builds(MultiBinary, st.integers(1, 4))
+)
+spaces = st.lists(boxes | codes, min_size=1, max_size=3).map(lambda parts: Tuple(tuple(parts)))
+
+
+def trained(observation: Tuple, action: Tuple, section: PolicySection, seed: int) -> Policy:
+    """A policy whose weights and statistics are nothing like those that it was made with."""
+    policy = build(observation, action, section, seed)
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=random))
+    if policy.normaliser is not None:
+        policy.normaliser.mean.normal_(generator=random)
+        policy.normaliser.variance.uniform_(0.2, 3.0, generator=random)
+    return policy
+
+
+def test_every_setting_of_the_section_is_drawn_or_settled() -> None:
+    """One that is new changes the network, perhaps."""
+    assert DRAWN.keys() | SETTLED == PolicySection.model_fields.keys()
+
+
+@settings(max_examples=60)
+@given(
+    observation=spaces,
+    action=spaces,
+    drawn=st.fixed_dictionaries(DRAWN),
+    seed=st.integers(0, 999),
+    deterministic=st.booleans(),
+)
+def test_it_acts_as_the_module_does_and_answers_the_probe_as_the_learner(
+    observation: Tuple, action: Tuple, drawn: dict[str, Any], seed: int, deterministic: bool
+) -> None:
+    """Actions and their log-probabilities to the last bit, the answer within rounding."""
+    section = PolicySection(**drawn)
+    assert is_enough(observation, section)
+    policy, arrays = (
+        trained(observation, action, section, seed),
+        ArrayPolicy(observation, action, section, seed),
+    )
+    arrays.load(weights.encode(policy))
+    random = np.random.default_rng(seed)
+    seen = {path: sample(leaf, ROWS, random) for path, leaf in leaves(observation, "observation")}
+    policy.seed_actions(seed)
+    wanted, got = (one.act(seen, deterministic=deterministic) for one in (policy, arrays))
+    for path, array in wanted.action.items():
+        np.testing.assert_array_equal(array, got.action[path])
+    np.testing.assert_array_equal(wanted.log_prob, got.log_prob)
+    answer, learners = arrays.acting_log_prob(seen, got.action), policy.log_prob(seen, got.action)
+    np.testing.assert_allclose(answer, learners, rtol=2e-5, atol=2e-5)
