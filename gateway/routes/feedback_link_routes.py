@@ -100,10 +100,11 @@ Link = Annotated[FeedbackLink, Depends(link_of)]
 def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink) -> dict[str, Any]:
     """Make a link; its secret is shown this once. page: the address at which its holder rates."""
     items = [item.model_dump() for item in body.items]
-    made, secret = parts_of(request).accounts.run(
+    made, secret = parts_of(request).accounts.run_by(
+        member,
         lambda session, now: feedback_links.add(
             session, now, member, agent=agent_id, items=items, rater=body.rater, days=body.days
-        )
+        ),
     )
     return {"link": secret, "page": f"/link#{secret}", **made._asdict()}
 
@@ -121,8 +122,8 @@ def links(request: Request, member: Member, agent_id: AgentId) -> dict[str, Any]
 def revoke_link(request: Request, member: Member, link: str) -> None:
     """Revoke a link: the next request with it is refused. Ratings that came by it stay."""
     by, name = member.principal.subject, member.project
-    parts_of(request).accounts.run(
-        lambda session, now: feedback_links.revoke(session, now, project=name, link=link, by=by)
+    parts_of(request).accounts.run_by(
+        member, lambda session, now: feedback_links.revoke(session, now, project=name, link=link, by=by)
     )
 
 

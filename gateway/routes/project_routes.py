@@ -77,23 +77,23 @@ def set_member(request: Request, member: Member, user: str, body: NewRole) -> No
             raise ApiError(404, "no such member: invite the person first")
         projects.set_role(session, now, project=name, user=user, role=body.role, by=by)
 
-    parts_of(request).accounts.run(change)
+    parts_of(request).accounts.run_by(member, change)
 
 
 @router.delete("/api/projects/{project}/members/{user}", status_code=204)
 def remove_member(request: Request, member: Member, user: str) -> None:
     """Remove a member; their account stays."""
     by, name = member.principal.subject, member.project
-    parts_of(request).accounts.run(
-        lambda session, now: projects.remove(session, now, project=name, user=user, by=by)
+    parts_of(request).accounts.run_by(
+        member, lambda session, now: projects.remove(session, now, project=name, user=user, by=by)
     )
 
 
 @router.post("/api/projects/{project}/invitations", status_code=201, responses=answers(InvitationMade, 201))
 def invite(request: Request, member: Member, body: NewInvitation) -> dict[str, Any]:
     """Invite one person; the secret is shown this once."""
-    secret = parts_of(request).accounts.run(
-        lambda session, now: invitations.invite(session, now, member, role=body.role, days=body.days)
+    secret = parts_of(request).accounts.run_by(
+        member, lambda session, now: invitations.invite(session, now, member, role=body.role, days=body.days)
     )
     return {"invitation": secret, "role": body.role, "days": body.days}
 
@@ -108,7 +108,8 @@ def tokens(request: Request, member: Member) -> dict[str, Any]:
 @router.post("/api/projects/{project}/tokens", status_code=201, responses=answers(TokenMade, 201))
 def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any]:
     """Make an API token; its secret is shown this once."""
-    made, secret = parts_of(request).accounts.run(
+    made, secret = parts_of(request).accounts.run_by(
+        member,
         lambda session, now: api_tokens.add(
             session,
             now,
@@ -117,7 +118,7 @@ def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any
             role=body.role,
             days=body.days,
             by=member.principal.subject,
-        )
+        ),
     )
     return {"token": secret, **made._asdict()}
 
@@ -126,8 +127,8 @@ def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any
 def revoke_token(request: Request, member: Member, token: str) -> None:
     """Revoke an API token: the next request with it is refused."""
     by, name = member.principal.subject, member.project
-    parts_of(request).accounts.run(
-        lambda session, now: api_tokens.revoke(session, now, project=name, token=token, by=by)
+    parts_of(request).accounts.run_by(
+        member, lambda session, now: api_tokens.revoke(session, now, project=name, token=token, by=by)
     )
 
 
