@@ -45,6 +45,7 @@ from gateway.frame.api_errors import add_handlers as add_error_handlers
 from gateway.frame.audited_calls import audited
 from gateway.frame.event_stream import ANSWER_S, EventStream
 from gateway.frame.parts import parts_of
+from gateway.frame.request_numbers import NUMERIC, Number
 from gateway.frame.request_text import Body, Line, example, storable
 from gateway.frame.route_access import Access, GuardedRoute, member_of
 from gateway.frame.server_end import ending
@@ -75,6 +76,7 @@ __all__ = [
     "ANSWER_S",
     "ERROR_SCHEMA",
     "LEAST",
+    "NUMERIC",
     "THUMB",
     "Access",
     "AgentId",
@@ -94,6 +96,7 @@ __all__ = [
     "Line",
     "Loop",
     "Membership",
+    "Number",
     "Outcome",
     "Page",
     "RunAddresses",

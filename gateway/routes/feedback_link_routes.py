@@ -27,6 +27,7 @@ from gateway.feedback.opinion_bodies import (
 )
 from gateway.frame.answer import answers
 from gateway.frame.parts import parts_of
+from gateway.frame.request_numbers import NUMERIC
 from gateway.frame.request_text import Body, example
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.routes.feedback_answers import LinkContent, LinkList, LinkMade, RatingKept
@@ -68,7 +69,7 @@ class NewLink(Body):
 
     items: Annotated[list[LinkItem], Field(min_length=1, max_length=MAX_ITEMS)]
     rater: Short = ""
-    days: Annotated[int, Field(ge=1, le=feedback_links.MAX_DAYS)] = 7
+    days: Annotated[int, Field(ge=1, le=feedback_links.MAX_DAYS), NUMERIC] = 7
 
 
 class LinkRating(Body):
@@ -79,9 +80,9 @@ class LinkRating(Body):
 
     model_config = example(item=0, score=0.8)
 
-    item: Annotated[int, Field(ge=0, lt=MAX_ITEMS)]
+    item: Annotated[int, Field(ge=0, lt=MAX_ITEMS), NUMERIC]
     score: Score | None = None
-    chosen: Annotated[int, Field(strict=True, ge=0, le=1)] | None = None
+    chosen: Annotated[int, Field(ge=0, le=1), NUMERIC] | None = None
     notes: Notes = ""
 
 

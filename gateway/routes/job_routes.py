@@ -16,6 +16,7 @@ from gateway.frame.answer import answers
 from gateway.frame.api_errors import ApiError
 from gateway.frame.event_stream import EventStream
 from gateway.frame.parts import Parts, parts_of
+from gateway.frame.request_numbers import Number
 from gateway.frame.request_text import Body, Line, example
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.jobs import job_queue
@@ -30,7 +31,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["jobs"])
 
 Member = Annotated[Membership, Depends(member_of)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,38}$")]
-ChosenNumber = Annotated[float, Field(strict=True)]
 MAX_NUMBERS: Final = 64
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -42,7 +42,7 @@ class NewJob(Body):
 
     agent: AgentName
     template: Line
-    numbers: Annotated[dict[Line, ChosenNumber], Field(max_length=MAX_NUMBERS, default_factory=dict)]
+    numbers: Annotated[dict[Line, Number], Field(max_length=MAX_NUMBERS, default_factory=dict)]
 
 
 @router.get("/api/projects/{project}/templates", responses=answers(TemplateList))

@@ -10,6 +10,7 @@ from gateway.accounts.principal import Membership
 from gateway.frame.answer import answers
 from gateway.frame.api_errors import ApiError
 from gateway.frame.parts import parts_of
+from gateway.frame.request_numbers import NUMERIC
 from gateway.frame.request_text import Body, Line, example
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.routes.account_answers import (
@@ -41,7 +42,7 @@ class NewInvitation(Body):
     model_config = example(role="editor", days=7)
 
     role: Role
-    days: Annotated[int, Field(ge=1, le=invitations.MAX_DAYS)] = 7
+    days: Annotated[int, Field(ge=1, le=invitations.MAX_DAYS), NUMERIC] = 7
 
 
 class NewToken(Body):
@@ -51,7 +52,7 @@ class NewToken(Body):
 
     name: Line
     role: Role = Role.EDITOR
-    days: Annotated[int, Field(ge=1, le=3650)] | None = None
+    days: Annotated[int, Field(ge=1, le=3650), NUMERIC] | None = None
 
 
 @router.get("/api/projects/{project}", responses=answers(Belonging))

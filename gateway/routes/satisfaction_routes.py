@@ -13,6 +13,7 @@ from gateway.accounts.principal import Membership
 from gateway.feedback.opinion_bodies import AgentId
 from gateway.frame.answer import answers
 from gateway.frame.parts import parts_of
+from gateway.frame.request_numbers import NUMERIC
 from gateway.frame.request_text import Body, Text, example
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.routes.feedback_answers import SatisfactionByVersion, Stored
@@ -30,7 +31,7 @@ class Conversations(Body):
 
     model_config = example(version=15, conversations=["talk-1", "talk-2"])
 
-    version: Annotated[int, Field(ge=1, lt=2**63)]
+    version: Annotated[int, Field(ge=1, lt=2**63), NUMERIC]
     conversations: Annotated[list[Conversation], Field(min_length=1, max_length=MAX_CONVERSATIONS)]
 
 

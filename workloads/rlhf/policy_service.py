@@ -15,6 +15,8 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import field_validator
+from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 
 from gateway.surface import (
@@ -66,6 +68,14 @@ class TrainingRequest(Body):
     learningRate: float | None = None  # noqa: N815
     preset: Line = KIND
     rewardModel: Line | None = None  # noqa: N815
+
+    @field_validator("maxSteps", "learningRate", mode="before")
+    @classmethod
+    def _is_no_truth(cls, said: Any) -> Any:
+        # A text of digits is taken, as by the service that callers know; true was a training of one step.
+        if isinstance(said, bool):
+            raise PydanticCustomError("no_number", "must be a number, neither true nor false")
+        return said
 
     def numbers(self) -> dict[str, float]:
         """Return the numbers that were said."""
