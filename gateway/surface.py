@@ -186,7 +186,7 @@ async def ended(request: Request, job: Job, within_s: float) -> Job:
     return job
 
 
-def estimate(
+async def estimate(
     request: Request,
     member: Membership,
     *,
@@ -198,11 +198,11 @@ def estimate(
 ) -> Estimate:
     """Return the dry run of a training from a template of a kind; asked: see `queue`.
 
-    It trains for some seconds. Raises ApiError and AccountError, which the gateway answers for.
+    It trains for some seconds, and waits for its turn before. Raises ApiError and AccountError, which the
+    gateway answers for.
     """
-    dispatcher = job_routes.dispatcher_of(request)
-    return job_routes.estimated(
-        dispatcher, member, agent=agent, template=template, numbers=numbers, kind=kind, asked=asked
+    return await job_routes.estimated(
+        request, member, agent=agent, template=template, numbers=numbers, kind=kind, asked=asked
     )
 
 

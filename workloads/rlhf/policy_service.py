@@ -109,7 +109,7 @@ async def train_policy(
     """
     asked = await run_in_threadpool(_reused, request, member, agent_id, body.rewardModel)
     if body.dryRun:
-        return await run_in_threadpool(_dry_run, request, member, agent_id, body, asked)
+        return await _dry_run(request, member, agent_id, body, asked)
     with _named_preset():
         job = await queue(
             request,
@@ -163,11 +163,11 @@ def _reused(request: Request, member: Membership, agent: str, label: str | None)
     return {REUSED: label, REUSED_PLACE: found.reward_model_path}
 
 
-def _dry_run(
+async def _dry_run(
     request: Request, member: Membership, agent: str, body: TrainingRequest, asked: dict[str, str | None]
 ) -> dict[str, Any]:
     with _named_preset():
-        found = estimate(
+        found = await estimate(
             request,
             member,
             agent=agent,
