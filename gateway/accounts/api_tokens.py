@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from gateway.accounts import audit, feedback_links
@@ -56,6 +56,13 @@ def tokens(session: Session, project: str) -> tuple[ApiToken, ...]:
     """Return the tokens of a project, newest first."""
     wanted = select(ApiTokenRow).where(ApiTokenRow.project == project)
     return tuple(_record(row) for row in session.scalars(wanted.order_by(ApiTokenRow.created.desc())))
+
+
+def count(session: Session, now: datetime, project: str) -> int:
+    """Return how many tokens of a project count."""
+    valid = ApiTokenRow.revoked.is_(None) & (ApiTokenRow.expires.is_(None) | (ApiTokenRow.expires > now))
+    own = (ApiTokenRow.project == project) & valid
+    return session.scalar(select(func.count()).select_from(ApiTokenRow).where(own)) or 0
 
 
 def revoke(session: Session, now: datetime, *, project: str, token: str, by: str) -> None:

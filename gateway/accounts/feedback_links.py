@@ -85,6 +85,12 @@ def add(
     return LinkSummary(row.id, rater, len(items), now, row.expires, None), secret
 
 
+def stored(session: Session, project: str) -> int:
+    """Return how many links of a project are stored; one that has ended is, for a day."""
+    own = FeedbackLinkRow.project == project
+    return session.scalar(select(func.count()).select_from(FeedbackLinkRow).where(own)) or 0
+
+
 def by_secret(session: Session, now: datetime, secret: str) -> FeedbackLink:
     """Return the link of a secret; raises NoSuchThing for one that is unknown, revoked or expired."""
     row = None

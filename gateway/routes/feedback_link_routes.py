@@ -4,15 +4,17 @@ The secret of a link comes in the header `Penstock-Link`, so that no log of addr
 behind the `#` of its address, which browsers send to no server.
 """
 
+from datetime import datetime
 from typing import Annotated, Any, Final, Self
 
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import ConfigDict, Field, model_validator
+from sqlalchemy.orm import Session
 
 from gateway import people_metrics
 from gateway.accounts import feedback_links
 from gateway.accounts.account_errors import BadInput
-from gateway.accounts.feedback_links import FeedbackLink
+from gateway.accounts.feedback_links import FeedbackLink, LinkSummary
 from gateway.accounts.principal import Membership
 from gateway.feedback.opinion_bodies import (
     AgentId,
@@ -31,6 +33,7 @@ from gateway.frame.request_numbers import NUMERIC
 from gateway.frame.request_text import Body, example
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.routes.feedback_answers import LinkContent, LinkList, LinkMade, RatingKept
+from gateway.routes.feedback_routes import keep
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 
@@ -100,13 +103,15 @@ Link = Annotated[FeedbackLink, Depends(link_of)]
 )
 def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink) -> dict[str, Any]:
     """Make a link; its secret is shown this once. page: the address at which its holder rates."""
-    items = [item.model_dump() for item in body.items]
-    made, secret = parts_of(request).accounts.run_by(
-        member,
-        lambda session, now: feedback_links.add(
+    items, parts = [item.model_dump() for item in body.items], parts_of(request)
+
+    def add(session: Session, now: datetime) -> tuple[LinkSummary, str]:
+        parts.quotas.check("links", feedback_links.stored(session, member.project))
+        return feedback_links.add(
             session, now, member, agent=agent_id, items=items, rater=body.rater, days=body.days
-        ),
-    )
+        )
+
+    made, secret = parts.accounts.run_by(member, add)
     return {"link": secret, "page": f"/link#{secret}", **made._asdict()}
 
 
@@ -147,7 +152,7 @@ def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
         rater=parts.accounts.pseudonym("rater", link.project, PURPOSE, link.rater or link.id),
         request_key=link.request_key(body.item),
     )
-    (kept,) = parts.registry.add_ratings(f"{link.project}/{link.agent}", [rating])
+    (kept,) = keep(parts, f"{link.project}/{link.agent}", [rating])
     people_metrics.RATINGS.labels("link").inc()
     return {"id": kept.public_id, "createdAt": kept.created}
 

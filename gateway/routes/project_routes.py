@@ -1,11 +1,14 @@
 """A project: its members, invitations, API tokens, and who did what in it."""
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
+from sqlalchemy.orm import Session
 
 from gateway.accounts import api_tokens, audit, invitations, projects
+from gateway.accounts.api_tokens import ApiToken
 from gateway.accounts.principal import Membership
 from gateway.frame.answer import answers
 from gateway.frame.api_errors import ApiError
@@ -93,9 +96,13 @@ def remove_member(request: Request, member: Member, user: str) -> None:
 @router.post("/api/projects/{project}/invitations", status_code=201, responses=answers(InvitationMade, 201))
 def invite(request: Request, member: Member, body: NewInvitation) -> dict[str, Any]:
     """Invite one person; the secret is shown this once."""
-    secret = parts_of(request).accounts.run_by(
-        member, lambda session, now: invitations.invite(session, now, member, role=body.role, days=body.days)
-    )
+    quotas = parts_of(request).quotas
+
+    def add(session: Session, now: datetime) -> str:
+        quotas.check("invitations", invitations.stored(session, member.project))
+        return invitations.invite(session, now, member, role=body.role, days=body.days)
+
+    secret = parts_of(request).accounts.run_by(member, add)
     return {"invitation": secret, "role": body.role, "days": body.days}
 
 
@@ -109,18 +116,15 @@ def tokens(request: Request, member: Member) -> dict[str, Any]:
 @router.post("/api/projects/{project}/tokens", status_code=201, responses=answers(TokenMade, 201))
 def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any]:
     """Make an API token; its secret is shown this once."""
-    made, secret = parts_of(request).accounts.run_by(
-        member,
-        lambda session, now: api_tokens.add(
-            session,
-            now,
-            project=member.project,
-            name=body.name,
-            role=body.role,
-            days=body.days,
-            by=member.principal.subject,
-        ),
-    )
+    project, by, quotas = member.project, member.principal.subject, parts_of(request).quotas
+
+    def add(session: Session, now: datetime) -> tuple[ApiToken, str]:
+        quotas.check("tokens", api_tokens.count(session, now, project))
+        return api_tokens.add(
+            session, now, project=project, name=body.name, role=body.role, days=body.days, by=by
+        )
+
+    made, secret = parts_of(request).accounts.run_by(member, add)
     return {"token": secret, **made._asdict()}
 
 

@@ -40,11 +40,12 @@ class Conversations(Body):
 )
 def tell(request: Request, member: Member, agent_id: AgentId, body: Conversations) -> dict[str, int]:
     """Tell which conversations a version has had, whether anybody rates them or not."""
-    name, by = member.project, member.principal.subject
+    name, by, quotas = member.project, member.principal.subject, parts_of(request).quotas
 
     def store(session: Session, now: datetime) -> int:
         stored = satisfaction.note(session, name, agent_id, body.version, body.conversations)
         if stored:
+            quotas.check("conversations", satisfaction.told_before(session, name, stored), stored)
             said = {"version": body.version, "conversations": stored}
             audit.note(
                 session, now, by=by, action="conversations told", project=name, subject=agent_id, **said

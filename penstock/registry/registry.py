@@ -12,6 +12,7 @@ weights: their holder keeps those of `pinned`, and publishes a rollback as a new
         route(registry.arms("default"), client_key)
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -36,6 +37,7 @@ from penstock.registry.database import Database
 from penstock.registry.feedback import Feedback
 from penstock.registry.judgement import Trial
 from penstock.registry.models import EventRow, TrafficRow, VersionRow
+from penstock.registry.rating_usage import RatingBounds
 from penstock.registry.ratings import KeptRating, RatedConversation, Rating, Tally
 from penstock.registry.records import (
     MAX_EVENTS,
@@ -60,6 +62,7 @@ class Registry:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._adding = [threading.Lock() for _ in range(64)]
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = False) -> Self:
@@ -445,13 +448,25 @@ class Registry:
         """Return late rewards of a policy behind number `after`, oldest first, at most `limit`."""
         return self._database.read(lambda session: feedback.read(session, policy, after, limit))
 
-    def add_ratings(self, policy: str, new: Sequence[Rating]) -> tuple[KeptRating, ...]:
+    def add_ratings(
+        self, policy: str, new: Sequence[Rating], bounds: RatingBounds | None = None
+    ) -> tuple[KeptRating, ...]:
         """Store ratings of responses of a policy, all or none, and return them.
 
-        One whose `request_key` is known already is stored once. Raises NotAllowed where the key came with
-        another rating before.
+        One whose `request_key` is known already is stored once.
+
+        Args:
+            policy: name of the policy.
+            new: what is stored.
+            bounds: of the projects that the ratings belong to; None: there are none.
+
+        Raises:
+            NotAllowed: a key came with another rating before.
+            NoRoom: a project would have more than it may.
         """
-        return self._database.write(lambda session: ratings.add(session, policy, new))
+        # All that a project gets is counted in one row: who changes it at the same time has to begin again.
+        with self._adding[hash(policy.partition("/")[0]) % len(self._adding)]:
+            return self._database.write(lambda session: ratings.add(session, policy, new, bounds))
 
     def rating_numbers(self, project: str, rater: str) -> Mapping[str, Sequence[int]]:
         """Return the numbers of a rater's ratings in a project, by policy."""

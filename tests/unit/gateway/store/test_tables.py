@@ -12,7 +12,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy.orm import Session
 
 from gateway.store.accounts_database import GATEWAY, open_database
-from gateway.store.tables import ApiTokenRow, Base, FeedbackLinkRow, Role
+from gateway.store.tables import ApiTokenRow, Base, ConversationRow, FeedbackLinkRow, ProjectUsageRow, Role
 from penstock.registry.database import Database
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import SchemaMismatch
@@ -83,6 +83,27 @@ def test_links_of_tokens_that_were_revoked_end_with_an_upgrade(tmp_path: Path) -
         lambda session: {one.id: one.revoked for one in session.query(FeedbackLinkRow).all()}
     )
     assert found == {"gone": day[2], "counts": None, "before": day[1]}
+
+
+def test_conversations_of_before_are_counted_with_an_upgrade(tmp_path: Path) -> None:
+    """By project."""
+    database = open_database(f"sqlite:///{tmp_path}/a.sqlite", migrate=True)
+
+    def fill(session: Session) -> None:
+        command.downgrade(GATEWAY.configuration(session.connection()), "0007")
+        told = (("a", "x"), ("a", "y"), ("b", "x"))
+        session.add_all(
+            ConversationRow(project=project, agent="mine", version=1, conversation=name)
+            for project, name in told
+        )
+        session.flush()
+        GATEWAY.upgrade(session.connection(), database)
+
+    database.write(fill)
+    found = database.read(
+        lambda session: {one.project: one.conversations for one in session.query(ProjectUsageRow).all()}
+    )
+    assert found == {"a": 2, "b": 1}
 
 
 def test_a_registry_may_share_the_database(tmp_path: Path) -> None:
