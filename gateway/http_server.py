@@ -107,7 +107,7 @@ class EndingServer(uvicorn.Server):
     most: connections at which it is full. Uvicorn's own bound would answer in plain text, uncounted.
     """
 
-    def __init__(self, config: uvicorn.Config, most: int) -> None:
+    def __init__(self, config: uvicorn.Config, most: int = MAX_CONNECTIONS) -> None:
         super().__init__(config)
         self._most = most
 

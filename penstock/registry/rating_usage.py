@@ -5,9 +5,10 @@ counted.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from penstock.registry.models import RatingRow, RatingUsageRow
@@ -28,18 +29,17 @@ def bytes_of(row: RatingRow) -> int:
     return sum(len(text.encode()) for text in (prompt, row.response, row.rejected or "", row.notes))
 
 
-def count(session: Session, rows: Iterable[RatingRow], bounds: RatingBounds | None) -> None:
-    """Count rows that have just been stored; raises NoRoom where a project has more than it may then."""
-    for row in rows:
-        if row.project:
-            _change(session, row.project, 1, row.text_bytes)
-    if bounds is None:
-        return
+def count(session: Session, rows: Sequence[RatingRow], bounds: RatingBounds | None) -> None:
+    """Count rows that have just been stored; raises NoRoom where a project has more than it may then.
+
+    It is the last of its transaction: all who rate in a project wait from here on until that ends.
+    """
     for project in sorted({row.project for row in rows} - {""}):
-        usage = session.get_one(RatingUsageRow, project)
-        if usage.ratings > bounds.ratings:
+        own = [row.text_bytes for row in rows if row.project == project]
+        ratings, text_bytes = _change(session, project, len(own), sum(own))
+        if bounds is not None and ratings > bounds.ratings:
             raise NoRoom("ratings", bounds.ratings)
-        if usage.text_bytes > bounds.text_bytes:
+        if bounds is not None and text_bytes > bounds.text_bytes:
             raise NoRoom("text_bytes", bounds.text_bytes)
 
 
@@ -49,10 +49,14 @@ def discount(session: Session, project: str, ratings: int, text_bytes: int) -> N
         _change(session, project, -ratings, -text_bytes)
 
 
-def _change(session: Session, project: str, ratings: int, text_bytes: int) -> None:
-    usage = session.get(RatingUsageRow, project)
-    if usage is None:
-        usage = RatingUsageRow(project=project, ratings=0, text_bytes=0)
-        session.add(usage)
-    usage.ratings += ratings
-    usage.text_bytes += text_bytes
+def _change(session: Session, project: str, ratings: int, text_bytes: int) -> tuple[int, int]:
+    """Add to what a project has, in one statement, and return what it has then."""
+    row = RatingUsageRow
+    changed = update(row).where(row.project == project)
+    changed = changed.values(ratings=row.ratings + ratings, text_bytes=row.text_bytes + text_bytes)
+    found = session.execute(changed.returning(row.ratings, row.text_bytes)).one_or_none()
+    if found is not None:
+        return found[0], found[1]
+    session.add(RatingUsageRow(project=project, ratings=ratings, text_bytes=text_bytes))
+    session.flush()  # where another one was first, the transaction begins again
+    return ratings, text_bytes

@@ -12,7 +12,6 @@ weights: their holder keeps those of `pinned`, and publishes a rollback as a new
         route(registry.arms("default"), client_key)
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -62,7 +61,6 @@ class Registry:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._adding = [threading.Lock() for _ in range(64)]
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = False) -> Self:
@@ -464,9 +462,7 @@ class Registry:
             NotAllowed: a key came with another rating before.
             NoRoom: a project would have more than it may.
         """
-        # All that a project gets is counted in one row: who changes it at the same time has to begin again.
-        with self._adding[hash(policy.partition("/")[0]) % len(self._adding)]:
-            return self._database.write(lambda session: ratings.add(session, policy, new, bounds))
+        return self._database.write_together(lambda session: ratings.add(session, policy, new, bounds))
 
     def rating_numbers(self, project: str, rater: str) -> Mapping[str, Sequence[int]]:
         """Return the numbers of a rater's ratings in a project, by policy."""

@@ -22,13 +22,13 @@ class HeldRunner(LocalRunner):
 
     def __init__(self, jobs: Path, templates: Path) -> None:
         super().__init__(jobs, templates)
-        self.begun, self.go = threading.Semaphore(0), threading.Event()
+        self.tried, self.go = threading.Semaphore(0), threading.Event()
 
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
     ) -> dict[str, Any]:
         """Figures, later."""
-        self.begun.release()
+        self.tried.release()
         assert self.go.wait(60)
         span, room = {"low": 1.0, "likely": 2.0, "high": 3.0}, dict.fromkeys(ROOM, 1)
         words = dict.fromkeys(("made", "configuration", "environment", "workload"), "")
@@ -69,7 +69,7 @@ def test_a_project_that_asks_without_end_keeps_out_nobody(gateway: SmallGateway,
     turns = dispatcher_turns(gateway)
     with ThreadPoolExecutor(2) as pool:
         first: Future[Any] = pool.submit(asked, gateway, ada)
-        assert runner.begun.acquire(timeout=60)
+        assert runner.tried.acquire(timeout=60)
         second = pool.submit(asked, gateway, bob, "beta")
         while not turns._waiting:
             assert not second.done(), second.result().text
@@ -87,7 +87,7 @@ def test_who_waits_in_vain_is_told_when_to_ask_again(gateway: SmallGateway, runn
     ada, bob = gateway.bearer("ada"), gateway.bearer("bob")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(asked, gateway, ada)
-        assert runner.begun.acquire(timeout=60)
+        assert runner.tried.acquire(timeout=60)
         late = asked(gateway, bob, "beta")
         assert (late.status_code, late.headers["retry-after"]) == (503, f"{AGAIN_S:g}"), late.text
         wrong = gateway.client.post(
