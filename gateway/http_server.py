@@ -1,8 +1,8 @@
 """Serves the application over HTTP or HTTPS, in a thread of its own, on a socket that is bound before.
 
 A connection whose request head does not come whole within `HEAD_S` is closed. There are at most
-`MAX_CONNECTIONS`, and `MAX_OF_ADDRESS` of one address, unless it is that of a proxy which was named. What a
-body may be is the envelope's.
+`MAX_CONNECTIONS`, beyond which the envelope refuses requests, and `MAX_OF_ADDRESS` of one address, unless it
+is that of a proxy which was named. What a body may be is the envelope's.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gateway.frame.server_end import ENDING
+from gateway.frame.server_end import ENDING, FULL
 from penstock.config.configuration_error import ConfigurationError
 from penstock.rpc.address import AddressInUse, check_address, is_local
 from penstock.wire.limits import KIB
@@ -102,11 +102,19 @@ class PatientOnce(H11Protocol):
 
 
 class EndingServer(uvicorn.Server):
-    """A server whose requests learn that it has begun to end, by `gateway.frame.server_end`."""
+    """A server whose requests learn that it has begun to end, or is full, by `gateway.frame.server_end`.
+
+    most: connections at which it is full. Uvicorn's own bound would answer in plain text, uncounted.
+    """
+
+    def __init__(self, config: uvicorn.Config, most: int = MAX_CONNECTIONS) -> None:
+        super().__init__(config)
+        self._most = most
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve."""
         self.lifespan.state[ENDING] = asyncio.Event()
+        self.lifespan.state[FULL] = lambda: len(self.server_state.connections) >= self._most
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -135,6 +143,7 @@ class HttpServer:
         proxies: Collection[str] = (),
         head_s: float = HEAD_S,
         most_of_address: int = MAX_OF_ADDRESS,
+        most_connections: int = MAX_CONNECTIONS,
         lifespan: Literal["on", "off"] = "off",
     ) -> None:
         check_listen(listen, encrypted=certificate is not None, insecure=insecure)
@@ -157,12 +166,11 @@ class HttpServer:
             forwarded_allow_ips=list(proxies),
             ssl_certfile=certificate,
             ssl_keyfile=key,
-            limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=DRAIN_S,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
-        self._server = EndingServer(config)
+        self._server = EndingServer(config, most_connections)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._on_end: Callable[[], None] = lambda: None
         self.failed = False

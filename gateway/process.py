@@ -18,6 +18,7 @@ from gateway.accounts.accounts import Accounts
 from gateway.accounts.expiry import sweep
 from gateway.accounts.oidc_provider import Provider, ProviderSettings
 from gateway.accounts.oidc_sign_in import OidcSignIn
+from gateway.accounts.quotas import Quotas
 from gateway.accounts.signing_keys import make_keys, read_keys
 from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
@@ -172,10 +173,12 @@ def main(
     insecure: bool,
     work: Callable[[], Work] | None = None,
     oidc: ProviderSettings | None = None,
+    quotas: Quotas | None = None,
 ) -> int:
     """Serve until the lifecycle drains; returns the exit code. Nothing is written before all is checked.
 
     work: says how jobs are run; None: there are none. oidc: where people may sign in elsewhere.
+    quotas: of each project.
 
     Raises ConfigurationError for an address, places or credentials that cannot be used, Fatal for a database
     that does not answer.
@@ -201,6 +204,7 @@ def main(
             dispatcher=dispatcher,
             state=places.state,
             oidc=elsewhere,
+            quotas=quotas or Quotas(),
         )
         server = HttpServer(
             make_app(parts, doors, () if jobs is None else jobs.services),

@@ -13,7 +13,7 @@ from typing import Final
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from gateway.store.tables import ConversationRow
+from gateway.store.tables import ConversationRow, ProjectUsageRow
 from penstock.registry.ratings import Tally
 
 LEAST: Final = 30
@@ -67,6 +67,16 @@ def note(session: Session, project: str, agent: str, version: int, conversations
         row(project=project, agent=agent, version=version, conversation=name) for name in sorted(new)
     )
     return len(new)
+
+
+def told_before(session: Session, project: str, more: int) -> int:
+    """Count `more` conversations of a project that are told now, and return how many there were before."""
+    usage = session.get(ProjectUsageRow, project)
+    if usage is None:
+        usage = ProjectUsageRow(project=project, conversations=0)
+        session.add(usage)
+    before, usage.conversations = usage.conversations, usage.conversations + more
+    return before
 
 
 def counts(session: Session, project: str, agent: str) -> dict[int, int]:

@@ -45,6 +45,7 @@ from gateway.frame.api_errors import add_handlers as add_error_handlers
 from gateway.frame.audited_calls import audited
 from gateway.frame.event_stream import ANSWER_S, EventStream
 from gateway.frame.parts import parts_of
+from gateway.frame.request_numbers import NUMERIC, Number
 from gateway.frame.request_text import Body, Line, example, storable
 from gateway.frame.route_access import Access, GuardedRoute, member_of
 from gateway.frame.server_end import ending
@@ -75,6 +76,7 @@ __all__ = [
     "ANSWER_S",
     "ERROR_SCHEMA",
     "LEAST",
+    "NUMERIC",
     "THUMB",
     "Access",
     "AgentId",
@@ -94,6 +96,7 @@ __all__ = [
     "Line",
     "Loop",
     "Membership",
+    "Number",
     "Outcome",
     "Page",
     "RunAddresses",
@@ -183,7 +186,7 @@ async def ended(request: Request, job: Job, within_s: float) -> Job:
     return job
 
 
-def estimate(
+async def estimate(
     request: Request,
     member: Membership,
     *,
@@ -195,11 +198,11 @@ def estimate(
 ) -> Estimate:
     """Return the dry run of a training from a template of a kind; asked: see `queue`.
 
-    It trains for some seconds. Raises ApiError and AccountError, which the gateway answers for.
+    It trains for some seconds, and waits for its turn before. Raises ApiError and AccountError, which the
+    gateway answers for.
     """
-    dispatcher = job_routes.dispatcher_of(request)
-    return job_routes.estimated(
-        dispatcher, member, agent=agent, template=template, numbers=numbers, kind=kind, asked=asked
+    return await job_routes.estimated(
+        request, member, agent=agent, template=template, numbers=numbers, kind=kind, asked=asked
     )
 
 

@@ -29,6 +29,10 @@ class AccountConflict(AccountError):
     """Reports that the state does not admit the change."""
 
 
+class QuotaReached(AccountError):
+    """Reports that a project has all that it may have of something."""
+
+
 class TooManyAttempts(AccountError):
     """Reports that signing in was tried too often. wait_s: seconds after which it may be tried again."""
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from sqlalchemy.orm import Session
 
 from gateway.accounts import api_tokens, attempts, invitations, projects, sessions, users
-from gateway.accounts.account_errors import Unauthenticated
+from gateway.accounts.account_errors import Forbidden, Unauthenticated
 from gateway.accounts.passwords import hash_password, is_password
 from gateway.accounts.principal import Membership, Principal
 from gateway.accounts.secrets import API, REFRESH, is_secret
@@ -207,6 +207,22 @@ class Accounts:
     def run(self, work: Callable[[Session, datetime], T]) -> T:
         """Return the result of a change, committed, as `Database.write` does."""
         return self._write(lambda session: work(session, self._clock()))
+
+    def run_by(self, member: Membership, work: Callable[[Session, datetime], T]) -> T:
+        """Return the result of a change by a member, committed, where they may still do as much as before.
+
+        A body may come half a minute after its head, by which they were let in: who was removed meanwhile
+        would hand out what nobody takes back. Raises Unauthenticated, NoSuchThing, Forbidden.
+        """
+
+        def checked(session: Session) -> T:
+            now = self._clock()
+            principal = sessions.again(session, now, member.principal)
+            if not projects.membership(session, principal, member.project).role.includes(member.role):
+                raise Forbidden("your role in this project has just become another one: ask again")
+            return work(session, now)
+
+        return self._write(checked)
 
     def look(self, work: Callable[[Session], T]) -> T:
         """Return the result of `work`, from one consistent view."""

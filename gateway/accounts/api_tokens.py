@@ -3,10 +3,10 @@
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from gateway.accounts import audit
+from gateway.accounts import audit, feedback_links
 from gateway.accounts.account_errors import BadInput, NoSuchThing, Unauthenticated
 from gateway.accounts.principal import Principal
 from gateway.accounts.secrets import API, digest, new_id, new_secret
@@ -58,14 +58,22 @@ def tokens(session: Session, project: str) -> tuple[ApiToken, ...]:
     return tuple(_record(row) for row in session.scalars(wanted.order_by(ApiTokenRow.created.desc())))
 
 
+def count(session: Session, now: datetime, project: str) -> int:
+    """Return how many tokens of a project count."""
+    valid = ApiTokenRow.revoked.is_(None) & (ApiTokenRow.expires.is_(None) | (ApiTokenRow.expires > now))
+    own = (ApiTokenRow.project == project) & valid
+    return session.scalar(select(func.count()).select_from(ApiTokenRow).where(own)) or 0
+
+
 def revoke(session: Session, now: datetime, *, project: str, token: str, by: str) -> None:
-    """Refuse a token from now on; raises NoSuchThing for one of another project."""
+    """Refuse a token, and the links that it made, from now on; raises NoSuchThing for another project's."""
     row = session.get(ApiTokenRow, token)
     if row is None or row.project != project:
         raise NoSuchThing("no such token")
     if row.revoked is None:
         row.revoked = now
         audit.note(session, now, by=by, action="token revoked", project=project, subject=f"token/{token}")
+        feedback_links.revoke_made_by(session, now, project=project, maker=f"token/{token}", by=by)
 
 
 def by_secret(session: Session, now: datetime, secret: str) -> Principal:

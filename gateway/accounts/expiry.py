@@ -49,7 +49,9 @@ def delete_expired(session: Session, now: datetime) -> int:
             delete(InvitationRow).where(
                 or_(InvitationRow.expires <= now - KEPT, InvitationRow.used <= now - KEPT)
             ),
-            delete(FeedbackLinkRow).where(FeedbackLinkRow.expires <= now - KEPT),
+            delete(FeedbackLinkRow).where(
+                or_(FeedbackLinkRow.expires <= now - KEPT, FeedbackLinkRow.revoked <= now - KEPT)
+            ),
         )
     )
 

@@ -1,14 +1,15 @@
 """Links for feedback: who holds one rates the responses that it names, once each, without an account.
 
 A link is a secret of 256 random bits of which the digest is stored. That each response is rated once is held
-by the ratings: they carry the request key of `request_key`.
+by the ratings: they carry the request key of `request_key`. A link ends with the rights of who made it, be it
+a person or a program (`revoke_made_by`); that a token has expired in its time ends none.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Integer, func, select
+from sqlalchemy import Integer, func, select, update
 from sqlalchemy.orm import Session
 
 from gateway.accounts import audit
@@ -84,6 +85,12 @@ def add(
     return LinkSummary(row.id, rater, len(items), now, row.expires, None), secret
 
 
+def stored(session: Session, project: str) -> int:
+    """Return how many links of a project are stored; one that has ended is, for a day."""
+    own = FeedbackLinkRow.project == project
+    return session.scalar(select(func.count()).select_from(FeedbackLinkRow).where(own)) or 0
+
+
 def by_secret(session: Session, now: datetime, secret: str) -> FeedbackLink:
     """Return the link of a secret; raises NoSuchThing for one that is unknown, revoked or expired."""
     row = None
@@ -110,9 +117,20 @@ def revoke(session: Session, now: datetime, *, project: str, link: str, by: str)
         raise NoSuchThing("no such link")
     if row.revoked is None:
         row.revoked = now
-        audit.note(
-            session, now, by=by, action="feedback link revoked", project=project, subject=f"link/{link}"
-        )
+        _note_revoked(session, now, project, link, by)
+
+
+def revoke_made_by(session: Session, now: datetime, *, project: str, maker: str, by: str) -> None:
+    """Refuse every link of a project that a person or a program made. maker: `user/ID` or `token/ID`."""
+    own = (FeedbackLinkRow.project == project) & (FeedbackLinkRow.by == maker)
+    counts = own & FeedbackLinkRow.revoked.is_(None)
+    ids = update(FeedbackLinkRow).where(counts).values(revoked=now).returning(FeedbackLinkRow.id)
+    for link in session.scalars(ids).all():
+        _note_revoked(session, now, project, link, by)
+
+
+def _note_revoked(session: Session, now: datetime, project: str, link: str, by: str) -> None:
+    audit.note(session, now, by=by, action="feedback link revoked", project=project, subject=f"link/{link}")
 
 
 def _record(row: FeedbackLinkRow) -> FeedbackLink:

@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Final
 
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from gateway.accounts import audit, projects
@@ -29,6 +30,12 @@ def invite(session: Session, now: datetime, member: Membership, *, role: Role, d
     )
     audit.note(session, now, by=member.principal.subject, action="invited", project=member.project, role=role)
     return secret
+
+
+def stored(session: Session, project: str) -> int:
+    """Return how many invitations of a project are stored; one that has ended is, for a day."""
+    own = InvitationRow.project == project
+    return session.scalar(select(func.count()).select_from(InvitationRow).where(own)) or 0
 
 
 def find(session: Session, now: datetime, secret: str) -> InvitationRow:

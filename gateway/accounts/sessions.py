@@ -3,13 +3,15 @@
     sign in ─► session ─► refresh token 1 ─► refresh token 2 ─► …      until it ends, or after 30 days
 
 A refresh token that comes again is a copy: the session ends. Two tabs of one browser may present the same one
-within `GRACE` of each other; then each gets a successor of its own.
+within `GRACE` of each other; then each gets a successor of its own. A person has at most `MAX_SESSIONS`, and
+a session `MAX_EXCHANGES`.
 """
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from gateway.accounts import api_tokens, audit
@@ -22,6 +24,10 @@ from gateway.store.tables import RefreshRow, SessionRow, UserRow
 ACCESS: Final = timedelta(minutes=15)
 SESSION: Final = timedelta(days=30)
 GRACE: Final = timedelta(seconds=10)
+MAX_SESSIONS: Final = 256
+"""Of a person."""
+MAX_EXCHANGES: Final = 5000
+"""Refresh tokens of a session, of which an access token of 15 minutes wants 2,880."""
 AUDIENCE: Final = "penstock-gateway"
 _ENDED: Final = "the session has ended: sign in again"
 
@@ -36,7 +42,8 @@ class Grant:
 
 
 def begin(session: Session, now: datetime, keys: Keys, user: UserRow) -> Grant:
-    """Begin a session of a person whose password was right."""
+    """Begin a session of a person whose password was right; beyond MAX_SESSIONS the oldest ends."""
+    _make_room(session, user.id)
     row = SessionRow(id=new_id(), user=user.id, expires=now + SESSION, ended=None, reason="")
     session.add(row)
     audit.note(session, now, by=f"user/{user.id}", action="signed in", subject=f"session/{row.id}")
@@ -61,6 +68,9 @@ def exchange(session: Session, now: datetime, keys: Keys, refresh: str) -> Grant
         )
         return None
     row.used = row.used or now
+    if _exchanges(session, found.id) >= MAX_EXCHANGES:
+        found.ended, found.reason = now, "its refresh tokens were exchanged too often"
+        return None
     return _grant(session, now, keys, found, user)
 
 
@@ -98,6 +108,19 @@ def again(session: Session, now: datetime, principal: Principal) -> Principal:
     if principal.user is None or principal.session is None:
         return api_tokens.by_id(session, now, principal.subject.partition("/")[2])
     return _person(session, now, principal.user, principal.session, principal.number)
+
+
+def _make_room(session: Session, user: str) -> None:
+    """Delete the oldest sessions of a person who has as many as they may, with their refresh tokens."""
+    own = select(SessionRow.id).where(SessionRow.user == user).order_by(SessionRow.expires.desc())
+    too_many = session.scalars(own.offset(MAX_SESSIONS - 1)).all()
+    session.execute(delete(RefreshRow).where(RefreshRow.session.in_(too_many)))
+    session.execute(delete(SessionRow).where(SessionRow.id.in_(too_many)))
+
+
+def _exchanges(session: Session, id_: str) -> int:
+    own = RefreshRow.session == id_
+    return session.scalar(select(func.count()).select_from(RefreshRow).where(own)) or 0
 
 
 def _person(session: Session, now: datetime, user_id: str, session_id: str, number: object) -> Principal:

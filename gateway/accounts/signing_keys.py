@@ -22,6 +22,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.runtime.output_file import write_once
 
 ALGORITHM: Final = "EdDSA"
 ISSUER: Final = "penstock-gateway"
@@ -81,18 +82,7 @@ def make_keys(file: Path) -> None:
     private = base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
     pseudonyms = base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
     content = {"keys": [{"kid": secrets.token_hex(4), "private": private}], "pseudonyms": pseudonyms}
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(opened, "w") as out:
-            json.dump(content, out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.link(temporary, file)  # whole, and never over another gateway's
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
+    write_once(file, json.dumps(content).encode(), mode=0o600)  # never over another gateway's
 
 
 def read_keys(file: Path) -> Keys:

@@ -8,8 +8,8 @@ from datetime import datetime
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from gateway.accounts import api_tokens, audit
-from gateway.store.tables import ApiTokenRow, FeedbackLinkRow, InvitationRow, Role
+from gateway.accounts import api_tokens, feedback_links
+from gateway.store.tables import ApiTokenRow, InvitationRow, Role
 
 
 def withdraw(session: Session, now: datetime, *, project: str, user: str, role: Role | None, by: str) -> None:
@@ -22,21 +22,9 @@ def withdraw(session: Session, now: datetime, *, project: str, user: str, role: 
     if role is not Role.OWNER:
         _end_invitations(session, now, project, maker)
     if role is None or role is Role.VIEWER:
-        _revoke_links(session, now, project, maker, by)
+        feedback_links.revoke_made_by(session, now, project=project, maker=maker, by=by)
 
 
 def _end_invitations(session: Session, now: datetime, project: str, maker: str) -> None:
     sent = (InvitationRow.project == project) & (InvitationRow.by == maker) & (InvitationRow.expires > now)
     session.execute(update(InvitationRow).where(sent).values(expires=now))
-
-
-def _revoke_links(session: Session, now: datetime, project: str, maker: str, by: str) -> None:
-    own = (FeedbackLinkRow.project == project) & (FeedbackLinkRow.by == maker)
-    counts = own & FeedbackLinkRow.revoked.is_(None)
-    ids = session.scalars(
-        update(FeedbackLinkRow).where(counts).values(revoked=now).returning(FeedbackLinkRow.id)
-    ).all()
-    for link in ids:
-        audit.note(
-            session, now, by=by, action="feedback link revoked", project=project, subject=f"link/{link}"
-        )

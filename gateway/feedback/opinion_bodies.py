@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final
 from fastapi import Path
 from pydantic import Field, ValidationInfo, field_validator
 
+from gateway.frame.request_numbers import NUMERIC, Number
 from gateway.frame.request_text import Body, Text, example
 from penstock.registry.ratings import Rating
 
@@ -15,7 +16,7 @@ Key = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,64}$")]
 Short = Annotated[Text, Field(max_length=64)]
 Long = Annotated[Text, Field(min_length=1, max_length=MAX_TEXT)]
 Notes = Annotated[Text, Field(max_length=MAX_TEXT)]
-Score = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Score = Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class PromptAnswered(Body):
@@ -28,7 +29,7 @@ class PromptAnswered(Body):
     prompt: Long
     runId: Short = ""  # noqa: N815 - as callers of the service know it
     key: Annotated[Text, Field(min_length=1, max_length=64)] = "overall"
-    version: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    version: Annotated[int, Field(ge=1, lt=2**63), NUMERIC] | None = None
     conversation: Annotated[Text, Field(max_length=128)] = ""
 
 

@@ -1,7 +1,7 @@
 """Errors as callers see them: `{"error": word, "detail": what to do, "field": where, or null}`.
 
-    400 insufficient, 401 unauthenticated, 403 forbidden, 404 not_found, 405, 408 too_slow, 409 conflict,
-    413 too_large, 415, 421 wrong_host, 422 invalid, 429 too_many, 500 internal, 503 unavailable
+    400 insufficient, 401 unauthenticated, 403 forbidden, 404 not_found, 405, 408 too_slow, 409 conflict or
+    quota, 413 too_large, 415, 421 wrong_host, 422 invalid, 429 too_many, 500 internal, 503 unavailable
 
 An error repeats nothing of what was sent but the name of a field.
 """
@@ -23,6 +23,7 @@ from gateway.accounts.account_errors import (
     BadInput,
     Forbidden,
     NoSuchThing,
+    QuotaReached,
     TooManyAttempts,
     Unauthenticated,
 )
@@ -134,6 +135,8 @@ def _of_accounts(error: AccountError) -> ApiError:
             return ApiError(404, str(error))
         case AccountConflict():
             return ApiError(409, str(error))
+        case QuotaReached():
+            return ApiError(409, str(error), error="quota")
         case TooManyAttempts():
             return ApiError(429, str(error), retry_s=error.wait_s)
         case _:

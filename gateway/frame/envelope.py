@@ -19,7 +19,7 @@ from gateway import people_metrics
 from gateway.frame.api_errors import ApiError, route_of
 from gateway.frame.cross_origin import permission, preflight
 from gateway.frame.doors import MAX_IMPORT_BYTES, Doors
-from gateway.frame.server_end import ending
+from gateway.frame.server_end import ending, is_full
 
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -97,6 +97,9 @@ class Envelope:
         self._large_bodies += 1
 
     def _check(self, scope: Scope, answer: "_Answer") -> None:
+        if is_full(scope):
+            answer.is_last = True
+            raise ApiError(503, "this gateway has no room for another connection: ask again", retry_s=1.0)
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         self._doors.check_host(host)
@@ -165,7 +168,8 @@ class _Body:
 class _Answer:
     """Puts the headers of every answer on it, and counts it.
 
-    permitted: by which a browser hands it on to a page of another origin.
+    permitted: by which a browser hands it on to a page of another origin. is_last: the connection ends with
+    it.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -174,14 +178,15 @@ class _Answer:
         self._began_s = time.monotonic()
         self.begun = False
         self.permitted = dict[str, str]()
+        self.is_last = False
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.begun = True
             MutableHeaders(scope=message).update({**HEADERS, **self.permitted})
-            if message["status"] in {408, 413}:
-                MutableHeaders(scope=message)["Connection"] = "close"  # the rest of the body is not read
+            if self.is_last or message["status"] in {408, 413}:  # of these the rest of the body is not read
+                MutableHeaders(scope=message)["Connection"] = "close"
             self._count(message["status"])
         await self._send(message)
 

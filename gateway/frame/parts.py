@@ -1,12 +1,13 @@
 """What the routes of a gateway work with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastapi import Request
 
 from gateway.accounts.accounts import Accounts
 from gateway.accounts.oidc_sign_in import OidcSignIn
+from gateway.accounts.quotas import Quotas
 from gateway.frame.call_limits import CallLimits
 from gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.registry.registry import Registry
@@ -17,7 +18,7 @@ class Parts:
     """The parts of one gateway, made when it starts.
 
     dispatcher: None where it runs no jobs. state: folder of what it keeps on this machine; None where it
-    keeps nothing. oidc: None where no provider of identities is set up.
+    keeps nothing. oidc: None where no provider of identities is set up. quotas: of each project.
     """
 
     accounts: Accounts
@@ -26,6 +27,7 @@ class Parts:
     dispatcher: JobDispatcher | None = None
     state: Path | None = None
     oidc: OidcSignIn | None = None
+    quotas: Quotas = field(default_factory=Quotas)
 
 
 def parts_of(request: Request) -> Parts:

@@ -4,6 +4,7 @@ job_records       what is said of a job, a template and an outcome
 job_queue         jobs in the database
 job_kinds         what a workload adds to a training
 runner            the seam: what starts jobs, finds them again and ends them
+dry_run_turns     who has the next dry run
 job_dispatcher    the loop that takes jobs from the queue and settles them
 steering          the seam: what steers the run of a job
 policy_versions   what jobs trained

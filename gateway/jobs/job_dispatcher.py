@@ -18,6 +18,7 @@ from typing import Any, Final
 from gateway import people_metrics
 from gateway.accounts.accounts import Accounts
 from gateway.jobs import job_queue, policy_versions
+from gateway.jobs.dry_run_turns import DryRunTurns
 from gateway.jobs.job_kinds import JobKind, PlainTraining
 from gateway.jobs.job_records import Conclusion, Job, Outcome, Template
 from gateway.jobs.log_stream import LogReaders
@@ -58,8 +59,8 @@ class JobDispatcher:
         self.runner = runner
         self.readers = LogReaders(accounts, runner)
         self.steering = steering
+        self.dry_runs = DryRunTurns()
         self._models = models
-        self._estimating = threading.Lock()
         self._accounts = accounts
         self._registry = registry
         self._registry_url = registry_url
@@ -109,14 +110,11 @@ class JobDispatcher:
     def estimate(
         self, template: Template, numbers: Mapping[str, float], policy: str, facts: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the dry run of a job as JSON values; raises CannotBegin, also where another one is going on.
+        """Return the dry run of a job as JSON values, for a caller whose turn it is.
 
-        Raises CannotLook where who would make it does not answer.
-
-        It trains for some seconds, on the cores that jobs have.
+        Raises CannotBegin, and CannotLook where who would make it does not answer. It trains for some
+        seconds, on the cores that jobs have.
         """
-        if not self._estimating.acquire(blocking=False):
-            raise CannotBegin("another dry run is going on: try again in a minute")
         try:
             prepare = self._kinds[template.kind].prepare
             return self.runner.estimate(
@@ -124,8 +122,6 @@ class JobDispatcher:
             )
         except OSError as error:
             raise CannotBegin(f"the dry run could not be made: {_why(error)}") from error
-        finally:
-            self._estimating.release()
 
     def _look_safely(self) -> None:
         try:

@@ -4,15 +4,17 @@ The secret of a link comes in the header `Penstock-Link`, so that no log of addr
 behind the `#` of its address, which browsers send to no server.
 """
 
+from datetime import datetime
 from typing import Annotated, Any, Final, Self
 
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import ConfigDict, Field, model_validator
+from sqlalchemy.orm import Session
 
 from gateway import people_metrics
 from gateway.accounts import feedback_links
 from gateway.accounts.account_errors import BadInput
-from gateway.accounts.feedback_links import FeedbackLink
+from gateway.accounts.feedback_links import FeedbackLink, LinkSummary
 from gateway.accounts.principal import Membership
 from gateway.feedback.opinion_bodies import (
     AgentId,
@@ -27,9 +29,11 @@ from gateway.feedback.opinion_bodies import (
 )
 from gateway.frame.answer import answers
 from gateway.frame.parts import parts_of
+from gateway.frame.request_numbers import NUMERIC
 from gateway.frame.request_text import Body, example
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.routes.feedback_answers import LinkContent, LinkList, LinkMade, RatingKept
+from gateway.routes.feedback_routes import keep
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 
@@ -68,7 +72,7 @@ class NewLink(Body):
 
     items: Annotated[list[LinkItem], Field(min_length=1, max_length=MAX_ITEMS)]
     rater: Short = ""
-    days: Annotated[int, Field(ge=1, le=feedback_links.MAX_DAYS)] = 7
+    days: Annotated[int, Field(ge=1, le=feedback_links.MAX_DAYS), NUMERIC] = 7
 
 
 class LinkRating(Body):
@@ -79,9 +83,9 @@ class LinkRating(Body):
 
     model_config = example(item=0, score=0.8)
 
-    item: Annotated[int, Field(ge=0, lt=MAX_ITEMS)]
+    item: Annotated[int, Field(ge=0, lt=MAX_ITEMS), NUMERIC]
     score: Score | None = None
-    chosen: Annotated[int, Field(strict=True, ge=0, le=1)] | None = None
+    chosen: Annotated[int, Field(ge=0, le=1), NUMERIC] | None = None
     notes: Notes = ""
 
 
@@ -99,12 +103,15 @@ Link = Annotated[FeedbackLink, Depends(link_of)]
 )
 def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink) -> dict[str, Any]:
     """Make a link; its secret is shown this once. page: the address at which its holder rates."""
-    items = [item.model_dump() for item in body.items]
-    made, secret = parts_of(request).accounts.run(
-        lambda session, now: feedback_links.add(
+    items, parts = [item.model_dump() for item in body.items], parts_of(request)
+
+    def add(session: Session, now: datetime) -> tuple[LinkSummary, str]:
+        parts.quotas.check("links", feedback_links.stored(session, member.project))
+        return feedback_links.add(
             session, now, member, agent=agent_id, items=items, rater=body.rater, days=body.days
         )
-    )
+
+    made, secret = parts.accounts.run_by(member, add)
     return {"link": secret, "page": f"/link#{secret}", **made._asdict()}
 
 
@@ -121,8 +128,8 @@ def links(request: Request, member: Member, agent_id: AgentId) -> dict[str, Any]
 def revoke_link(request: Request, member: Member, link: str) -> None:
     """Revoke a link: the next request with it is refused. Ratings that came by it stay."""
     by, name = member.principal.subject, member.project
-    parts_of(request).accounts.run(
-        lambda session, now: feedback_links.revoke(session, now, project=name, link=link, by=by)
+    parts_of(request).accounts.run_by(
+        member, lambda session, now: feedback_links.revoke(session, now, project=name, link=link, by=by)
     )
 
 
@@ -145,7 +152,7 @@ def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
         rater=parts.accounts.pseudonym("rater", link.project, PURPOSE, link.rater or link.id),
         request_key=link.request_key(body.item),
     )
-    (kept,) = parts.registry.add_ratings(f"{link.project}/{link.agent}", [rating])
+    (kept,) = keep(parts, f"{link.project}/{link.agent}", [rating])
     people_metrics.RATINGS.labels("link").inc()
     return {"id": kept.public_id, "createdAt": kept.created}
 

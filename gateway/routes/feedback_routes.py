@@ -4,6 +4,7 @@ Ratings lie in the registry under the policy `PROJECT/AGENT`. Who rated is an op
 and, where a program says so, of the user that it speaks for.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -21,6 +22,8 @@ from gateway.frame.parts import Parts, parts_of
 from gateway.frame.route_access import GuardedRoute, member_of, principal_of
 from gateway.jobs.trained_from import trained_from
 from gateway.routes.feedback_answers import Deletion, FeedbackStored, Stored
+from penstock.registry.ratings import KeptRating, Rating
+from penstock.registry.registry_errors import NoRoom
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 
@@ -154,13 +157,21 @@ def rater_of(parts: Parts, member: Membership, spoken_for: str) -> str:
     return parts.accounts.pseudonym("rater", member.project, member.principal.subject, spoken_for)
 
 
+def keep(parts: Parts, policy: str, new: Sequence[Rating]) -> tuple[KeptRating, ...]:
+    """Store ratings, all or none, and return them; raises RegistryError, QuotaReached."""
+    try:
+        return parts.registry.add_ratings(policy, new, parts.quotas.of_ratings())
+    except NoRoom as error:
+        raise parts.quotas.reached("ratings" if error.bound == "ratings" else "feedback_mib") from error
+
+
 def _given(
     request: Request, member: Membership, agent: str, body: NewFeedback | NewPair, key: str | None
 ) -> dict[str, Any]:
     parts = parts_of(request)
     rater = rater_of(parts, member, body.rater)
     rating = rating_of(body, project=member.project, rater=rater, request_key=key)
-    (kept,) = parts.registry.add_ratings(_policy(member, agent), [rating])
+    (kept,) = keep(parts, _policy(member, agent), [rating])
     people_metrics.RATINGS.labels("call").inc()
     return {"id": kept.public_id, "agentId": agent, "createdAt": kept.created}
 
@@ -174,7 +185,7 @@ def _take_in(parts: Parts, member: Membership, agent: str, content: bytes, kind:
     ]
     by, accounts = member.principal.subject, parts.accounts
     with audited(accounts, by=by, action="feedback import", project=project, subject=agent, lines=len(new)):
-        parts.registry.add_ratings(_policy(member, agent), new)
+        keep(parts, _policy(member, agent), new)
     people_metrics.RATINGS.labels("lines").inc(len(new))
     return {"stored": len(new)}
 

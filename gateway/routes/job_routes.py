@@ -16,9 +16,12 @@ from gateway.frame.answer import answers
 from gateway.frame.api_errors import ApiError
 from gateway.frame.event_stream import EventStream
 from gateway.frame.parts import Parts, parts_of
+from gateway.frame.request_numbers import Number
 from gateway.frame.request_text import Body, Line, example
 from gateway.frame.route_access import GuardedRoute, member_of
+from gateway.frame.server_end import ending
 from gateway.jobs import job_queue
+from gateway.jobs.dry_run_turns import AGAIN_S, NoTurn
 from gateway.jobs.job_dispatcher import JobDispatcher
 from gateway.jobs.job_records import Job, Template, shown
 from gateway.jobs.live_jobs import LiveJobs
@@ -30,7 +33,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["jobs"])
 
 Member = Annotated[Membership, Depends(member_of)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,38}$")]
-ChosenNumber = Annotated[float, Field(strict=True)]
 MAX_NUMBERS: Final = 64
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -42,7 +44,7 @@ class NewJob(Body):
 
     agent: AgentName
     template: Line
-    numbers: Annotated[dict[Line, ChosenNumber], Field(max_length=MAX_NUMBERS, default_factory=dict)]
+    numbers: Annotated[dict[Line, Number], Field(max_length=MAX_NUMBERS, default_factory=dict)]
 
 
 @router.get("/api/projects/{project}/templates", responses=answers(TemplateList))
@@ -100,11 +102,9 @@ def curve(request: Request, member: Member, job: str) -> dict[str, list[float | 
 
 
 @router.post("/api/projects/{project}/estimates", responses=answers(DryRunShown))
-def estimate(request: Request, member: Member, body: NewJob) -> dict[str, Any]:
+async def estimate(request: Request, member: Member, body: NewJob) -> dict[str, Any]:
     """Return what a training would take: its dry run, which trains for some seconds and leaves nothing."""
-    found = estimated(
-        dispatcher_of(request), member, agent=body.agent, template=body.template, numbers=body.numbers
-    )
+    found = await estimated(request, member, agent=body.agent, template=body.template, numbers=body.numbers)
     return {**found.dry_run, "facts": dict(found.facts)}
 
 
@@ -204,8 +204,8 @@ class Estimate:
     model: Mapping[str, Any]
 
 
-def estimated(
-    dispatcher: JobDispatcher,
+async def estimated(
+    request: Request,
     member: Membership,
     *,
     agent: str,
@@ -214,15 +214,26 @@ def estimated(
     kind: str | None = None,
     asked: Mapping[str, Any] = _NOTHING,
 ) -> Estimate:
-    """Return the dry run of a training, which takes some seconds; raises ApiError, AccountError.
+    """Return the dry run of a training, which takes some seconds, when it is the project's turn.
 
-    kind, asked: see `queue`.
+    kind, asked: see `queue`. What is wrong is told before. Raises ApiError, AccountError.
     """
-    found = template_of(dispatcher, template, kind)
-    chosen, policy = found.chosen(numbers), f"{member.project}/{agent}"
-    facts = {**dispatcher.facts(found, policy), **asked}
+    dispatcher, policy, ends = dispatcher_of(request), f"{member.project}/{agent}", ending(request.scope)
+
+    def described() -> tuple[Template, Mapping[str, float], Mapping[str, Any]]:
+        found = template_of(dispatcher, template, kind)
+        chosen = found.chosen(numbers)
+        return found, chosen, {**dispatcher.facts(found, policy), **asked}
+
+    async def goes_on() -> bool:
+        return not ends.is_set() and not await request.is_disconnected()
+
+    found, chosen, facts = await run_in_threadpool(described)
     try:
-        dry_run = dispatcher.estimate(found, chosen, policy, facts)
+        async with dispatcher.dry_runs.turn(member.project, member.principal.subject, goes_on):
+            dry_run = await run_in_threadpool(dispatcher.estimate, found, chosen, policy, facts)
+    except NoTurn as error:
+        raise ApiError(429 if error.is_own else 503, str(error), retry_s=AGAIN_S) from error
     except CannotBegin as error:
         raise ApiError(409, str(error)) from error
     except CannotLook as error:

@@ -14,6 +14,7 @@ from gateway.feedback.feedback_rows import LATE_COLUMNS, late_row
 from gateway.feedback.opinion_bodies import AgentId, Key, Short
 from gateway.frame.answer import answers
 from gateway.frame.parts import parts_of
+from gateway.frame.request_numbers import NUMERIC, Number
 from gateway.frame.request_text import Body, Text, example
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.routes.feedback_answers import Stored
@@ -43,8 +44,8 @@ class LateReward(Body):
     """
 
     episode: Annotated[Text, Field(min_length=1, max_length=MAX_EPISODE_ID_LENGTH)]
-    step: Annotated[int, Field(strict=True, ge=0, lt=2**53)]
-    amount: Annotated[float, Field(strict=True, ge=-1e6, le=1e6, allow_inf_nan=False)]
+    step: Annotated[int, Field(ge=0, lt=2**53), NUMERIC]
+    amount: Annotated[Number, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
     request: Key | None = None
 
 

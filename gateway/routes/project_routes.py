@@ -1,15 +1,19 @@
 """A project: its members, invitations, API tokens, and who did what in it."""
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
+from sqlalchemy.orm import Session
 
 from gateway.accounts import api_tokens, audit, invitations, projects
+from gateway.accounts.api_tokens import ApiToken
 from gateway.accounts.principal import Membership
 from gateway.frame.answer import answers
 from gateway.frame.api_errors import ApiError
 from gateway.frame.parts import parts_of
+from gateway.frame.request_numbers import NUMERIC
 from gateway.frame.request_text import Body, Line, example
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.routes.account_answers import (
@@ -41,7 +45,7 @@ class NewInvitation(Body):
     model_config = example(role="editor", days=7)
 
     role: Role
-    days: Annotated[int, Field(ge=1, le=invitations.MAX_DAYS)] = 7
+    days: Annotated[int, Field(ge=1, le=invitations.MAX_DAYS), NUMERIC] = 7
 
 
 class NewToken(Body):
@@ -51,7 +55,7 @@ class NewToken(Body):
 
     name: Line
     role: Role = Role.EDITOR
-    days: Annotated[int, Field(ge=1, le=3650)] | None = None
+    days: Annotated[int, Field(ge=1, le=3650), NUMERIC] | None = None
 
 
 @router.get("/api/projects/{project}", responses=answers(Belonging))
@@ -77,24 +81,28 @@ def set_member(request: Request, member: Member, user: str, body: NewRole) -> No
             raise ApiError(404, "no such member: invite the person first")
         projects.set_role(session, now, project=name, user=user, role=body.role, by=by)
 
-    parts_of(request).accounts.run(change)
+    parts_of(request).accounts.run_by(member, change)
 
 
 @router.delete("/api/projects/{project}/members/{user}", status_code=204)
 def remove_member(request: Request, member: Member, user: str) -> None:
     """Remove a member; their account stays."""
     by, name = member.principal.subject, member.project
-    parts_of(request).accounts.run(
-        lambda session, now: projects.remove(session, now, project=name, user=user, by=by)
+    parts_of(request).accounts.run_by(
+        member, lambda session, now: projects.remove(session, now, project=name, user=user, by=by)
     )
 
 
 @router.post("/api/projects/{project}/invitations", status_code=201, responses=answers(InvitationMade, 201))
 def invite(request: Request, member: Member, body: NewInvitation) -> dict[str, Any]:
     """Invite one person; the secret is shown this once."""
-    secret = parts_of(request).accounts.run(
-        lambda session, now: invitations.invite(session, now, member, role=body.role, days=body.days)
-    )
+    quotas = parts_of(request).quotas
+
+    def add(session: Session, now: datetime) -> str:
+        quotas.check("invitations", invitations.stored(session, member.project))
+        return invitations.invite(session, now, member, role=body.role, days=body.days)
+
+    secret = parts_of(request).accounts.run_by(member, add)
     return {"invitation": secret, "role": body.role, "days": body.days}
 
 
@@ -108,17 +116,15 @@ def tokens(request: Request, member: Member) -> dict[str, Any]:
 @router.post("/api/projects/{project}/tokens", status_code=201, responses=answers(TokenMade, 201))
 def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any]:
     """Make an API token; its secret is shown this once."""
-    made, secret = parts_of(request).accounts.run(
-        lambda session, now: api_tokens.add(
-            session,
-            now,
-            project=member.project,
-            name=body.name,
-            role=body.role,
-            days=body.days,
-            by=member.principal.subject,
+    project, by, quotas = member.project, member.principal.subject, parts_of(request).quotas
+
+    def add(session: Session, now: datetime) -> tuple[ApiToken, str]:
+        quotas.check("tokens", api_tokens.count(session, now, project))
+        return api_tokens.add(
+            session, now, project=project, name=body.name, role=body.role, days=body.days, by=by
         )
-    )
+
+    made, secret = parts_of(request).accounts.run_by(member, add)
     return {"token": secret, **made._asdict()}
 
 
@@ -126,8 +132,8 @@ def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any
 def revoke_token(request: Request, member: Member, token: str) -> None:
     """Revoke an API token: the next request with it is refused."""
     by, name = member.principal.subject, member.project
-    parts_of(request).accounts.run(
-        lambda session, now: api_tokens.revoke(session, now, project=name, token=token, by=by)
+    parts_of(request).accounts.run_by(
+        member, lambda session, now: api_tokens.revoke(session, now, project=name, token=token, by=by)
     )
 
 

@@ -13,6 +13,7 @@ from gateway.accounts.principal import Membership
 from gateway.feedback.opinion_bodies import AgentId
 from gateway.frame.answer import answers
 from gateway.frame.parts import parts_of
+from gateway.frame.request_numbers import NUMERIC
 from gateway.frame.request_text import Body, Text, example
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.routes.feedback_answers import SatisfactionByVersion, Stored
@@ -30,7 +31,7 @@ class Conversations(Body):
 
     model_config = example(version=15, conversations=["talk-1", "talk-2"])
 
-    version: Annotated[int, Field(ge=1, lt=2**63)]
+    version: Annotated[int, Field(ge=1, lt=2**63), NUMERIC]
     conversations: Annotated[list[Conversation], Field(min_length=1, max_length=MAX_CONVERSATIONS)]
 
 
@@ -39,11 +40,12 @@ class Conversations(Body):
 )
 def tell(request: Request, member: Member, agent_id: AgentId, body: Conversations) -> dict[str, int]:
     """Tell which conversations a version has had, whether anybody rates them or not."""
-    name, by = member.project, member.principal.subject
+    name, by, quotas = member.project, member.principal.subject, parts_of(request).quotas
 
     def store(session: Session, now: datetime) -> int:
         stored = satisfaction.note(session, name, agent_id, body.version, body.conversations)
         if stored:
+            quotas.check("conversations", satisfaction.told_before(session, name, stored), stored)
             said = {"version": body.version, "conversations": stored}
             audit.note(
                 session, now, by=by, action="conversations told", project=name, subject=agent_id, **said

@@ -8,13 +8,15 @@ from fastapi import Path, Response
 from pydantic import Field
 
 from gateway.frame.api_errors import ApiError
+from gateway.frame.request_numbers import NUMERIC, Number
 from gateway.frame.request_text import Body, Text
 from gateway.jobs.steering import Action, Order, TrafficChange, VersionFile
 
 Reason = Annotated[Text, Field(max_length=500)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Share = Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)]
 Version = (
-    Annotated[int, Field(ge=1, lt=2**53)] | Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,62}$")]
+    Annotated[int, Field(strict=True, ge=1, lt=2**53)]
+    | Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,62}$")]
 )
 """A version by its number, or by its name, such as `v15`."""
 VersionNumber = Annotated[int, Path(ge=1, lt=2**53)]
@@ -40,7 +42,7 @@ class Wanted(Body):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
-    minSteps: Annotated[int, Field(ge=1, lt=2**53)] = 1  # noqa: N815 - as all names of the API
+    minSteps: Annotated[int, Field(ge=1, lt=2**53), NUMERIC] = 1  # noqa: N815 - as all names of the API
     requestId: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = None  # noqa: N815
     reason: Reason = ""
 
@@ -78,7 +80,7 @@ class NewTraffic(Body):
 
     canaryShare: Share | None = None  # noqa: N815
     latestShare: Share | None = None  # noqa: N815
-    shadow: Annotated[int, Field(ge=0, lt=2**53)] | None = None
+    shadow: Annotated[int, Field(ge=0, lt=2**53), NUMERIC] | None = None
     reason: Annotated[Reason, Field(min_length=1)]
 
     def change(self) -> TrafficChange:

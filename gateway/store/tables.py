@@ -239,6 +239,15 @@ class ConversationRow(Base):
     conversation: Mapped[str] = mapped_column(String(128), primary_key=True)
 
 
+class ProjectUsageRow(Base):
+    """How much a project has stored of what would take long to count."""
+
+    __tablename__ = "project_usage"
+
+    project: Mapped[str] = mapped_column(String(24), primary_key=True)
+    conversations: Mapped[int] = mapped_column(BigInteger)
+
+
 class PolicyVersionRow(Base):
     """A policy that a job trained; a row each.
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from gateway.frame.request_numbers import NUMERIC, Number
 from gateway.text.chat_errors import ChatError
 from penstock.client import Arm
 from penstock.client.text_values import TextOptions
@@ -120,22 +121,22 @@ class ChatRequest(_Part):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     stream: StrictBool | None = None
     stream_options: _StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    n: Annotated[int, Field(ge=1, le=16), NUMERIC] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
     parallel_tool_calls: StrictBool | None = None
     stop: str | list[str] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64), NUMERIC] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31), NUMERIC] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31), NUMERIC] | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0), NUMERIC] | None = None
     """0 alone: the server tells of the tokens that were drawn."""
-    logit_bias: dict[int, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    logit_bias: dict[int, Number] | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
     response_format: _Format | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
     metadata: dict[str, str] | None = None
@@ -208,8 +209,8 @@ class RewardRequest(_Part):
     """
 
     conversation_id: ConversationName
-    reward: float | None = None
-    turn: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    reward: Number | None = None
+    turn: Annotated[int, Field(ge=0, lt=2**31), NUMERIC] | None = None
     final: StrictBool = False
     id: Annotated[str, Field(max_length=128)] = ""
     user: Annotated[str, Field(max_length=256)] = ""

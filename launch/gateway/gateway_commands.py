@@ -103,6 +103,12 @@ def gateway(
     jobs_at_once: Annotated[
         int, typer.Option("--jobs-at-once", min=1, help="Trainings at the same time; others queue.")
     ] = 1,
+    quotas: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--quota", metavar="NAME=NUMBER", help="Most that a project may have stored; may be repeated."
+        ),
+    ] = None,
     oidc: Annotated[
         Path | None,
         typer.Option("--oidc", metavar="FILE", help="People may sign in at the provider that it names."),
@@ -119,6 +125,7 @@ def gateway(
         return
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        from gateway.accounts.quotas import Quotas
         from gateway.frame.doors import Doors
         from gateway.process import Places, main
         from launch.gateway.oidc_file import read_provider
@@ -138,6 +145,7 @@ def gateway(
             if templates is None
             else partial(_work, state, templates, jobs_at_once, cluster, registry),
             oidc=None if oidc is None else read_provider(oidc),
+            quotas=Quotas.of(quotas or ()),
         )
 
     in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)

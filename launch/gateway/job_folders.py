@@ -29,6 +29,7 @@ from launch.run.disk import problem
 from launch.run.summary import SUMMARY_FILE
 from penstock.config.run_folder import make_private
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
+from penstock.runtime.output_file import sync_folder, write_once
 from penstock.training import lay_over
 
 RUN_FOLDER: Final = "run"
@@ -162,13 +163,10 @@ def dry_run(said: bytes, told: bytes, code: int) -> dict[str, Any]:
 
 
 def _place(file: Path) -> str:
-    """Return the name of a place, made once, whole, and never over another gateway's."""
-    temporary = file.with_name(f"place.{os.urandom(4).hex()}")  # gateways of several machines may share it
-    temporary.write_text(os.urandom(8).hex())
-    try:
-        os.link(temporary, file)
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
+    """Return the name of a place, made once, also where gateways of several machines share it.
+
+    Jobs are found again by it: it is on the disk, with the folder that it names, before a row has it.
+    """
+    if write_once(file, os.urandom(8).hex().encode()):
+        sync_folder(file.parent.parent)
     return file.read_text()

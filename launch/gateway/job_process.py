@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from penstock.runtime.output_file import sync_folder
+
 LOG_FILE: Final = "train.log"
 BEGUN_FILE: Final = "begun.json"
 ENDED_FILE: Final = "ended.json"
@@ -48,11 +50,7 @@ def write_durably(file: Path, content: dict[str, Any]) -> None:
         out.flush()
         os.fsync(out.fileno())
     temporary.replace(file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(file.parent)
 
 
 if __name__ == "__main__":

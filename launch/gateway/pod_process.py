@@ -7,6 +7,7 @@ gets the signals, and hands them on. What the command prints goes into the file 
 into its log.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from types import FrameType
 from typing import Final
 
 from launch.gateway.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE, write_durably
+from penstock.runtime.output_file import write_once
 
 EXIT_BEGUN_BEFORE: Final = 76
 
@@ -31,7 +33,8 @@ def main(folder: Path, output: str, command: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, hand_on)
     signal.signal(signal.SIGINT, hand_on)
-    if not note_once(folder / BEGUN_FILE):
+    note = {"pid": os.getpid(), "host": os.uname().nodename}
+    if not write_once(folder / BEGUN_FILE, json.dumps(note).encode()):
         return EXIT_BEGUN_BEFORE
     with (folder / LOG_FILE).open("ab") as log, (folder / output).open("ab") as out:
         child.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, cwd=folder))
@@ -40,22 +43,6 @@ def main(folder: Path, output: str, command: list[str]) -> int:
     code = child[0].wait()
     write_durably(folder / ENDED_FILE, {"code": code if code >= 0 else 128 - code})
     return code
-
-
-def note_once(file: Path) -> bool:
-    """Write a note durably unless it is there, and return whether it was not; raises OSError.
-
-    Of several processes, on whatever machines that share the folder, one gets True.
-    """
-    own = file.with_name(f"{file.stem}-{os.urandom(6).hex()}.json")
-    write_durably(own, {"pid": os.getpid(), "host": os.uname().nodename})
-    try:
-        os.link(own, file)
-    except FileExistsError:
-        return False
-    finally:
-        own.unlink()
-    return True
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ bounds           what is compared, and how much worse is worse
 evidence         e-processes: evidence that may be looked at at any time
 feedback         rewards that came too late
 ratings          ratings of responses
+rating_usage     how many ratings a project has, and may have
 weight_files     weights as files
 database         connections and transactions
 models           tables

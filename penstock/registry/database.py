@@ -141,9 +141,8 @@ class Database:
         else:
             self._engine = make_engine(parsed)
         self._reading: Engine = self._engine.execution_options(reading=True)
-        # Waits for a lock, and then must see what was committed meanwhile: SQLite's transactions begin so
-        # anyway.
-        self._migrating = (
+        # Waits for a lock, and then sees what was committed meanwhile: SQLite's transactions begin so anyway.
+        self._committed = (
             self._engine
             if self.file is not None
             else self._engine.execution_options(isolation_level="READ COMMITTED")
@@ -163,9 +162,19 @@ class Database:
             raise Unavailable(f"{self.called} {self.shown} is only read: its folder cannot be written to")
         return self._run(self._engine, work)
 
+    def write_together(self, work: Callable[[Session], T]) -> T:
+        """Return the result of `work`, committed, as `write` does, where many change one row.
+
+        On PostgreSQL each of its statements sees what others have committed until then, so that it waits for
+        them in place of beginning again; `work` must be right with that.
+        """
+        if self.only_read:
+            return self.write(work)
+        return self._run(self._committed, work)
+
     def migrate(self, work: Callable[[Connection], T]) -> T:
         """Run `work` as `write` does, for changes of the tables themselves, under a lock of their own."""
-        return self._run(self._migrating, lambda session: work(session.connection()))
+        return self._run(self._committed, lambda session: work(session.connection()))
 
     def become_copy(self) -> None:
         """Go on with a copy in memory, whose tables may be changed; raises Unavailable."""
@@ -174,7 +183,7 @@ class Database:
             uri, self._copy = copied(self.file)
         except sqlite3.Error as error:
             raise Unavailable(f"{self.called} {self.shown} cannot be read: {error}") from error
-        self._engine = self._reading = self._migrating = _reading_engine(lambda: uri)
+        self._engine = self._reading = self._committed = _reading_engine(lambda: uri)
 
     def close(self) -> None:
         """Close all connections."""

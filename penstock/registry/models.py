@@ -234,9 +234,20 @@ class RatingRow(Base):
     rater: Mapped[str] = mapped_column(String(32), server_default="")
     notes: Mapped[str] = mapped_column(Text, server_default="")
     request_key: Mapped[str | None] = mapped_column(String(64))
+    text_bytes: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
     __table_args__ = (
         CheckConstraint("(score IS NULL) <> (rejected IS NULL)", name="kind"),
         Index("ix_ratings_rater", "project", "rater"),
         Index("ix_ratings_request_key", "policy", "request_key", unique=True),
     )
+
+
+class RatingUsageRow(Base):
+    """How many ratings a project has, and of how much text."""
+
+    __tablename__ = "rating_usage"
+
+    project: Mapped[str] = mapped_column(String(24), primary_key=True)
+    ratings: Mapped[int] = mapped_column(BigInteger)
+    text_bytes: Mapped[int] = mapped_column(BigInteger)

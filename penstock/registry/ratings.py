@@ -15,7 +15,9 @@ from sqlalchemy import ColumnElement, case, func, select
 from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session
 
+from penstock.registry import rating_usage
 from penstock.registry.models import RatingRow
+from penstock.registry.rating_usage import RatingBounds
 from penstock.registry.registry_errors import NotAllowed
 
 MAX_KEY_LENGTH: Final = 64
@@ -94,14 +96,18 @@ class RatedConversation:
     is_well: bool
 
 
-def add(session: Session, policy: str, new: Sequence[Rating]) -> tuple[KeptRating, ...]:
+def add(
+    session: Session, policy: str, new: Sequence[Rating], bounds: RatingBounds | None = None
+) -> tuple[KeptRating, ...]:
     """Store ratings of responses of a policy, and return them.
 
-    One whose request key is known already is returned as it is stored. Raises NotAllowed where that is
-    another rating.
+    bounds: of each project that has some of them. One whose request key is known already is returned as it is
+    stored, whether there is room or not. Raises NotAllowed where that is another rating, NoRoom.
     """
-    now = datetime.now(UTC)
-    return tuple(_record(_stored(session, policy, rating, now)) for rating in new)
+    now, added = datetime.now(UTC), list[RatingRow]()
+    kept = tuple(_record(_stored(session, policy, rating, now, added)) for rating in new)
+    rating_usage.count(session, added, bounds)
+    return kept
 
 
 def numbers_of(session: Session, project: str, rater: str) -> dict[str, list[int]]:
@@ -117,6 +123,8 @@ def numbers_of(session: Session, project: str, rater: str) -> dict[str, list[int
 def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
     """Delete every rating of a rater in a project, and return the numbers that they had, by policy."""
     found = numbers_of(session, project, rater)
+    text_bytes = session.scalar(select(func.sum(RatingRow.text_bytes)).where(*_own(project, rater))) or 0
+    rating_usage.discount(session, project, sum(map(len, found.values())), int(text_bytes))
     session.execute(sql_delete(RatingRow).where(*_own(project, rater)))
     return found
 
@@ -189,15 +197,20 @@ def _own(project: str, rater: str) -> tuple[ColumnElement[bool], ColumnElement[b
     return RatingRow.project == project, RatingRow.rater == rater
 
 
-def _stored(session: Session, policy: str, rating: Rating, now: datetime) -> RatingRow:
+def _stored(
+    session: Session, policy: str, rating: Rating, now: datetime, added: list[RatingRow]
+) -> RatingRow:
+    """Return a rating's row; one that is new is added to `added`, too."""
     known = None
     if rating.request_key is not None:
         same = (RatingRow.policy == policy) & (RatingRow.request_key == rating.request_key)
         known = session.scalar(select(RatingRow).where(same))
     if known is None:
         row = _row(policy, rating, now)
+        row.text_bytes = rating_usage.bytes_of(row)
         session.add(row)
         session.flush()
+        added.append(row)
         return row
     if _record(known).rating != rating:
         raise NotAllowed("this key came with another rating before: a new rating needs a key of its own")

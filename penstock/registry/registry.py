@@ -36,6 +36,7 @@ from penstock.registry.database import Database
 from penstock.registry.feedback import Feedback
 from penstock.registry.judgement import Trial
 from penstock.registry.models import EventRow, TrafficRow, VersionRow
+from penstock.registry.rating_usage import RatingBounds
 from penstock.registry.ratings import KeptRating, RatedConversation, Rating, Tally
 from penstock.registry.records import (
     MAX_EVENTS,
@@ -445,13 +446,23 @@ class Registry:
         """Return late rewards of a policy behind number `after`, oldest first, at most `limit`."""
         return self._database.read(lambda session: feedback.read(session, policy, after, limit))
 
-    def add_ratings(self, policy: str, new: Sequence[Rating]) -> tuple[KeptRating, ...]:
+    def add_ratings(
+        self, policy: str, new: Sequence[Rating], bounds: RatingBounds | None = None
+    ) -> tuple[KeptRating, ...]:
         """Store ratings of responses of a policy, all or none, and return them.
 
-        One whose `request_key` is known already is stored once. Raises NotAllowed where the key came with
-        another rating before.
+        One whose `request_key` is known already is stored once.
+
+        Args:
+            policy: name of the policy.
+            new: what is stored.
+            bounds: of the projects that the ratings belong to; None: there are none.
+
+        Raises:
+            NotAllowed: a key came with another rating before.
+            NoRoom: a project would have more than it may.
         """
-        return self._database.write(lambda session: ratings.add(session, policy, new))
+        return self._database.write_together(lambda session: ratings.add(session, policy, new, bounds))
 
     def rating_numbers(self, project: str, rater: str) -> Mapping[str, Sequence[int]]:
         """Return the numbers of a rater's ratings in a project, by policy."""

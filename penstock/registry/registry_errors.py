@@ -5,6 +5,7 @@
       NotAllowed      ValueError  the version's status, or what serves it, does not admit the change
       DifferentBytes  ValueError  the number is taken by a version with another sha256
       TooManyPinned   ValueError  a policy keeps MAX_PINNED versions already
+      NoRoom          ValueError  a project has as many ratings, or as much text in them, as it may have
       Conflict        ValueError  another caller changed the same policy meanwhile: read again, then decide
       SchemaMismatch  ValueError  the database has no tables, older ones, or newer ones than this program's
       Unavailable     OSError     the database does not answer: serve what is loaded, try again later
@@ -31,6 +32,14 @@ class DifferentBytes(RegistryError, ValueError):
 
 class TooManyPinned(RegistryError, ValueError):
     """Reports that a policy keeps as many versions as it may."""
+
+
+class NoRoom(RegistryError, ValueError):
+    """Reports that a project would have more than it may. bound: `ratings` or `text_bytes`; most: of it."""
+
+    def __init__(self, bound: str, most: int) -> None:
+        super().__init__(f"the project may have {most} {bound} of ratings: delete some, or raise the bound")
+        self.bound = bound
 
 
 class Conflict(RegistryError, ValueError):

@@ -1,4 +1,4 @@
-"""Files that commands write: whole under their name, or not there at all."""
+"""Files that are written whole under their name, or are not there at all."""
 
 import errno
 import os
@@ -41,6 +41,45 @@ def output_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     finally:
         if temporary.exists():
             temporary.unlink()
+
+
+def write_once(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
+    """Make a file unless it is there, and return whether it was not; it is on the disk when this returns.
+
+    Of several processes, on whatever machines that share its folder, one gets True; each finds it whole.
+
+    Args:
+        path: of the file; its folder must be there.
+        data: what it holds.
+        mode: who may read it, of which the umask takes away.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
+    own = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
+    opened = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(opened, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(own, path)
+        is_made = True
+    except FileExistsError:
+        is_made = False
+    finally:
+        own.unlink()
+    sync_folder(path.parent)  # also of one that another process has made just now
+    return is_made
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk; raises OSError."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def check_output(path: Path) -> None:

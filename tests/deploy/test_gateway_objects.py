@@ -1,12 +1,14 @@
 """The overlay of a gateway: valid, closed, without a secret in it, and its commands are known."""
 
 import re
+from ipaddress import ip_network
 from typing import Any, Final
 
 import kubernetes_validate
 import pytest
 import typer
 
+from gateway.frame.doors import Doors
 from launch.cli.app import app
 from penstock.config.settings import from_environment, load
 from tests.deploy.manifests import (
@@ -27,6 +29,7 @@ pytestmark = needs_kubectl
 NAMESPACE: Final = "penstock-gateway"
 SECRETS: Final = {"keys", "database"}
 """That the operator makes."""
+LEAST_PREFIX: Final = 16
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +146,19 @@ def test_the_service_leads_to_the_gateway(objects: tuple[dict[str, Any], ...]) -
         ]
         ports = {port["name"] for _, one in workload.containers() for port in one.get("ports", ())}
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+
+
+def test_who_calls_is_told_by_the_ingress_alone(objects: tuple[dict[str, Any], ...]) -> None:
+    """It is a proxy that the gateway knows, by a network that the operator names beside the host."""
+    (settings,) = kinds(objects, "ConfigMap")
+    (gateway,) = [one for _, one in all_containers(objects) if "--proxy=$(PROXY)" in one.get("args", ())]
+    named = {
+        one["name"]: one["valueFrom"]["configMapKeyRef"]["key"]
+        for one in gateway["env"]
+        if "configMapKeyRef" in one["valueFrom"]
+    }
+    assert named["PROXY"] == "PROXY"
+    network = ip_network(settings["data"]["PROXY"])
+    assert network.is_private
+    assert network.prefixlen >= LEAST_PREFIX, "who has an address of it may say that others call"
+    Doors(hosts=frozenset({settings["data"]["HOST"]}), proxies=(str(network),))

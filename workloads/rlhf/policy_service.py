@@ -15,6 +15,8 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import field_validator
+from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 
 from gateway.surface import (
@@ -67,6 +69,14 @@ class TrainingRequest(Body):
     preset: Line = KIND
     rewardModel: Line | None = None  # noqa: N815
 
+    @field_validator("maxSteps", "learningRate", mode="before")
+    @classmethod
+    def _is_no_truth(cls, said: Any) -> Any:
+        # A text of digits is taken, as by the service that callers know; true was a training of one step.
+        if isinstance(said, bool):
+            raise PydanticCustomError("no_number", "must be a number, neither true nor false")
+        return said
+
     def numbers(self) -> dict[str, float]:
         """Return the numbers that were said."""
         said = {"maxSteps": self.maxSteps, "learningRate": self.learningRate}
@@ -99,7 +109,7 @@ async def train_policy(
     """
     asked = await run_in_threadpool(_reused, request, member, agent_id, body.rewardModel)
     if body.dryRun:
-        return await run_in_threadpool(_dry_run, request, member, agent_id, body, asked)
+        return await _dry_run(request, member, agent_id, body, asked)
     with _named_preset():
         job = await queue(
             request,
@@ -153,11 +163,11 @@ def _reused(request: Request, member: Membership, agent: str, label: str | None)
     return {REUSED: label, REUSED_PLACE: found.reward_model_path}
 
 
-def _dry_run(
+async def _dry_run(
     request: Request, member: Membership, agent: str, body: TrainingRequest, asked: dict[str, str | None]
 ) -> dict[str, Any]:
     with _named_preset():
-        found = estimate(
+        found = await estimate(
             request,
             member,
             agent=agent,

@@ -9,6 +9,7 @@ export class Refused extends Error {
   constructor(status, content) {
     super(content?.detail ?? `the gateway answered ${status}`);
     this.status = status;
+    this.word = content?.error;
   }
 }
 

@@ -4,7 +4,7 @@
 import { Refused } from "./api.js";
 import { button, element, field, form, guarded, when } from "./elements.js";
 
-const REPEATED = 409;
+const REPEATED = "conflict";
 const NUMBERS = ["first", "second"];
 const main = document.getElementById("main");
 
@@ -35,7 +35,7 @@ function shown(item, number, count) {
       await call("POST", "/api/link/ratings", { item: number, ...said });
       told.textContent = "Thank you.";
     } catch (error) {
-      if (error.status !== REPEATED) throw error;
+      if (error.word !== REPEATED) throw error;
       told.textContent = "You have rated this before: what you said first counts.";
     }
     asked.hidden = true;

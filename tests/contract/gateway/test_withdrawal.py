@@ -1,5 +1,8 @@
 """What a member handed out ends with what they may do; what has expired is deleted."""
 
+import asyncio
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from tests.support.gateway.small_gateway import SmallGateway
 
 TOKENS = "/api/projects/alpha/tokens"
 INVITATIONS = "/api/projects/alpha/invitations"
+LINKS = "/api/projects/alpha/agents/my_agent/links"
+ITEMS = [{"prompt": "a", "response": "b"}]
 
 
 @pytest.fixture
@@ -27,6 +32,18 @@ def token_of(gateway: SmallGateway, headers: dict[str, str], role: str) -> dict[
     reply = gateway.client.post(TOKENS, json={"name": "ci", "role": role}, headers=headers)
     assert reply.status_code == 201, reply.text
     return {"Authorization": f"Bearer {reply.json()['token']}"}
+
+
+def link_of(gateway: SmallGateway, headers: dict[str, str], days: int = 30) -> dict[str, str]:
+    """The header of a link that a person or a program makes."""
+    reply = gateway.client.post(LINKS, json={"items": ITEMS, "days": days}, headers=headers)
+    assert reply.status_code == 201, reply.text
+    return {"Penstock-Link": reply.json()["link"]}
+
+
+def counts(gateway: SmallGateway, link: dict[str, str]) -> bool:
+    """Whether a link can be used."""
+    return bool(gateway.get("/api/link", link).status_code == 200)
 
 
 def status(gateway: SmallGateway, headers: dict[str, str]) -> int:
@@ -85,6 +102,103 @@ def test_who_is_disabled_acts_no_more_through_what_they_handed_out(
     assert joined.status_code == 422
     assert small_gateway.get("/api/link", {"Penstock-Link": link}).status_code == 404
     assert {"token revoked", "feedback link revoked"} <= set(small_gateway.actions("alpha"))
+
+
+def test_links_end_with_the_token_that_made_them(
+    small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    """When it is revoked; when it has only expired, as was planned, they have their days."""
+    ada, _ = owners
+    tokens = [
+        small_gateway.client.post(TOKENS, json={"name": "ci", "days": 1}, headers=ada).json()
+        for _ in range(2)
+    ]
+    gone, stays = (link_of(small_gateway, {"Authorization": f"Bearer {token['token']}"}) for token in tokens)
+    revoke = f"{TOKENS}/{tokens[0]['id']}"
+    assert small_gateway.client.delete(revoke, headers=ada).status_code == 204
+    small_gateway.clock.pass_time(days=2)
+    assert (counts(small_gateway, gone), counts(small_gateway, stays)) == (False, True)
+    ada = small_gateway.bearer("ada")
+    listed = small_gateway.get(LINKS, ada).json()["links"]
+    assert sorted(one["revoked"] is None for one in listed) == [False, True]
+    assert small_gateway.actions("alpha").count("feedback link revoked") == 1
+    assert small_gateway.client.delete(f"{TOKENS}/{tokens[1]['id']}", headers=ada).status_code == 204
+    assert not counts(small_gateway, stays)
+
+
+def test_links_end_with_the_person_whose_token_made_them(
+    small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    """Who is removed, or disabled, made the token that made the link."""
+    ada, bob = owners
+    small_gateway.person("eve", "alpha", Role.OWNER)
+    removed, disabled, stays = (
+        link_of(small_gateway, token_of(small_gateway, one, "editor"))
+        for one in (bob, small_gateway.bearer("eve"), ada)
+    )
+    member = f"/api/projects/alpha/members/{small_gateway.people['bob']}"
+    assert small_gateway.client.delete(member, headers=ada).status_code == 204
+    small_gateway.accounts.run(
+        lambda session, now: users.disable(session, now, users.known(session, "eve"), by="operator")
+    )
+    found = [counts(small_gateway, one) for one in (removed, disabled, stays)]
+    assert found == [False, False, True]
+
+
+def sent_late(
+    gateway: SmallGateway, path: str, headers: dict[str, str], body: Any, meanwhile: Callable[[], None]
+) -> int:
+    """The status of a request whose body comes when something has happened since its head was admitted."""
+    said = {"Host": "127.0.0.1", "Content-Type": "application/json", **headers}
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in said.items()],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "scheme": "http", "http_version": "1.1",
+    }  # fmt: skip
+    statuses = list[int]()
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.to_thread(meanwhile)
+        return {"type": "http.request", "body": json.dumps(body).encode()}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    asyncio.run(gateway.client.app(scope, receive, send))  # type: ignore[arg-type]
+    return statuses[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TOKENS, {"name": "ci", "role": "editor"}),
+        (INVITATIONS, {"role": "owner"}),
+        (LINKS, {"items": ITEMS, "days": 90}),
+    ],
+)
+@pytest.mark.parametrize(("role", "refused"), [(None, 404), (Role.VIEWER, 403)])
+def test_who_is_let_in_hands_out_nothing_once_they_are_removed(
+    small_gateway: SmallGateway,
+    owners: tuple[dict[str, str], dict[str, str]],
+    path: str,
+    body: dict[str, Any],
+    role: Role | None,
+    refused: int,
+) -> None:
+    """A body may come half a minute after its head: what it asks for would outlive all that is withdrawn."""
+    ada, bob = owners
+    member = f"/api/projects/alpha/members/{small_gateway.people['bob']}"
+
+    def withdraw() -> None:
+        if role is None:
+            reply = small_gateway.client.delete(member, headers=ada)
+        else:
+            reply = small_gateway.client.put(member, json={"role": role}, headers=ada)
+        assert reply.status_code == 204, reply.text
+
+    assert sent_late(small_gateway, path, bob, body, withdraw) == refused
+    assert not {"token added", "invited", "feedback link added"} & set(small_gateway.actions())
 
 
 def test_what_has_expired_is_deleted_and_what_counts_stays(small_gateway: SmallGateway) -> None:

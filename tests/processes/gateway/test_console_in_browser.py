@@ -209,6 +209,28 @@ def test_somebody_without_an_account_rates_by_a_link(
         tab.get_by_text("this link does not count").wait_for()
 
 
+def test_a_rating_for_which_there_is_no_room_is_not_taken_for_a_repeated_one(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    """The page says so, and leaves the form."""
+    done = operator(tmp_path, "user", "add", "ada", "--project", "alpha", stdin=f"{PASSWORD}\n")
+    assert done.returncode == 0, done.stderr
+    token = operator(tmp_path, "token", "add", "ci", "--project", "alpha").stdout.strip()
+    with GatewayProcess(tmp_path, "--quota", "ratings=0") as gateway:
+        asked = {"items": [{"prompt": "2 + 2?", "response": "4"}]}
+        made = httpx2.post(
+            f"{gateway.url}/api/projects/alpha/agents/my_agent/links",
+            json=asked,
+            headers={"Authorization": f"Bearer {token}"},
+        ).json()
+        tab = open_tab(browser, gateway.url, [], made["page"])
+        tab.get_by_label("Score of 1, 0 to 1").fill("0.5")
+        tab.get_by_role("button", name="Rate").click()
+        tab.get_by_text("quota ratings: 0").wait_for()
+        expect(tab.get_by_label("What became of 1")).to_have_text("")
+        expect(tab.get_by_role("button", name="Rate")).to_be_visible()
+
+
 def invitation(owner: "Page") -> str:
     """An owner invites an editor."""
     owner.get_by_role("link", name="People").click()

@@ -159,6 +159,8 @@ def test_two_gateways_on_one_database_are_one(shared_database: str, tmp_path: Pa
         (("--cluster", "c.toml"), "--runner kubernetes and --cluster FILE come together"),
         (("--runner", "kubernetes", "--cluster", "c.toml"), "from their pods; name a PostgreSQL"),
         (("--host", "https://gateway.example"), "--host https://gateway.example: write the name alone"),
+        (("--quota", "rating=5"), "--quota rating=5: write NAME=NUMBER, with one of the names ratings,"),
+        (("--quota", "ratings=-5"), "--quota ratings=-5: write NAME=NUMBER"),
         (("--origin", "*"), "--origin *: write it as browsers do"),
         (("--templates", ".", "--models", "/dev/null"), "--models /dev/null: File exists; name a folder"),
         (

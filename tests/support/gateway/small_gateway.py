@@ -12,6 +12,7 @@ from gateway.accounts import api_tokens, sessions, users
 from gateway.accounts.accounts import Accounts
 from gateway.accounts.oidc_provider import Provider, ProviderSettings
 from gateway.accounts.oidc_sign_in import OidcSignIn
+from gateway.accounts.quotas import Quotas
 from gateway.accounts.signing_keys import Keys, make_keys, read_keys
 from gateway.application import Service, make_app
 from gateway.frame.call_limits import CallLimits
@@ -73,17 +74,22 @@ class SmallGateway:
         runner: Runner | None = None,
         services: Sequence[Service] = (),
         oidc: ProviderSettings | None = None,
+        quotas: Quotas | None = None,
+        is_another: bool = False,
         **limits: Rates,
     ) -> Self:
         """Open one; limits: of calls, as CallLimits takes them.
 
         oidc: where people may sign in elsewhere. runner: of jobs, which are queued and not taken until a
-        test has the dispatcher look.
+        test has the dispatcher look. is_another: of an installation that is there.
         """
         make_keys(folder / "keys.json")
         keys, clock = read_keys(folder / "keys.json"), Clock()
-        accounts = Accounts(open_database(with_tables(url, _accounts), migrate=True), keys, clock)
-        registry = Registry.open(with_registry(registry_url), migrate=True)
+        if not is_another:
+            with_tables(url, _accounts)
+            with_registry(registry_url)
+        accounts = Accounts(open_database(url, migrate=True), keys, clock)
+        registry = Registry.open(registry_url, migrate=True)
         calls = CallLimits(limits.get("address", _MANY), limits.get("account", _MANY))
         kinds = {name: kind for one in services for name, kind in one.kinds.items()}
         dispatcher = (
@@ -99,6 +105,7 @@ class SmallGateway:
             dispatcher=dispatcher,
             state=folder,
             oidc=elsewhere,
+            quotas=quotas or Quotas(),
         )
         app = make_app(parts, Doors(), services)
         client = TestClient(app, base_url=ADDRESS, raise_server_exceptions=False)

@@ -1,9 +1,10 @@
 """What callers do to the socket: oversize and slow heads and bodies, foreign hosts and origins."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 import httpx2
 from fastapi import FastAPI, Request
 
+from gateway import people_metrics
 from gateway.application import make_app
 from gateway.frame.call_limits import CallLimits
 from gateway.frame.doors import Doors
@@ -97,6 +99,40 @@ def test_a_head_that_comes_too_slowly_is_cut_off(server: HttpServer) -> None:
         assert connection.recv(65536).startswith((b"", b"{"))
         while connection.recv(65536):
             pass
+
+
+def to_its_end(connection: socket.socket, *lines: str) -> bytes:
+    """What comes back for a request until the server has closed the connection."""
+    connection.sendall(head("GET", "/api/health", *lines))
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_server_that_is_full_says_so_as_it_says_all_else(server: HttpServer) -> None:
+    """By the envelope, which counts it and closes the connection, until one of the others has gone."""
+    served = HttpServer(make_app_of(server), "127.0.0.1:0", most_connections=3)
+    served.start()
+    host, _, port = served.address.rpartition(":")
+    counted = people_metrics.REQUESTS.labels("other", "other", "503")
+    before = counted._value.get()
+    try:
+        with ExitStack() as held:
+            first, second, third, fourth = (
+                held.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(4)
+            )
+            refused = to_its_end(fourth)
+            assert status(refused) == 503
+            said, _, body = refused.partition(b"\r\n\r\n")
+            assert json.loads(body).keys() == {"error", "detail", "field"}
+            headers = dict(line.lower().split(": ", 1) for line in said.decode().splitlines()[1:])
+            assert (headers["connection"], headers["retry-after"]) == ("close", "1")
+            assert {name.lower(): value.lower() for name, value in HEADERS.items()}.items() <= headers.items()
+            assert counted._value.get() == before + 1
+            assert status(to_its_end(third, "Connection: close")) == 503
+            second.sendall(head("GET", "/api/health"))
+            assert status(second.recv(65536)) == 200
+            assert status(to_its_end(first, "Connection: close")) == 200
+    finally:
+        served.stop()
 
 
 def test_a_head_that_is_too_large_is_refused(server: HttpServer) -> None:

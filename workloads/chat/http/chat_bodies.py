@@ -2,9 +2,9 @@
 
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StringConstraints
 
-from gateway.surface import storable
+from gateway.surface import NUMERIC, Number, storable
 
 MAX_CHARACTERS: Final = 4000
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{8,160}$")]
@@ -47,20 +47,20 @@ class OfTurn(OfTalk):
     """An answer. id: of this request; the same one counts once."""
 
     id: Name
-    turn: Annotated[int, Field(ge=0, le=10**6)]
+    turn: Annotated[int, Field(ge=0, le=10**6), NUMERIC]
 
 
 class Thumb(OfTurn):
     """Whether somebody likes an answer."""
 
-    up: bool
+    up: StrictBool
 
 
 class Stars(OfTurn):
     """What somebody thinks of one side of an answer."""
 
     key: Key
-    stars: Annotated[int, Field(ge=1, le=5)]
+    stars: Annotated[int, Field(ge=1, le=5), NUMERIC]
 
 
 class Correction(OfTurn):
@@ -87,7 +87,7 @@ class Weigh(Reasoned):
     weights: Annotated[
         dict[
             Annotated[str, StringConstraints(min_length=1, max_length=64)],
-            Annotated[float, Field(ge=0, allow_inf_nan=False)],
+            Annotated[Number, Field(ge=0, allow_inf_nan=False)],
         ],
         Field(min_length=1, max_length=32),
     ]
@@ -96,4 +96,4 @@ class Weigh(Reasoned):
 class OfVersion(Reasoned):
     """A version of the chat."""
 
-    version: Annotated[int, Field(ge=1, lt=2**53)]
+    version: Annotated[int, Field(ge=1, lt=2**53), NUMERIC]

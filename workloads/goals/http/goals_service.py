@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
+from pydantic import StrictBool
 
 from gateway.surface import (
     Access,
@@ -49,7 +50,7 @@ _FILES: Final = {file.name: file for file in (Path(__file__).parent / "static").
 class WantedAuto(Body):
     """Whether goals shall be carried out."""
 
-    on: bool
+    on: StrictBool
 
 
 class NewVeto(Body):

@@ -1,16 +1,19 @@
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from penstock.registry import ratings
 from penstock.registry.database import Database, parse_url
-from penstock.registry.models import Base
+from penstock.registry.models import Base, RatingUsageRow
+from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import SchemaMismatch
 from penstock.registry.upgrade import REGISTRY
@@ -69,6 +72,33 @@ def test_there_is_one_line_of_revisions_and_each_goes_back(tmp_path: Path) -> No
     assert before == tables(tmp_path / "a.sqlite")
 
 
+def test_ratings_of_before_are_counted_by_project(tmp_path: Path) -> None:
+    """With the length of their texts; those of no project are not."""
+    database = migrated(tmp_path / "a.sqlite")
+    said: dict[str, Any] = {"prompt": "four", "response": "to", "notes": "!"}
+
+    def fill(session: Session) -> None:
+        ratings.add(session, "a/x", [Rating(**said, score=0.5, project="a")] * 2)
+        ratings.add(session, "b/x", [Rating(**said, rejected="other", project="b")])
+        ratings.add(session, "c", [Rating(**said, score=0.5)])
+
+    def usage(session: Session) -> dict[str, tuple[int, int]]:
+        return {row.project: (row.ratings, row.text_bytes) for row in session.scalars(select(RatingUsageRow))}
+
+    database.write(fill)
+    assert database.read(usage) == {"a": (2, 14), "b": (1, 12)}
+
+    def down_and_up(session: Session) -> None:
+        command.downgrade(REGISTRY.configuration(session.connection()), "0009")
+        REGISTRY.upgrade(session.connection(), database)
+
+    database.write(down_and_up)
+    # A prompt is stored as JSON, with its quotation marks.
+    assert database.read(usage) == {"a": (2, 18), "b": (1, 14)}
+    database.write(lambda session: ratings.delete(session, "a", ""))
+    assert database.read(usage) == {"a": (0, 0), "b": (1, 14)}
+
+
 def test_opening_again_keeps_what_is_there(tmp_path: Path) -> None:
     """With migrations and without."""
     url = f"sqlite:///{tmp_path}/a.sqlite"
@@ -96,7 +126,7 @@ def test_tables_that_are_absent_are_not_made_unasked(tmp_path: Path) -> None:
         Registry.open(f"sqlite:///{file}")
     assert not file.exists()
     sqlite3.connect(file).execute("CREATE TABLE something (x)")
-    with pytest.raises(SchemaMismatch, match="its tables are absent, this program needs 0009"):
+    with pytest.raises(SchemaMismatch, match="its tables are absent, this program needs 0010"):
         Registry.open(f"sqlite:///{file}")
 
 

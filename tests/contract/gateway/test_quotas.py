@@ -1,0 +1,225 @@
+"""What a project may have stored is bounded, exactly, however many write at the same time."""
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from sqlalchemy import func, select
+
+from gateway.accounts import sessions, users
+from gateway.accounts.expiry import delete_expired
+from gateway.accounts.quotas import Quotas
+from gateway.store.tables import (
+    ApiTokenRow,
+    ConversationRow,
+    FeedbackLinkRow,
+    InvitationRow,
+    RefreshRow,
+    Role,
+    SessionRow,
+)
+from penstock.wire.limits import MIB
+from tests.support.gateway.small_gateway import SmallGateway
+
+SMALL: Final = Quotas(ratings=5, feedback_mib=1, links=2, invitations=2, tokens=2, conversations=5)
+AGENT: Final = "/api/projects/alpha/agents/my_agent"
+RATING: Final = {"prompt": "2 + 2?", "response": "4", "score": 0.9}
+LINK: Final = {"items": [{"prompt": "a", "response": "b"}]}
+WRITERS: Final = 32
+
+
+@pytest.fixture
+def gateways(database_url: str, tmp_path: Path) -> list[SmallGateway]:
+    """Two of one installation."""
+    registry = f"sqlite:///{tmp_path}/registry.sqlite" if "sqlite" in database_url else database_url
+    made = [
+        SmallGateway.at(database_url, registry, tmp_path, quotas=SMALL, is_another=other)
+        for other in (False, True)
+    ]
+    made[0].person("ada", "alpha", Role.OWNER)
+    made[0].person("bob", "beta", Role.OWNER)
+    return made
+
+
+@pytest.fixture
+def gateway(gateways: list[SmallGateway]) -> SmallGateway:
+    """One of them."""
+    return gateways[0]
+
+
+@pytest.fixture
+def ada(gateway: SmallGateway) -> dict[str, str]:
+    """The header of an owner of `alpha`."""
+    return gateway.bearer("ada")
+
+
+def give(gateway: SmallGateway, headers: dict[str, str], key: str = "", **change: Any) -> Any:
+    """The answer to a rating."""
+    said = headers | ({"Idempotency-Key": key} if key else {})
+    return gateway.client.post("/api/policies/feedback/my_agent", json=RATING | change, headers=said)
+
+
+def is_quota(reply: Any, name: str) -> bool:
+    """Whether an answer says that a quota is reached, which, and what to do."""
+    said = reply.json()
+    assert reply.status_code == 409, reply.text
+    assert f"--quota {name}=NUMBER" in said["detail"]
+    return bool(said["error"] == "quota" and f"(quota {name}: {getattr(SMALL, name)})" in said["detail"])
+
+
+def rows(gateway: SmallGateway, kind: Any) -> int:
+    """How many rows of a table there are."""
+    return gateway.accounts.look(lambda session: session.scalar(select(func.count()).select_from(kind)) or 0)
+
+
+def test_ratings_are_bounded_by_number(gateway: SmallGateway, ada: dict[str, str]) -> None:
+    """A repetition is answered as before, others have their own room, and a deletion makes some."""
+    first = give(gateway, ada, key="k-0")
+    for number in range(1, 5):
+        assert give(gateway, ada, key=f"k-{number}").status_code == 200
+    assert is_quota(give(gateway, ada, key="k-5"), "ratings")
+    assert is_quota(gateway.client.post(f"{AGENT}/pairs", json=PAIR, headers=ada), "ratings")
+    assert give(gateway, ada, key="k-0").json() == first.json()
+    assert give(gateway, gateway.bearer("bob")).status_code == 200
+    assert gateway.client.delete("/api/me/feedback", headers=ada).json()["deleted"] == 5
+    assert [give(gateway, ada, key=f"k-{number}").status_code for number in range(5)] == [200] * 5
+    assert is_quota(give(gateway, ada, key="k-6"), "ratings")
+
+
+def test_ratings_are_bounded_by_their_text(gateway: SmallGateway, ada: dict[str, str]) -> None:
+    """All of a rating counts, in bytes; an import that does not fit leaves nothing, not even in the audit."""
+    third = "é" * (MIB // 6)
+    assert give(gateway, ada, notes=third, response=third).status_code == 200
+    assert is_quota(give(gateway, ada, prompt=third), "feedback_mib")
+    line = f'{{"prompt": "a", "response": "{third[:1000]}", "score": 0.5}}\n'
+    imports = f"{AGENT}/feedback"
+    big = gateway.client.post(imports, content=(line * 200).encode(), headers=ada)
+    assert is_quota(big, "ratings")
+    assert "feedback import" not in gateway.actions()
+    assert gateway.client.post(imports, content=line.encode(), headers=ada).status_code == 201
+    assert len(gateway.registry.ratings()) == 2
+
+
+def test_what_comes_by_a_link_counts(gateway: SmallGateway, ada: dict[str, str]) -> None:
+    """For the project that made it."""
+    link = gateway.client.post(f"{AGENT}/links", json=LINK, headers=ada).json()["link"]
+    for _ in range(5):
+        assert give(gateway, ada).status_code == 200
+    said = {"Penstock-Link": link}
+    late = gateway.client.post("/api/link/ratings", json={"item": 0, "score": 1.0}, headers=said)
+    assert is_quota(late, "ratings")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name", "kind"),
+    [
+        (f"{AGENT}/links", LINK, "links", FeedbackLinkRow),
+        ("/api/projects/alpha/tokens", {"name": "ci"}, "tokens", ApiTokenRow),
+        ("/api/projects/alpha/invitations", {"role": "viewer"}, "invitations", InvitationRow),
+    ],
+)
+def test_what_is_handed_out_is_bounded(
+    gateways: list[SmallGateway], ada: dict[str, str], path: str, body: Any, name: str, kind: Any
+) -> None:
+    """By all gateways together, and with no row in the audit for what is refused."""
+    before = len(gateways[0].actions())
+    found = at_once(gateways, lambda one: one.client.post(path, json=body, headers=ada))
+    assert {one.status_code for one in found} == {201, 409}
+    assert sum(one.status_code == 201 for one in found) == rows(gateways[0], kind) == 2
+    assert all(is_quota(one, name) for one in found if one.status_code == 409)
+    assert len(gateways[0].actions()) == before + 2
+
+
+def test_what_has_ended_makes_room(gateway: SmallGateway, ada: dict[str, str]) -> None:
+    """A token at once; a link, whose texts are on the disk, once it is deleted, a day later."""
+    tokens, links = "/api/projects/alpha/tokens", f"{AGENT}/links"
+    made = [gateway.client.post(tokens, json={"name": "ci"}, headers=ada).json()["id"] for _ in range(2)]
+    assert gateway.client.delete(f"{tokens}/{made[0]}", headers=ada).status_code == 204
+    assert gateway.client.post(tokens, json={"name": "ci"}, headers=ada).status_code == 201
+    made = [gateway.client.post(links, json=LINK, headers=ada).json()["id"] for _ in range(2)]
+    assert gateway.client.delete(f"/api/projects/alpha/links/{made[0]}", headers=ada).status_code == 204
+    assert is_quota(gateway.client.post(links, json=LINK, headers=ada), "links")
+    gateway.clock.pass_time(days=1)
+    assert gateway.accounts.run(delete_expired) == 1
+    assert gateway.client.post(links, json=LINK, headers=gateway.bearer("ada")).status_code == 201
+
+
+def test_conversations_are_bounded(gateways: list[SmallGateway], ada: dict[str, str]) -> None:
+    """Each counts once, and all of a call or none is told."""
+    gateway, path = gateways[0], f"{AGENT}/conversations"
+
+    def tell(*names: str) -> Any:
+        return gateway.client.post(path, json={"version": 1, "conversations": names}, headers=ada)
+
+    assert tell("a", "b", "c").json() == {"stored": 3}
+    assert is_quota(tell("c", "d", "e", "f"), "conversations")
+    assert tell("a", "b", "c", "d", "e").json() == {"stored": 2}
+    assert tell("a", "e").json() == {"stored": 0}
+    assert is_quota(tell("f"), "conversations")
+    assert rows(gateway, ConversationRow) == 5
+
+
+def test_many_writers_at_two_gateways_reach_a_quota_and_do_not_pass_it(
+    gateways: list[SmallGateway], ada: dict[str, str]
+) -> None:
+    """Each is answered, by success or by the quota; who deletes meanwhile spoils no count."""
+    for one in gateways:
+        one.client.app.state.parts = replace(one.parts, quotas=Quotas(ratings=20))  # type: ignore[attr-defined]
+    found = Counter(one.status_code for one in at_once(gateways, lambda one: give(one, ada)))
+    assert found == {200: 20, 409: WRITERS - 20}
+    assert len(gateways[0].registry.ratings("alpha/my_agent")) == 20
+    turns = cycle(range(4))
+
+    def either(one: SmallGateway) -> Any:
+        return one.client.delete("/api/me/feedback", headers=ada) if next(turns) == 0 else give(one, ada)
+
+    assert {one.status_code for one in at_once(gateways, either)} <= {200, 409}
+    left = len(gateways[0].registry.ratings("alpha/my_agent"))
+    room = [give(gateways[1], ada).status_code for _ in range(21 - left)]
+    assert room == [200] * (20 - left) + [409]
+
+
+def test_the_oldest_session_of_a_person_gives_way(
+    gateway: SmallGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its refresh tokens; sessions of others stay."""
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
+    other = gateway.bearer("bob")
+    signed_in = list[dict[str, str]]()
+    for _ in range(3):
+        gateway.clock.pass_time(seconds=1)
+        signed_in.append(gateway.bearer("ada"))
+    assert [gateway.get("/api/me", one).status_code for one in (*signed_in, other)] == [401, 200, 200, 200]
+    assert (rows(gateway, SessionRow), rows(gateway, RefreshRow)) == (3, 3)
+
+
+def test_a_session_is_exchanged_a_bounded_number_of_times(
+    gateway: SmallGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it ends, and its person signs in again."""
+    monkeypatch.setattr(sessions, "MAX_EXCHANGES", 3)
+
+    def begin(session: Any, now: Any) -> sessions.Grant:
+        return sessions.begin(session, now, gateway.keys, users.known(session, "ada"))
+
+    refresh, statuses = str(gateway.accounts.run(begin).refresh), list[int]()
+    for _ in range(4):
+        reply = gateway.sign_in(grant_type="refresh_token", refresh_token=refresh)
+        statuses.append(reply.status_code)
+        refresh = reply.json().get("refresh_token", refresh)
+    assert statuses == [200, 200, 401, 401]
+    assert rows(gateway, RefreshRow) == 3
+
+
+def at_once(gateways: list[SmallGateway], call: Callable[[SmallGateway], Any]) -> list[Any]:
+    """The answers to WRITERS calls at the same time, at both gateways."""
+    with ThreadPoolExecutor(WRITERS) as pool:
+        return list(pool.map(call, (gateways * WRITERS)[:WRITERS]))
+
+
+PAIR: Final = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
