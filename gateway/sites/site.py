@@ -76,7 +76,7 @@ class Site:
     run that goes on. make_app: returns the application; it is called once, outside of any event loop.
     open_paths: path prefixes that anybody may GET, such as those of a page. viewer_paths: paths that a viewer
     of the project may call; all others need an editor. loop: what may learn from people beside it.
-    takes_agents: whether it answers for several runs at once.
+    takes_agents: whether it answers for several runs at once. page: path of its page for people; "": none.
     """
 
     recipe: Path
@@ -86,6 +86,7 @@ class Site:
     viewer_paths: frozenset[str] = frozenset()
     loop: Loop | None = None
     takes_agents: bool = False
+    page: str = ""
 
 
 def member_of_site(request: Request) -> Membership | None:

@@ -70,6 +70,7 @@ def site() -> Site:
         make_app=make_app,
         open_paths=("/health", "/chat"),
         takes_agents=True,
+        page="/chat",
         viewer_paths=frozenset(f"/api/chat/{name}" for name in _TALKING),
         loop=Loop(
             words=("chat", "loop", "run"),
