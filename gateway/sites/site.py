@@ -1,6 +1,6 @@
 """What a workload says of an API of its own, and what it is told of the run behind it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,13 @@ class Upstream:
 class Loop:
     """A command that learns from what people say of a run, which goes on beside the site.
 
-    words: of `penstock`; the folder of the run comes behind them. settings: of a run that is begun for it.
-    options: of the command where the run is that of the site's own recipe.
+    words: of `penstock`; the folder of the run comes behind them. check: raises ConfigurationError for
+    options that the command would refuse when it begins. settings: of a run that is begun for it. options: of
+    the command where the run is that of the site's own recipe.
     """
 
     words: tuple[str, ...]
+    check: Callable[[Sequence[str]], None]
     settings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
@@ -74,7 +76,7 @@ class Site:
     run that goes on. make_app: returns the application; it is called once, outside of any event loop.
     open_paths: path prefixes that anybody may GET, such as those of a page. viewer_paths: paths that a viewer
     of the project may call; all others need an editor. loop: what may learn from people beside it.
-    takes_agents: whether it answers for several runs at once.
+    takes_agents: whether it answers for several runs at once. page: path of its page for people; "": none.
     """
 
     recipe: Path
@@ -84,6 +86,7 @@ class Site:
     viewer_paths: frozenset[str] = frozenset()
     loop: Loop | None = None
     takes_agents: bool = False
+    page: str = ""
 
 
 def member_of_site(request: Request) -> Membership | None:

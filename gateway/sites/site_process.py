@@ -134,7 +134,7 @@ def main(
         watch.start()
         health.set_ready(True)
         announce(ROLE, metrics_port=metrics_port, address=http.address)
-        log.info("serving", extra={"url": http.url})
+        log.info("serving", extra={"url": f"{http.url}{site.page}"})
         lifecycle.draining.wait()
         health.set_ready(False, "draining")
         http.stop()

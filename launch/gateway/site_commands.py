@@ -116,7 +116,7 @@ def _command(name: str) -> "Callable[..., None]":
             site: Site = load(find(name).site)()
             _check_one(run, server, broker)
             others = agents_of(name, site, agents or (), settings)
-            words = _loop_words(name, site, loop or (), learn=learn, server=server)
+            words = loop_words(name, site, loop or (), learn=learn, server=server)
             behind: AbstractContextManager[RunBehind]
             if run is not None:
                 behind = NamedRun(run)
@@ -170,10 +170,13 @@ def _accounts(state: Path, database: str, keys: Path | None) -> "Iterator[Accoun
         opened.close()
 
 
-def _loop_words(
+def loop_words(
     name: str, site: "Site", said: "Sequence[str]", *, learn: bool, server: str
 ) -> tuple[str, ...] | None:
-    """Return the options of a site's loop, None where it is not to learn; raises ConfigurationError."""
+    """Return the options of a site's loop, None where it is not to learn.
+
+    Raises ConfigurationError for options that the loop would refuse, and for those of none.
+    """
     from penstock.config.configuration_error import ConfigurationError
 
     if not learn:
@@ -187,7 +190,9 @@ def _loop_words(
     for one in said:
         if not one.partition("=")[2]:
             raise ConfigurationError(f"--loop {one!r}: write OPTION=VALUE, such as labels=100")
-    return tuple(f"--{one}" for one in said)
+    words = tuple(f"--{one}" for one in said)
+    site.loop.check(words)
+    return words
 
 
 def agents_of(

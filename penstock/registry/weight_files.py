@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import IO, Final
 
@@ -111,7 +112,7 @@ def forget_kept(run_dir: Path, version: int) -> None:
 
 def forget_unfinished(run_dir: Path) -> None:
     """Remove files that a crash left half-written."""
-    for path in (run_dir / FOLDER).glob(f"*{_SUFFIX}.tmp"):
+    for path in (run_dir / FOLDER).glob(f"*{_SUFFIX}.*tmp"):
         path.unlink(missing_ok=True)
 
 
@@ -151,10 +152,11 @@ def hold(run_dir: Path) -> IO[str] | None:
 def replace_file(path: Path, data: bytes) -> None:
     """Replace the file at `path` by one that holds `data` and is on disk; readers see the old or the new one.
 
-    Its folder is made where it is absent. Raises OSError when the disk does not take it.
+    Its folder is made where it is absent. Of several writers at once the last one's data stays, whole. Raises
+    OSError when the disk does not take it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)

@@ -5,17 +5,24 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from penstock.config.extras import DISTRIBUTION, how_to_install
+from penstock.config.workload import find, load
+
+if TYPE_CHECKING:
+    from gateway.sites.site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 ROOMS = (
     "actor",
     "benchmarks",
@@ -49,6 +56,17 @@ def test_the_distribution_has_a_name_of_its_own() -> None:
     assert PROJECT["scripts"].keys() == {"penstock"}
     own = re.findall(r"penstock[\w-]*(?=\[)", str(PROJECT["optional-dependencies"]))
     assert set(own) == {DISTRIBUTION}
+
+
+@pytest.mark.parametrize("name", ["chat", "prompts"])
+def test_what_a_site_begins_is_installed_with_it(name: str) -> None:
+    """`penstock gateway NAME` has its recipe also where it was installed, and does not lie in a checkout."""
+    pytest.importorskip("argon2", reason="the gateway needs its extra")
+    site: Site = load(find(name).site)()
+    found = SETUPTOOLS["packages"]["find"]["include"]
+    folder = site.recipe.parent.relative_to(ROOT)
+    assert any(fnmatch(".".join(folder.parts), pattern) for pattern in found)
+    assert any(site.recipe.match(pattern) for pattern in SETUPTOOLS["package-data"]["*"])
 
 
 def test_every_command_that_installs_brings_this_program() -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.settings import Settings
+from penstock.registry.weight_files import replace_file
 from workloads.rlhf.language_section import language
 from workloads.rlhf.preparation import FEEDBACK, REWARD_MODEL
 
@@ -150,6 +151,4 @@ def _sha256(file: Path) -> str:
 
 
 def _write_json(file: Path, content: Any) -> None:
-    temporary = file.with_name(f"{file.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=1, default=str) + "\n")
-    temporary.replace(file)
+    replace_file(file, (json.dumps(content, indent=1, default=str) + "\n").encode())

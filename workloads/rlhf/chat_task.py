@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError
+from penstock.registry.weight_files import replace_file
 from workloads.language.feedback.examples import BadRows
 from workloads.language.pretraining.conversation_files import Conversation, read_conversations
 from workloads.language.pretraining.packaged_conversations import packaged_conversations
@@ -67,9 +68,7 @@ def _prompts(section: Language, file: Path) -> Path:
             one.messages[0].content for one in conversations if one.messages[0].role == "user"
         )
         rows = [json.dumps({"prompt": [{"role": "user", "content": text}]}) for text in begun]
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text("".join(f"{row}\n" for row in rows))
-        temporary.replace(file)
+        replace_file(file, "".join(f"{row}\n" for row in rows).encode())
     return file.absolute()
 
 

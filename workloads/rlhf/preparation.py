@@ -24,6 +24,7 @@ import numpy as np
 from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Services
+from penstock.registry.weight_files import replace_file
 from penstock.runtime.retry import Interrupted
 from workloads.language.guard.guard_files import read_guard_files
 from workloads.language.quiet import quieten
@@ -132,9 +133,7 @@ def _opinions(file: Path, seed: int, progress: Progress) -> Path:
 
 
 def _write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    temporary.replace(file)
+    replace_file(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def _base_model(folder: Path, seed: int, progress: Progress) -> Path:

@@ -55,8 +55,8 @@ class Opinion:
 
     @property
     def counts(self) -> bool:
-        """Return whether it says anything about its arm: there is a turn that nobody was asked about."""
-        return len(self.asked) < self.turns or not self.asked
+        """Return whether it says anything about its arm: a turn was answered that nobody was asked about."""
+        return len(self.asked) < self.turns
 
     @property
     def likes(self) -> bool:

@@ -134,6 +134,7 @@ def test_somebody_who_looks_after_it_promotes_rolls_back_and_pauses(
         check_look(tab, "chat-paused")
         tab.get_by_role("button", name="Let the loop go on").press("Enter")
         expect(tab.locator("#paused")).to_have_count(0)
+        gives_a_round_up(tab, loop_state.folder_of(run))
         decide(tab, f"Roll back version {canary}", "no, they do not")
         expect(tab.get_by_role("button", name=re.compile("Roll back version [12]$"))).to_be_visible()
         say(talking, "how are you", 2)
@@ -173,6 +174,23 @@ STANDS = loop_state.LoopState(
     },
 ).ended(loop_state.Outcome.WITHDRAWN, "worse")
 STANDS = replace(STANDS, number=3, step=loop_state.Step.TRAINING)
+
+
+def gives_a_round_up(tab: "Page", folder: Path) -> None:
+    """A step has failed as often as it is tried: somebody sees why, has it tried again, and gives it up."""
+    loop_state.write_state(folder, replace(STANDS, failure="the disk is full", tries=3))
+    loop_state.pause(folder, "training failed: the disk is full", "loop")
+    tab.get_by_role("button", name="Look again").press("Enter")
+    expect(tab.locator("#failure")).to_have_text("This step has failed 3 times: the disk is full")
+    expect(tab.locator("#paused")).to_have_text(
+        "It is not tried again by itself: try again, or abandon the round."
+    )
+    check_look(tab, "chat-failed")
+    tab.get_by_role("button", name="Try again").press("Enter")
+    expect(tab.locator("#paused")).to_have_count(0)
+    decide(tab, "Abandon round 3", "it fails each time")
+    expect(tab.locator("#abandoned")).to_have_text("page has given this round up: it fails each time")
+    assert loop_state.read_abandonment(folder) == loop_state.Abandonment(3, "it fails each time", "page")
 
 
 def decide(tab: "Page", name: str, why: str) -> None:

@@ -1,7 +1,7 @@
 """A folder of a run with two registered versions, whose loop is driven without processes."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from penstock.registry.records import NewVersion, Origin, PolicyVersion, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import write_kept
 from workloads.chat.loop import loop_state
-from workloads.chat.loop.learning_loop import LearningLoop
+from workloads.chat.loop.learning_loop import WAITS_S, LearningLoop
 from workloads.chat.loop.loop_order import LoopOrder
 from workloads.chat.loop.loop_state import LoopState, Step
 from workloads.chat.loop.round_recipe import run_name
@@ -59,7 +59,7 @@ class LoopStand:
 
     def at(self, **changes: Any) -> None:
         """The loop stands there."""
-        loop_state.write_state(self.folder, LoopState(number=1, labels=7, through=3, **changes))
+        loop_state.write_state(self.folder, LoopState(**{"number": 1, "labels": 7, "through": 3, **changes}))
 
     def on_trial(self, share: float = 0.5) -> None:
         """The version of round 1 is the canary."""
@@ -97,15 +97,23 @@ class LoopStand:
             ],
         )
 
-    def loop(self, order: LoopOrder, draining: threading.Event, *, once: bool = True) -> LearningLoop:
+    def loop(
+        self,
+        order: LoopOrder,
+        draining: threading.Event,
+        *,
+        once: bool = True,
+        waits_s: Sequence[float] = WAITS_S,
+    ) -> LearningLoop:
         """A loop of this run."""
-        return LearningLoop(self.run, order, draining, once=once)
+        return LearningLoop(self.run, order, draining, once=once, waits_s=waits_s)
 
     @contextmanager
-    def going(self, order: LoopOrder) -> Iterator[None]:
+    def going(self, order: LoopOrder, waits_s: Sequence[float] = WAITS_S) -> Iterator[None]:
         """The loop goes on in a thread while the block runs."""
         over = threading.Event()
-        thread = threading.Thread(target=self.loop(order, over, once=False).go, daemon=True)
+        loop = self.loop(order, over, once=False, waits_s=waits_s)
+        thread = threading.Thread(target=loop.go, daemon=True)
         thread.start()
         try:
             yield

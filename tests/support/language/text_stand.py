@@ -167,8 +167,10 @@ class TextStand:
         record: ShadowRecord | None = None,
         guard: AnswerGuard | None = None,
         form: ThinkingForm | None = None,
+        tokenizer: Any = TOKENIZER,
         **serving: Any,
     ) -> None:
+        """tokenizer: of as many words as the usual one."""
         self.section, self.now_s = ServingSection(**serving), 0.0
         self.base, self.weights = base, dict[int, Weights]()
         self.specification, policy = specification(), policy_of(base)
@@ -197,9 +199,9 @@ class TextStand:
         self.conversations = Conversations(
             self.section,
             self.limits,
-            ChatEncoder(TOKENIZER),
+            ChatEncoder(tokenizer),
             self.versions,
-            TextAnswerer(self.engine, TOKENIZER, self.section, 32, monitor.answered, guard, thinker),
+            TextAnswerer(self.engine, tokenizer, self.section, 32, monitor.answered, guard, thinker),
             Episodes(self.section, UNROLL),
             self.experience,
             feedback,

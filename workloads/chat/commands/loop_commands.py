@@ -3,6 +3,7 @@
 import getpass
 import json
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,10 +15,14 @@ from penstock.runtime.command_options import AsJson
 
 if TYPE_CHECKING:
     from penstock.runtime.lifecycle import Lifecycle
+    from workloads.chat.loop.loop_order import LoopOrder
 
 loop_commands = typer.Typer(
-    help="Learn from ratings: run, status, weigh, pause, resume.", no_args_is_help=True
+    help="Learn from ratings: run, status, weigh, pause, resume, abandon.", no_args_is_help=True
 )
+
+_MISUSED: Any = typer.BadParameter.__mro__[1]
+"""UsageError, of click or of the copy that typer has."""
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run that answers people.")]
 
@@ -62,19 +67,18 @@ def run(
         from penstock.config.run_folder import keep_private
         from penstock.runtime.exit import EXIT_OK
         from workloads.chat.loop.learning_loop import LearningLoop
-        from workloads.chat.loop.loop_order import LoopOrder
         from workloads.chat.loop.served_run import read_run
 
         keep_private()
-        order = LoopOrder(
+        order = _order(
             labels=labels,
             share=share,
             patience=patience,
             least_auc=least_auc,
-            heads=tuple(heads or ()),
-            weights=tuple(weights or ()),
-            reward=tuple(reward or ()),
-            train=tuple(train or ()),
+            heads=heads,
+            weights=weights,
+            reward=reward,
+            train=train,
         )
         LearningLoop(read_run(run), order, lifecycle.draining, once=once).go()
         return EXIT_OK
@@ -82,6 +86,31 @@ def run(
     from penstock.runtime.lifecycle import leave, run_service
 
     leave(run_service(body, "loop"))
+
+
+def check_options(words: Sequence[str]) -> None:
+    """Raise ConfigurationError for options that `run` would refuse when it begins."""
+    from penstock.config.configuration_error import ConfigurationError
+
+    group = typer.main.get_group(loop_commands)
+    command = group.commands["run"]
+    try:
+        with command.make_context("run", ["RUN", *words]) as context:
+            said = dict(context.params)
+    except _MISUSED as error:
+        raise ConfigurationError(f"--loop: {error.format_message()}") from error
+    try:
+        _order(**{name: value for name, value in said.items() if name not in ("run", "once")})
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--loop: {error}") from error
+
+
+def _order(**said: Any) -> "LoopOrder":
+    """Return how the loop goes. said: options of `run` by name; None of a list: nothing."""
+    from workloads.chat.loop.loop_order import LoopOrder
+
+    lists = ("heads", "weights", "reward", "train")
+    return LoopOrder(**{**said, **{name: tuple(said[name] or ()) for name in lists}})
 
 
 @loop_commands.command()
@@ -162,6 +191,23 @@ def resume(run: Run) -> None:
     finish(body)
 
 
+@loop_commands.command()
+def abandon(run: Run, reason: Annotated[str, typer.Option("--reason", help="Why.")]) -> None:
+    """Give up the round that goes on: its canary is withdrawn, and the next one begins by new ratings."""
+
+    def body() -> int:
+        from penstock.runtime.exit import EXIT_OK
+        from workloads.chat.loop import loop_state
+
+        number = loop_state.abandon(_folder(run), _why(reason), getpass.getuser())
+        sys.stdout.write(
+            f"round {number} is given up as soon as the loop looks: `penstock chat loop status`\n"
+        )
+        return EXIT_OK
+
+    finish(body)
+
+
 def _folder(run: Path) -> Path:
     from workloads.chat.loop import loop_state
     from workloads.chat.loop.served_run import read_run
@@ -197,10 +243,8 @@ def _lines(told: dict[str, Any]) -> list[str]:
         )
     if found is None:
         return ["the loop was never started here", *lines]
-    paused = found["paused"]
     return [
-        f"round {found['round']}: {found['step']}" + ("" if paused is None else ", paused"),
-        *([f"paused by {paused['by']}: {paused['reason']}"] if paused is not None else []),
+        *_standing_lines(found),
         *([f"waits: {found['note']}"] if found["note"] else []),
         f"new ratings: {found['newRatings']} of {found['labelsWanted']} for the next round",
         *lines,
@@ -208,6 +252,30 @@ def _lines(told: dict[str, Any]) -> list[str]:
         *_judge_lines(found["judge"]),
         *(map(_past_line, found["past"])),
     ]
+
+
+def _standing_lines(found: dict[str, Any]) -> list[str]:
+    paused, failure, abandoned = found["paused"], found["failure"], found["abandoned"]
+    lines = [f"round {found['round']}: {found['step']}" + ("" if paused is None else ", paused")]
+    if failure:
+        lines.append(
+            f"failed {found['tries']} times: {failure}" if found["tries"] > 1 else f"failed: {failure}"
+        )
+    if abandoned is not None:
+        lines.append(f"given up by {abandoned['by']}, once the loop looks: {abandoned['reason']}")
+    if paused is not None and paused["until_s"] is not None:
+        lines.append(f"tried again at {_time(paused['until_s'])}")
+    elif paused is not None:
+        lines.append(f"paused by {paused['by']}: {paused['reason']}")
+    if failure:
+        lines.append(
+            "`penstock chat loop resume` tries it at once, `penstock chat loop abandon` gives the round up"
+        )
+    return lines
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
 
 
 def _judge_lines(judge: dict[str, Any] | None) -> list[str]:
@@ -226,7 +294,7 @@ def _number(value: float | None) -> str:
 
 
 def _past_line(one: dict[str, Any]) -> str:
-    ended = datetime.fromtimestamp(one["ended_s"], UTC).isoformat(timespec="seconds")
+    ended = _time(one["ended_s"])
     version = "" if one["version"] is None else f", version {one['version']}"
     auc = "" if one["auc"] is None else f", area under the curve {one['auc']:.2f}"
     what = f"round {one['number']} {one['outcome']} at {ended}: {one['labels']} labels"

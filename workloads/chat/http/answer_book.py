@@ -1,6 +1,7 @@
 """Which answers there were, in a file of SQLite: of which version, whether by the fallback, whether blocked.
 
-A turn that somebody was asked about is no part of the conversations that a version is judged by.
+A turn that somebody was asked about is no part of the conversations that a version is judged by, and neither
+is one without an answer: its message was blocked.
 
 It holds neither texts nor names of people; whose a conversation was is a hash of the name, by which that
 person can have it forgotten. Satisfaction is counted over all conversations, rated or not, so they outlive
@@ -19,6 +20,8 @@ from typing import Final
 from penstock.registry.ratings import RatedConversation
 
 FILE: Final = "chat.sqlite"
+INPUT: Final = "input "
+"""Before what blocked a message, which was answered by nothing."""
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS answers (
     conversation TEXT NOT NULL, turn INTEGER NOT NULL, version INTEGER NOT NULL, fallback INTEGER NOT NULL,
@@ -42,7 +45,7 @@ SELECT answers.conversation AS conversation, people.person AS person, MIN(answer
 FROM answers
 LEFT JOIN asked ON asked.conversation = answers.conversation AND asked.turn = answers.turn
 LEFT JOIN people ON people.conversation = answers.conversation
-WHERE asked.turn IS NULL GROUP BY answers.conversation
+WHERE asked.turn IS NULL AND blocked NOT LIKE 'input %' GROUP BY answers.conversation
 """
 _BY_DAY: Final = """
 SELECT date(at_s, 'unixepoch') AS day, COUNT(*), COUNT(is_well), COALESCE(SUM(is_well), 0)
@@ -54,8 +57,9 @@ FROM talks LEFT JOIN rated USING (conversation)
 GROUP BY whose HAVING whose IS NOT NULL ORDER BY COUNT(*) DESC, whose
 """
 _COUNTED: Final = """
-SELECT version, COUNT(DISTINCT CASE WHEN asked.turn IS NULL THEN answers.conversation END), COUNT(*),
-    SUM(fallback), SUM(blocked != ''), COUNT(asked.turn)
+SELECT version,
+    COUNT(DISTINCT answers.conversation) FILTER (WHERE asked.turn IS NULL AND blocked NOT LIKE 'input %'),
+    SUM(blocked NOT LIKE 'input %'), SUM(fallback), SUM(blocked != ''), COUNT(asked.turn)
 FROM answers
 LEFT JOIN asked ON asked.conversation = answers.conversation AND asked.turn = answers.turn
 GROUP BY version ORDER BY version DESC
@@ -67,8 +71,8 @@ _WAIT_S: Final = 10.0
 class VersionCounts:
     """Counts what came of a version. version 0: the model without an adapter.
 
-    conversations: with a turn that nobody was asked about. blocked: answers, and messages to it, that did not
-    pass the guard. asked: answers that somebody was asked about.
+    conversations: with an answer that nobody was asked about. blocked: answers, and messages to it, that did
+    not pass the guard. asked: answers that somebody was asked about.
     """
 
     version: int
@@ -121,8 +125,8 @@ class AnswerBook:
     ) -> None:
         """Note an answer.
 
-        blocked: by what it, or the message to it, was blocked; "": it passed. person: who was answered; "":
-        not known. at_s: when, in Unix seconds; None: now.
+        blocked: by what it was blocked, or behind `INPUT` the message to it; "": it passed. person: who was
+        answered; "": not known. at_s: when, in Unix seconds; None: now.
         """
         row = (conversation, turn, version, fallback, blocked, time.time() if at_s is None else at_s)
         with closing(self._open()) as opened, opened:

@@ -28,8 +28,9 @@ from penstock.client import AsyncTextClient, InvalidRequest, PolicyError
 from penstock.client.text_async import AsyncAnswerStream
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.ratings import Rating
+from penstock.registry.registry_errors import RegistryError
 from workloads.chat.http import kept_ratings
-from workloads.chat.http.answer_book import AnswerBook
+from workloads.chat.http.answer_book import INPUT, AnswerBook
 from workloads.chat.http.asking import Asking
 from workloads.chat.http.chat_bodies import Correction, OfTurn, Prefer, Stars, Thumb
 from workloads.chat.http.judged import Judge
@@ -266,7 +267,7 @@ class ChatApi:
             turn,
             version,
             fallback=False,
-            blocked=f"input {by}",
+            blocked=f"{INPUT}{by}",
             person=talk.person,
         )
 
@@ -316,14 +317,24 @@ class ChatApi:
         await self._keep(rating_of(talk, answer, body, key=body.key, score=float(body.stars)))
 
     async def prefer(self, talk: TalkRecord, body: Prefer) -> str:
-        """Keep which of two answers is better, go on with it, and return it. Raises ApiError."""
+        """Keep which of two answers is better, go on with it, and return it. Raises ApiError.
+
+        The same choice once more changes nothing, also under another id.
+        """
         second = _answer_of(talk, body)
         first = second.other
         if first is None:
             raise ApiError(409, "turn: there is one answer: ask for another one first", field="turn")
-        better, worse = (first, second) if body.better == "first" else (second, first)
-        await self._keep(rating_of(talk, better, body, key="preferred", rejected=worse.text))
-        second.other = None
+        chosen = second.chosen = second.chosen or body  # at once, so that of two requests one chooses
+        if chosen.better != body.better:
+            detail = f"better={body.better!r}: the {chosen.better} one was chosen before, and that stays"
+            raise ApiError(409, detail, field="better")
+        better, worse = (first, second) if chosen.better == "first" else (second, first)
+        try:
+            await self._keep(rating_of(talk, better, chosen, key="preferred", rejected=worse.text))
+        except (ApiError, RegistryError):
+            second.chosen = None
+            raise
         if talk.newest is second:
             talk.take(better)
         return better.text

@@ -156,8 +156,14 @@ async def pause(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, 
 
 @router.post("/api/chat/resume")
 async def resume(api: Api, _body: bodies.Body) -> dict[str, Any]:
-    """Let the loop go on."""
+    """Let the loop go on; a step that failed is tried again."""
     return await asyncio.to_thread(steering.resume_loop, await api.run())
+
+
+@router.post("/api/chat/abandon")
+async def abandon(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, Any]:
+    """Give up the round of the loop that goes on."""
+    return await asyncio.to_thread(steering.abandon_round, await api.run(), body, _name_of(request))
 
 
 def _person(request: Request, body: bodies.Me) -> str:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI, Response
 
 from gateway.surface import Loop, Page, Site, Upstream, add_error_handlers, console_file, file_answer
 from penstock import __version__
+from workloads.chat.commands.loop_commands import check_options
 from workloads.chat.http.chat_api import ChatApi
 from workloads.chat.http.chat_routes import router
 
@@ -69,11 +70,13 @@ def site() -> Site:
         make_app=make_app,
         open_paths=("/health", "/chat"),
         takes_agents=True,
+        page="/chat",
         viewer_paths=frozenset(f"/api/chat/{name}" for name in _TALKING),
         loop=Loop(
             words=("chat", "loop", "run"),
             # So that there is a version, the one that it begins with, against which canaries are judged.
             settings=("learner.keep_every_updates=1000",),
             options=("--reward=learning_rate=3e-3",),  # of the small model that the recipe makes
+            check=check_options,
         ),
     )

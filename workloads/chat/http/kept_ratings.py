@@ -1,5 +1,6 @@
 """What people have said of answers, in the registry of the run: kept, shown to its person, deleted."""
 
+import re
 from typing import Any, Final
 
 from penstock.registry.ratings import Rating
@@ -13,6 +14,8 @@ SOURCE: Final = "chat"
 ASKED_SOURCE: Final = "chat-asked"
 """Of ratings that somebody was asked for."""
 _PAGE: Final = 1000
+_UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
+"""NUL, and half of a pair of surrogates."""
 
 
 def rating_of(
@@ -25,12 +28,15 @@ def rating_of(
     rejected: str | None = None,
     response: str | None = None,
 ) -> Rating:
-    """Return what is kept of somebody's opinion of an answer. response: in place of what was answered."""
+    """Return what is kept of somebody's opinion of an answer. response: in place of what was answered.
+
+    A model may say characters that no PostgreSQL holds; they are kept as U+FFFD, and its answer is not lost.
+    """
     return Rating(
-        prompt=[{"role": str(one["role"]), "content": str(one["content"])} for one in answer.before],
-        response=answer.text if response is None else response,
+        prompt=[{"role": str(one["role"]), "content": _kept(str(one["content"]))} for one in answer.before],
+        response=_kept(answer.text if response is None else response),
         score=score,
-        rejected=rejected,
+        rejected=None if rejected is None else _kept(rejected),
         key=key,
         source=ASKED_SOURCE if answer.asked else SOURCE,
         conversation=talk.name,
@@ -38,6 +44,10 @@ def rating_of(
         rater=talk.person,
         request_key=f"chat-{body.id}",
     )
+
+
+def _kept(text: str) -> str:
+    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def store(url: str, policy: str, rating: Rating) -> int:

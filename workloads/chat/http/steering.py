@@ -58,6 +58,15 @@ def resume_loop(run: RunSettings) -> dict[str, Any]:
     return {"paused": False}
 
 
+def abandon_round(run: RunSettings, body: Reasoned, by: str) -> dict[str, Any]:
+    """Have the loop of a run give up the round that goes on; raises ApiError 409 where none does."""
+    folder = _loop_of(run)
+    try:
+        return {"abandoned": loop_state.abandon(folder, body.reason, by)}
+    except ConfigurationError as error:
+        raise ApiError(409, str(error)) from error
+
+
 def _loop_of(run: RunSettings) -> Path:
     folder = None if run.folder is None else loop_state.folder_of(run.folder)
     if folder is None or not folder.is_dir():

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.client.text_async import AsyncConversation
+from workloads.chat.http.chat_bodies import Prefer
 
 Message = dict[str, Any]
 
@@ -15,7 +16,7 @@ class Answered:
 
     rated: the number of the rating that this thumb is. learned: whether it may go to the learner. asked:
     whether somebody was asked about it. other: what was answered to the same messages first, where it was
-    asked for once more.
+    asked for once more. chosen: which of the two somebody said is better; None: nobody has yet.
     """
 
     turn: int
@@ -27,6 +28,7 @@ class Answered:
     rated: int = 0
     asked: bool = False
     other: "Answered | None" = None
+    chosen: Prefer | None = None
 
     @property
     def text(self) -> str:

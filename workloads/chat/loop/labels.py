@@ -13,7 +13,6 @@ from workloads.chat.ratings.rating_rules import RatingRules
 from workloads.language.feedback.feedback_places import rating_row, rows_of
 from workloads.language.prompt import identity, parse_prompt
 
-NUMBER: Final = "number"
 _PAGE: Final = 1000
 
 
@@ -33,13 +32,13 @@ class NewRatings:
 
 def believed(registry: Registry, policy: str, rules: RatingRules, through: int) -> list[Row]:
     """Return the rows that count among the ratings up to a number, each with its `number`."""
-    rows = [{**rating_row(one), NUMBER: one.number} for one in _through(registry, policy, through)]
+    rows = [rating_row(one) for one in _through(registry, policy, through)]
     return filter_ratings(rows, rules).kept
 
 
 def new_among(rows: Iterable[Row], after: int) -> int:
     """Return how many rows that `believed` returned are behind a number."""
-    return sum(row[NUMBER] > after for row in rows)
+    return sum(row["number"] > after for row in rows)
 
 
 def write_rows(file: Path, rows: Iterable[Row]) -> None:

@@ -15,7 +15,8 @@ import fcntl
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +32,7 @@ from penstock.runtime.exit import Fatal
 from workloads.chat.loop import labels, loop_state
 from workloads.chat.loop.ensemble import with_members
 from workloads.chat.loop.loop_order import LoopOrder
-from workloads.chat.loop.loop_state import LoopState, Outcome, Step
+from workloads.chat.loop.loop_state import Abandonment, LoopState, Outcome, Step
 from workloads.chat.loop.round_files import (
     BEGIN,
     BELIEVED,
@@ -58,18 +59,27 @@ log = logging.getLogger(__name__)
 
 BY: Final = "loop"
 LOOK_S: Final = 1.0
+WAITS_S: Final = (60.0, 600.0)
+"""Between the tries of a step that fails; after the last one the loop waits for somebody."""
 _UNPROVED: Final = "nothing was proved"
 
 
 class LearningLoop:
     """The loop of a run. One process at a time has it.
 
-    draining: set when the loop is to end. once: end after one round.
+    draining: set when the loop is to end. once: end after one round. waits_s: between the tries of a step.
     """
 
     def __init__(
-        self, run: ServedRun, order: LoopOrder, draining: threading.Event, *, once: bool = False
+        self,
+        run: ServedRun,
+        order: LoopOrder,
+        draining: threading.Event,
+        *,
+        once: bool = False,
+        waits_s: Sequence[float] = WAITS_S,
     ) -> None:
+        self._waits_s = waits_s
         self._run, self._order, self._draining, self._once = run, order, draining, once
         self._folder = loop_state.folder_of(run.folder)
         self._state = LoopState()
@@ -116,7 +126,8 @@ class LearningLoop:
 
     def _advanced(self, registry: Registry) -> bool:
         """Do what is to be done now; returns False where there is nothing but to wait."""
-        if loop_state.read_pause(self._folder) is not None:
+        asked = loop_state.read_abandonment(self._folder)
+        if asked is None and loop_state.read_pause(self._folder) is not None:
             return False
         steps: Mapping[Step, Callable[[Registry], bool]] = {
             Step.WAITING: self._await_labels,
@@ -126,33 +137,66 @@ class LearningLoop:
             Step.TRIAL: self._try_canary,
         }
         try:
+            if asked is not None:
+                return self._abandon(registry, asked)
             if self._state.failure:
                 self._try_again(registry)
             return steps[self._state.step](registry)
         except StepInterrupted:
             return False
-        except (StepFailed, ConfigurationError) as error:
-            self._to(failure=str(error))
+        except (StepFailed, ConfigurationError, OSError) as error:
+            self._to(failure=str(error), tries=self._state.tries + 1)
             if self._once:
                 raise Fatal(str(error)) from error
-            log.warning("a step failed", extra={"step": self._state.step.value, "why": str(error)})
-            loop_state.pause(self._folder, f"{self._state.step} failed: {error}"[:1000], BY)
+            self._await_next_try(str(error))
         except RegistryError as error:
             self._note(f"the registry: {error}")
         return False
 
+    def _await_next_try(self, why: str) -> None:
+        """Wait before the step is tried again, longer each time; after the last try somebody decides."""
+        step, tries = self._state.step, self._state.tries
+        log.warning("a step failed", extra={"step": step.value, "why": why, "tries": tries})
+        wait_s = self._waits_s[tries - 1] if tries <= len(self._waits_s) else None
+        until_s = None if wait_s is None else time.time() + wait_s
+        loop_state.pause(self._folder, f"{step} failed: {why}"[:1000], BY, until_s)
+
     def _try_again(self, registry: Registry) -> None:
-        """Somebody has let a step that failed go on.
+        """It is time to try a step that failed again, or somebody has let it go on.
 
         A reward model has what was said since, too: of too few ratings none is trained however often it is
         tried, and the round would last for ever.
         """
+        if self._state.tries > len(self._waits_s):
+            self._to(tries=0)
         if self._state.step is not Step.REWARD:
             self._to(failure="")
             return
         new = labels.NewRatings(self._run.policy, self._state.through)
         new.look(registry)
         self._to(failure="", step=Step.RATINGS, through=new.newest)
+
+    def _abandon(self, registry: Registry, asked: Abandonment) -> bool:
+        """Give up the round that somebody named; another one, or one that is over, is let be."""
+        if asked.number == self._state.number and self._state.step is not Step.WAITING:
+            if self._state.version is not None:
+                self._withdraw(registry, self._state.version, asked)
+            pause = loop_state.read_pause(self._folder)
+            if pause is not None and pause.by == BY:
+                loop_state.resume(self._folder)  # what it waited for is given up
+            self._end(Outcome.ABANDONED, f"by {asked.by}: {asked.reason}")
+        loop_state.forget_abandonment(self._folder)
+        return True
+
+    def _withdraw(self, registry: Registry, version: int, asked: Abandonment) -> None:
+        """Have nobody answered by the version of a round; one that was decided of already stays so."""
+        match registry.get(self._run.policy, version).status:
+            case Status.CANARY:
+                registry.rollback(self._run.policy, asked.reason, by=asked.by, version=version)
+            case Status.CANDIDATE:
+                registry.retire(self._run.policy, version, asked.reason, by=asked.by)
+            case _:
+                pass
 
     # ------------------------------------------------------------ the steps
 
@@ -199,7 +243,7 @@ class LearningLoop:
             self._end(Outcome.UNLEARNED, f"the reward model tells apart {told}; at least {least:g} is wanted")
         else:
             keep_judge(self._folder, judge)
-            self._to(step=Step.TRAINING, auc=auc)
+            self._to(step=Step.TRAINING, auc=auc, tries=0)
         return True
 
     def _train_policy(self, registry: Registry) -> bool:
@@ -221,7 +265,7 @@ class LearningLoop:
             raise StepFailed(f"{run}: the training registered no version; its logs say why")
         new = labels.NewRatings(self._run.policy, self._state.through)
         new.look(registry)
-        self._to(step=Step.TRIAL, version=made.version, trial_from=new.newest)
+        self._to(step=Step.TRIAL, version=made.version, trial_from=new.newest, tries=0)
         return True
 
     def _training(self, run: Path) -> list[str]:
@@ -307,7 +351,11 @@ class LearningLoop:
         log.info("round over", extra={"round": self._state.number, "outcome": outcome.value, "why": why})
 
     def _is_over(self, seconds: float) -> bool:
-        return self._draining.wait(seconds) or loop_state.read_pause(self._folder) is not None
+        return (
+            self._draining.wait(seconds)
+            or loop_state.read_pause(self._folder) is not None
+            or loop_state.read_abandonment(self._folder) is not None
+        )
 
     def _made(self, registry: Registry) -> PolicyVersion | None:
         """Return the newest version that the training of this round has registered."""

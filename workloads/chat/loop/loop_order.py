@@ -7,11 +7,15 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.settings import load, parse_assignment
 from workloads.chat.loop.ensemble import member_heads, member_weights
 from workloads.chat.loop.round_files import KNOWN
 from workloads.chat.ratings.rating_rules import RatingRules
-from workloads.language.heads.head import PREFERRED, parse_heads, parse_weights
+from workloads.language.heads.head import PREFERRED, parse_heads, parse_weights, reward_weights
+from workloads.language.reward.training_section import training_settings
 
+_ROUND: Final = {"workload": "rlhf", "environment": {"id": "chat"}, "algorithm": {"name": "token_ppo"}}
+"""What the training of every round is, as far as settings are checked by it."""
 NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
@@ -48,12 +52,21 @@ class LoopOrder:
             )
         if not 0 <= self.least_auc <= 1:
             raise ConfigurationError(f"--least-auc {self.least_auc:g}: must lie between 0 and 1")
-        known = (
-            [*(one.name for one in parse_heads(self.heads)), PREFERRED] if self.heads else [*KNOWN, PREFERRED]
-        )
-        for name in parse_weights(self.weights):
+        heads = parse_heads(self.heads or [f"{name}={scale}" for name, scale in KNOWN.items()])
+        known = [*(one.name for one in heads), PREFERRED]
+        weights = parse_weights(self.weights)
+        for name in weights:
             if name not in known:
                 raise ConfigurationError(f"--weight {name}: there is no such head; use {', '.join(known)}")
+        reward_weights(heads, weights)
+        try:
+            training_settings(self.reward)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--reward {error}") from error
+        try:
+            load([_ROUND, *map(parse_assignment, self.train)])
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--train {error}") from error
 
     def reward_words(self, heads: Sequence[str], changed: Mapping[str, float]) -> list[str]:
         """Return the options of `penstock reward train` for a model that has these heads, NAME=SCALE.

@@ -1,7 +1,8 @@
-"""Where the loop stands, and what is asked of it: two files that survive a kill at any moment.
+"""Where the loop stands, and what is asked of it: three files that survive a kill at any moment.
 
     RUN/loop/loop.json      the round, its step, what it has come to, and what became of those before
-    RUN/loop/paused.json    there while the loop is to wait: who wants that, and why
+    RUN/loop/paused.json    there while the loop is to wait: who wants that, why, and until when
+    RUN/loop/abandon.json   there until the loop has given up the round that it names
     RUN/loop/rounds/N/      what the steps of a round leave for one another
 
 A step is noted before it begins, with the newest rating that its round learns from: a loop that is killed
@@ -22,6 +23,7 @@ from penstock.registry.weight_files import replace_file
 FOLDER: Final = "loop"
 _STATE: Final = "loop.json"
 _PAUSED: Final = "paused.json"
+_ABANDON: Final = "abandon.json"
 _ROUNDS: Final = "rounds"
 MOST_PAST: Final = 1000
 """Rounds that are remembered."""
@@ -51,6 +53,8 @@ class Outcome(StrEnum):
     """Nothing was proved of the canary in time, so it was withdrawn."""
     UNLEARNED = "unlearned"
     """The reward model tells what people like no better than chance, so nothing was trained on it."""
+    ABANDONED = "abandoned"
+    """Somebody gave it up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +78,9 @@ class LoopState:
     learned from. through: newest one that this round learns from. labels: new ones that count, of this round
     or so far. base: version that the round began with. version: that it made. trial_from: newest rating when
     the trial began. auc: of the reward model's thumb on ratings that were held out. note: what it waits for
-    beside labels. failure: why a step failed; "" while none has. order: how the loop was started. judge: of
-    the newest reward model, its round, weights and measures on held-out ratings; empty before the first.
+    beside labels. failure: why a step failed; "" while none has. tries: how often it has failed, one after
+    the other. order: how the loop was started. judge: of the newest reward model, its round, weights and
+    measures on held-out ratings; empty before the first.
     """
 
     number: int = 0
@@ -89,6 +94,7 @@ class LoopState:
     auc: float | None = None
     note: str = ""
     failure: str = ""
+    tries: int = 0
     order: Mapping[str, Any] = field(default_factory=dict)
     judge: Mapping[str, Any] = field(default_factory=dict)
     past: tuple[PastRound, ...] = ()
@@ -114,14 +120,25 @@ class LoopState:
             auc=None,
             note="",
             failure="",
+            tries=0,
             past=(*self.past, done)[-MOST_PAST:],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """That the loop is to wait. by: who wants it."""
+    """That the loop is to wait. by: who wants it. until_s: Unix seconds; None: until somebody says so."""
 
+    reason: str
+    by: str
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abandonment:
+    """That a round is to be given up. by: who wants it."""
+
+    number: int
     reason: str
     by: str
 
@@ -163,18 +180,46 @@ def read_pause(folder: Path) -> Pause | None:
     """Return that the loop is to wait, None where it is not."""
     try:
         found = json.loads((folder / _PAUSED).read_bytes())
-        return Pause(str(found["reason"]), str(found["by"]))
+        until_s = found.get("until_s")
+        pause = Pause(str(found["reason"]), str(found["by"]), None if until_s is None else float(until_s))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Pause("", "")  # somebody wanted it: what cannot be read is no leave to go on
+    return None if pause.until_s is not None and time.time() >= pause.until_s else pause
 
 
-def pause(folder: Path, reason: str, by: str) -> None:
-    """Have the loop wait; raises OSError."""
-    replace_file(folder / _PAUSED, json.dumps({"reason": reason, "by": by}).encode())
+def pause(folder: Path, reason: str, by: str, until_s: float | None = None) -> None:
+    """Have the loop wait; raises OSError. until_s: Unix seconds; None: until somebody lets it go on."""
+    replace_file(folder / _PAUSED, json.dumps(asdict(Pause(reason, by, until_s))).encode())
 
 
 def resume(folder: Path) -> None:
     """Let the loop go on; a step that failed is tried again."""
     (folder / _PAUSED).unlink(missing_ok=True)
+
+
+def abandon(folder: Path, reason: str, by: str) -> int:
+    """Have the loop give up the round that goes on, and return its number; raises OSError.
+
+    Raises ConfigurationError where none goes on, or where its state cannot be read.
+    """
+    state = read_state(folder)
+    if state.step is Step.WAITING:
+        raise ConfigurationError(f"round {state.number + 1} has not begun: there is nothing to abandon")
+    replace_file(folder / _ABANDON, json.dumps(asdict(Abandonment(state.number, reason, by))).encode())
+    return state.number
+
+
+def read_abandonment(folder: Path) -> Abandonment | None:
+    """Return which round is to be given up; None: none, or nobody can tell which."""
+    try:
+        found = json.loads((folder / _ABANDON).read_bytes())
+        return Abandonment(int(found["number"]), str(found["reason"]), str(found["by"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def forget_abandonment(folder: Path) -> None:
+    """The loop has given it up, or it is over by itself."""
+    (folder / _ABANDON).unlink(missing_ok=True)

@@ -28,12 +28,15 @@ def look_at_loop(run: Path, registry: Registry, policy: str) -> dict[str, Any] |
     state, pause = loop_state.read_state(folder), loop_state.read_pause(folder)
     if not state.order:
         return None
+    abandoned = loop_state.read_abandonment(folder)
     new = NewRatings(policy, state.taken if state.step is Step.WAITING else state.through)
     return {
         "round": state.number,
         "step": state.step.value,
         "paused": None if pause is None else asdict(pause),
         "failure": state.failure,
+        "tries": state.tries,
+        "abandoned": None if abandoned is None or abandoned.number != state.number else asdict(abandoned),
         "note": state.note,
         "newRatings": new.look(registry),
         "labels": state.labels,

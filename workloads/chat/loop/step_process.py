@@ -61,9 +61,9 @@ def run_step(words: Sequence[str], folder: Path, wait: Callable[[float], bool]) 
     if code is None:
         raise StepInterrupted
     if code != EXIT_OK:
-        raise StepFailed(
-            f"`penstock {words[0]} {words[1]}`: {_last_line(folder / LOG, begin) or f'exit code {code}'}"
-        )
+        said = _last_line(folder / LOG, begin) or f"exit code {code}"
+        why = f"was killed by signal {-code}; its last line: {said}" if code < 0 else said
+        raise StepFailed(f"`penstock {words[0]} {words[1]}`: {why}")
 
 
 def _take(lock: IO[str], wait: Callable[[float], bool]) -> None:

@@ -2,8 +2,10 @@
 
     rows ─► whose are gone ─► newest of the same ─► daily cap ─► people who agree with others ─► rows
 
-A row without `rater` is kept, and counted. Rows keep their order; a row without a time
-(`at_s`, seconds, any origin) is as old as its place among the others.
+A row without `rater` is kept, and counted. Rows keep their order. Which one is newer is said by the `number`
+that a registry gives, where every row has one of its own: clocks go back, and two ratings may have one time.
+Elsewhere it is said by the time (`at_s`, seconds, any origin), and a row without one is as old as its place
+among the others.
 """
 
 import sys
@@ -58,7 +60,7 @@ def filter_ratings(
     named = _without_gone(rows, deleted, found)
     counted = _within_cap(_newest(named, found), rules, found)
     found.evidence = liars(_thumbs(counted, thumb, expected), rules)
-    for _, row in counted:
+    for row in counted:
         if (rater := _rater(row)) in found.evidence:
             found.drop(rater, Reason.LIAR)
         else:
@@ -66,63 +68,64 @@ def filter_ratings(
     return found
 
 
-def _without_gone(rows: Sequence[Row], deleted: Collection[str], found: Filtered) -> list[tuple[int, Row]]:
+def _without_gone(rows: Sequence[Row], deleted: Collection[str], found: Filtered) -> list[Row]:
     gone, kept = frozenset(deleted), []
-    for place, row in enumerate(rows):
+    for row in rows:
         rater = _rater(row)
         found.unnamed += not rater
         if rater and rater in gone:
             found.drop(rater, Reason.DELETED)
         else:
-            kept.append((place, row))
+            kept.append(row)
     return kept
 
 
-def _newest(rows: Sequence[tuple[int, Row]], found: Filtered) -> list[tuple[int, Row]]:
+def _oldest_first(rows: Sequence[Row]) -> list[tuple[int, Row]]:
+    """Return rows from the oldest to the newest, each with its place among them."""
+    placed = list(enumerate(rows))
+    numbers = [row.get("number") for row in rows]
+    if all(type(one) is int for one in numbers) and len(set(numbers)) == len(numbers):
+        return sorted(placed, key=lambda one: int(one[1]["number"]))
+    return sorted(placed, key=lambda one: _time(one[1], one[0]))
+
+
+def _newest(rows: Sequence[Row], found: Filtered) -> list[Row]:
     """Return the newest of rows by one person about one thing."""
-    newest: dict[tuple[str, ...], tuple[float, int]] = {}
-    for place, row in rows:
-        key = _about(row)
-        if key is not None:
-            newest[key] = max(newest.get(key, (float("-inf"), -1)), (_time(row, place), place))
+    newest = {key: place for place, row in _oldest_first(rows) if (key := _about(row)) is not None}
     kept = []
-    for place, row in rows:
+    for place, row in enumerate(rows):
         key = _about(row)
-        if key is None or newest[key][1] == place:
-            kept.append((place, row))
+        if key is None or newest[key] == place:
+            kept.append(row)
         else:
             found.drop(_rater(row), Reason.REPEATED)
     return kept
 
 
-def _within_cap(
-    rows: Sequence[tuple[int, Row]], rules: RatingRules, found: Filtered
-) -> list[tuple[int, Row]]:
+def _within_cap(rows: Sequence[Row], rules: RatingRules, found: Filtered) -> list[Row]:
     """Return the rows of each person that are among the first `daily_cap` in any 24 hours."""
     recent: dict[str, deque[float]] = {}
     over: set[int] = set()
-    for place, row in sorted(rows, key=lambda one: (_time(one[1], one[0]), one[0])):
+    for place, row in _oldest_first(rows):
         rater, now = _rater(row), _time(row, place)
         if not rater:
             continue
         times = recent.setdefault(rater, deque())
-        while times and times[0] <= now - DAY_S:
+        while times and abs(now - times[0]) >= DAY_S:  # also where a clock was ahead, and went back
             times.popleft()
         if len(times) >= rules.daily_cap:
             over.add(place)
             found.drop(rater, Reason.OVER_CAP)
         else:
             times.append(now)
-    return [(place, row) for place, row in rows if place not in over]
+    return [row for place, row in enumerate(rows) if place not in over]
 
 
-def _thumbs(
-    rows: Sequence[tuple[int, Row]], thumb: str, expected: Expected | None
-) -> list[tuple[str, bool, float]]:
+def _thumbs(rows: Sequence[Row], thumb: str, expected: Expected | None) -> list[tuple[str, bool, float]]:
     """Return who said it, whether it is up, and what others say, oldest first."""
     given = [
         row
-        for place, row in sorted(rows, key=lambda one: (_time(one[1], one[0]), one[0]))
+        for _, row in _oldest_first(rows)
         if row.get("key") == thumb and _rater(row) and row.get("score") in (True, False, 1, -1)
     ]
     if expected is not None:

@@ -113,9 +113,17 @@ def _ratings(url: str, policy: str | None) -> Iterator[Row]:
 
 
 def rating_row(kept: KeptRating) -> dict[str, Any]:
-    """Return a rating of a registry in the form that rows of files have. at_s: Unix, in seconds."""
+    """Return a rating of a registry in the form that rows of files have.
+
+    at_s: Unix, in seconds. number: rises from rating to rating, whatever clocks do.
+    """
     rating = kept.rating
-    row: dict[str, Any] = {"prompt": rating.prompt, "key": rating.key, "at_s": kept.created.timestamp()}
+    row: dict[str, Any] = {
+        "prompt": rating.prompt,
+        "key": rating.key,
+        "at_s": kept.created.timestamp(),
+        "number": kept.number,
+    }
     if rating.rater:
         row["rater"] = rating.rater
     if rating.rejected is not None:

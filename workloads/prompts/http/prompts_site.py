@@ -81,6 +81,7 @@ def site() -> Site:
         settings=(),
         make_app=make_app,
         open_paths=("/health", "/openapi.json", "/prompts"),
+        page="/prompts",
         viewer_paths=frozenset(
             {"/health", "/stats", "/select_action", "/get_distribution", "/embed", "/mutate", "/optimize"}
         ),

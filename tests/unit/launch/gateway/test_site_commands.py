@@ -7,11 +7,32 @@ import pytest
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from launch.gateway.run_behind import NamedRun, NamedServer
-from launch.gateway.site_commands import agents_of
+from launch.gateway.site_commands import agents_of, loop_words
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.settings import Settings
 from workloads.chat.http.chat_site import site as chat_site
 from workloads.prompts.http.prompts_site import site as prompts_site
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("labels=0", "--loop: --labels 0: must be at least 1"),
+        ("labels=many", "--loop: .*--labels.*integer"),
+        ("label=9", "--loop: No such option: --label"),
+        ("once=1", "--loop: Option '--once' does not take a value"),
+        ("share=0.9", "--loop: --share 0.9: must be above 0 and at most 0.8"),
+        ("weight=charm=1", "--loop: --weight charm: there is no such head; use thumb"),
+        ("reward=epochs=-1", "--loop: --reward epochs=-1: .* greater than 0"),
+        ("train=learner.total_step=9", "--loop: --train learner.total_step: unknown key"),
+    ],
+)
+def test_a_loop_that_could_not_begin_is_refused_before_its_gateway_does(said: str, why: str) -> None:
+    """Else the page is there, and its loop ends with an error again and again."""
+    with pytest.raises(ConfigurationError, match=why):
+        loop_words("chat", chat_site(), ["patience=9", said], learn=True, server="")
+    words = loop_words("chat", chat_site(), ["labels=9", "weight=thumb=2"], learn=True, server="")
+    assert words == ("--labels=9", "--weight=thumb=2")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
 import hashlib
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from penstock.registry.weight_files import (
     read_kept,
     read_specification,
     registry_url,
+    replace_file,
     write_kept,
 )
 
@@ -50,6 +53,33 @@ def test_a_file_half_written_is_not_taken_for_a_version(tmp_path: Path) -> None:
     forget_kept(tmp_path, 1)
     forget_kept(tmp_path, 1)
     assert [path.name for path in (tmp_path / "policies").iterdir()] == ["final.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["2.safetensors.tmp", "2.safetensors.77-1.tmp"])
+def test_what_a_crash_left_is_removed_whoever_wrote_it(tmp_path: Path, name: str) -> None:
+    """Each writer has a file of its own until its data is whole."""
+    write_kept(tmp_path, 1, BLOB)
+    (tmp_path / "policies" / name).write_bytes(BLOB[:5])
+    forget_unfinished(tmp_path)
+    assert {path.name for path in (tmp_path / "policies").iterdir()} == {"1.safetensors", "latest"}
+
+
+def test_two_who_replace_a_file_at_once_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread writes all of its data while this one's is on its way to the disk."""
+    file, sync = tmp_path / "paused.json", os.fsync
+    other = threading.Thread(target=replace_file, args=(file, b"of the other"))
+
+    def first_sync(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        other.start()
+        other.join()
+        assert file.read_bytes() == b"of the other"
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", first_sync)
+    replace_file(file, b"mine")
+    assert file.read_bytes() == b"mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["paused.json"]
 
 
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:

@@ -34,6 +34,12 @@ const STEPS = {
   training: "trains the next version", trial: "tries the new version as a canary",
 };
 
+// Until when the loop waits, and for what; a step that failed too often waits for somebody to decide.
+function paused({ failure, paused: { by, reason, until_s } }) {
+  if (until_s !== null) return `It is tried again at ${when(until_s * 1000)}.`;
+  return failure && by === "loop" ? "It is not tried again by itself: try again, or abandon the round." : `Paused by ${by}: ${reason}`;
+}
+
 // Where the loop stands; nothing where there is none.
 function loop(found) {
   const one = found.loop;
@@ -42,7 +48,9 @@ function loop(found) {
   return [
     element("h2", {}, "What is learned"),
     element("p", { id: "loop" }, `Round ${one.round}: the loop ${STEPS[one.step]}. ${until}`, one.note ? ` It waits: ${one.note}.` : ""),
-    one.paused === null ? "" : element("p", { id: "paused", class: "bad" }, `Paused by ${one.paused.by}: ${one.paused.reason}`),
+    one.failure ? element("p", { id: "failure", class: "bad" }, `This step has failed ${one.tries === 1 ? "once" : `${one.tries} times`}: ${one.failure}`) : "",
+    one.paused === null ? "" : element("p", { id: "paused", class: "bad" }, paused(one)),
+    one.abandoned === null ? "" : element("p", { id: "abandoned" }, `${one.abandoned.by} has given this round up: ${one.abandoned.reason}`),
     table("Rounds that are over", ["round", "ended", "labels", "told apart", "version", "came to", "why"],
       one.past.map((past) => [past.number, when(past.ended_s * 1000), past.labels, past.auc?.toFixed(2), past.version, past.outcome, past.why])),
     ...criteria(one),
@@ -76,7 +84,8 @@ function decisions(found, again) {
   }
   if (found.active !== null) made.push(decide(`Roll back version ${found.active}`, "/api/chat/rollback", { version: found.active }));
   if (found.loop && !found.loop.paused) made.push(decide("Pause the loop", "/api/chat/pause", {}));
-  if (found.loop?.paused) made.push(button("Let the loop go on", async () => { await call("POST", "/api/chat/resume", {}); await again(); }));
+  if (found.loop && found.loop.step !== "waiting") made.push(decide(`Abandon round ${found.loop.round}`, "/api/chat/abandon", {}));
+  if (found.loop?.paused) made.push(button(found.loop.failure ? "Try again" : "Let the loop go on", async () => { await call("POST", "/api/chat/resume", {}); await again(); }));
   const weights = found.loop ? weighed(found.loop.weights, decide) : [];
   const all = [element("div", { class: "row", role: "group", "aria-label": "Decide" }, made), ...weights];
   return made.length || weights.length ? [element("h2", {}, "Decide"), why, ...all] : [];

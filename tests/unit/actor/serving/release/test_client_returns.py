@@ -86,6 +86,14 @@ def test_what_somebody_was_asked_about_counts_for_no_arm() -> None:
     assert (found.value, found.rated) == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("over", [True, False])
+def test_a_conversation_without_an_answer_counts_for_no_arm(*, over: bool) -> None:
+    """Somebody who opens a page and says nothing dislikes nothing; their other conversations count."""
+    assert settled(conversation("ann", turns=0), over=over, is_whole=False) == []
+    (found,) = settled(conversation("bob", turns=0), thumbs("bob", 1.0))
+    assert (found.value, found.rated) == (1.0, 1.0)
+
+
 def test_a_return_is_none_of_a_person() -> None:
     """An episode of a program counts where it was rewarded and is whole, within its bounds."""
     program = replace(conversation("agent"), opinion=None)

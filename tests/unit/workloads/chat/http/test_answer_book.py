@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from workloads.chat.http.answer_book import AnswerBook, VersionCounts
+from workloads.chat.http.answer_book import INPUT, AnswerBook, VersionCounts, hashed
 
 
 def test_conversations_are_counted_once_and_outlive_the_book(tmp_path: Path) -> None:
@@ -31,6 +31,20 @@ def test_a_turn_that_somebody_was_asked_about_is_no_part_of_a_conversation(tmp_p
         book.note_asked("b", 1)
     (found,) = book.counts()
     assert (found.conversations, found.answers, found.asked) == (1, 3, 2)
+
+
+def test_a_conversation_without_an_answer_is_none(tmp_path: Path) -> None:
+    """A message that was blocked is counted as blocked, and neither as an answer nor for a day or person."""
+    book = AnswerBook(tmp_path / "made")
+    book.note("a", 0, 3, fallback=False, blocked=f"{INPUT}rule", person="ann")
+    book.note("b", 0, 3, fallback=False, person="bob")
+    book.note("b", 1, 3, fallback=False, blocked=f"{INPUT}rule", person="bob")
+    book.note("c", 0, 3, fallback=False, blocked="output", person="cid")
+    (found,) = book.counts()
+    assert (found.conversations, found.answers, found.blocked) == (2, 2, 3)
+    days, people = book.spread([], 9)
+    assert sum(one.conversations for one in days) == 2
+    assert {one.name for one in people} == {hashed("bob"), hashed("cid")}
 
 
 def test_it_is_its_users_alone(tmp_path: Path) -> None:

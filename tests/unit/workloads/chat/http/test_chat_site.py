@@ -22,7 +22,7 @@ from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 from tests.support.language.text_stand import make_model
 from workloads.chat.http.chat_site import site
 from workloads.chat.loop.loop_order import LoopOrder
-from workloads.chat.loop.loop_state import LoopState, folder_of, write_state
+from workloads.chat.loop.loop_state import LoopState, Step, folder_of, write_state
 from workloads.chat.loop.weighing import read_weighed
 
 ME = "somebody-1"
@@ -137,6 +137,8 @@ def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(client: 
         (post(client, "promote", version=7, reason=" "), 422, "reason"),
         (post(client, "pause", **why), 409, None),
         (post(client, "resume"), 409, None),
+        (post(client, "abandon", **why), 409, None),
+        (post(client, "abandon"), 422, "reason"),
         (post(client, "weigh", weights={"safety": 2}, **why), 409, None),
         (post(client, "weigh", weights={}, **why), 422, "weights"),
         (post(client, "weigh", weights={"safety": -1}, **why), 422, "weights.safety"),
@@ -145,7 +147,7 @@ def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(client: 
         assert (reply.status_code, reply.json().get("field")) == (status, field), reply.text
     decided = {
         f"/api/chat/{name}"
-        for name in ("promote", "rollback", "pause", "resume", "weigh", "overview", "satisfaction")
+        for name in ("promote", "rollback", "pause", "resume", "abandon", "weigh", "overview", "satisfaction")
     }
     assert not decided & site().viewer_paths
 
@@ -166,10 +168,25 @@ def test_a_decision_names_who_made_it_and_the_loop_waits(client: TestClient, tmp
     write_state(folder_of(tmp_path), LoopState(order=LoopOrder(labels=9).shown()))
     assert post(client, "pause", reason="holidays").json() == {"paused": True}
     seen = client.get("/api/chat/overview").json()
-    assert seen["loop"]["paused"] == {"reason": "holidays", "by": "page"}
+    assert seen["loop"]["paused"] == {"reason": "holidays", "by": "page", "until_s": None}
     assert (seen["loop"]["step"], seen["loop"]["labelsWanted"]) == ("waiting", 9)
     assert post(client, "resume").json() == {"paused": False}
     assert client.get("/api/chat/overview").json()["loop"]["paused"] is None
+
+
+def test_a_round_that_fails_is_shown_with_its_cause_and_given_up(client: TestClient, tmp_path: Path) -> None:
+    """The loop does so as soon as it looks; before a round has begun there is none to give up."""
+    folder, order = folder_of(tmp_path), LoopOrder().shown()
+    write_state(folder, LoopState(order=order))
+    refused = post(client, "abandon", reason="why not")
+    assert (refused.status_code, refused.json()["detail"][:22]) == (409, "round 1 has not begun:")
+    write_state(folder, LoopState(order=order, number=4, step=Step.TRAINING, failure="no memory", tries=3))
+    assert post(client, "abandon", reason="it fails").json() == {"abandoned": 4}
+    seen = client.get("/api/chat/overview").json()["loop"]
+    assert (seen["failure"], seen["tries"]) == ("no memory", 3)
+    assert seen["abandoned"] == {"number": 4, "reason": "it fails", "by": "page"}
+    write_state(folder, LoopState(order=order, number=5, step=Step.TRAINING))
+    assert client.get("/api/chat/overview").json()["loop"]["abandoned"] is None
 
 
 def test_what_counts_is_changed_with_a_reason_that_stands_among_the_decisions(

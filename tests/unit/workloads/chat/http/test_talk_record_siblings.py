@@ -87,6 +87,35 @@ def test_what_the_conversation_goes_on_with_has_the_rewards(client: TestClient, 
     assert episode.total_return == 1.0
 
 
+def test_a_choice_that_is_sent_again_is_the_same_choice(client: TestClient) -> None:
+    """By its id or another one, and after the conversation went on; the other answer is none any more."""
+    talker = Talker(client)
+    first, second = talker.answer("sum"), talker.answer()
+    chosen = {"turn": second["turn"], "better": "first"}
+    for name in ("one-choice", "one-choice", "same-choice"):
+        reply = talker.post("prefer", id=name, **chosen)
+        assert (reply.status_code, reply.json()) == (200, {"stored": True, "text": first["text"]})
+    third = talker.answer("sea")
+    assert talker.post("prefer", id="one-choice", **chosen).status_code == 200
+    for name in ("one-choice", "another-choice"):
+        refused = talker.post("prefer", id=name, **{**chosen, "better": "second"})
+        assert (refused.status_code, refused.json()["field"]) == (409, "better")
+        assert "the first one was chosen" in refused.json()["detail"]
+    assert talker.said() == [(first["text"], second["text"])]
+    assert talker.post("prefer", id="no-choice", turn=third["turn"], better="first").json()["field"] == "turn"
+
+
+def test_a_choice_that_could_not_be_kept_is_none(client: TestClient) -> None:
+    """Its id was another rating's: somebody may choose again, also the other one."""
+    talker = Talker(client)
+    first, second = talker.answer("sum"), talker.answer()
+    talker.post("thumb", id="the-thumb", turn=first["turn"], up=True)
+    refused = talker.post("prefer", id="the-thumb", turn=second["turn"], better="first")
+    assert refused.status_code == 409
+    kept = talker.post("prefer", id="the-choice", turn=second["turn"], better="second").json()
+    assert kept == {"stored": True, "text": second["text"]}
+
+
 @pytest.mark.parametrize("is_rated", [False, True])
 def test_a_further_answer_is_held_against_the_one_that_was_better(client: TestClient, is_rated: bool) -> None:
     """The conversation goes on with that one, so that is what a person compares."""

@@ -1,6 +1,7 @@
 """The steps of the loop that start no process: when a round begins, and what becomes of a canary."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,99 @@ def test_a_step_that_fails_has_the_loop_wait_with_its_cause(stand: LoopStand) ->
     assert stand.state().step is Step.REWARD
 
 
+def failing(stand: LoopStand) -> None:
+    """The loop is at a step that fails each time: nobody has rated anything that the page asks for."""
+    (round_folder(stand.folder, 1) / "believed.jsonl").write_text('{"key": "charm"}\n')
+    stand.at(step=Step.REWARD)
+
+
+def test_a_step_that_fails_is_tried_so_often_and_then_waits_for_somebody(stand: LoopStand) -> None:
+    """Whoever lets it go on gives it as many tries again."""
+    failing(stand)
+    with stand.going(ORDER, waits_s=(0.0, 0.0)):
+        for _ in range(2):
+            assert soon(lambda: stand.state().tries == 3)
+            assert soon(lambda: loop_state.read_pause(stand.folder) is not None)
+            pause = loop_state.read_pause(stand.folder)
+            assert pause is not None
+            assert (pause.by, pause.until_s) == ("loop", None)
+            loop_state.resume(stand.folder)
+            assert soon(lambda: stand.state().tries < 3)
+
+
+def test_the_next_try_comes_by_itself_or_at_once_where_somebody_says_so(stand: LoopStand) -> None:
+    """Until then the loop waits, and says until when; each wait is longer than the one before."""
+    failing(stand)
+    begun_s = time.time()
+    with stand.going(ORDER, waits_s=(600.0, 6000.0)):
+        for tries, wait_s in ((1, 600.0), (2, 6000.0)):
+            assert soon(lambda: loop_state.read_pause(stand.folder) is not None)
+            pause = loop_state.read_pause(stand.folder)
+            assert pause is not None
+            assert pause.until_s is not None
+            assert pause.until_s >= begun_s + wait_s
+            assert stand.state().tries == tries
+            loop_state.resume(stand.folder)
+
+
+def test_a_round_that_fails_is_given_up_by_whoever_says_so(stand: LoopStand) -> None:
+    """With the reason; the loop waits for new ratings, and nothing of what people wrote is left."""
+    failing(stand)
+    with stand.going(ORDER, waits_s=()):
+        assert soon(lambda: loop_state.read_pause(stand.folder) is not None)
+        assert loop_state.abandon(stand.folder, "nobody rates charm", "ann") == 1
+        assert soon(lambda: bool(stand.state().past))
+        assert soon(lambda: loop_state.read_abandonment(stand.folder) is None)
+    state = stand.state()
+    (past,) = state.past
+    assert (past.outcome, past.why) == (Outcome.ABANDONED, "by ann: nobody rates charm")
+    assert (state.step, state.failure, state.tries, state.taken) == (Step.WAITING, "", 0, 3)
+    assert loop_state.read_pause(stand.folder) is None
+    assert not (round_folder(stand.folder, 1) / "believed.jsonl").exists()
+    with pytest.raises(ConfigurationError, match="round 2 has not begun: there is nothing to abandon"):
+        loop_state.abandon(stand.folder, "once more", "ann")
+
+
+def test_a_step_that_goes_on_ends_where_its_round_is_given_up(stand: LoopStand) -> None:
+    """Its process is asked to end; a pause of somebody stays, and a request for another round is none."""
+    (round_folder(stand.folder, 1) / "believed.jsonl").write_text('{"key": "thumb"}\n')
+    stand.at(step=Step.REWARD)
+    steps = round_folder(stand.folder, 1) / "steps.log"
+    with stand.going(ORDER):
+        assert soon(lambda: steps.exists() and steps.read_text().startswith("$ penstock reward train"))
+        loop_state.pause(stand.folder, "holidays", "ann")
+        loop_state.abandon(stand.folder, "too slow", "ann")
+        assert soon(lambda: bool(stand.state().past), within_s=120)
+    assert stand.state().past[0].outcome is Outcome.ABANDONED
+    assert loop_state.read_pause(stand.folder) == loop_state.Pause("holidays", "ann")
+    loop_state.resume(stand.folder)
+    stand.at(step=Step.TRIAL, version=stand.made.version)
+    loop_state.abandon(stand.folder, "x", "ann")
+    stand.at(number=2, step=Step.TRIAL, version=stand.made.version)
+    with stand.going(ORDER):
+        assert soon(lambda: loop_state.read_abandonment(stand.folder) is None)
+        assert soon(lambda: stand.registry.canary(POLICY) is not None)
+    assert stand.state().past == ()
+
+
+@pytest.mark.parametrize("is_tried", [True, False])
+def test_nobody_is_answered_by_the_version_of_a_round_that_was_given_up(
+    stand: LoopStand, *, is_tried: bool
+) -> None:
+    """Neither as a canary nor later as the newest candidate; the registry says whose decision it was."""
+    if is_tried:
+        stand.on_trial()
+    else:
+        stand.at(step=Step.TRIAL, version=stand.made.version)
+    loop_state.abandon(stand.folder, "I do not like it", "ann")
+    state = once(stand)
+    assert state.past[-1].outcome is Outcome.ABANDONED
+    made = stand.registry.get(POLICY, stand.made.version)
+    assert made.status is (Status.ROLLED_BACK if is_tried else Status.RETIRED)
+    assert (stand.registry.events(POLICY)[0].by, made.reason) == ("ann", "I do not like it")
+    assert stand.registry.canary(POLICY) is None
+
+
 def test_a_reward_model_that_failed_is_tried_again_with_what_was_said_since(stand: LoopStand) -> None:
     """Of the same ratings none would ever come, and the round would last for ever."""
     file = round_folder(stand.folder, 1) / "believed.jsonl"
@@ -192,6 +286,10 @@ def test_a_run_without_an_active_version_gets_its_newest_one(stand: LoopStand) -
         ({"heads": ("charm=0:10",), "weights": ("thumb=1",)}, "--weight thumb: .* use charm, preferred"),
         ({"heads": ("charm",)}, "head 'charm': write NAME=SCALE"),
         ({"least_auc": 1.5}, r"--least-auc 1\.5: must lie between 0 and 1"),
+        ({"heads": ("thumb=thumbs",), "weights": ("thumb=0",)}, "all weights are 0: give at least one head"),
+        ({"reward": ("epochs=-1",)}, "--reward epochs=-1: .* greater than 0"),
+        ({"train": ("learner.total_step=4",)}, r"--train learner\.total_step: unknown key"),
+        ({"train": ("learner.total_steps=-4",)}, r"--train learner\.total_steps=-4: .* greater than 0"),
     ],
 )
 def test_what_does_not_fit_is_named(wrong: dict[str, Any], message: str) -> None:

@@ -1,6 +1,7 @@
 """What those who look after a chat see of its loop: what counts, and how well the reward model knows it."""
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from tests.support.chat.loop_stand import POLICY, LoopStand, loop_stand
 from workloads.chat.commands.loop_commands import loop_commands
 from workloads.chat.loop.loop_order import LoopOrder
-from workloads.chat.loop.loop_state import LoopState, Outcome, Step, write_state
+from workloads.chat.loop.loop_state import LoopState, Outcome, Step, pause, write_state
 from workloads.chat.loop.loop_view import look_at_loop
 from workloads.chat.loop.round_files import facts_of
 from workloads.chat.loop.weighing import weigh
@@ -61,6 +62,27 @@ def test_the_newest_reward_model_is_told_by_criterion(stand: LoopStand) -> None:
     assert (judge["heads"][1]["ratings"], judge["heads"][1]["auc"]) == (0, None)
     assert (judge["round"], judge["pairs"], judge["pairAccuracy"]) == (4, 5, 0.8)
     assert "somebody wrote" not in (stand.folder / "loop.json").read_text()
+
+
+def test_the_status_says_why_a_step_failed_and_what_one_may_do(stand: LoopStand) -> None:
+    """Until when it waits, or that somebody is to decide; a round that is given up says by whom."""
+    words = ["status", str(stand.run.folder)]
+    state = replace(stand.state(), number=4, step=Step.TRAINING, failure="no memory", tries=2)
+    write_state(stand.folder, state)
+    pause(stand.folder, "training failed: no memory", "loop", time.time() + 9e6)
+    said = CliRunner().invoke(loop_commands, words).stdout
+    assert said.startswith("round 4: training, paused\nfailed 2 times: no memory\ntried again at 2")
+    assert "`penstock chat loop resume` tries it at once, `penstock chat loop abandon` gives" in said
+    pause(stand.folder, "training failed: no memory", "loop")
+    assert "paused by loop: training failed: no memory" in CliRunner().invoke(loop_commands, words).stdout
+    given = CliRunner().invoke(loop_commands, ["abandon", str(stand.run.folder), "--reason", "too small"])
+    assert (given.exit_code, given.stdout[:20]) == (0, "round 4 is given up ")
+    said = CliRunner().invoke(loop_commands, words).stdout
+    assert ", once the loop looks: too small" in said
+    write_state(stand.folder, replace(state, step=Step.WAITING, failure=""))
+    refused = CliRunner().invoke(loop_commands, ["abandon", str(stand.run.folder), "--reason", "x"])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "round 5 has not begun: there is nothing to abandon" in refused.stderr
 
 
 def test_the_status_says_what_counts_and_how_well_it_is_known(stand: LoopStand) -> None:

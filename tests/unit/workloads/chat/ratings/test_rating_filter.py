@@ -84,6 +84,26 @@ def test_the_newest_of_the_same_counts() -> None:
     assert len(found.kept) == 4
 
 
+def test_what_a_registry_numbers_is_newer_by_its_number() -> None:
+    """Clocks go back, and two ratings may have one time; numbers of two registries say nothing."""
+    earlier, later = row(at_s=9.0, number=1), row(at_s=5.0, number=2, score=False)
+    for rows in ([earlier, later], [later, earlier], [{**later, "at_s": 9.0}, earlier]):
+        assert [one["number"] for one in filter_ratings(rows, RULES).kept] == [2]
+    (kept,) = filter_ratings([earlier, {**later, "number": 1}], RULES).kept
+    assert kept["at_s"] == 9.0
+    (kept,) = filter_ratings([earlier, row(at_s=5.0)], RULES).kept
+    assert kept["at_s"] == 9.0
+
+
+def test_a_clock_that_was_ahead_takes_no_ratings_of_the_days_after() -> None:
+    """What was rated by its time is a day of its own."""
+    rules = RatingRules(daily_cap=2)
+    ahead = [row(response=f"ahead-{number}", at_s=9 * DAY_S, number=number) for number in range(3)]
+    after = [row(response=f"after-{number}", at_s=DAY_S, number=3 + number) for number in range(3)]
+    found = filter_ratings([*ahead, *after], rules)
+    assert [one["number"] for one in found.kept] == [0, 1, 3, 4]
+
+
 def test_a_person_has_so_many_in_a_day() -> None:
     """The cap is over any 24 hours; a day later there is room again."""
     rules = RatingRules(daily_cap=3)
