@@ -112,8 +112,9 @@ def again(session: Session, now: datetime, principal: Principal) -> Principal:
 
 def _make_room(session: Session, user: str) -> None:
     """Delete the oldest sessions of a person who has as many as they may, with their refresh tokens."""
-    own = select(SessionRow.id).where(SessionRow.user == user).order_by(SessionRow.expires.desc())
-    too_many = session.scalars(own.offset(MAX_SESSIONS - 1)).all()
+    own = select(SessionRow.id).where(SessionRow.user == user)
+    newest_first = own.order_by(SessionRow.expires.desc(), SessionRow.id)
+    too_many = newest_first.offset(MAX_SESSIONS - 1)  # in the statements: more than one takes as parameters
     session.execute(delete(RefreshRow).where(RefreshRow.session.in_(too_many)))
     session.execute(delete(SessionRow).where(SessionRow.id.in_(too_many)))
 

@@ -1,6 +1,5 @@
 """A job as its callers see it, what a template lets them choose, and what a job that ended left."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -109,7 +108,7 @@ def shown(job: Job) -> dict[str, Any]:
 
 def _checked(name: str, number: Number, said: float | None) -> float:
     value = number.default if said is None else said
-    if not math.isfinite(value) or not number.least <= value <= number.most:
+    if not number.least <= value <= number.most:
         raise BadInput(name, f"use a number from {number.least:g} to {number.most:g}")
     if number.whole and value != int(value):
         raise BadInput(name, "use a whole number")

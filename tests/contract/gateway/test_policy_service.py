@@ -149,6 +149,7 @@ def test_a_number_out_of_bounds_is_refused_by_name(gateway: SmallGateway, editor
     for wrong, field in (
         ({"maxSteps": 0}, "maxSteps"),
         ({"maxSteps": 10**9}, "maxSteps"),
+        ({"maxSteps": 10**400}, "maxSteps"),
         ({"maxSteps": 1.5}, "maxSteps"),
         ({"learningRate": 1.0}, "learningRate"),
         ({"preset": "no"}, "preset"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
 
 from gateway.accounts import sessions, users
 from gateway.accounts.expiry import delete_expired
@@ -196,6 +196,19 @@ def test_the_oldest_session_of_a_person_gives_way(
         signed_in.append(gateway.bearer("ada"))
     assert [gateway.get("/api/me", one).status_code for one in (*signed_in, other)] == [401, 200, 200, 200]
     assert (rows(gateway, SessionRow), rows(gateway, RefreshRow)) == (3, 3)
+
+
+def test_who_had_sessions_without_end_signs_in(gateway: SmallGateway) -> None:
+    """More than parameters of a statement: nothing bounded them before."""
+
+    def many(session: Any, now: Any) -> None:
+        ada = users.known(session, "ada").id
+        made = [{"id": f"s{one}", "user": ada, "expires": now, "reason": ""} for one in range(70_000)]
+        session.execute(insert(SessionRow), made)
+
+    gateway.accounts.run(many)
+    assert gateway.get("/api/me", gateway.bearer("ada")).status_code == 200
+    assert rows(gateway, SessionRow) == sessions.MAX_SESSIONS
 
 
 def test_a_session_is_exchanged_a_bounded_number_of_times(

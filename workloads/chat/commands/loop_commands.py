@@ -133,7 +133,8 @@ def status(run: Run, as_json: AsJson = False) -> None:
         except RegistryError as error:
             raise ConfigurationError(f"{run}: {error}") from error
         told = {"loop": found, "canaries": canaries}
-        sys.stdout.write(json.dumps(told) + "\n" if as_json else "\n".join(_lines(told)) + "\n")
+        lines = [json.dumps(told)] if as_json else map(_one_line, _lines(told))
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
         return EXIT_OK
 
     finish(body)
@@ -252,6 +253,11 @@ def _lines(told: dict[str, Any]) -> list[str]:
         *_judge_lines(found["judge"]),
         *(map(_past_line, found["past"])),
     ]
+
+
+def _one_line(text: str) -> str:
+    """Return a line in which nothing that people or a step wrote looks like a further one, or colours it."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def _standing_lines(found: dict[str, Any]) -> list[str]:

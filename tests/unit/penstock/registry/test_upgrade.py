@@ -7,12 +7,12 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import select, text
+from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session
 
 from penstock.registry import ratings
 from penstock.registry.database import Database, parse_url
-from penstock.registry.models import Base, RatingUsageRow
+from penstock.registry.models import Base, RatingRow, RatingUsageRow
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import SchemaMismatch
@@ -97,6 +97,25 @@ def test_ratings_of_before_are_counted_by_project(tmp_path: Path) -> None:
     assert database.read(usage) == {"a": (2, 18), "b": (1, 14)}
     database.write(lambda session: ratings.delete(session, "a", ""))
     assert database.read(usage) == {"a": (0, 0), "b": (1, 14)}
+
+
+def test_ratings_of_a_program_of_before_beside_it_are_not_counted_down(tmp_path: Path) -> None:
+    """It went on after the tables were changed, and stored ratings that nobody has counted."""
+    database = migrated(tmp_path / "a.sqlite")
+    said: dict[str, Any] = {"prompt": "four", "response": "to", "score": 0.5}
+
+    def fill(session: Session) -> None:
+        ratings.add(session, "a/x", [Rating(**said, project="a", rater=one) for one in ("ann", "bob", "bob")])
+        names = ("policy", "created", "prompt", "response", "score", "key", "source", "conversation")
+        same = [RatingRow.__table__.c[name] for name in (*names, "project", "rater")]
+        session.execute(insert(RatingRow).from_select(same, select(*same), include_defaults=False))
+
+    def left(session: Session) -> list[tuple[int, int]]:
+        return [(row.ratings, row.text_bytes) for row in session.scalars(select(RatingUsageRow))]
+
+    database.write(fill)
+    assert len(database.write(lambda session: ratings.delete(session, "a", "bob"))["a/x"]) == 4
+    assert database.read(left) == [(1, 6)]
 
 
 def test_opening_again_keeps_what_is_there(tmp_path: Path) -> None:

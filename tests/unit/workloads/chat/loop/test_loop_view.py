@@ -85,6 +85,15 @@ def test_the_status_says_why_a_step_failed_and_what_one_may_do(stand: LoopStand)
     assert "round 5 has not begun: there is nothing to abandon" in refused.stderr
 
 
+def test_what_people_wrote_is_no_line_of_the_status(stand: LoopStand) -> None:
+    """Whoever gives a reason on the page would tell an operator what they like, or colour the terminal."""
+    pause(stand.folder, "holidays\nround 4 promoted", "ann")
+    write_state(stand.folder, replace(stand.state(), failure="\x1b[31mno memory", tries=1))
+    told = CliRunner().invoke(loop_commands, ["status", str(stand.run.folder)]).stdout.splitlines()
+    assert r"paused by ann: holidays\nround 4 promoted" in told
+    assert r"failed: \x1b[31mno memory" in told
+
+
 def test_the_status_says_what_counts_and_how_well_it_is_known(stand: LoopStand) -> None:
     """In words, and nothing of a reward model before there is one."""
     words = ["status", str(stand.run.folder)]
