@@ -36,6 +36,7 @@ from penstock.registry.database import Database, parse_url
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import SchemaMismatch, Unavailable
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.runtime.garbage_collection import leave_out_what_stays
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 
@@ -218,6 +219,7 @@ def main(
         if dispatcher is not None:
             beside.append(_beside(lifecycle, "jobs", dispatcher.work))
         server.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
+        leave_out_what_stays()
         health.set_ready(True)
         announce(ROLE, metrics_port=metrics_port, address=server.address)
         log.info("serving", extra={"url": server.url})

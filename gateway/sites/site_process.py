@@ -31,6 +31,7 @@ from penstock.rpc.address import is_local
 from penstock.rpc.auth import Credentials
 from penstock.rpc.rate_limits import Rates
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.runtime.garbage_collection import leave_out_what_stays
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.wire.limits import MIB
@@ -132,6 +133,7 @@ def main(
         watch = threading.Thread(target=_watch, args=(run, lifecycle), name="run", daemon=True)
         http.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
         watch.start()
+        leave_out_what_stays()
         health.set_ready(True)
         announce(ROLE, metrics_port=metrics_port, address=http.address)
         log.info("serving", extra={"url": f"{http.url}{site.page}"})

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.runtime.garbage_collection import MANY_OBJECTS, collect_seldom
+from penstock.runtime.garbage_collection import MANY_OBJECTS, collect_seldom, leave_out_what_stays
 from penstock.runtime.health import Health
 
 USUAL = (700, 10, 10)
@@ -33,3 +33,14 @@ def test_what_somebody_else_has_set_stays() -> None:
     gc.set_threshold(1_234, 5, 6)
     Health("actor").set_ready(True)
     assert gc.get_threshold() == (1_234, 5, 6)
+
+
+def test_what_stays_is_looked_at_no_more() -> None:
+    """Of what is made later a cycle is still found."""
+    before = gc.get_freeze_count()
+    try:
+        leave_out_what_stays()
+        assert gc.get_freeze_count() > before
+        assert not gc.get_objects()[1000:]
+    finally:
+        gc.unfreeze()
