@@ -63,7 +63,10 @@ COMMANDS: Final = {
         "absent: no folder of a run",
     ),
     "a resume of no run": (("chat", "loop", "resume", "absent"), "absent: no folder of a run"),
-    "a round of no run": (("chat", "loop", "abandon", "absent", "--reason", "r"), "absent: no folder of a run"),
+    "giving up of no run": (
+        ("chat", "loop", "abandon", "absent", "--reason", "r"),
+        "absent: no folder of a run",
+    ),
     "not UTF-8": (("train", "latin.toml"), "latin.toml: not UTF-8"),
     "not TOML": (("train", "broken.toml"), "broken.toml: not TOML"),
     "a folder for TOML": (("train", "folder.toml"), "folder.toml: Is a directory"),
