@@ -26,6 +26,7 @@ from torch import Tensor
 
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
+from penstock.runtime.output_file import sync_folder
 
 FORMAT: Final = 1
 BEST: Final = "evaluation/best"
@@ -106,11 +107,11 @@ class CheckpointStore:
             _write_durably(temporary / name, data)
         manifest = _manifest(checkpoint_id, contents, raw_size)
         _write_durably(temporary / _MANIFEST, manifest)
-        _sync_directory(temporary)
+        sync_folder(temporary)
         failpoint("rename.before")
         temporary.rename(self.directory / checkpoint_id)
         failpoint("rename.after")
-        _sync_directory(self.directory)
+        sync_folder(self.directory)
         return hashlib.sha256(manifest).hexdigest()
 
     def read(self, checkpoint_id: str, manifest_sha256: str | None = None) -> Checkpoint:
@@ -275,11 +276,3 @@ def _write_durably(path: Path, data: bytes) -> None:
         failpoint("fsync.before")
         os.fsync(file.fileno())
         failpoint("fsync.after")
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

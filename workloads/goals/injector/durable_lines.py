@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.runtime.output_file import sync_folder
 
 _CHUNK: Final = 65_536
 
@@ -24,7 +25,7 @@ class DurableLines:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._cut_torn_line()
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def add(self, line: dict[str, Any]) -> None:
         """Add a line; it is on the disk when this returns. Raises OSError, and then the file is unchanged."""
@@ -136,11 +137,3 @@ def _parsed(path: Path, number: int | None, line: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigurationError(f"{path}: {which} is no JSON object; move the file away")
     return found
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
