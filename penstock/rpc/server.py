@@ -88,13 +88,15 @@ def build_server(
     """Return a server without services or address yet. service_names: full names, for reflection.
 
     A connection of that age is asked to come again: clients find new brokers, and certificates that have
-    run out lose their hold. Connections beyond `max_connections` are closed at once.
+    run out lose their hold. Connections beyond `max_connections` are closed at once. As many calls as may be in
+    hand may also wait to be looked at.
     """
     server = grpc.aio.server(
         interceptors=list(interceptors),
         options=(
             *SERVER_OPTIONS,
             ("grpc.max_concurrent_streams", streams_per_connection),
+            *_pending_options(maximum_concurrent_rpcs),
             *_connection_options(max_connections, max_connection_age_s),
         ),
         maximum_concurrent_rpcs=maximum_concurrent_rpcs,
@@ -105,6 +107,13 @@ def build_server(
     names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     return Front(server=server, health=servicer, service_names=tuple(service_names))
+
+
+def _pending_options(most: int | None) -> list[tuple[str, int]]:
+    """gRPC would end some of 1,000 calls that wait for a busy event loop, and all beyond 3,000, as CANCELLED."""
+    if most is None:
+        return []
+    return [("grpc.server.max_pending_requests", most), ("grpc.server.max_pending_requests_hard_limit", most)]
 
 
 def _connection_options(most: int | None, age_s: float | None) -> list[tuple[str, int]]:

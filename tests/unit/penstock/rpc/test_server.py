@@ -1,6 +1,8 @@
 """Servers and channels that find each other."""
 
+import asyncio
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -10,7 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock.rpc.address import AddressInUse
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_async_channel
-from penstock.rpc.server import bind, build_server
+from penstock.rpc.server import STREAMS_PER_CONNECTION, bind, build_server
+from tests.support.abuse.wire import RawChannel, answer_of
 
 PLAIN = Credentials()
 
@@ -75,3 +78,22 @@ async def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:
             await stub.Check(request, timeout=5)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     await front.server.stop(None)
+
+
+async def test_calls_that_come_while_the_server_is_busy_wait_for_it() -> None:
+    """1,536 at once: of more than a thousand gRPC by itself ends some, whoever's they are."""
+    front = build_server([], maximum_concurrent_rpcs=8192)
+    address = bind(front.server, "127.0.0.1:0", PLAIN)
+    await front.server.start()
+    await front.set_serving(serving=True)
+    with ExitStack() as stack:
+        channels = [stack.enter_context(RawChannel(address)) for _ in range(24)]
+        # The server's event loop is this one: until the wait below it looks at no call.
+        calls = [
+            channel.start("/grpc.health.v1.Health/Check", b"")
+            for channel in channels
+            for _ in range(STREAMS_PER_CONNECTION)
+        ]
+        answers = await asyncio.to_thread(lambda: [answer_of(call) for call in calls])
+    await front.server.stop(None)
+    assert {(answer.code, answer.text) for answer in answers} == {(grpc.StatusCode.OK, "")}
