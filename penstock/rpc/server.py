@@ -88,8 +88,8 @@ def build_server(
     """Return a server without services or address yet. service_names: full names, for reflection.
 
     A connection of that age is asked to come again: clients find new brokers, and certificates that have
-    run out lose their hold. Connections beyond `max_connections` are closed at once. As many calls as may be in
-    hand may also wait to be looked at.
+    run out lose their hold. Connections beyond `max_connections` are closed at once. As many calls as
+    may be in hand may also wait to be looked at.
     """
     server = grpc.aio.server(
         interceptors=list(interceptors),
@@ -110,7 +110,7 @@ def build_server(
 
 
 def _pending_options(most: int | None) -> list[tuple[str, int]]:
-    """gRPC would end some of 1,000 calls that wait for a busy event loop, and all beyond 3,000, as CANCELLED."""
+    """Without these gRPC ends some of more than 1,000 waiting calls, and all beyond 3,000, as CANCELLED."""
     if most is None:
         return []
     return [("grpc.server.max_pending_requests", most), ("grpc.server.max_pending_requests_hard_limit", most)]
