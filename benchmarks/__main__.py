@@ -33,6 +33,7 @@ from benchmarks import (
     packing,
     peers,
     people,
+    piped,
     prompts_http,
     publication,
     scaling,
@@ -50,6 +51,7 @@ from penstock.runtime.allocator import keep_freed_memory
 PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "startup": startup.table,
     "train": training.table,
+    "exactly-once": piped.table,
     "update": update.table,
     "gpu": gpu.table,
     "path": experience_path.table,
