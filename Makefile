@@ -86,11 +86,12 @@ format: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# CartPole-v1 beside two peers, the policy server beside a third and a language model beside a fourth, each in an
+# Three tasks beside two peers, the policy server beside a third and a language model beside a fourth, each in an
 # environment of its own: make bench-peers ARGS="--repeat 1".
-bench-peers: .venv/installed-test .venv-peers/stable-baselines3/installed .venv-peers/sample-factory/installed \
-		.venv-peers/trl/installed
-	$(BIN)/python -m benchmarks --only peers --only serving-peers --only language-peers --repeat 5 $(ARGS)
+bench-peers: .venv/installed-test .venv/installed-learn .venv-peers/stable-baselines3/installed \
+		.venv-peers/sample-factory/installed .venv-peers/trl/installed
+	$(BIN)/python -m benchmarks --only peers --only peers-acrobot --only peers-lunar-lander \
+		--only serving-peers --only language-peers --repeat 5 $(ARGS)
 
 protos: .venv/installed
 	$(BIN)/python protos/generate.py

@@ -76,7 +76,9 @@ PARTS: Final[dict[str, Callable[[Options], Table]]] = {
     "text": text.table,
     "scaling": scaling.table,
     "capacity": capacity.table,
-    "peers": peers.table,
+    "peers": peers.table_of(peers.CARTPOLE),
+    "peers-acrobot": peers.table_of(peers.ACROBOT),
+    "peers-lunar-lander": peers.table_of(peers.LUNAR_LANDER),
     "serving-peers": served.table,
     "language-peers": language_peers.table,
 }
@@ -90,12 +92,14 @@ ASKED_FOR: Final = (
     "scaling",
     "capacity",
     "peers",
+    "peers-acrobot",
+    "peers-lunar-lander",
     "serving-peers",
     "language-peers",
 )
 """Parts that run only when they are named.
 
-Five need the extra rlhf, one a browser, four take long, three have environments of their own (`make
+Five need the extra rlhf, one a browser, four take long, five have environments of their own (`make
 bench-peers`).
 """
 
