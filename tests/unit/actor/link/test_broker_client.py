@@ -75,7 +75,8 @@ def test_a_deadline_leaves_time_for_the_bytes_of_a_thin_line() -> None:
     broker_client.close()
     server.stop(0)
     assert len(answers) == 3
-    assert clock.given_s["append 0"] <= APPEND_DEADLINE_S
+    # On its way gRPC rounds a deadline up, to three digits.
+    assert clock.given_s["append 0"] <= APPEND_DEADLINE_S * 1.02
     assert clock.given_s["append 3"] >= 6 * MIB / MEGABIT
     assert clock.given_s["weights"] >= WEIGHT_CHUNK_BYTES / MEGABIT
 
