@@ -27,7 +27,7 @@ from typing import Any, Final
 from benchmarks.table import Cell, Options, Table
 
 WINDOW: Final = 100
-LIMIT_S: Final = 600.0
+LIMIT_S: Final = 1800.0
 HERE: Final = Path(__file__).parent
 ENVIRONMENTS: Final = HERE.parents[1] / ".venv-peers"
 PENSTOCK: Final = str(Path(sys.executable).with_name("penstock"))
