@@ -22,13 +22,13 @@ MANY = 40
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Appends in each pipeline."""
     counts: list[int] = []
-    execute = appends.Appends._execute
+    write = appends.Appends._write
 
-    async def counted(self: appends.Appends, batch: Sequence[Any]) -> list[Any]:
+    def counted(self: appends.Appends, batch: Sequence[Any]) -> None:
         counts.append(len(batch))
-        return await execute(self, batch)
+        write(self, batch)
 
-    monkeypatch.setattr(appends.Appends, "_execute", counted)
+    monkeypatch.setattr(appends.Appends, "_write", counted)
     return counts
 
 
