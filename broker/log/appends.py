@@ -11,7 +11,7 @@ writes its append-only file once for all of them, so a busy broker makes fewer a
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -22,7 +22,7 @@ from redis.exceptions import NoScriptError
 from broker.log import keys
 from broker.log.line import Line, OnReply, Piece, answer
 from broker.log.script import load
-from broker.log.store_records import AppendItem
+from broker.log.store_records import Appended, AppendItem
 
 AT_ONCE: Final = 2
 """Pipelines under way at once: while Redis works on one, the next is written."""
@@ -39,15 +39,20 @@ class _Waiting:
     payloads: Sequence[bytes | memoryview]
     size: int
     arguments: Sequence[Any]
-    reply: "asyncio.Future[Any]"
+    reply: "asyncio.Future[Appended]"
 
 
 class Appends:
     """Sends appends of one event loop to Redis, several in one pipeline."""
 
-    def __init__(self, line: Line, staging_expiry_s: float) -> None:
-        """line: nothing else travels on it, since what comes behind a large payload waits for it."""
-        self._line = line
+    def __init__(
+        self, line: Line, staging_expiry_s: float, read: Callable[[Sequence[Any]], Appended]
+    ) -> None:
+        """line: nothing else travels on it, since what comes behind a large payload waits for it.
+
+        read: makes of the script's answer what callers get, or raises it.
+        """
+        self._line, self._read = line, read
         self._expiry = str(max(1, round(staging_expiry_s * 1000))).encode()
         self._nonce = secrets.token_hex(6)
         self._attempts = 0
@@ -55,15 +60,13 @@ class Appends:
         self._under_way = 0
         self._is_due = False
 
-    async def append(
+    def begin(
         self, session: int, acked_through: int, items: Sequence[AppendItem], incarnation: str
-    ) -> Any:
-        """Append fragments of a session and return the script's raw answer.
-
-        Raises what the Redis client raises.
+    ) -> "asyncio.Future[Appended]":
+        """Have fragments of a session appended, on a line that is open; the outcome is not to be cancelled.
 
         The payloads are staged under names of this attempt that expire, then the script moves them into place
-        or drops them. What has begun to wait is sent even when its caller gives up.
+        or drops them. It goes on whatever becomes of its caller.
 
         Args:
             session: number of the session.
@@ -71,8 +74,6 @@ class Appends:
             items: checked fragments with consecutive sequence numbers.
             incarnation: of the run for which they were checked; "": any.
         """
-        if not self._line.is_open:
-            await self._line.open()
         arguments: list[Any] = [session, acked_through]
         payloads, size = [], 0
         for item in items:
@@ -90,7 +91,7 @@ class Appends:
             # Not at once: those who come in the same round of the loop go together.
             self._is_due = True
             loop.call_soon(self._send)
-        return await reply
+        return reply
 
     def _staging_key(self) -> str:
         self._attempts += 1
@@ -135,9 +136,16 @@ class Appends:
     def _answered(self, one: _Waiting, reply: Any) -> None:
         if isinstance(reply, NoScriptError):
             whole = ("EVAL", load("append").source, len(one.staged), *one.staged, *one.arguments)
-            self._line.write((pack_command(whole),), (partial(answer, one.reply),))
+            self._line.write((pack_command(whole),), (partial(self._concluded, one),))
         else:
-            answer(one.reply, reply)
+            self._concluded(one, reply)
+
+    def _concluded(self, one: _Waiting, reply: Any) -> None:
+        try:
+            given = reply if isinstance(reply, Exception) else self._read(reply)
+        except Exception as error:  # noqa: BLE001 - it is for those who wait
+            given = error
+        answer(one.reply, given)
 
 
 def _set_head(key: str, size: int) -> bytes:

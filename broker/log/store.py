@@ -51,7 +51,7 @@ class Store:
     def __init__(self, client: Any, calls: Line, appends: Line, staging_expiry_s: float) -> None:
         """calls, appends: on which scripts are called, and fragments appended. client: for all else."""
         self._redis, self._line, self._append_line = client, calls, appends
-        self._appends = Appends(appends, staging_expiry_s)
+        self._appends = Appends(appends, staging_expiry_s, self._read_append)
         self._incarnation = ""
         self._forget: list[Callable[[], None]] = []
 
@@ -114,7 +114,22 @@ class Store:
         return None if value is None else bytes(value).decode()
 
     async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Appended:
+        """Append checked fragments; see `begin_append`."""
+        await self.open()
+        return await self.outcome(self.begin_append(session, acked_through, items))
+
+    async def open(self) -> None:
+        """Return when an append can begin."""
+        if not self._append_line.is_open:
+            await self._guarded(self._append_line.open)
+
+    def begin_append(
+        self, session: int, acked_through: int, items: Sequence[AppendItem]
+    ) -> "asyncio.Future[Appended]":
         """Append checked fragments with consecutive sequence numbers, each at most once.
+
+        Call it right after `open`, and ask `outcome` what became of it. It goes on whatever becomes of its
+        caller.
 
         Refusals for the first fragment not taken: FULL (detail log_bytes, log_entries, staging, pacing,
         closed), GAP(expected), INVALID, EXPIRED, FENCED.
@@ -124,12 +139,18 @@ class Store:
             acked_through: highest sequence number that the actor knows to be acknowledged.
             items: the fragments, in order.
         """
-        last = items[-1].header.sequence if items else 0
-        failpoint("append.sending", last)
-        known = self._remembered()
-        answer = await self._guarded(lambda: self._appends.append(session, acked_through, items, known))
-        failpoint("append.stored", last)
-        return replies.appended(self._open(answer))
+        failpoint("append.sending", items[-1].header.sequence if items else 0)
+        return self._appends.begin(session, acked_through, items, self._remembered())
+
+    async def outcome(self, begun: "asyncio.Future[Appended]") -> Appended:
+        """Return the reply to an append that has begun, which a caller that gives up does not end."""
+        appended: Appended = await self._guarded(lambda: asyncio.shield(begun))
+        return appended
+
+    def _read_append(self, answer: Sequence[Any]) -> Appended:
+        appended = replies.appended(self._open(answer))
+        failpoint("append.stored", appended.acked_through)
+        return appended
 
     async def close_session(self, session: int) -> None:
         """End a session; its credit returns to the budget. Safe to repeat."""
