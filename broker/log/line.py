@@ -35,7 +35,8 @@ OnReply = Callable[[Any], None]
 
 _NOTHING: Final = object()
 _JOINED_BYTES: Final = 128 * KIB
-"""Pieces are joined up to so many bytes: a call of the system costs more than copying them."""
+"""Pieces are joined up to so many bytes: a call of the system costs more than copying them. Larger ones go in
+parts of this size, as the socket takes them: asyncio copies what the socket does not take, twice."""
 
 
 class Line:
@@ -153,6 +154,8 @@ class _Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=DefaultParser.parse_error, notEnoughData=_NOTHING)
         self._waiting: deque[OnReply | None] = deque()
+        self._unsent: deque[Piece] = deque()
+        self._is_full = False
         self._transport: Any = None
         self._heard_s = 0.0
         self._silence: asyncio.TimerHandle | None = None
@@ -178,7 +181,16 @@ class _Wire(asyncio.Protocol):
         self._waiting.extend(on_replies)
         if self._silence is None:
             self._silence = self._loop.call_later(REPLY_TIMEOUT_S, self._look_for_silence)
-        for piece in _joined(pieces):
+        self._unsent.extend(_joined(pieces))
+        self._send()
+
+    def _send(self) -> None:
+        while self._unsent and not self._is_full:
+            piece = self._unsent.popleft()
+            if len(piece) > _JOINED_BYTES:
+                view = memoryview(piece)
+                piece, rest = view[:_JOINED_BYTES], view[_JOINED_BYTES:]
+                self._unsent.appendleft(rest)
             self._transport.write(piece)
 
     def retire(self) -> None:
@@ -193,6 +205,7 @@ class _Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._transport.set_write_buffer_limits(high=1, low=0)
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
@@ -207,9 +220,14 @@ class _Wire(asyncio.Protocol):
         if self._retired:
             self.retire()
 
+    def pause_writing(self) -> None:
+        self._is_full = True
+
     def resume_writing(self) -> None:
         # What is read on the other side is heard, too: large payloads take their time.
         self._heard_s = self._loop.time()
+        self._is_full = False
+        self._send()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._break(RedisConnectionError(f"{self._shown}: {error or 'closed by Redis'}"))
@@ -234,6 +252,7 @@ class _Wire(asyncio.Protocol):
         if self._silence is not None:
             self._silence.cancel()
         self._transport.abort()
+        self._unsent.clear()
         waiting, self._waiting = self._waiting, deque()
         _tell(waiting, error)
 
