@@ -53,7 +53,7 @@ class Appends:
         read: makes of the script's answer what callers get, or raises it.
         """
         self._line, self._read = line, read
-        self._expiry = str(max(1, round(staging_expiry_s * 1000))).encode()
+        self._set_tail = b"\r\n$2\r\nPX\r\n%b" % _bulk(b"%d" % max(1, round(staging_expiry_s * 1000)))
         self._nonce = secrets.token_hex(6)
         self._attempts = 0
         self._waiting: deque[_Waiting] = deque()
@@ -78,7 +78,7 @@ class Appends:
         payloads, size = [], 0
         for item in items:
             header, payload = item.header, item.payload
-            arguments += (header.sequence, header.charge, header.kind.value, len(payload))
+            arguments += (header.sequence, header.charge, int(header.kind), len(payload))
             arguments += (item.header_bytes, header.newest_version)
             payloads.append(payload)
             size += len(payload)
@@ -119,7 +119,7 @@ class Appends:
         on_replies: list[OnReply | None] = []
         for one in batch:
             for key, payload in zip(one.staged, one.payloads, strict=True):
-                pieces += (_set_head(key, len(payload)), payload, b"\r\n$2\r\nPX\r\n", _bulk(self._expiry))
+                pieces += (_set_head(key, len(payload)), payload, self._set_tail)
                 # A SET that failed (at `maxmemory`) is seen by the script as a staging key that is absent.
                 on_replies.append(None)
             pieces.append(pack_command(("EVALSHA", script, len(one.staged), *one.staged, *one.arguments)))

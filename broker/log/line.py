@@ -13,6 +13,7 @@ comes.
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +38,9 @@ _NOTHING: Final = object()
 _JOINED_BYTES: Final = 128 * KIB
 """Pieces are joined up to so many bytes: a call of the system costs more than copying them. Larger ones go in
 parts of this size, as the socket takes them: asyncio copies what the socket does not take, twice."""
+
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds, seconds and times; so no firewall forgets a line on which nothing is said."""
 
 
 class Line:
@@ -206,6 +210,12 @@ class _Wire(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._transport.set_write_buffer_limits(high=1, low=0)
+        own = self._transport.get_extra_info("socket")
+        if own.family != socket.AF_UNIX:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):
+                    own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()

@@ -1,6 +1,7 @@
 """A line to Redis: many calls over one connection, each with its own reply or with what broke it."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -205,6 +206,29 @@ async def test_a_line_goes_over_tls(redis_server: RedisServer, tmp_path: Path) -
         assert list(given) == [b"OK", len(large)]
         assert await secure.ask("GET", "a") == large
         await secure.aclose()
+
+
+async def test_a_line_over_tcp_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing is said on it; by unix socket there is no need."""
+    taken: list[tuple[int, int]] = []
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_command(reader)
+        writer.write(GREETED)
+
+    connected = line._Wire.connection_made
+
+    def look(self: line._Wire, transport: asyncio.BaseTransport) -> None:
+        connected(self, transport)
+        own = transport.get_extra_info("socket")
+        taken.append((own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), own.family))
+
+    monkeypatch.setattr(line._Wire, "connection_made", look)
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as listening:
+        asked = Line(f"redis://127.0.0.1:{listening.sockets[0].getsockname()[1]}", None)
+        await asked.open()
+        await asked.aclose()
+    assert taken == [(1, socket.AF_INET)]
 
 
 async def test_a_server_of_another_authority_or_name_is_not_spoken_to(
