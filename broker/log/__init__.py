@@ -7,6 +7,7 @@ envelope         layout and incarnation around every reply of theirs
 replies          their replies as dataclasses
 store            the side of the gRPC services
 appends          appends that share a pipeline
+line             the connection on which they and all scripts are sent
 store_records    what the store is given and returns
 learner_log      the learner's side: lease, publication, commit, trim
 log_reader       the same: entries, payloads, reports

@@ -18,6 +18,7 @@ from broker.log.appends import Appends
 from broker.log.commands import Command, CommandAction
 from broker.log.connection import connect_async, is_unavailable
 from broker.log.envelope import OtherIncarnation, OtherLayout, unpack
+from broker.log.line import Line
 from broker.log.script import Script, load
 from broker.log.store_records import Appended, AppendItem, Change, ControlAction, Opened, Status, Watched
 from penstock.rpc.tls_files import TlsFiles
@@ -47,9 +48,10 @@ class Store:
     Build it with `Store.connect`; close it with `aclose`.
     """
 
-    def __init__(self, client: Any, staging_expiry_s: float) -> None:
-        self._redis = client
-        self._appends = Appends(client, staging_expiry_s)
+    def __init__(self, client: Any, calls: Line, appends: Line, staging_expiry_s: float) -> None:
+        """calls, appends: on which scripts are called, and fragments appended. client: for all else."""
+        self._redis, self._line, self._append_line = client, calls, appends
+        self._appends = Appends(appends, staging_expiry_s, self._read_append)
         self._incarnation = ""
         self._forget: list[Callable[[], None]] = []
 
@@ -70,10 +72,13 @@ class Store:
             tls: certificates for `rediss://`.
             staging_expiry_s: seconds after which the payloads of an unfinished append expire.
         """
-        return cls(connect_async(url, password, tls), staging_expiry_s)
+        lines = Line(url, password, tls), Line(url, password, tls)
+        return cls(connect_async(url, password, tls), *lines, staging_expiry_s)
 
     async def aclose(self) -> None:
         """Close every connection."""
+        for line in (self._line, self._append_line):
+            await line.aclose()
         await self._redis.aclose(close_connection_pool=True)
 
     async def open_session(self, actor_id: str, role: Role, owner: str = "") -> Opened | Refusal:
@@ -109,7 +114,22 @@ class Store:
         return None if value is None else bytes(value).decode()
 
     async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Appended:
+        """Append checked fragments; see `begin_append`."""
+        await self.open()
+        return await self.outcome(self.begin_append(session, acked_through, items))
+
+    async def open(self) -> None:
+        """Return when an append can begin."""
+        if not self._append_line.is_open:
+            await self._guarded(self._append_line.open)
+
+    def begin_append(
+        self, session: int, acked_through: int, items: Sequence[AppendItem]
+    ) -> "asyncio.Future[Appended]":
         """Append checked fragments with consecutive sequence numbers, each at most once.
+
+        Call it right after `open`, and ask `outcome` what became of it. It goes on whatever becomes of its
+        caller.
 
         Refusals for the first fragment not taken: FULL (detail log_bytes, log_entries, staging, pacing,
         closed), GAP(expected), INVALID, EXPIRED, FENCED.
@@ -119,12 +139,18 @@ class Store:
             acked_through: highest sequence number that the actor knows to be acknowledged.
             items: the fragments, in order.
         """
-        last = items[-1].header.sequence if items else 0
-        failpoint("append.sending", last)
-        known = self._remembered()
-        answer = await self._guarded(lambda: self._appends.append(session, acked_through, items, known))
-        failpoint("append.stored", last)
-        return replies.appended(self._open(answer))
+        failpoint("append.sending", items[-1].header.sequence if items else 0)
+        return self._appends.begin(session, acked_through, items, self._remembered())
+
+    async def outcome(self, begun: "asyncio.Future[Appended]") -> Appended:
+        """Return the reply to an append that has begun, which a caller that gives up does not end."""
+        appended: Appended = await self._guarded(lambda: asyncio.shield(begun))
+        return appended
+
+    def _read_append(self, answer: Sequence[Any]) -> Appended:
+        appended = replies.appended(self._open(answer))
+        failpoint("append.stored", appended.acked_through)
+        return appended
 
     async def close_session(self, session: int) -> None:
         """End a session; its credit returns to the budget. Safe to repeat."""
@@ -273,9 +299,9 @@ class Store:
 
     async def _evaluate(self, script: Script, arguments: Sequence[Any]) -> Any:
         try:
-            return await self._redis.execute_command("EVALSHA", script.sha1, 0, *arguments)
+            return await self._line.ask("EVALSHA", script.sha1, 0, *arguments)
         except NoScriptError:
-            return await self._redis.execute_command("EVAL", script.source, 0, *arguments)
+            return await self._line.ask("EVAL", script.source, 0, *arguments)
 
     async def _guarded(self, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
@@ -283,6 +309,8 @@ class Store:
         except Exception as error:
             if not is_unavailable(error):
                 raise
-            # Idle connections of the pool lead to the same dead end: the next call opens a new one.
+            # Idle connections lead to the same dead end: the next call opens a new one.
+            self._line.renew()
+            self._append_line.renew()
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             raise StoreUnavailable(f"{type(error).__name__}: {error}") from error

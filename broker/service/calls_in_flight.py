@@ -5,8 +5,7 @@ counted, and only when the last has ended the broker waits. WatchLatest is held 
 waiting.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Final
 
 from penstock.runtime.failpoint import failpoint
@@ -18,16 +17,21 @@ class CallsInFlight:
     """The calls of one event loop."""
 
     def __init__(self) -> None:
-        self._calls = 0
+        self.calls = 0
 
-    @contextmanager
-    def serving(self, name: str) -> Iterator[None]:
-        """One call of this name."""
-        weight = 0 if name in _HELD else 1
-        self._calls += weight
-        try:
-            yield
-        finally:
-            self._calls -= weight
-            if not self._calls:
-                failpoint("broker.waiting")
+    def serving(self, name: str) -> AbstractContextManager[None]:
+        """Return what is entered around each call of this name."""
+        return _Serving(self, 0 if name in _HELD else 1)
+
+
+class _Serving(AbstractContextManager[None]):
+    def __init__(self, all_calls: CallsInFlight, weight: int) -> None:
+        self._all, self._weight = all_calls, weight
+
+    def __enter__(self) -> None:
+        self._all.calls += self._weight
+
+    def __exit__(self, *_error: object) -> None:
+        self._all.calls -= self._weight
+        if not self._all.calls:
+            failpoint("broker.waiting")

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from broker.log.guard import ServerFacts
@@ -56,7 +57,7 @@ class ExperienceService(ExperienceServiceServicer):
         """changes: told which sessions wait for credit after an Append."""
         self._store, self._admission, self._staging, self._owners = store, admission, staging, owners
         self._last_credit, self._changes = last_credit, changes
-        self._appends: set[asyncio.Task[Appended]] = set()
+        self._appends: set[asyncio.Future[Appended]] = set()
         self.note_facts(facts)
 
     def note_facts(self, facts: ServerFacts) -> None:
@@ -133,17 +134,23 @@ class ExperienceService(ExperienceServiceServicer):
     async def _append(self, request: AppendCall, admitted: Admitted) -> Appended:
         if admitted.refusal is not None and not admitted.items:
             return _untaken(request, admitted.refusal)
-        task = asyncio.create_task(self._store_append(request, admitted))
-        self._appends.add(task)
-        task.add_done_callback(self._appends.discard)
-        return await asyncio.shield(task)
+        items, size = admitted.items, sum(len(item.payload) for item in admitted.items)
+        await self._store.open()
+        self._staging.take(size)
+        begun = self._store.begin_append(request.session, request.acked_through, items)
+        self._appends.add(begun)
+        begun.add_done_callback(partial(self._ended, items, size))
+        appended = await self._store.outcome(begun)
+        if admitted.refusal is None or appended.refusal is not None:
+            return appended
+        return replace(appended, refusal=admitted.refusal)
 
-    async def _store_append(self, request: AppendCall, admitted: Admitted) -> Appended:
-        size = sum(len(item.payload) for item in admitted.items)
-        with self._staging.reserve(size):
-            appended = await self._store.append(request.session, request.acked_through, admitted.items)
-        _count(admitted.items, appended)
-        return appended if appended.refusal else replace(appended, refusal=admitted.refusal)
+    def _ended(self, items: Sequence[AppendItem], size: int, begun: "asyncio.Future[Appended]") -> None:
+        """Its caller may be gone."""
+        self._appends.discard(begun)
+        self._staging.give_back(size)
+        if not begun.cancelled() and begun.exception() is None:
+            _count(items, size, begun.result())
 
     async def finish_appends(self) -> None:
         """Wait for the appends that have begun; their callers may be gone."""
@@ -178,16 +185,14 @@ class ExperienceService(ExperienceServiceServicer):
         )
 
 
-def _count(items: Sequence[AppendItem], appended: Appended) -> None:
-    taken = sum(item.header.sequence <= appended.acked_through for item in items)
-    new = items[taken - appended.appended : taken]
-    metrics.FRAGMENTS_APPENDED.inc(len(new))
-    metrics.FRAGMENTS_REPEATED.inc(taken - len(new))
-    metrics.FRAGMENT_BYTES_APPENDED.inc(sum(len(item.payload) for item in new))
-    metrics.OUTSTANDING_STEPS.set(appended.gauges.outstanding_steps)
-    metrics.SETTLED_STEPS.set(appended.gauges.settled_steps)
-    metrics.LOG_ENTRIES.set(appended.gauges.log_entries)
-    metrics.LOG_BYTES.set(appended.gauges.log_bytes)
+def _count(items: Sequence[AppendItem], size: int, appended: Appended) -> None:
+    taken = len(items)
+    if appended.refusal is not None or appended.appended < taken:
+        taken = sum(item.header.sequence <= appended.acked_through for item in items)
+        size = sum(len(item.payload) for item in items[taken - appended.appended : taken])
+        metrics.FRAGMENTS_REPEATED.inc(taken - appended.appended)
+    metrics.FRAGMENTS_APPENDED.inc(appended.appended)
+    metrics.FRAGMENT_BYTES_APPENDED.inc(size)
 
 
 def _untaken(request: AppendCall, refusal: Refusal) -> Appended:

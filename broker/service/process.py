@@ -38,6 +38,7 @@ from broker.service.weight_service import WeightService
 from penstock.config.credentials import redis_password, registry_with_password, tls_files
 from penstock.config.settings import ConfigurationError, SecuritySection, Settings
 from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.garbage_collection import leave_out_what_stays
 from penstock.runtime.health import Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.loop_lag import EVENT_LOOP, watch_loop
@@ -85,6 +86,7 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
         examine = _examiner(inspector, redis_url, settings)
         facts = await wait_for_redis(examine, redis_url, settings.broker.redis_wait_s, stop)
         parts = assemble(frame, settings, redis_url, facts)
+        leave_out_what_stays()
         await frame.begin(metrics_port=metrics_port)
         log.info("serving", extra={"address": address, "redis": facts.version})
         monitor = Monitor(

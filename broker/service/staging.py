@@ -1,11 +1,8 @@
 """The bound on payload bytes that this broker has staged in Redis and not yet appended.
 
-A reservation is taken before the first byte is staged and given back when the append is over, however
-it ends. No caller waits: what does not fit is refused, and the actor sends it again.
+They are taken before the first byte is staged and given back when the append is over, however it ends. No
+caller waits: what does not fit is refused, and the actor sends it again.
 """
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from penstock.runtime import metrics
 from penstock.wire.refusal import Reason, Refusal, Refused
@@ -19,10 +16,10 @@ class StagingLimit:
     def __init__(self, ceiling_bytes: int) -> None:
         self.ceiling_bytes = ceiling_bytes
         self.staged_bytes = 0
+        metrics.STAGED_BYTES.set_function(lambda: self.staged_bytes)
 
-    @contextmanager
-    def reserve(self, size: int) -> Iterator[None]:
-        """Hold `size` bytes of the ceiling; raises Refused(FULL) when they do not fit.
+    def take(self, size: int) -> None:
+        """Take `size` bytes of the ceiling, to be given back; raises Refused(FULL) when they do not fit.
 
         One append is always let in, so that a ceiling below one message slows down and never blocks.
         """
@@ -30,9 +27,7 @@ class StagingLimit:
             detail = f"staging: {self.staged_bytes} of {self.ceiling_bytes} bytes in flight, {size} asked"
             raise Refused(Refusal(reason=Reason.FULL, detail=detail, retry_after_ms=RETRY_AFTER_MS))
         self.staged_bytes += size
-        metrics.STAGED_BYTES.set(self.staged_bytes)
-        try:
-            yield
-        finally:
-            self.staged_bytes -= size
-            metrics.STAGED_BYTES.set(self.staged_bytes)
+
+    def give_back(self, size: int) -> None:
+        """An append of `size` bytes is over."""
+        self.staged_bytes -= size

@@ -86,7 +86,7 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
 
         process: whose log has the number of an unforeseen error.
         unavailable: errors of what a handler depends on, each with its name.
-        in_flight: entered, by name, around each call of a service of the project.
+        in_flight: what to enter, by name, around each call of a service of the project; calls overlap in it.
         on_malformed: called for each request that ends as INVALID_ARGUMENT.
         """
         self._rules, self._ordinary, self._process = rules or {}, ordinary, process
@@ -116,10 +116,9 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
 
         read = partial(read_request, name, parse, largest_bytes=rule.largest_bytes)
         if handler.unary_unary is not None:
-            body = _within(handler.unary_unary, rule.deadline_s)
-            call = self._unary(name, read, body, rule)
+            call = self._unary(name, read, handler.unary_unary, rule)
             if self._in_flight is not None and method.startswith(_OURS):
-                call = _counted(call, name, self._in_flight)
+                call = _counted(call, self._in_flight(name))
             return grpc.unary_unary_rpc_method_handler(call, response_serializer=serialise)
         if handler.unary_stream is not None:
             replies = self._replies(name, handler.unary_stream, read, rule)
@@ -136,7 +135,10 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
             request = None
             try:
                 request = read(data)
-                return await body(request, context)
+                if rule.deadline_s is None:
+                    return await body(request, context)
+                async with asyncio.timeout(rule.deadline_s):
+                    return await body(request, context)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # noqa: BLE001 - each has a status
@@ -232,21 +234,9 @@ async def _each(read: Callable[[bytes], Any], requests: AsyncIterator[bytes]) ->
         yield read(data)
 
 
-def _within(body: Body, deadline_s: float | None) -> Body:
-    """`body` with its deadline, after which TimeoutError is raised."""
-    if deadline_s is None:
-        return body
-
-    async def bounded(request: Any, context: Context) -> Any:
-        async with asyncio.timeout(deadline_s):
-            return await body(request, context)
-
-    return bounded
-
-
-def _counted(call: Body, name: str, in_flight: Callable[[str], AbstractContextManager[None]]) -> Body:
+def _counted(call: Body, in_flight: AbstractContextManager[None]) -> Body:
     async def counted(data: bytes, context: Context) -> Any:
-        with in_flight(name):
+        with in_flight:
             return await call(data, context)
 
     return counted

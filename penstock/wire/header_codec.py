@@ -1,12 +1,15 @@
 """Fragment header as a protobuf message and as the bytes that the log stores."""
 
 from functools import lru_cache
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from penstock.v1 import fragment_pb2 as pb
 from penstock.wire.header import FragmentHeader, Kind, Slot, TensorEntry, WeightSpan
 from penstock.wire.limits import MAX_SLOTS, MAX_TENSORS
+
+_KINDS: Final = {kind.value: kind for kind in Kind}
 
 
 def header_to_proto(header: FragmentHeader) -> pb.FragmentHeader:
@@ -61,7 +64,8 @@ def _table_bytes(entries: tuple[TensorEntry, ...]) -> bytes:
 
 def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
     """Return the header of a message; raises ValueError for a kind that does not exist or too many rows."""
-    if message.kind not in (1, 2):
+    kind = _KINDS.get(message.kind)
+    if kind is None:
         raise ValueError(f"header.kind={message.kind}: use TRAIN or SHADOW")
     if max(len(message.slots), len(message.weights)) > MAX_SLOTS or len(message.tensors) > MAX_TENSORS:
         raise ValueError(
@@ -71,7 +75,7 @@ def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
     return FragmentHeader(
         run=message.run,
         policy=message.policy,
-        kind=Kind(message.kind),
+        kind=kind,
         session=message.session,
         sequence=message.sequence,
         schema_id=message.schema_id,

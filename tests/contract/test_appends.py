@@ -8,10 +8,19 @@ import pytest
 import redis
 
 from broker.log import appends
+from broker.log.guard import ServerFacts
 from broker.log.store import Store, StoreUnavailable
-from penstock.wire.messages import Role
+from broker.service.admission import Admission
+from broker.service.changes import Changes
+from broker.service.experience_service import ExperienceService
+from broker.service.last_credit import LastCredit
+from broker.service.session_owners import SessionOwners
+from broker.service.staging import StagingLimit
+from penstock.runtime import metrics
+from penstock.wire.append import encode, parse
+from penstock.wire.messages import Durability, Role
 from penstock.wire.refusal import Reason
-from tests.support.run.small_run import CHARGE
+from tests.support.run.small_run import CHARGE, fragment
 from tests.support.run.store_run import Actor, item, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer
 
@@ -22,13 +31,13 @@ MANY = 40
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Appends in each pipeline."""
     counts: list[int] = []
-    execute = appends.Appends._execute
+    write = appends.Appends._write
 
-    async def counted(self: appends.Appends, batch: Sequence[Any]) -> list[Any]:
+    def counted(self: appends.Appends, batch: Sequence[Any]) -> None:
         counts.append(len(batch))
-        return await execute(self, batch)
+        write(self, batch)
 
-    monkeypatch.setattr(appends.Appends, "_execute", counted)
+    monkeypatch.setattr(appends.Appends, "_write", counted)
     return counts
 
 
@@ -138,9 +147,10 @@ async def test_scripts_that_redis_forgot_are_sent_whole(store: Store, redis_url:
 
 
 async def test_a_caller_that_is_cancelled_holds_up_no_other(store: Store, redis_url: str) -> None:
-    """Neither the one who carries a pipeline nor one who waits."""
+    """Neither the one who came first nor one who waits; what has begun goes on."""
     log = open_run(redis_url, budget=1000 * CHARGE)
     actors = await servers(store, 8)
+    await store.open()
     tasks = [asyncio.ensure_future(actor.append()) for actor in actors]
     await asyncio.sleep(0)
     tasks[0].cancel()
@@ -149,4 +159,33 @@ async def test_a_caller_that_is_cancelled_holds_up_no_other(store: Store, redis_
     assert isinstance(done[5], asyncio.CancelledError)
     assert all(done[i].acked_through == 1 for i in range(8) if i not in (0, 5))  # type: ignore[union-attr]
     assert (await actors[1].append()).acked_through == 2
+    assert len(log.read(0, 100, 0)) == 9
+    log.close()
+
+
+async def test_what_has_begun_is_waited_for_though_its_caller_is_gone(store: Store, redis_url: str) -> None:
+    """Its bytes count as staged until Redis has answered, and then it counts as appended."""
+    log = open_run(redis_url, budget=1000 * CHARGE)
+    (actor,) = await servers(store, 1)
+    await store.open()
+    staging = StagingLimit(2**20)
+    owners, admission = (
+        SessionOwners(store.owner_of, store.confirm),
+        Admission(store.specification, store.confirm),
+    )
+    facts = ServerFacts(version="7", durability=Durability.MEMORY, max_memory_bytes=0)
+    service = ExperienceService(store, admission, staging, facts, owners, LastCredit(), Changes())
+    request = parse(encode(actor.session, 0, [fragment(actor.session, 1)]))
+    await admission.admit(actor.session, request.fragments)  # the specification is known
+    before = metrics.FRAGMENTS_APPENDED._value.get()
+    call = asyncio.ensure_future(service.Append(request, None))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled()
+    assert staging.staged_bytes == len(request.fragments[0].payload)
+    await service.finish_appends()
+    assert staging.staged_bytes == 0
+    assert metrics.FRAGMENTS_APPENDED._value.get() == before + 1
+    assert len(log.read(0, 100, 0)) == 1
     log.close()

@@ -9,10 +9,12 @@ import asyncio
 import math
 import sys
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import gymnasium
 import numpy as np
 import pytest
@@ -22,18 +24,33 @@ from actor.acting.stepper import Stepper
 from actor.rollout.fragment_builder import FragmentBuilder
 from actor.serving.calls.act_stream import ActStream
 from actor.serving.inference import batcher
-from broker.service.admission import check_all
+from broker.log.guard import ServerFacts
+from broker.log.store import Store
+from broker.log.store_records import Opened
+from broker.service.admission import Admission, check_all
+from broker.service.call_rules import build_boundary
+from broker.service.changes import Changes
+from broker.service.experience_service import ExperienceService
+from broker.service.last_credit import LastCredit
+from broker.service.session_owners import SessionOwners
+from broker.service.staging import StagingLimit
+from broker.service.weight_cache import WeightCache
+from broker.service.weight_service import WeightService
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
-from penstock.v1 import policy_pb2
+from penstock.rpc.auth import Proof
+from penstock.rpc.gate import Gate
+from penstock.rpc.rate_limits import RateLimits, Rates
+from penstock.v1 import policy_pb2, weights_pb2
 from penstock.wire import append
 from penstock.wire.fragment import Fragment, check, header_bytes, parse_header
-from penstock.wire.messages import Publication
+from penstock.wire.messages import Durability, Publication, Role
 from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Box, Discrete
 from penstock.wire.specification import RunSpecification
-from tests.support.run.small_run import SCHEMA, specification
+from tests.support.run.small_run import CHARGE, SCHEMA, specification
 from tests.support.run.small_run import fragment as small_fragment
+from tests.support.run.store_run import open_run
 from tests.support.serving.server_parts import Stand, seen
 
 STEPS, SLOTS, CLIENTS = 32, 16, 64
@@ -134,6 +151,86 @@ def test_calls_to_read_a_fragment() -> None:
         fragment.arrays()
 
     assert calls(read) <= 500
+
+
+class Called:
+    """gRPC's side of a broker, on a socket of one machine."""
+
+    def peer(self) -> str:
+        """Whose limits would count."""
+        return "unix:"
+
+
+Call = Callable[[bytes, Any], Awaitable[Any]]
+
+
+async def call_of(service: Any, name: str) -> Call:
+    """What a broker does for a call, from bytes to the reply: gate, boundary, handler."""
+    boundary = build_boundary()
+    gate = Gate(proof=Proof.NOTHING, run="", limits=RateLimits(Rates(calls=1e9, bytes=1e12)))
+    method: Any = SimpleNamespace(
+        method=f"/penstock.v1.{type(service).__name__}/{name}", invocation_metadata=()
+    )
+    read = weights_pb2.WatchLatestRequest.FromString  # Append has a parser of its own
+    served = grpc.unary_unary_rpc_method_handler(getattr(service, name), read)
+
+    async def find(_details: object) -> object:
+        return served
+
+    gated = await gate.intercept_service(lambda details: boundary.intercept_service(find, details), method)
+    call: Call = gated.unary_unary
+    return call
+
+
+async def session_of(store: Store) -> int:
+    """One that needs no credit."""
+    opened = await store.open_session("server-0", Role.SERVER)
+    assert isinstance(opened, Opened)
+    return opened.session
+
+
+def test_calls_of_an_append(redis_url: str) -> None:
+    """One fragment and nothing else under way: checked, stored, acknowledged; gRPC's own share left out."""
+    log = open_run(redis_url, budget=10_000 * CHARGE)
+    with asyncio.Runner() as runner:
+        store = Store.connect(redis_url)
+        owners, admission = (
+            SessionOwners(store.owner_of, store.confirm),
+            Admission(store.specification, store.confirm),
+        )
+        facts = ServerFacts(version="7", durability=Durability.MEMORY, max_memory_bytes=0)
+        service = ExperienceService(
+            store, admission, StagingLimit(2**20), facts, owners, LastCredit(), Changes()
+        )
+        session, call = runner.run(session_of(store)), runner.run(call_of(service, "Append"))
+        sent = [append.encode(session, 0, [small_fragment(session, i + 1)]) for i in range(2 * STEPS)]
+
+        async def send() -> None:
+            for _ in range(STEPS):
+                assert not (await call(sent.pop(0), Called())).HasField("refusal")
+
+        assert calls(lambda: runner.run(send())) / STEPS <= 600
+        runner.run(store.aclose())
+    log.close()
+
+
+def test_calls_of_a_watch(redis_url: str) -> None:
+    """One that is not held."""
+    log = open_run(redis_url, budget=10_000 * CHARGE)
+    with asyncio.Runner() as runner:
+        store, changes = Store.connect(redis_url), Changes()
+        owners = SessionOwners(store.owner_of, store.confirm)
+        service = WeightService(store, WeightCache(store.weights_chunk), changes, owners, LastCredit())
+        session, call = runner.run(session_of(store)), runner.run(call_of(service, "WatchLatest"))
+        asked = weights_pb2.WatchLatestRequest(session=session, known_version=1).SerializeToString()
+
+        async def ask() -> None:
+            for _ in range(STEPS):
+                assert await call(asked, Called())
+
+        assert calls(lambda: runner.run(ask())) / STEPS <= 340
+        runner.run(store.aclose())
+    log.close()
 
 
 class Asking:

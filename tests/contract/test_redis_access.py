@@ -65,7 +65,8 @@ def called_by_source(user: str) -> set[str]:
     found: set[str] = set()
     for name in SOURCES[user]:
         text = (BROKER_FOLDER / name).read_text()
-        words = re.findall(r'execute_command\(\s*"([A-Z ]+)"', text)
+        words = re.findall(r'(?:execute_command|ask|pack_command)\(\(?\s*"([A-Z ]+)"', text)
+        words += re.findall(r"\*\d\\r\\n\$\d\\r\\n([A-Z]+)", text)
         found |= {word.lower().replace(" ", "|") for word in words}
         found |= {word.lower() for word in re.findall(r'execute_command, "([A-Z]+)"', text)}
         for method in re.findall(r"(?:redis|client|subscription|_redis)\.(\w+)[(,]", text):

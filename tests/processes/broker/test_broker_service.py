@@ -257,7 +257,7 @@ def test_control_reaches_actors_and_status_shows_the_run(broker: BrokerProcess, 
 
 
 def test_pages_say_ready_and_show_the_run(broker: BrokerProcess, learner: LearnerLog) -> None:
-    """Health, readiness, metrics with the figures of the append script; the standard health service."""
+    """Health, readiness, metrics with the figures of the log; the standard health service."""
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         actor.send(fragment(actor.session, 1))
@@ -268,7 +268,7 @@ def test_pages_say_ready_and_show_the_run(broker: BrokerProcess, learner: Learne
     assert broker.get("/healthz")[0] == 200
     page = broker.get("/metrics")[1]
     assert "penstock_fragments_appended_total" in page
-    assert "penstock_log_entries 1.0" in page
+    eventually(lambda: "penstock_log_entries 1.0" in broker.get("/metrics")[1], "the monitor's next look")
     eventually(lambda: f"penstock_budget_steps {64 * CHARGE:.1f}" in broker.get("/metrics")[1], "the gauge")
 
 

@@ -1,0 +1,300 @@
+"""A line: one connection to Redis on which calls do not wait for one another.
+
+    ask ──► written at once ──► Redis ──► replies, in the order of the calls ──► each to its caller
+
+A pool hands a connection to one call after the other, and redis-py writes and reads for each in a task with a
+deadline of its own: many small scripts cost a broker more by that than by everything else. Here a call is
+written where it is made, replies are read where they come in, and one timer looks at the whole line.
+
+A line is opened by the first call, and again by the first after it broke. Like every connection that runs
+scripts it greets first (`broker.log.connection`). When it breaks, whatever was under way fails with what
+broke it and is repeated by nobody here. A call that is given up keeps its place: its reply is dropped when it
+comes.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import hiredis
+from redis.asyncio.connection import DefaultParser, parse_url
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from broker.log.connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, check_url, without_password
+from broker.log.script import load
+from penstock.rpc.tls_files import TlsFiles
+from penstock.wire.limits import KIB
+
+Piece = bytes | memoryview
+OnReply = Callable[[Any], None]
+"""Told the reply to a command, or the exception in its place; it raises nothing."""
+
+_NOTHING: Final = object()
+_JOINED_BYTES: Final = 128 * KIB
+"""Pieces are joined up to so many bytes: a call of the system costs more than copying them. Larger ones go in
+parts of this size, as the socket takes them: asyncio copies what the socket does not take, twice."""
+
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds, seconds and times; so no firewall forgets a line on which nothing is said."""
+
+
+class Line:
+    """Calls of one event loop over one connection; connects on first use.
+
+    url: `redis://`, `rediss://` or `unix:///path`. password: of the server, None where it asks for none.
+    tls: certificates for `rediss://`; read whenever the line is opened. Raises ValueError for another URL.
+    """
+
+    def __init__(self, url: str, password: str | None, tls: TlsFiles | None = None) -> None:
+        self._address: dict[str, Any] = {"password": password} | dict(parse_url(check_url(url)))
+        self._tls = (tls or TlsFiles()) if url.startswith("rediss://") else None
+        self._shown = without_password(url)
+        self._wire: _Wire | None = None
+        self._opening: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether `write` has somewhere to write to."""
+        return self._wire is not None and self._wire.is_open
+
+    async def open(self) -> None:
+        """Connect unless connected; raises what `broker.log.connection.is_unavailable` judges."""
+        while not self.is_open:
+            if self._opening is None:
+                self._opening = asyncio.create_task(self._open())
+                self._opening.add_done_callback(self._opened)
+            # Others wait for it too.
+            await asyncio.shield(self._opening)
+
+    async def ask(self, *command: Any) -> Any:
+        """Return the reply to one command; raises it where it is an error."""
+        if not self.is_open:
+            await self.open()
+        reply = asyncio.get_running_loop().create_future()
+        self.write((hiredis.pack_command(command),), (partial(answer, reply),))
+        return await reply
+
+    def write(self, pieces: Iterable[Piece], on_replies: Sequence[OnReply | None]) -> None:
+        """Write packed commands, and say for each of them who is told its reply.
+
+        None: nobody is. On a line that is not open everybody is told so.
+        """
+        if self._wire is not None:
+            self._wire.write(pieces, on_replies)
+        else:
+            _tell(on_replies, RedisConnectionError(f"{self._shown}: the line is not open"))
+
+    def renew(self) -> None:
+        """Have the next call open another connection; what is under way ends on this one."""
+        if self._wire is not None:
+            self._wire.retire()
+            self._wire = None
+
+    async def aclose(self) -> None:
+        """Close the connection; what is under way fails."""
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._wire is not None:
+            await self._wire.aclose()
+
+    def _opened(self, opening: "asyncio.Task[None]") -> None:
+        self._opening = None
+        if not opening.cancelled():
+            opening.exception()  # those who wait have it; where nobody does, nobody has to
+
+    async def _open(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                wire = await self._connect()
+        except TimeoutError as error:
+            raise RedisTimeoutError(f"{self._shown}: no connection within {CONNECT_TIMEOUT_S:g} s") from error
+        except OSError as error:
+            raise RedisConnectionError(f"{self._shown}: {error}") from error
+        try:
+            for command in self._introduction():
+                await wire.ask(command)
+        except BaseException:
+            await wire.aclose()
+            raise
+        self._wire = wire
+
+    async def _connect(self) -> "_Wire":
+        loop, make = asyncio.get_running_loop(), partial(_Wire, self._shown)
+        if "path" in self._address:
+            _, wire = await loop.create_unix_connection(make, self._address["path"])
+        else:
+            host, port = self._address.get("host", "localhost"), self._address.get("port", 6379)
+            _, wire = await loop.create_connection(make, host, port, ssl=self._context())
+        return wire
+
+    def _context(self) -> ssl.SSLContext | None:
+        """What holds the server against the authority, else the system's, and its name against the URL's."""
+        if self._tls is None:
+            return None
+        context = ssl.create_default_context(cafile=self._tls.authority)
+        if self._tls.certificate is not None:
+            context.load_cert_chain(self._tls.certificate, self._tls.key)
+        return context
+
+    def _introduction(self) -> Iterable[tuple[Any, ...]]:
+        user, password = self._address.get("username"), self._address.get("password")
+        if user or password:
+            yield ("AUTH", *filter(None, (user,)), password or "")
+        if self._address.get("db"):
+            yield ("SELECT", self._address["db"])
+        yield ("EVAL", load("greet").source, 0, "")
+
+
+class _Wire(asyncio.Protocol):
+    """One connection, from when it was made until it broke or was closed."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(replyError=DefaultParser.parse_error, notEnoughData=_NOTHING)
+        self._waiting: deque[OnReply | None] = deque()
+        self._unsent: deque[Piece] = deque()
+        self._is_full = False
+        self._transport: Any = None
+        self._heard_s = 0.0
+        self._silence: asyncio.TimerHandle | None = None
+        self._broken: Exception | None = None
+        self._retired = False
+        self._closed = self._loop.create_future()
+
+    @property
+    def is_open(self) -> bool:
+        return self._broken is None
+
+    async def ask(self, command: tuple[Any, ...]) -> Any:
+        reply = self._loop.create_future()
+        self.write((hiredis.pack_command(command),), (partial(answer, reply),))
+        return await reply
+
+    def write(self, pieces: Iterable[Piece], on_replies: Sequence[OnReply | None]) -> None:
+        if self._broken is not None:
+            _tell(on_replies, self._broken)
+            return
+        if not self._waiting:
+            self._heard_s = self._loop.time()
+        self._waiting.extend(on_replies)
+        if self._silence is None:
+            self._silence = self._loop.call_later(REPLY_TIMEOUT_S, self._look_for_silence)
+        self._unsent.extend(_joined(pieces))
+        self._send()
+
+    def _send(self) -> None:
+        while self._unsent and not self._is_full:
+            piece = self._unsent.popleft()
+            if len(piece) > _JOINED_BYTES:
+                view = memoryview(piece)
+                piece, rest = view[:_JOINED_BYTES], view[_JOINED_BYTES:]
+                self._unsent.appendleft(rest)
+            self._transport.write(piece)
+
+    def retire(self) -> None:
+        """Close once the last reply has come."""
+        self._retired = True
+        if not self._waiting:
+            self._break(RedisConnectionError(f"{self._shown}: the connection was given up"))
+
+    async def aclose(self) -> None:
+        self._break(RedisConnectionError(f"{self._shown}: the connection was closed"))
+        await self._closed
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._transport.set_write_buffer_limits(high=1, low=0)
+        own = self._transport.get_extra_info("socket")
+        if own.family != socket.AF_UNIX:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):
+                    own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
+        self._reader.feed(data)
+        try:
+            while (reply := self._reader.gets()) is not _NOTHING:
+                on_reply = self._waiting.popleft()
+                if on_reply is not None:
+                    on_reply(reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self._break(RedisConnectionError(f"{self._shown}: no reply that Redis would send ({error})"))
+        if self._retired:
+            self.retire()
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        # What is read on the other side is heard, too: large payloads take their time.
+        self._heard_s = self._loop.time()
+        self._is_full = False
+        self._send()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._break(RedisConnectionError(f"{self._shown}: {error or 'closed by Redis'}"))
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _look_for_silence(self) -> None:
+        self._silence = None
+        if not self._waiting:
+            return
+        left_s = self._heard_s + REPLY_TIMEOUT_S - self._loop.time()
+        if left_s > 0:
+            self._silence = self._loop.call_later(left_s, self._look_for_silence)
+        else:
+            self._break(RedisTimeoutError(f"{self._shown}: no reply within {REPLY_TIMEOUT_S:g} s"))
+
+    def _break(self, error: Exception) -> None:
+        """Fail what is under way, once; the transport is gone when it says so."""
+        if self._broken is not None:
+            return
+        self._broken = error
+        if self._silence is not None:
+            self._silence.cancel()
+        self._transport.abort()
+        self._unsent.clear()
+        waiting, self._waiting = self._waiting, deque()
+        _tell(waiting, error)
+
+
+def answer(reply: "asyncio.Future[Any]", given: Any) -> None:
+    """Give a caller what came in; nothing where it waits no more."""
+    if reply.done():
+        return
+    if isinstance(given, Exception):
+        reply.set_exception(given)
+    else:
+        reply.set_result(given)
+
+
+def _tell(on_replies: Iterable[OnReply | None], error: Exception) -> None:
+    for on_reply in on_replies:
+        if on_reply is not None:
+            on_reply(error)
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterable[Piece]:
+    """The same bytes in fewer pieces; large ones are passed on as they are."""
+    small: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if small and size + len(piece) > _JOINED_BYTES:
+            yield _join(small)
+            small, size = [], 0
+        small.append(piece)
+        size += len(piece)
+    yield _join(small)
+
+
+def _join(pieces: Sequence[Piece]) -> Piece:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
