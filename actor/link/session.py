@@ -287,15 +287,18 @@ class Session:
     def _watch(self) -> None:
         while not self.is_closing and not self.is_over:
             asked_s, applied = time.monotonic(), self._applied
+            request = self._request(applied)
             failpoint("watch.waiting", self._begun_through)
-            reply = self._broker_client.watch(self._request(applied), self._closing)
+            reply = self._broker_client.watch(request, self._closing)
             failpoint("watch.answered", self._begun_through)
             if isinstance(reply, Refusal):
                 if reply.reason in WAITING:
                     failpoint("watch.waiting", self._begun_through)
                 self.wait_or_end(reply, LEAST_WAIT_S)
                 continue
-            if not self._take(reply) and time.monotonic() - asked_s < self._wait_ms / 2000:
+            # Credit counts, too, as news of what was known when it was asked: an Append may have been sooner.
+            is_news = self._take(reply) or reply.credit.begin_through > request.known_begin_through
+            if not is_news and time.monotonic() - asked_s < self._wait_ms / 2000:
                 failpoint("watch.waiting", self._begun_through)
                 self._closing.wait(_IDLE_S)
             with self._changed:

@@ -43,7 +43,7 @@ class LearnerSection(Section):
     prefetch_batches: Annotated[Positive, ADVANCED] = 2
     """Batches read ahead of the update."""
     publish_interval_ms: Annotated[NonNegative, ADVANCED] = 0.0
-    """Least time between two publications of weights, in milliseconds; lock-step has none."""
+    """Least milliseconds between two publications of weights; credit waits as long. Lock-step has none."""
     publish_interval_steps: Annotated[Count, ADVANCED] = 0
     """Least number of environment steps trained between them; keep it well below what may become stale."""
     publish_fetch_wait_s: Annotated[NonNegative, ADVANCED] = 1.0

@@ -105,6 +105,24 @@ def test_an_actor_stands_still_without_credit(broker: BrokerProcess, begin: Begi
     assert {f.header.oldest_version for f in learner.fragments[3:]} == {2}
 
 
+def test_credit_without_new_weights_is_followed_by_the_next_watch_at_once(
+    broker: BrokerProcess, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause of a watch that brought nothing new is long here: none is made, or the actor stands still."""
+    monkeypatch.setattr("actor.link.session._IDLE_S", 600.0)
+    learner = begin(budget_fragments=1)
+
+    def settle_one() -> None:
+        before = len(learner.fragments)
+        eventually(lambda: learner.read() > before, "a fragment")
+        learner.log.settle(learner.position)
+
+    with actors(ActorThread(broker.address, "actor-0")):
+        for _ in range(6):
+            settle_one()
+    assert {fragment.header.oldest_version for fragment in learner.fragments} == {1}
+
+
 def test_replies_that_get_lost_cost_no_fragment(broker: BrokerProcess, begin: Begin) -> None:
     """A third of all replies is lost: every fragment is in the log once and in order."""
     learner = begin()
