@@ -13,7 +13,7 @@ IMPALA: Final[dict[str, dict[str, Any]]] = {
         },
     },
     "CartPole": {
-        "actor": {"count": 2},
+        "actor": {"count": 2, "unroll_length": 32},
         "algorithm": {
             "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 2e-3,
             "learning_rate_schedule": "linear", "normalise_advantages": True, "scale_rewards": True,
@@ -30,7 +30,7 @@ REINFORCE: Final[dict[str, dict[str, Any]]] = {
         },
     },
     "CartPole": {
-        "actor": {"count": 2},
+        "actor": {"count": 2, "unroll_length": 32},
         "algorithm": {
             "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 2e-3,
             "learning_rate_schedule": "linear",

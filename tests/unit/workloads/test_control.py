@@ -199,6 +199,18 @@ def test_defaults_are_valid_settings_for_any_environment_and_algorithm(
     assert (made.algorithm.staleness + 1) * made.algorithm.batch_steps >= full
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "reinforce"])
+def test_a_fragment_of_each_actor_of_cartpole_is_a_batch_or_less(algorithm: str) -> None:
+    """PPO's is exactly one: two fragments for a batch would cost every hop twice."""
+    layer = load(find("control").defaults)("CartPole-v1", algorithm)
+    made = settings.load([layer, {"algorithm": {"name": algorithm}}])
+    steps = made.actor.unroll_length * made.environment.count
+    assert isinstance(made.algorithm, settings.OnPolicySection)
+    assert steps <= made.algorithm.batch_steps
+    if algorithm == "ppo":
+        assert steps * made.actor.count == made.algorithm.batch_steps
+
+
 @pytest.mark.parametrize(
     ("environment_id", "algorithm"),
     [
