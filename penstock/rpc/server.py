@@ -102,18 +102,11 @@ def build_server(
         maximum_concurrent_rpcs=maximum_concurrent_rpcs,
         compression=grpc.Compression.NoCompression,
     )
-    # Generated code adds each service twice: as a handler of whatever comes, and method by method. For each
-    # method grpc.aio keeps a call of its own waiting, and for each call that comes it looks at all of these.
-    vars(server)["add_registered_method_handlers"] = _leave_out
     servicer = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     return Front(server=server, health=servicer, service_names=tuple(service_names))
-
-
-def _leave_out(_service: str, _methods: object) -> None:
-    """The service is there as a whole."""
 
 
 def _pending_options(most: int | None) -> list[tuple[str, int]]:
