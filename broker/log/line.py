@@ -47,7 +47,8 @@ class Line:
     """Calls of one event loop over one connection; connects on first use.
 
     url: `redis://`, `rediss://` or `unix:///path`. password: of the server, None where it asks for none.
-    tls: certificates for `rediss://`; read whenever the line is opened. Raises ValueError for another URL.
+    tls: certificates for `rediss://`, unless the URL names its own; read whenever the line is opened. Raises
+    ValueError for another URL.
     """
 
     def __init__(self, url: str, password: str | None, tls: TlsFiles | None = None) -> None:
@@ -244,9 +245,9 @@ class _Wire(asyncio.Protocol):
         self._send()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._break(RedisConnectionError(f"{self._shown}: {error or 'closed by Redis'}"))
         if not self._closed.done():
             self._closed.set_result(None)
+        self._break(RedisConnectionError(f"{self._shown}: {error or 'closed by Redis'}"))
 
     def _look_for_silence(self) -> None:
         self._silence = None
