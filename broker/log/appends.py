@@ -83,19 +83,25 @@ class Appends:
             payloads.append(payload)
             size += len(payload)
         arguments.append(incarnation)
-        loop = asyncio.get_running_loop()
-        reply = loop.create_future()
+        reply = asyncio.get_running_loop().create_future()
         staged = [self._staging_key() for _ in payloads]
         self._waiting.append(_Waiting(staged, payloads, size, arguments, reply))
-        if not self._is_due and self._under_way < AT_ONCE:
-            # Not at once: those who come in the same round of the loop go together.
-            self._is_due = True
-            loop.call_soon(self._send)
+        self._send_soon()
         return reply
 
     def _staging_key(self) -> str:
         self._attempts += 1
         return f"{keys.STAGING}{self._nonce}:{self._attempts}"
+
+    def _send_soon(self) -> None:
+        """Send what waits, unless as much as may be is under way.
+
+        Not at once: those who come in the same round of the loop go together, and on a line that broke, which
+        answers as it is written to, each pipeline would be sent from within the one before.
+        """
+        if self._waiting and not self._is_due and self._under_way < AT_ONCE:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
         """Send the oldest waiting appends, in as many pipelines as may be under way."""
@@ -131,7 +137,7 @@ class Appends:
         """The last reply to a pipeline: another one may go."""
         self._answered(last, reply)
         self._under_way -= 1
-        self._send()
+        self._send_soon()
 
     def _answered(self, one: _Waiting, reply: Any) -> None:
         if isinstance(reply, NoScriptError):

@@ -16,7 +16,7 @@ import asyncio
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -47,20 +47,22 @@ class Line:
     """Calls of one event loop over one connection; connects on first use.
 
     url: `redis://`, `rediss://` or `unix:///path`. password: of the server, None where it asks for none.
-    tls: certificates for `rediss://`; read whenever the line is opened. Raises ValueError for another URL.
+    tls: certificates for `rediss://`, unless the URL names its own; read whenever the line is opened. Raises
+    ValueError for another URL.
     """
 
     def __init__(self, url: str, password: str | None, tls: TlsFiles | None = None) -> None:
         self._address: dict[str, Any] = {"password": password} | dict(parse_url(check_url(url)))
-        self._tls = (tls or TlsFiles()) if url.startswith("rediss://") else None
+        self._tls = _files(tls or TlsFiles(), self._address) if url.startswith("rediss://") else None
         self._shown = without_password(url)
         self._wire: _Wire | None = None
+        self._is_due = False
         self._opening: asyncio.Task[None] | None = None
 
     @property
     def is_open(self) -> bool:
-        """Return whether `write` has somewhere to write to."""
-        return self._wire is not None and self._wire.is_open
+        """Return whether `write` has somewhere to write to that is not to be renewed."""
+        return self._wire is not None and self._wire.is_open and not self._is_due
 
     async def open(self) -> None:
         """Connect unless connected; raises what `broker.log.connection.is_unavailable` judges."""
@@ -90,10 +92,11 @@ class Line:
             _tell(on_replies, RedisConnectionError(f"{self._shown}: the line is not open"))
 
     def renew(self) -> None:
-        """Have the next call open another connection; what is under way ends on this one."""
-        if self._wire is not None:
-            self._wire.retire()
-            self._wire = None
+        """Have the next call open another connection; what is under way ends on this one.
+
+        Until then it is written to: nothing may be wrong with it.
+        """
+        self._is_due = True
 
     async def aclose(self) -> None:
         """Close the connection; what is under way fails."""
@@ -121,7 +124,9 @@ class Line:
         except BaseException:
             await wire.aclose()
             raise
-        self._wire = wire
+        before, self._wire, self._is_due = self._wire, wire, False
+        if before is not None:
+            before.retire()
 
     async def _connect(self) -> "_Wire":
         loop, make = asyncio.get_running_loop(), partial(_Wire, self._shown)
@@ -240,9 +245,9 @@ class _Wire(asyncio.Protocol):
         self._send()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._break(RedisConnectionError(f"{self._shown}: {error or 'closed by Redis'}"))
         if not self._closed.done():
             self._closed.set_result(None)
+        self._break(RedisConnectionError(f"{self._shown}: {error or 'closed by Redis'}"))
 
     def _look_for_silence(self) -> None:
         self._silence = None
@@ -265,6 +270,15 @@ class _Wire(asyncio.Protocol):
         self._unsent.clear()
         waiting, self._waiting = self._waiting, deque()
         _tell(waiting, error)
+
+
+def _files(tls: TlsFiles, address: Mapping[str, Any]) -> TlsFiles:
+    """What the options of a URL name comes first, as for every other connection."""
+    return TlsFiles(
+        certificate=address.get("ssl_certfile", tls.certificate),
+        key=address.get("ssl_keyfile", tls.key),
+        authority=address.get("ssl_ca_certs", tls.authority),
+    )
 
 
 def answer(reply: "asyncio.Future[Any]", given: Any) -> None:

@@ -135,8 +135,12 @@ class ExperienceService(ExperienceServiceServicer):
         if admitted.refusal is not None and not admitted.items:
             return _untaken(request, admitted.refusal)
         items, size = admitted.items, sum(len(item.payload) for item in admitted.items)
-        await self._store.open()
         self._staging.take(size)
+        try:
+            await self._store.open()
+        except BaseException:
+            self._staging.give_back(size)
+            raise
         begun = self._store.begin_append(request.session, request.acked_through, items)
         self._appends.add(begun)
         begun.add_done_callback(partial(self._ended, items, size))

@@ -1,11 +1,14 @@
 """Appends that come while others are under way go together, and each gets its own reply."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from broker.log import appends
 from broker.log.guard import ServerFacts
@@ -22,7 +25,7 @@ from penstock.wire.messages import Durability, Role
 from penstock.wire.refusal import Reason
 from tests.support.run.small_run import CHARGE, fragment
 from tests.support.run.store_run import Actor, item, open_run, reconnect
-from tests.support.storage.redis_server import RedisServer
+from tests.support.storage.redis_server import PATIENCE_S, RedisServer
 
 MANY = 40
 
@@ -135,6 +138,30 @@ async def test_all_are_told_when_redis_is_gone_and_served_when_it_is_back(
     log.close()
 
 
+async def test_however_many_wait_all_are_told_that_redis_is_gone(
+    redis_server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More pipelines than Python has frames, which would be each sent from within the one before."""
+    monkeypatch.setattr(appends, "MOST_CALLS", 1)
+    log = open_run(redis_server.url)
+    (actor,) = await servers(store, 1)
+    redis_server.write_out()
+    await store.open()
+    os.kill(redis_server.pid, signal.SIGSTOP)
+    begun = [store.begin_append(actor.session, 0, [item(actor.session, 1)]) for _ in range(1000)]
+    await asyncio.sleep(0)  # as many are under way as may be
+    redis_server.kill()
+    async with asyncio.timeout(PATIENCE_S):
+        failed = await asyncio.gather(*begun, return_exceptions=True)
+    assert {type(error) for error in failed} == {RedisConnectionError}
+    redis_server.start()
+    await reconnect(store)
+    log.reopen(log.snapshot())
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await actor.append()).acked_through == 1
+    log.close()
+
+
 async def test_scripts_that_redis_forgot_are_sent_whole(store: Store, redis_url: str) -> None:
     """To each of those who went together."""
     log = open_run(redis_url, budget=1000 * CHARGE)
@@ -163,18 +190,24 @@ async def test_a_caller_that_is_cancelled_holds_up_no_other(store: Store, redis_
     log.close()
 
 
-async def test_what_has_begun_is_waited_for_though_its_caller_is_gone(store: Store, redis_url: str) -> None:
-    """Its bytes count as staged until Redis has answered, and then it counts as appended."""
-    log = open_run(redis_url, budget=1000 * CHARGE)
-    (actor,) = await servers(store, 1)
-    await store.open()
-    staging = StagingLimit(2**20)
+def serving(store: Store, *, ceiling_bytes: int) -> tuple[ExperienceService, Admission, StagingLimit]:
+    """A broker's own part of an append."""
+    staging = StagingLimit(ceiling_bytes)
     owners, admission = (
         SessionOwners(store.owner_of, store.confirm),
         Admission(store.specification, store.confirm),
     )
     facts = ServerFacts(version="7", durability=Durability.MEMORY, max_memory_bytes=0)
     service = ExperienceService(store, admission, staging, facts, owners, LastCredit(), Changes())
+    return service, admission, staging
+
+
+async def test_what_has_begun_is_waited_for_though_its_caller_is_gone(store: Store, redis_url: str) -> None:
+    """Its bytes count as staged until Redis has answered, and then it counts as appended."""
+    log = open_run(redis_url, budget=1000 * CHARGE)
+    (actor,) = await servers(store, 1)
+    await store.open()
+    service, admission, staging = serving(store, ceiling_bytes=2**20)
     request = parse(encode(actor.session, 0, [fragment(actor.session, 1)]))
     await admission.admit(actor.session, request.fragments)  # the specification is known
     before = metrics.FRAGMENTS_APPENDED._value.get()
@@ -188,4 +221,24 @@ async def test_what_has_begun_is_waited_for_though_its_caller_is_gone(store: Sto
     assert staging.staged_bytes == 0
     assert metrics.FRAGMENTS_APPENDED._value.get() == before + 1
     assert len(log.read(0, 100, 0)) == 1
+    log.close()
+
+
+async def test_what_waits_for_a_connection_counts_as_staged(redis_server: RedisServer, store: Store) -> None:
+    """So a broker holds no more than its bound while Redis is silent; given back when nothing begins."""
+    log = open_run(redis_server.url)
+    (actor,) = await servers(store, 1)
+    service, admission, staging = serving(store, ceiling_bytes=1)
+    request = parse(encode(actor.session, 0, [fragment(actor.session, 1)]))
+    await admission.admit(actor.session, request.fragments)  # the specification is known
+    os.kill(redis_server.pid, signal.SIGSTOP)
+    waits = asyncio.ensure_future(service.Append(request, None))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(1):
+        refused = await service.Append(request, None)
+    assert refused.refusal.detail.startswith("staging: ")
+    assert not waits.done()
+    redis_server.kill()
+    assert (await waits).refusal.detail.startswith("redis: ")
+    assert staging.staged_bytes == 0
     log.close()

@@ -98,6 +98,19 @@ async def test_a_line_that_is_renewed_ends_what_is_under_way(calls: Line) -> Non
     assert numbers[0] == numbers[1] != numbers[2]
 
 
+async def test_what_was_to_be_written_goes_on_though_the_line_is_to_be_renewed(calls: Line) -> None:
+    """On the connection that there is; it is closed when another one is there and its replies have come."""
+    own = int(await calls.ask("CLIENT", "ID"))
+    calls.renew()
+    late = asyncio.get_running_loop().create_future()
+    calls.write((b"*2\r\n$6\r\nCLIENT\r\n$2\r\nID\r\n",), (partial(answer, late),))
+    other = int(await calls.ask("CLIENT", "ID"))
+    assert await late == own != other
+    while b"id=%d " % own in await calls.ask("CLIENT", "LIST"):
+        pass
+    assert calls.is_open
+
+
 async def test_a_server_that_says_nothing_is_not_waited_for(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +218,18 @@ async def test_a_line_goes_over_tls(redis_server: RedisServer, tmp_path: Path) -
         given = await asyncio.gather(secure.ask("SET", "a", large), secure.ask("STRLEN", "a"))
         assert list(given) == [b"OK", len(large)]
         assert await secure.ask("GET", "a") == large
+        await secure.aclose()
+
+
+async def test_files_of_the_url_come_before_those_of_the_settings(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """As for the connections of a pool."""
+    own, other = (certificates(tmp_path / name, "broker") for name in ("own", "other"))
+    async with over_tls(redis_server, certificates(tmp_path / "own", "redis")) as url:
+        named = f"ssl_ca_certs={own.authority}&ssl_certfile={own.certificate}&ssl_keyfile={own.key}"
+        secure = Line(f"{url}?{named}", None, other)
+        assert await secure.ask("PING") == b"PONG"
         await secure.aclose()
 
 

@@ -62,10 +62,11 @@ def work(address: str, name: str) -> int:
     """
     pause = threading.Event()
     with SimulatedActor(address, name) as actor:
-        actor.open()
         while actor.acked_through < FRAGMENTS:
             try:
-                if actor.acked_through < actor.begin_through:
+                if not actor.session:
+                    actor.open()
+                elif actor.acked_through < actor.begin_through:
                     actor.send(fragment(actor.session, actor.acked_through + 1))
                 else:
                     actor.watch(wait_ms=1000, known_version=2**40, known_begin_through=actor.begin_through)
