@@ -5,15 +5,18 @@ number of layers.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 _BETA_1 = 0.9
 _BETA_2 = 0.999
+_SMALL = 32_768
+"""Up to so many parameters on the CPU numpy takes the step: torch's calls are a part of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class FlatAdam:
         self.own = list(named.values())
         ends = list(accumulate(parameter.numel() for parameter in self.own))
         self._cuts = [slice(end - own.numel(), end) for end, own in zip(ends, self.own, strict=True)]
+        self._starts = {id(own): cut.start for own, cut in zip(self.own, self._cuts, strict=True)}
         self._epsilon = epsilon
         self.parameters = flatten(named)
         self.first = torch.zeros_like(self.parameters)
@@ -58,6 +62,22 @@ class FlatAdam:
             self.flat_gradient[cut].view_as(own) for cut, own in zip(self._cuts, self.own, strict=True)
         ]
         self.steps = 0
+        of_numpy = self.parameters.device.type == "cpu" and self.parameters.numel() <= _SMALL
+        vectors = self.parameters, self.first, self.second, torch.empty_like(self.parameters)
+        self._arrays = tuple(vector.numpy() for vector in vectors) if of_numpy else None
+
+    def stacked(self, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return views of K of `own`, and of their gradients: [K, *shape] each, and no copies.
+
+        parameters: of one shape, and all as far from the one before.
+        """
+        first, starts = parameters[0], [self._starts[id(parameter)] for parameter in parameters]
+        apart = starts[1] - starts[0] if len(starts) > 1 else first.numel()
+        shape, strides = (len(starts), *first.shape), (apart, *first.stride())
+        assert starts == [starts[0] + apart * k for k in range(len(starts))]
+        assert all(parameter.shape == first.shape for parameter in parameters)
+        views = [flat.as_strided(shape, strides, starts[0]) for flat in (self.parameters, self.flat_gradient)]
+        return views[0], views[1]
 
     def gradient_of(self, loss: Tensor) -> Tensor:
         """Return ∂loss/∂parameters by autograd, flat [P]; loss: scalar. The next call reuses the tensor."""
@@ -65,22 +85,48 @@ class FlatAdam:
         return torch.cat([piece.reshape(-1) for piece in pieces], out=self.flat_gradient)
 
     def step(self, gradient: Tensor, learning_rate: float, max_norm: float) -> Tensor:
-        """Take one step down `gradient` [P], which is scaled to `max_norm` where longer (0: never), in place.
+        """Take one step down `gradient` [P], scaled to `max_norm` where it is longer (0: never); uses it up.
 
         Returns the gradient's norm before that, a scalar on the device.
         """
+        self.steps += 1
+        # first/(√second/root + ε) with both sides times root: one pass less over the vector.
+        root = math.sqrt(1.0 - _BETA_2**self.steps)
+        rate = learning_rate * root / (1.0 - _BETA_1**self.steps)
+        step = self._step if self._arrays is None else self._array_step
+        return step(gradient, max_norm, rate, self._epsilon * root)
+
+    def _step(self, gradient: Tensor, max_norm: float, rate: float, epsilon: float) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(gradient)
         if max_norm > 0:
             gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
-        self.steps += 1
         self.first.lerp_(gradient, 1.0 - _BETA_1)
         self.second.mul_(_BETA_2).addcmul_(gradient, gradient, value=1.0 - _BETA_2)
-        # first/(√second/root + ε) with both sides times root: one pass less over the vector.
-        root = math.sqrt(1.0 - _BETA_2**self.steps)
-        scale = self.second.sqrt().add_(self._epsilon * root)
-        rate = learning_rate * root / (1.0 - _BETA_1**self.steps)
+        scale = self.second.sqrt().add_(epsilon)
         self.parameters.addcdiv_(self.first, scale, value=-rate)
         return norm
+
+    def _array_step(self, gradient: Tensor, max_norm: float, rate: float, epsilon: float) -> Tensor:
+        """`_step` in numpy: more passes over the vector, and cheaper calls."""
+        assert self._arrays is not None
+        parameters, first, second, square = self._arrays
+        slope = gradient.numpy()
+        with np.errstate(all="ignore"):
+            np.square(slope, out=square)
+            norm = math.sqrt(np.add.reduce(square))
+            scale = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
+            np.multiply(first, _BETA_1, out=first)
+            np.multiply(slope, scale * (1.0 - _BETA_1), out=slope)
+            np.add(first, slope, out=first)
+            np.multiply(second, _BETA_2, out=second)
+            np.multiply(square, scale**2 * (1.0 - _BETA_2), out=square)
+            np.add(second, square, out=second)
+            np.sqrt(second, out=square)
+            np.add(square, epsilon, out=square)
+            np.divide(first, square, out=square)
+            np.multiply(square, rate, out=square)
+            np.subtract(parameters, square, out=parameters)
+        return gradient.new_tensor(norm)
 
     def checksum(self) -> Tensor:
         """Return a scalar that is finite exactly when parameters and moments are.

@@ -4,9 +4,10 @@ Everything is computed as tensors and read at once, so that no gradient step wai
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from learner.algorithms.shared.loss import (
 from learner.algorithms.shared.rank_group import RankGroup
 from learner.algorithms.shared.steps import AllRankSteps
 from penstock.policy.layers import Measured
+from penstock.policy.numbers import Numbers
 
 METRICS: Final = (
     "policy_loss",
@@ -110,5 +112,14 @@ def _largest_log_ratio(prepared: Prepared) -> Tensor:
 
 def _own_shares(prepared: Prepared, record: GradientRecord, optimiser: Tensor) -> Tensor:
     """Return this rank's share of `_SUMMED`, [4]."""
-    losses = [torch.stack(record.policy_losses).mean(), torch.stack(record.value_losses).mean()]
-    return torch.stack([*losses, prepared.entropy, optimiser])
+    losses = [_mean(record.policy_losses), _mean(record.value_losses)]
+    return torch.stack([*(loss.to(optimiser) for loss in losses), prepared.entropy, optimiser])
+
+
+def _mean(scalars: Sequence[Numbers]) -> Tensor:
+    """Return the mean of scalars that are all tensors or all numpy's."""
+    return (
+        torch.stack(list(scalars)).mean()
+        if isinstance(scalars[0], Tensor)
+        else torch.tensor(np.mean(scalars))
+    )
