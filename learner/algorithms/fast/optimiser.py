@@ -62,9 +62,10 @@ class FlatAdam:
             self.flat_gradient[cut].view_as(own) for cut, own in zip(self._cuts, self.own, strict=True)
         ]
         self.steps = 0
-        of_numpy = self.parameters.device.type == "cpu" and self.parameters.numel() <= _SMALL
-        vectors = self.parameters, self.first, self.second, torch.empty_like(self.parameters)
-        self._arrays = tuple(vector.numpy() for vector in vectors) if of_numpy else None
+        self._arrays = None
+        if self.parameters.device.type == "cpu" and len(self.parameters) <= _SMALL:
+            vectors = self.parameters, self.first, self.second, torch.empty_like(self.parameters)
+            self._arrays = tuple(vector.numpy() for vector in vectors)
 
     def stacked(self, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return views of K of `own`, and of their gradients: [K, *shape] each, and no copies.
@@ -107,7 +108,7 @@ class FlatAdam:
         return norm
 
     def _array_step(self, gradient: Tensor, max_norm: float, rate: float, epsilon: float) -> Tensor:
-        """`_step` in numpy: more passes over the vector, and cheaper calls."""
+        """Do `_step` in numpy: more passes over the vector, and cheaper calls."""
         assert self._arrays is not None
         parameters, first, second, square = self._arrays
         slope = gradient.numpy()

@@ -114,7 +114,7 @@ class GradientSteps:
             return [self.step(part, scheduled, record) for part in rows.cut(sizes)]
 
     def step(self, rows: Rows, scheduled: ScheduleValues, record: GradientRecord) -> Tensor:
-        """Make one gradient step, as `each` does."""
+        """Make one gradient step of `each`. rows: of a minibatch, in arrays where the network computes so."""
         made = (self._in_closed_form if self._policy.has_slope else self._by_autograd)(rows, scheduled)
         gradient = self._group.sum_(made.gradient)
         max_norm = self._section.max_gradient_norm

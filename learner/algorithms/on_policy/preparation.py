@@ -8,6 +8,7 @@ gradients.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,7 +108,8 @@ def _log_prob(policy: Policy, network: Network, parameters: Numbers, action: dic
     if network.in_arrays:
         action = {path: values.numpy() for path, values in action.items()}
         parameters = parameters.numpy()
-    return torch.as_tensor(policy.closed_form(parameters, action).log_prob)
+    with np.errstate(all="ignore"):
+        return torch.as_tensor(policy.closed_form(parameters, action).log_prob)
 
 
 def _in_sequences(

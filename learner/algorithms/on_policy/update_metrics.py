@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,8 +117,5 @@ def _own_shares(prepared: Prepared, record: GradientRecord, optimiser: Tensor) -
 
 def _mean(scalars: Sequence[Numbers]) -> Tensor:
     """Return the mean of scalars that are all tensors or all numpy's."""
-    return (
-        torch.stack(list(scalars)).mean()
-        if isinstance(scalars[0], Tensor)
-        else torch.tensor(np.mean(scalars))
-    )
+    of_tensors = isinstance(scalars[0], Tensor)
+    return (torch.stack(list(scalars)) if of_tensors else torch.tensor(scalars)).mean()
