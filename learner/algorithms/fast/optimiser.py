@@ -94,28 +94,29 @@ class FlatAdam:
         # first/(√second/root + ε) with both sides times root: one pass less over the vector.
         root = math.sqrt(1.0 - _BETA_2**self.steps)
         rate = learning_rate * root / (1.0 - _BETA_1**self.steps)
-        step = self._step if self._arrays is None else self._array_step
-        return step(gradient, max_norm, rate, self._epsilon * root)
-
-    def _step(self, gradient: Tensor, max_norm: float, rate: float, epsilon: float) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(gradient)
+        step = self._step if self._arrays is None else self._array_step
+        step(gradient, norm, max_norm, rate, self._epsilon * root)
+        return norm
+
+    def _step(self, gradient: Tensor, norm: Tensor, max_norm: float, rate: float, epsilon: float) -> None:
         if max_norm > 0:
             gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
         self.first.lerp_(gradient, 1.0 - _BETA_1)
         self.second.mul_(_BETA_2).addcmul_(gradient, gradient, value=1.0 - _BETA_2)
         scale = self.second.sqrt().add_(epsilon)
         self.parameters.addcdiv_(self.first, scale, value=-rate)
-        return norm
 
-    def _array_step(self, gradient: Tensor, max_norm: float, rate: float, epsilon: float) -> Tensor:
+    def _array_step(
+        self, gradient: Tensor, norm: Tensor, max_norm: float, rate: float, epsilon: float
+    ) -> None:
         """Do `_step` in numpy: more passes over the vector, and cheaper calls."""
         assert self._arrays is not None
         parameters, first, second, square = self._arrays
         slope = gradient.numpy()
+        scale = min(1.0, max_norm / (float(norm.numpy()) + 1e-6)) if max_norm > 0 else 1.0
         with np.errstate(all="ignore"):
             np.square(slope, out=square)
-            norm = math.sqrt(np.add.reduce(square))
-            scale = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
             np.multiply(first, _BETA_1, out=first)
             np.multiply(slope, scale * (1.0 - _BETA_1), out=slope)
             np.add(first, slope, out=first)
@@ -127,7 +128,6 @@ class FlatAdam:
             np.divide(first, square, out=square)
             np.multiply(square, rate, out=square)
             np.subtract(parameters, square, out=parameters)
-        return gradient.new_tensor(norm)
 
     def checksum(self) -> Tensor:
         """Return a scalar that is finite exactly when parameters and moments are.
