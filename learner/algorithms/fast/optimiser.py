@@ -86,7 +86,7 @@ class FlatAdam:
         return torch.cat([piece.reshape(-1) for piece in pieces], out=self.flat_gradient)
 
     def step(self, gradient: Tensor, learning_rate: float, max_norm: float) -> Tensor:
-        """Take one step down `gradient` [P], scaled to `max_norm` where it is longer (0: never); uses it up.
+        """Take one step down `gradient` [P], which is scaled to `max_norm` where longer (0: never), in place.
 
         Returns the gradient's norm before that, a scalar on the device.
         """
@@ -112,22 +112,23 @@ class FlatAdam:
     ) -> None:
         """Do `_step` in numpy: more passes over the vector, and cheaper calls."""
         assert self._arrays is not None
-        parameters, first, second, square = self._arrays
+        parameters, first, second, change = self._arrays
         slope = gradient.numpy()
-        scale = min(1.0, max_norm / (float(norm.numpy()) + 1e-6)) if max_norm > 0 else 1.0
         with np.errstate(all="ignore"):
-            np.square(slope, out=square)
+            if max_norm > 0:
+                np.multiply(slope, min(1.0, max_norm / (float(norm.numpy()) + 1e-6)), out=slope)
+            np.multiply(slope, 1.0 - _BETA_1, out=change)
             np.multiply(first, _BETA_1, out=first)
-            np.multiply(slope, scale * (1.0 - _BETA_1), out=slope)
-            np.add(first, slope, out=first)
+            np.add(first, change, out=first)
+            np.square(slope, out=change)
+            np.multiply(change, 1.0 - _BETA_2, out=change)
             np.multiply(second, _BETA_2, out=second)
-            np.multiply(square, scale**2 * (1.0 - _BETA_2), out=square)
-            np.add(second, square, out=second)
-            np.sqrt(second, out=square)
-            np.add(square, epsilon, out=square)
-            np.divide(first, square, out=square)
-            np.multiply(square, rate, out=square)
-            np.subtract(parameters, square, out=parameters)
+            np.add(second, change, out=second)
+            np.sqrt(second, out=change)
+            np.add(change, epsilon, out=change)
+            np.divide(first, change, out=change)
+            np.multiply(change, rate, out=change)
+            np.subtract(parameters, change, out=parameters)
 
     def checksum(self) -> Tensor:
         """Return a scalar that is finite exactly when parameters and moments are.

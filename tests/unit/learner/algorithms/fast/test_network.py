@@ -115,7 +115,7 @@ def test_only_dense_networks_are_done_by_hand() -> None:
 def test_steps_are_those_of_torchs_adam_with_clipped_gradients(
     small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fifty steps in float64, some of them clipped."""
+    """Fifty steps in float64, some of them clipped; the gradient that is left is what was clipped."""
     monkeypatch.setattr(optimiser, "_SMALL", small)
     flat, plain = double("gaussian"), double("gaussian")
     adam = FlatAdam(flat, 1e-5)
@@ -129,6 +129,8 @@ def test_steps_are_those_of_torchs_adam_with_clipped_gradients(
         expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.3)
         reference.step()
         torch.testing.assert_close(norm, expected, rtol=1e-9, atol=0)
+        scaled = torch.cat([own.grad.flatten() for own in plain.parameters() if own.grad is not None])
+        torch.testing.assert_close(adam.flat_gradient, scaled, rtol=1e-9, atol=1e-12)
     for one, other in zip(flat.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
