@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from penstock.config.settings import PolicySection
 from penstock.policy.custom_network import body_of
-from penstock.policy.distributions import ActionHead, head_of
+from penstock.policy.distributions import ActionHead, ClosedForm, head_of, joint
 from penstock.policy.layers import dropouts
 from penstock.policy.masking import ActionMasks, masked
 from penstock.policy.memory import Memory, SeenTrajectory
 from penstock.policy.networks import Inputs, Reader
 from penstock.policy.normaliser import Normaliser
+from penstock.policy.numbers import Numbers
 from penstock.policy.trajectory import Trajectory
 from penstock.wire.spaces import Dict, Space, leaves
 
@@ -55,7 +56,7 @@ class ActorCritic(nn.Module):
     combines_heads = False
     """True where `outputs` are more than what the two last layers give, each by itself."""
     has_slope = False
-    """True where `slope` is implemented.
+    """True where `closed_form` is implemented.
 
     A class that overrides `joint_log_prob` or `joint_entropy` sets False.
     """
@@ -161,19 +162,13 @@ class ActorCritic(nn.Module):
         parts = [head.entropy(parameters[..., cut]) for head, cut in pieces]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
-    def slope(
-        self, parameters: Tensor, action: Mapping[str, Tensor], by_log_prob: Tensor, by_entropy: float
-    ) -> Tensor:
-        """Return ∂L/∂parameters [n, P] by `joint_log_prob` and `joint_entropy`; only where `has_slope`.
+    def closed_form(self, parameters: Numbers, action: Mapping[str, Numbers]) -> ClosedForm:
+        """Return `joint_log_prob` with the slopes of it and of `joint_entropy`; only where `has_slope`.
 
-        Arguments are those of `ActionHead.slope`, with parameters [n, P] and actions by path.
+        Arguments are those of `ActionHead.closed_form`, with parameters [n, P] and actions by path.
         """
         pieces = zip(self.action_heads, self._cuts, strict=True)
-        slopes = [
-            head.slope(parameters[..., cut], action[head.path], by_log_prob, by_entropy)
-            for head, cut in pieces
-        ]
-        return slopes[0] if len(slopes) == 1 else torch.cat(slopes, -1)
+        return joint([head.closed_form(parameters[:, cut], action[head.path]) for head, cut in pieces])
 
     def evaluate(self, observation: Mapping[str, Tensor], action: Mapping[str, Tensor]) -> Evaluated:
         """Return log-probability, entropy and value of tensors with any equal leading axes [..., *shape]."""

@@ -53,8 +53,9 @@ class Inputs:
         """
         if self.time is not None:
             raise ValueError("inputs: rows of a recurrent policy are taken by whole sequences, not alone")
-        images = tuple(image[index] for image in self.images)
-        return Inputs(self.vector[index], images, None if self.forbidden is None else self.forbidden[index])
+        images = tuple(image.index_select(0, index) for image in self.images)
+        forbidden = None if self.forbidden is None else self.forbidden.index_select(0, index)
+        return Inputs(self.vector.index_select(0, index), images, forbidden)
 
     def narrow(self, start: int, length: int) -> "Inputs":
         """Return rows [start, start + length), as views, of rows without time."""

@@ -9,8 +9,9 @@ import asyncio
 import math
 import sys
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,8 @@ from broker.service.session_owners import SessionOwners
 from broker.service.staging import StagingLimit
 from broker.service.weight_cache import WeightCache
 from broker.service.weight_service import WeightService
-from penstock.config.settings import PolicySection
+from learner.algorithms.on_policy.ppo import PPO
+from penstock.config.settings import PolicySection, PPOSection
 from penstock.policy.build import build
 from penstock.rpc.auth import Proof
 from penstock.rpc.gate import Gate
@@ -46,8 +48,9 @@ from penstock.wire import append
 from penstock.wire.fragment import Fragment, check, header_bytes, parse_header
 from penstock.wire.messages import Durability, Publication, Role
 from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Box, Discrete
+from penstock.wire.spaces import Box, Discrete, Space
 from penstock.wire.specification import RunSpecification
+from tests.support.experience.experience import Environment, Line, box, cartpoles, collect, small_policy
 from tests.support.run.small_run import CHARGE, SCHEMA, specification
 from tests.support.run.small_run import fragment as small_fragment
 from tests.support.run.store_run import open_run
@@ -117,6 +120,23 @@ class Rollout:
 def rollout() -> Rollout:
     """With the environment's own vector entry point, so that the environment is few of the calls."""
     return Rollout("vector_entry_point")
+
+
+def lines(count: int) -> Sequence[Environment]:
+    """Environments for any action."""
+    return [Line(8, "terminated") for _ in range(count)]
+
+
+@pytest.mark.parametrize("of", [(Discrete(2), cartpoles), (box(1), lines)], ids=["a choice", "reals"])
+def test_calls_of_a_gradient_step(of: tuple[Space, Callable[[int], Sequence[Environment]]]) -> None:
+    """What epochs add to an update of PPO on a dense policy: permuting and taking minibatches included."""
+    action, environments = of
+    policy = small_policy(0, action)
+    batch, counted = collect(policy, environments), []
+    for epochs in (1, 5):
+        ppo = PPO(policy, PPOSection(epochs=epochs, learning_rate=0.0), seed=0)
+        counted.append(calls(partial(ppo.update, batch, progress=0.0)))
+    assert (counted[1] - counted[0]) / (4 * PPOSection().minibatches) <= 140
 
 
 def admit(raw: bytes, run: RunSpecification) -> None:

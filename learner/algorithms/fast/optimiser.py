@@ -5,15 +5,18 @@ number of layers.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 _BETA_1 = 0.9
 _BETA_2 = 0.999
+_SMALL = 32_768
+"""Up to so many parameters on the CPU numpy takes the step: torch's calls are a part of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class FlatAdam:
         self.own = list(named.values())
         ends = list(accumulate(parameter.numel() for parameter in self.own))
         self._cuts = [slice(end - own.numel(), end) for end, own in zip(ends, self.own, strict=True)]
+        self._starts = {id(own): cut.start for own, cut in zip(self.own, self._cuts, strict=True)}
         self._epsilon = epsilon
         self.parameters = flatten(named)
         self.first = torch.zeros_like(self.parameters)
@@ -58,6 +62,23 @@ class FlatAdam:
             self.flat_gradient[cut].view_as(own) for cut, own in zip(self._cuts, self.own, strict=True)
         ]
         self.steps = 0
+        self._arrays = None
+        if self.parameters.device.type == "cpu" and len(self.parameters) <= _SMALL:
+            vectors = self.parameters, self.first, self.second, torch.empty_like(self.parameters)
+            self._arrays = tuple(vector.numpy() for vector in vectors)
+
+    def stacked(self, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return views of K of `own`, and of their gradients: [K, *shape] each, and no copies.
+
+        parameters: of one shape, and all as far from the one before.
+        """
+        first, starts = parameters[0], [self._starts[id(parameter)] for parameter in parameters]
+        apart = starts[1] - starts[0] if len(starts) > 1 else first.numel()
+        shape, strides = (len(starts), *first.shape), (apart, *first.stride())
+        assert starts == [starts[0] + apart * k for k in range(len(starts))]
+        assert all(parameter.shape == first.shape for parameter in parameters)
+        views = [flat.as_strided(shape, strides, starts[0]) for flat in (self.parameters, self.flat_gradient)]
+        return views[0], views[1]
 
     def gradient_of(self, loss: Tensor) -> Tensor:
         """Return ∂loss/∂parameters by autograd, flat [P]; loss: scalar. The next call reuses the tensor."""
@@ -69,18 +90,45 @@ class FlatAdam:
 
         Returns the gradient's norm before that, a scalar on the device.
         """
-        norm: Tensor = torch.linalg.vector_norm(gradient)
-        if max_norm > 0:
-            gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
         self.steps += 1
-        self.first.lerp_(gradient, 1.0 - _BETA_1)
-        self.second.mul_(_BETA_2).addcmul_(gradient, gradient, value=1.0 - _BETA_2)
         # first/(√second/root + ε) with both sides times root: one pass less over the vector.
         root = math.sqrt(1.0 - _BETA_2**self.steps)
-        scale = self.second.sqrt().add_(self._epsilon * root)
         rate = learning_rate * root / (1.0 - _BETA_1**self.steps)
-        self.parameters.addcdiv_(self.first, scale, value=-rate)
+        norm: Tensor = torch.linalg.vector_norm(gradient)
+        step = self._step if self._arrays is None else self._array_step
+        step(gradient, norm, max_norm, rate, self._epsilon * root)
         return norm
+
+    def _step(self, gradient: Tensor, norm: Tensor, max_norm: float, rate: float, epsilon: float) -> None:
+        if max_norm > 0:
+            gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self.first.lerp_(gradient, 1.0 - _BETA_1)
+        self.second.mul_(_BETA_2).addcmul_(gradient, gradient, value=1.0 - _BETA_2)
+        scale = self.second.sqrt().add_(epsilon)
+        self.parameters.addcdiv_(self.first, scale, value=-rate)
+
+    def _array_step(
+        self, gradient: Tensor, norm: Tensor, max_norm: float, rate: float, epsilon: float
+    ) -> None:
+        """Do `_step` in numpy: more passes over the vector, and cheaper calls."""
+        assert self._arrays is not None
+        parameters, first, second, change = self._arrays
+        slope = gradient.numpy()
+        with np.errstate(all="ignore"):
+            if max_norm > 0:
+                np.multiply(slope, min(1.0, max_norm / (float(norm.numpy()) + 1e-6)), out=slope)
+            np.multiply(slope, 1.0 - _BETA_1, out=change)
+            np.multiply(first, _BETA_1, out=first)
+            np.add(first, change, out=first)
+            np.square(slope, out=change)
+            np.multiply(change, 1.0 - _BETA_2, out=change)
+            np.multiply(second, _BETA_2, out=second)
+            np.add(second, change, out=second)
+            np.sqrt(second, out=change)
+            np.add(change, epsilon, out=change)
+            np.divide(first, change, out=change)
+            np.multiply(change, rate, out=change)
+            np.subtract(parameters, change, out=parameters)
 
     def checksum(self) -> Tensor:
         """Return a scalar that is finite exactly when parameters and moments are.

@@ -4,10 +4,12 @@ Without dropout the ratio and its slope come from one pass. With dropout the rat
 acts, and only the slope goes through a network from which features were dropped.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,16 +21,15 @@ from learner.algorithms.shared.rows import Rows
 from learner.algorithms.shared.schedule import ScheduleValues
 from learner.algorithms.shared.sequences import Sequences
 from penstock.config.sections.on_policy import OnPolicySection
-from penstock.policy.actor_critic import Outputs
 from penstock.policy.layers import thinned
 from penstock.policy.networks import Inputs
+from penstock.policy.numbers import Numbers
 from penstock.policy.policy import Policy
 
-PolicyLoss = Callable[[Tensor, Rows, ScheduleValues], Sloped]
+PolicyLoss = Callable[[Numbers, Rows, ScheduleValues], Sloped]
 """Loss of the policy and its slope, given log π_θ of the rows, [m], without gradient."""
-ValueLoss = Callable[[Tensor, Rows], Sloped]
+ValueLoss = Callable[[Numbers, Rows], Sloped]
 """Loss of the critic and its slope, given the values of the rows, [m], without gradient."""
-
 _RANK_STRIDE: Final = 0x9E3779B1
 """Between the seeds of ranks: no gradient step of one has the seed of another's, also in 32 bits, to which a
 generator on the CPU cuts them."""
@@ -38,18 +39,27 @@ generator on the CPU cuts them."""
 class GradientRecord:
     """What the gradient steps leave behind, on the device. `rows`, `split`: of the last epoch, as permuted.
 
-    Losses are this rank's shares of the means over all ranks. used: steps of all ranks that gradient steps
-    were of. numbers: more metrics.
+    Losses are scalars, this rank's shares of the means over all ranks. used: steps of all ranks that gradient
+    steps were of. numbers: more metrics.
     """
 
-    policy_losses: list[Tensor] = field(default_factory=list)
-    value_losses: list[Tensor] = field(default_factory=list)
+    policy_losses: list[Numbers] = field(default_factory=list)
+    value_losses: list[Numbers] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
     log_prob: list[Tensor] = field(default_factory=list)
     rows: Rows | Sequences | None = None
     split: MinibatchSplit | None = None
     used: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
+
+
+class _Made(NamedTuple):
+    """A minibatch: log π_θ of its rows, [m], flat gradient of this rank's share, and both losses."""
+
+    log_prob: Numbers
+    gradient: Tensor
+    policy_loss: Numbers
+    value_loss: Numbers
 
 
 class GradientSteps:
@@ -84,68 +94,75 @@ class GradientSteps:
         self._policy_loss = policy_loss
         self._value_loss = value_loss
 
-    def step(self, rows: Rows, scheduled: ScheduleValues, record: GradientRecord) -> Tensor:
-        """Make one gradient step; returns log π_θ of this rank's rows from before the step, [m].
+    def each(
+        self,
+        rows: Rows | Sequences,
+        sizes: Sequence[tuple[int, int]],
+        scheduled: ScheduleValues,
+        record: GradientRecord,
+    ) -> list[Tensor]:
+        """Make a gradient step on each minibatch of the rows in turn.
 
-        rows: of a minibatch. scheduled: the numbers of this update. record: what the step adds to.
+        Returns log π_θ of this rank's rows of each from before its step, [m].
+
+        sizes: as of `MinibatchSplit`. scheduled: the numbers of this update. record: what the steps add to.
         """
-        section = self._section
+        if self._policy.has_slope and self._network.in_arrays and isinstance(rows, Rows):
+            rows = rows.in_arrays()
+        # What is not finite is found at the end of the update.
+        with np.errstate(all="ignore"):
+            return [self.step(part, scheduled, record) for part in rows.cut(sizes)]
+
+    def step(self, rows: Rows, scheduled: ScheduleValues, record: GradientRecord) -> Tensor:
+        """Make one gradient step of `each`. rows: of a minibatch, in arrays where the network computes so."""
+        made = (self._in_closed_form if self._policy.has_slope else self._by_autograd)(rows, scheduled)
+        gradient = self._group.sum_(made.gradient)
+        max_norm = self._section.max_gradient_norm
+        record.norms.append(self._optimiser.step(gradient, scheduled.learning_rate, max_norm))
+        record.policy_losses.append(made.policy_loss)
+        record.value_losses.append(made.value_loss)
+        record.used += rows.total
+        return torch.as_tensor(made.log_prob)
+
+    def _in_closed_form(self, rows: Rows, scheduled: ScheduleValues) -> _Made:
+        parameters, value = self._network.plain_outputs(rows.inputs)
+        form = self._policy.closed_form(parameters, rows.action)
+        log_prob = form.log_prob
+        surrogate = self._policy_loss(log_prob, rows, scheduled)
+        if self._policy.dropouts:
+            with self._thinned(rows.inputs):
+                parameters, value = self._network.plain_outputs(rows.inputs)
+            form = self._policy.closed_form(parameters, rows.action)
+        error = self._value_loss(value, rows)
+        by_parameters, by_heads = form.slopes(surrogate.slope, -scheduled.entropy_coefficient / rows.total)
+        by_value = error.slope * self._section.value_coefficient
+        gradient = self._network.gradient_at(by_parameters, by_value, by_heads)
+        return _Made(log_prob, gradient, surrogate.loss, error.loss)
+
+    def _by_autograd(self, rows: Rows, scheduled: ScheduleValues) -> _Made:
         outputs = self._network.outputs(rows.inputs)
-        # Without a graph where no gradient goes back through it.
-        parameters = outputs.parameters.detach() if self._policy.has_slope else outputs.parameters
-        log_prob = self._policy.joint_log_prob(parameters, rows.action)
+        log_prob = self._policy.joint_log_prob(outputs.parameters, rows.action)
         before = log_prob.detach()
         surrogate = self._policy_loss(before, rows, scheduled)
         if self._policy.dropouts:
-            # The ratio is that of the policy which acts; only its slope goes through a thinned network.
-            outputs = self._thinned(rows.inputs)
+            with self._thinned(rows.inputs):
+                outputs = self._network.outputs(rows.inputs)
+            log_prob = self._policy.joint_log_prob(outputs.parameters, rows.action)
         error = self._value_loss(outputs.value.detach(), rows)
-        by_value = error.slope.mul_(section.value_coefficient)
-        by_entropy = -scheduled.entropy_coefficient / rows.total
-        slopes = surrogate.slope, by_value, by_entropy
-        known = None if self._policy.dropouts else log_prob
-        gradient = self._group.sum_(self._gradient(outputs, rows.action, known, slopes))
-        record.norms.append(
-            self._optimiser.step(gradient, scheduled.learning_rate, section.max_gradient_norm)
-        )
-        record.policy_losses.append(surrogate.loss)
-        record.value_losses.append(error.loss)
-        record.used += rows.total
-        return before
-
-    def _gradient(
-        self,
-        outputs: Outputs,
-        action: Mapping[str, Tensor],
-        log_prob: Tensor | None,
-        slopes: tuple[Tensor, Tensor, float],
-    ) -> Tensor:
-        """Return the gradients of all parameters, flat.
-
-        log_prob: [m] with its graph, where it is there already. slopes: by it, by the value, by each entropy.
-        """
-        by_log_prob, by_value, by_entropy = slopes
-        if self._policy.has_slope:
-            parameters = outputs.parameters.detach()
-            return self._network.gradient_at(
-                self._policy.slope(parameters, action, by_log_prob, by_entropy), by_value
-            )
-        if log_prob is None:
-            log_prob = self._policy.joint_log_prob(outputs.parameters, action)
-        built, by_built = [log_prob, outputs.value], [by_log_prob, by_value]
-        if by_entropy:
+        built = [log_prob, outputs.value]
+        slopes = [surrogate.slope, error.slope * self._section.value_coefficient]
+        if scheduled.entropy_coefficient:
             entropy = self._policy.joint_entropy(outputs.parameters)
             built.append(entropy)
-            by_built.append(torch.full_like(entropy, by_entropy))
-        return self._network.gradient(built, by_built)
+            slopes.append(torch.full_like(entropy, -scheduled.entropy_coefficient / rows.total))
+        return _Made(before, self._network.gradient(built, slopes), surrogate.loss, error.loss)
 
-    def _thinned(self, inputs: Inputs) -> Outputs:
-        """Return outputs with features dropped.
+    def _thinned(self, inputs: Inputs) -> AbstractContextManager[None]:
+        """Drop features in the forward passes inside the block: the ratio is that of the policy which acts.
 
-        Which ones are dropped follows from the count of gradient steps, so a resume repeats them, and from
-        the rank: rows of several ranks would otherwise lose the same features.
+        Only its slope goes through a thinned network. Which features are dropped follows from the count of
+        gradient steps, so a resume repeats them, and from the rank: rows of several ranks would otherwise
+        lose the same features.
         """
         seed = self._seed + self._optimiser.steps + self._group.rank * _RANK_STRIDE
-        device = inputs.vector.device
-        with thinned(self._policy.dropouts, seed, device):
-            return self._network.outputs(inputs)
+        return thinned(self._policy.dropouts, seed, inputs.vector.device)

@@ -19,6 +19,7 @@ from learner.algorithms.shared.loss import Sloped, Surrogate, policy_gradient, w
 from learner.algorithms.shared.rows import Rows
 from learner.algorithms.shared.schedule import ScheduleValues
 from penstock.config.settings import ImpalaSection
+from penstock.policy.numbers import Numbers
 
 
 class Impala(OnPolicy[ImpalaSection]):
@@ -38,5 +39,5 @@ class Impala(OnPolicy[ImpalaSection]):
     def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
         return weighted(behaviour, proximal, advantage, self.section.rho_clip)
 
-    def _policy_loss(self, log_prob: Tensor, rows: Rows, scheduled: ScheduleValues) -> Sloped:
+    def _policy_loss(self, log_prob: Numbers, rows: Rows, scheduled: ScheduleValues) -> Sloped:
         return policy_gradient(log_prob, rows.weighted_advantage, rows.total)

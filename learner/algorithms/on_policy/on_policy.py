@@ -37,6 +37,7 @@ from learner.algorithms.shared.steps import Steps
 from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from learner.batch import Batch
 from penstock.policy.layers import Measured, measure
+from penstock.policy.numbers import Numbers
 from penstock.policy.policy import Policy
 
 _GOING_ON = ("generator/", "rewards/slots", "rewards/returns")
@@ -76,10 +77,10 @@ class OnPolicy(LearnsOnce[Own]):
         """Once per batch. log μ, log π at the start of the batch, advantages: [n]."""
 
     @abstractmethod
-    def _policy_loss(self, log_prob: Tensor, rows: Rows, scheduled: ScheduleValues) -> Sloped:
+    def _policy_loss(self, log_prob: Numbers, rows: Rows, scheduled: ScheduleValues) -> Sloped:
         """Of a gradient step. log_prob: log π_θ, [m], without gradient."""
 
-    def _value_loss(self, value: Tensor, rows: Rows) -> Sloped:
+    def _value_loss(self, value: Numbers, rows: Rows) -> Sloped:
         """Of a gradient step. value: [m], without gradient."""
         return value_loss(value, rows.target, rows.old_value, None, rows.total)
 
@@ -88,9 +89,7 @@ class OnPolicy(LearnsOnce[Own]):
         rank_rows = prepared.rank_rows
         split = rank_rows.split(torch.arange(rank_rows.total), 1)
         record = GradientRecord(rows=prepared.rows, split=split)
-        record.log_prob = [
-            self._gradient_steps.step(rows, scheduled, record) for rows in prepared.rows.cut(split.sizes)
-        ]
+        record.log_prob = self._gradient_steps.each(prepared.rows, split.sizes, scheduled, record)
         return record
 
     def _trained(self, batch: Batch) -> Tensor:

@@ -41,6 +41,7 @@ from learner.algorithms.shared.steps import Steps
 from learner.batch import Batch
 from penstock.config.settings import PPOSection
 from penstock.policy.layers import Measured
+from penstock.policy.numbers import Numbers
 from penstock.policy.policy import Policy
 
 METRICS = (
@@ -86,7 +87,7 @@ class PPO(OnPolicy[PPOSection]):
             return coupled(behaviour, advantage)
         return decoupled(behaviour, proximal, advantage, self.section.behaviour_weight_cap)
 
-    def _policy_loss(self, log_prob: Tensor, rows: Rows, scheduled: ScheduleValues) -> Sloped:
+    def _policy_loss(self, log_prob: Numbers, rows: Rows, scheduled: ScheduleValues) -> Sloped:
         assert scheduled.clip_range is not None
         return policy_loss(
             log_prob,
@@ -97,7 +98,7 @@ class PPO(OnPolicy[PPOSection]):
             rows.total,
         )
 
-    def _value_loss(self, value: Tensor, rows: Rows) -> Sloped:
+    def _value_loss(self, value: Numbers, rows: Rows) -> Sloped:
         return value_loss(value, rows.target, rows.old_value, self.section.value_clip, rows.total)
 
     # ---- the epochs
@@ -113,9 +114,7 @@ class PPO(OnPolicy[PPOSection]):
             order = torch.randperm(rank_rows.total, generator=self._permutations)
             record.split = split = rank_rows.split(order, count)
             record.rows = rows.select(split.index)
-            record.log_prob = [
-                self._gradient_steps.step(part, scheduled, record) for part in record.rows.cut(split.sizes)
-            ]
+            record.log_prob = self._gradient_steps.each(record.rows, split.sizes, scheduled, record)
             passes += 1
             if self._moved_far(record.rows, record.log_prob, split):
                 break

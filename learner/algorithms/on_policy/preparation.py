@@ -8,6 +8,7 @@ gradients.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from learner.algorithms.shared.sequences import Sequences
 from learner.batch import Batch
 from penstock.policy.memory import SeenTrajectory
 from penstock.policy.normaliser import Moments
+from penstock.policy.numbers import Numbers
 from penstock.policy.policy import Policy
 
 Estimate = Callable[[Unrolls, Tensor], Advantages]
@@ -74,7 +76,7 @@ def prepare(
     outputs = network.outputs(look.inputs)
     action = {path: values.flatten(0, 1) for path, values in batch.action.items()}
     parameters = outputs.parameters[:count]
-    proximal = policy.joint_log_prob(parameters, action)
+    proximal = _log_prob(policy, network, parameters, action)
     behaviour = batch.log_prob.flatten().to(proximal.dtype)
     values, finals = values_of(policy, look, outputs.value, (steps, columns))
     log_ratios = (proximal - behaviour).view(steps, columns)
@@ -97,6 +99,17 @@ def prepare(
     return Prepared(
         rows=rows, steps=rank_rows.total, rank_rows=rank_rows, index=index, entropy=mean, observed=observed
     )
+
+
+def _log_prob(policy: Policy, network: Network, parameters: Numbers, action: dict[str, Numbers]) -> Tensor:
+    """Log π [n] as gradient steps compute it: the ratio of fresh experience is 1 to the last bit."""
+    if not policy.has_slope:
+        return policy.joint_log_prob(parameters, action)
+    if network.in_arrays:
+        action = {path: values.numpy() for path, values in action.items()}
+        parameters = parameters.numpy()
+    with np.errstate(all="ignore"):
+        return torch.as_tensor(policy.closed_form(parameters, action).log_prob)
 
 
 def _in_sequences(

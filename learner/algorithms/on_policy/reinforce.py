@@ -15,6 +15,7 @@ from learner.algorithms.shared.loss import Sloped, Surrogate, coupled, policy_gr
 from learner.algorithms.shared.rows import Rows
 from learner.algorithms.shared.schedule import ScheduleValues
 from penstock.config.settings import ReinforceSection
+from penstock.policy.numbers import Numbers
 
 
 class Reinforce(OnPolicy[ReinforceSection]):
@@ -29,5 +30,5 @@ class Reinforce(OnPolicy[ReinforceSection]):
     def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
         return coupled(behaviour, advantage)
 
-    def _policy_loss(self, log_prob: Tensor, rows: Rows, scheduled: ScheduleValues) -> Sloped:
+    def _policy_loss(self, log_prob: Numbers, rows: Rows, scheduled: ScheduleValues) -> Sloped:
         return policy_gradient(log_prob, rows.weighted_advantage, rows.total)

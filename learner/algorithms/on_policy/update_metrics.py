@@ -4,7 +4,7 @@ Everything is computed as tensors and read at once, so that no gradient step wai
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -22,6 +22,7 @@ from learner.algorithms.shared.loss import (
 from learner.algorithms.shared.rank_group import RankGroup
 from learner.algorithms.shared.steps import AllRankSteps
 from penstock.policy.layers import Measured
+from penstock.policy.numbers import Numbers
 
 METRICS: Final = (
     "policy_loss",
@@ -110,5 +111,11 @@ def _largest_log_ratio(prepared: Prepared) -> Tensor:
 
 def _own_shares(prepared: Prepared, record: GradientRecord, optimiser: Tensor) -> Tensor:
     """Return this rank's share of `_SUMMED`, [4]."""
-    losses = [torch.stack(record.policy_losses).mean(), torch.stack(record.value_losses).mean()]
-    return torch.stack([*losses, prepared.entropy, optimiser])
+    losses = [_mean(record.policy_losses), _mean(record.value_losses)]
+    return torch.stack([*(loss.to(optimiser) for loss in losses), prepared.entropy, optimiser])
+
+
+def _mean(scalars: Sequence[Numbers]) -> Tensor:
+    """Return the mean of scalars that are all tensors or all numpy's."""
+    of_tensors = isinstance(scalars[0], Tensor)
+    return (torch.stack(list(scalars)) if of_tensors else torch.tensor(scalars)).mean()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.policy.numbers import Numbers, names_of
+
 _MOST_TOLD = 60.0
 """Log-ratios above this are told as this: the exponential of 88.8 leaves the range of float32."""
 
@@ -63,28 +65,28 @@ def behaviour_weight(behaviour: Tensor, proximal: Tensor, cap: float) -> Tensor:
 class Sloped:
     """A loss and its derivative, in closed form: a quarter of the time that autograd takes for them.
 
-    loss: scalar.   slope: [n], by each element of the first argument.
+    loss: scalar.   slope: [n], by each element of the first argument. Arrays where the arguments are.
     """
 
-    loss: Tensor
-    slope: Tensor
+    loss: Numbers
+    slope: Numbers
 
 
-def policy_gradient(log_prob: Tensor, weighted_advantage: Tensor, total: int | None = None) -> Sloped:
+def policy_gradient(log_prob: Numbers, weighted_advantage: Numbers, total: int | None = None) -> Sloped:
     """Return −mean w A log π_θ, and its slope by log π_θ.
 
     Williams 1992, eq. 11; Espeholt et al. 2018, section 4.2. log_prob, weighted_advantage: [n].
     total: rows that the mean is over, where these are one rank's share of them; None: these.
     """
     count = len(log_prob) if total is None else total
-    loss = (log_prob * weighted_advantage).sum().div_(-count)
+    loss = (log_prob * weighted_advantage).sum() / -count
     return Sloped(loss, weighted_advantage * (-1.0 / count))
 
 
 def policy_loss(
-    log_prob: Tensor,
-    anchor: Tensor,
-    weighted_advantage: Tensor,
+    log_prob: Numbers,
+    anchor: Numbers,
+    weighted_advantage: Numbers,
     clip_range: float,
     dual_clip: float | None = None,
     total: int | None = None,
@@ -97,21 +99,23 @@ def policy_loss(
     With `dual_clip` c > 1 the smaller one is held above c A where A < 0 (Ye et al. 2020, eq. 5), so that an
     action that became very likely since does not push without limit.
     """
-    ratio = (log_prob - anchor).exp_()
-    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range).mul_(weighted_advantage)
-    unclipped = ratio.mul_(weighted_advantage)
-    smaller = torch.minimum(unclipped, clipped)
+    names = names_of(log_prob)
+    ratio = names.exp(log_prob - anchor)
+    clipped = ratio.clip(1.0 - clip_range, 1.0 + clip_range) * weighted_advantage
+    unclipped = ratio * weighted_advantage
+    smaller = names.minimum(unclipped, clipped)
     count = len(log_prob) if total is None else total
-    slope = unclipped.mul_(unclipped <= clipped).mul_(-1.0 / count)
+    slope = (unclipped <= clipped) * unclipped
     if dual_clip is not None:
-        floor = weighted_advantage.clamp(max=0.0).mul_(dual_clip)
-        slope.mul_(smaller >= floor)
-        smaller = torch.maximum(smaller, floor)
-    return Sloped(smaller.sum().div_(-count), slope)
+        floor = weighted_advantage.clip(max=0.0) * dual_clip
+        slope *= smaller >= floor
+        smaller = names.maximum(smaller, floor)
+    slope *= -1.0 / count
+    return Sloped(smaller.sum() / -count, slope)
 
 
 def value_loss(
-    value: Tensor, target: Tensor, old_value: Tensor, clip: float | None, total: int | None = None
+    value: Numbers, target: Numbers, old_value: Numbers, clip: float | None, total: int | None = None
 ) -> Sloped:
     """Return half the mean squared error, and its slope by the value.
 
@@ -121,16 +125,17 @@ def value_loss(
     the code published with Schulman et al. 2017; where that is the larger and is held, it is constant.
     """
     difference = value - target
-    error = difference.square()
+    error = difference * difference
     count = len(value) if total is None else total
-    slope = difference.mul_(1.0 / count)
+    slope = difference * (1.0 / count)
     if clip is not None:
         moved = value - old_value
-        held_error = (old_value + moved.clamp(-clip, clip) - target).square_()
+        held = old_value + moved.clip(-clip, clip) - target
+        held_error = held * held
         # Within ± clip both errors are one, but for rounding, which must not decide.
-        slope = slope.mul_((error >= held_error).logical_or_(moved.abs() <= clip))
-        error = torch.maximum(error, held_error)
-    return Sloped(error.sum().div_(count).mul_(0.5), slope)
+        slope *= (error >= held_error) | (abs(moved) <= clip)
+        error = names_of(value).maximum(error, held_error)
+    return Sloped(error.sum() * (0.5 / count), slope)
 
 
 def standardise(advantage: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
 """Steps of a batch as the losses read them: flat, without those that are not experience."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from learner.algorithms.shared.steps import Steps
 from learner.batch import send
 from penstock.policy.networks import Inputs
+from penstock.policy.numbers import Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class Rows(Steps):
     """
 
     inputs: Inputs
-    action: dict[str, Tensor]
-    columns: Tensor
+    action: dict[str, Numbers]
+    columns: Numbers
     whole: int | None = None
 
     @property
@@ -30,7 +31,7 @@ class Rows(Steps):
 
     def __len__(self) -> int:
         """Return what an epoch permutes: steps (n)."""
-        return self.columns.shape[1]
+        return self.steps
 
     def alone(self) -> Inputs:
         """Inputs of the steps, [n]."""
@@ -41,6 +42,11 @@ class Rows(Steps):
         index = send(index, self.columns.device)
         action = {path: values.index_select(0, index) for path, values in self.action.items()}
         return Rows(self.inputs.select(index), action, self.columns.index_select(1, index))
+
+    def in_arrays(self) -> "Rows":
+        """Return these rows, which lie on the CPU, with actions and columns as arrays of the same memory."""
+        action = {path: values.numpy() for path, values in self.action.items()}
+        return replace(self, action=action, columns=self.columns.numpy())
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator["Rows"]:
         """Yield minibatches of the n rows in order, as views, [m] rows each.

@@ -1,48 +1,50 @@
-"""Steps as losses read them: six numbers each, in columns."""
+"""Steps as losses read them: six numbers each, in columns of a tensor or of an array."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from penstock.policy.numbers import Numbers
 
 
 class Steps:
     """n valid steps. columns: [6, n], by these names."""
 
     __slots__ = ()
-    columns: Tensor
+    columns: Numbers
 
     @property
     def steps(self) -> int:
         """Return how many steps there are (n)."""
-        return self.columns.shape[1]
+        return int(self.columns.shape[1])
 
     @property
-    def anchor(self) -> Tensor:
+    def anchor(self) -> Numbers:
         """Return the log-probability that the ratio is taken to, [n]."""
         return self.columns[0]
 
     @property
-    def weighted_advantage(self) -> Tensor:
+    def weighted_advantage(self) -> Numbers:
         """Return advantage times behaviour weight, [n]."""
         return self.columns[1]
 
     @property
-    def target(self) -> Tensor:
+    def target(self) -> Numbers:
         """Return the value that the critic is drawn to, [n]."""
         return self.columns[2]
 
     @property
-    def old_value(self) -> Tensor:
+    def old_value(self) -> Numbers:
         """Return V at the start of the batch, [n]."""
         return self.columns[3]
 
     @property
-    def behaviour(self) -> Tensor:
+    def behaviour(self) -> Numbers:
         """Return log μ(a|s) under the behaviour policy, [n]."""
         return self.columns[4]
 
     @property
-    def proximal(self) -> Tensor:
+    def proximal(self) -> Numbers:
         """Return log π_prox(a|s) under the proximal policy, [n]."""
         return self.columns[5]
 

@@ -88,7 +88,7 @@ def watched(prepared: Prepared, record: TokenGradientRecord, clip_range: float) 
 
 def engine_difference(prepared: Prepared, is_own: Tensor) -> Tensor:
     """Return how far the generator's log-probabilities are from the learner's; is_own: bool [n], else nan."""
-    difference = (prepared.proximal - prepared.behaviour).abs()
+    difference: Tensor = (prepared.proximal - prepared.behaviour).abs()
     return difference.mul(is_own).sum() / is_own.sum()
 
 

@@ -10,19 +10,21 @@ from penstock.policy.acting.leaf_heads import Kinds
 from penstock.policy.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from penstock.policy.distributions.epsilon_greedy import EpsilonGreedy
 from penstock.policy.distributions.gaussian import ConditionalSquashedGaussian, Gaussian, SquashedGaussian
-from penstock.policy.distributions.head import ActionHead
+from penstock.policy.distributions.head import ActionHead, ClosedForm, joint
 from penstock.wire.spaces import Leaf
 
 __all__ = [
     "ActionHead",
     "Bernoulli",
     "Categorical",
+    "ClosedForm",
     "ConditionalSquashedGaussian",
     "EpsilonGreedy",
     "Gaussian",
     "MultiCategorical",
     "SquashedGaussian",
     "head_of",
+    "joint",
 ]
 
 _HEADS: Final[Kinds[ActionHead]] = Kinds(

@@ -1,5 +1,6 @@
 """Distributions of choices and bits."""
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -9,7 +10,8 @@ from penstock.policy.acting.choice_drawing import (
     CategoricalDrawing,
     MultiCategoricalDrawing,
 )
-from penstock.policy.distributions.head import ActionHead
+from penstock.policy.distributions.head import ActionHead, ClosedForm, joint
+from penstock.policy.numbers import Numbers, names_of
 from penstock.wire.spaces import Discrete, MultiDiscrete
 
 
@@ -27,19 +29,28 @@ class Categorical(CategoricalDrawing, ActionHead):
         log_p = functional.log_softmax(parameters, -1)
         return -(log_p.exp() * log_p).sum(-1)
 
-    def slope(self, parameters: Tensor, action: Tensor, by_log_prob: Tensor, by_entropy: float) -> Tensor:
-        """Return ∂L/∂z with ∂log π(a)/∂z = 1[a] − p and ∂H/∂z = −p (log p + H)."""
-        log_p = functional.log_softmax(parameters, -1)
-        probability, rows = log_p.exp(), by_log_prob.unsqueeze(-1)
-        slope = (probability * rows).neg_().scatter_add_(-1, action.unsqueeze(-1), rows)
-        if by_entropy:
-            entropy = -(probability * log_p).sum(-1, keepdim=True)
-            slope.addcmul_(probability, log_p.add_(entropy), value=-by_entropy)
-        return slope
+    def closed_form(self, parameters: Numbers, action: Numbers) -> ClosedForm:
+        """Return log π(a), with ∂log π(a)/∂z = 1[a] − p and ∂H/∂z = −p (log p + H)."""
+        names, log_p = names_of(parameters), _log_softmax(parameters)
+        # Choice by choice in memory, as a dense network's outputs are.
+        taken = (names.arange(self.size, device=action.device)[:, None] == action).T
+        probability = names.exp(log_p)
+
+        def slopes(by_log_prob: Numbers, by_entropy: float) -> tuple[Numbers, list[Numbers]]:
+            rows = by_log_prob[:, None]
+            slope = taken * rows - probability * rows
+            if by_entropy:
+                entropy = -(probability * log_p).sum(-1)
+                slope -= by_entropy * probability * (log_p + entropy[:, None])
+            return slope, []
+
+        return ClosedForm((taken * log_p).sum(-1), slopes)
 
 
 class MultiCategorical(MultiCategoricalDrawing, ActionHead):
     """Independent categoricals; their logits stand behind one another."""
+
+    has_slope = True
 
     def __init__(self, path: str, space: MultiDiscrete) -> None:
         super().__init__(path, space)
@@ -55,6 +66,11 @@ class MultiCategorical(MultiCategoricalDrawing, ActionHead):
         pieces = zip(self.parts, self.cuts, strict=True)
         return torch.stack([part.entropy(parameters[..., cut]) for part, cut in pieces]).sum(0)
 
+    def closed_form(self, parameters: Numbers, action: Numbers) -> ClosedForm:
+        """Return the sum over the parts, and their slopes behind one another."""
+        pieces = zip(self.parts, self.cuts, action.T, strict=True)
+        return joint([part.closed_form(parameters[:, cut], a) for part, cut, a in pieces])
+
 
 class Bernoulli(BernoulliDrawing, ActionHead):
     """Independent bits; parameters are a logit for each."""
@@ -66,3 +82,12 @@ class Bernoulli(BernoulliDrawing, ActionHead):
     def entropy(self, parameters: Tensor) -> Tensor:
         """Return Σ softplus(x) − x σ(x)."""
         return (functional.softplus(parameters) - parameters * parameters.sigmoid()).sum(-1)
+
+
+def _log_softmax(parameters: Numbers) -> Numbers:
+    """[n, size], over the last axis."""
+    if isinstance(parameters, Tensor):
+        return functional.log_softmax(parameters, -1)
+    shifted = parameters - np.maximum.reduce(parameters, -1)[:, None]
+    shifted -= np.log(np.add.reduce(np.exp(shifted), -1))[:, None]
+    return shifted

@@ -13,7 +13,8 @@ from penstock.policy.acting.gaussian_drawing import (
     GaussianDrawing,
     SquashedGaussianDrawing,
 )
-from penstock.policy.distributions.head import ActionHead
+from penstock.policy.distributions.head import ActionHead, ClosedForm
+from penstock.policy.numbers import Numbers, names_of
 from penstock.wire.spaces import Box
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -26,6 +27,8 @@ class Gaussian(GaussianDrawing, ActionHead):
 
     Actions are drawn unbounded; the environment gets them clipped to the bounds. A = elements of the action.
     """
+
+    has_slope = True
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
         super().__init__(path, space, initial_log_std)
@@ -42,6 +45,23 @@ class Gaussian(GaussianDrawing, ActionHead):
         entropy = self.log_std.sum() + self.size * (0.5 + _HALF_LOG_TWO_PI)
         return entropy.expand(parameters.shape[:-1])
 
+    def closed_form(self, parameters: Numbers, action: Numbers) -> ClosedForm:
+        """Return log π(a), with ∂log π/∂μ = z/σ, ∂log π/∂log σ = z² − 1 and ∂H/∂log σ = 1; z = (a − μ)/σ."""
+        names = names_of(parameters)
+        log_std = self.log_std.detach() if names is torch else self._log_std()
+        deviation = names.exp(-log_std)
+        raw = names.asarray(action, dtype=parameters.dtype).reshape(parameters.shape)
+        scaled = (raw - parameters) * deviation
+        square = scaled * scaled
+
+        def slopes(by_log_prob: Numbers, by_entropy: float) -> tuple[Numbers, list[Numbers]]:
+            rows = by_log_prob[:, None]
+            by_log_std = (rows * (square - 1.0)).sum(0) + by_entropy * len(rows)
+            return rows * scaled * deviation, [by_log_std]
+
+        constant = log_std.sum() + self.size * _HALF_LOG_TWO_PI
+        return ClosedForm(-0.5 * square.sum(-1) - constant, slopes)
+
     def _log_std(self) -> Reals:
         # A view of the parameter, so that new weights are seen at once.
         array: Reals = self.log_std.detach().cpu().numpy()
@@ -53,6 +73,8 @@ class SquashedGaussian(SquashedGaussianDrawing, Gaussian):
 
     Log-probability and entropy are those of tanh(u) in (−1, 1); stretching adds a constant to both.
     """
+
+    has_slope = False  # its entropy has other slopes than a Gaussian's
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Return the Gaussian's log-density minus Σ log(1 − tanh²u)."""

@@ -20,7 +20,9 @@ from penstock.policy.distributions import (
     head_of,
 )
 from penstock.policy.masking import masked
+from penstock.policy.numbers import Numbers
 from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
+from penstock.wire.tensor import Array
 from tests.support.experience.experience import box
 
 LOG_STD = -0.4
@@ -112,26 +114,35 @@ def test_mode_is_more_likely_than_what_is_drawn(name: str) -> None:
 
 
 @pytest.mark.parametrize("by_entropy", [0.0, -0.3])
-@pytest.mark.parametrize("is_masked", [False, True])
-def test_slopes_in_closed_form_are_those_of_autograd(is_masked: bool, by_entropy: float) -> None:
-    """In float64 to 1e-12, of any weights, also where choices are ruled out."""
-    head = HEADS["categorical"]()
+@pytest.mark.parametrize("kind", [torch.from_numpy, np.asarray], ids=["tensors", "arrays"])
+@pytest.mark.parametrize("name", ["categorical", "masked categorical", "multi-categorical", "gaussian"])
+def test_slopes_in_closed_form_are_those_of_autograd(
+    name: str, kind: Callable[[Array], Numbers], by_entropy: float
+) -> None:
+    """In float64 to 1e-12, of any weights, also where choices are ruled out; so is the log-probability."""
+    head = HEADS[name.removeprefix("masked ")]().double()
     outputs = parameters(head).double().requires_grad_()
     forbidden = torch.zeros(outputs.shape, dtype=torch.bool)
-    forbidden[::2, 1:3] = is_masked
-    logits = masked(outputs, forbidden)
-    action = distributions.Categorical(logits=logits.detach()).sample()
+    forbidden[::2, 1:3] = "masked" in name
+    shown = masked(outputs, forbidden)
+    action = np.asarray(head.draw(shown.detach().numpy(), np.random.default_rng(2))[0])
     weights = torch.randn(len(action), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    loss = (head.log_prob(logits, action) * weights).sum() + by_entropy * head.entropy(logits).sum()
-    (expected,) = torch.autograd.grad(loss, outputs)
-    found = head.slope(logits.detach(), action, weights, by_entropy)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    log_prob = head.log_prob(shown, torch.from_numpy(action))
+    loss = (log_prob * weights).sum() + by_entropy * head.entropy(shown).sum()
+    wanted = [outputs, *head.parameters()]
+    expected = torch.autograd.grad(loss, wanted, materialize_grads=True)
+    form = head.closed_form(kind(shown.detach().numpy()), kind(action))
+    by_parameters, by_own = form.slopes(kind(weights.numpy()), by_entropy)
+    found = [torch.as_tensor(one) for one in (form.log_prob, by_parameters, *by_own)]
+    torch.testing.assert_close(found, [log_prob.detach(), *expected], rtol=1e-12, atol=1e-13)
 
 
-def test_a_head_that_scales_its_outputs_has_no_slope_of_a_choice() -> None:
-    """Its log-probability is that of a choice, but of other numbers."""
+def test_a_head_of_other_numbers_has_not_the_slopes_that_it_would_inherit() -> None:
+    """Action values are scaled before they are a choice; the entropy behind a tanh is not a Gaussian's."""
     assert Categorical("action", Discrete(3)).has_slope
     assert not EpsilonGreedy("action", Discrete(3)).has_slope
+    assert Gaussian("action", WIDE, LOG_STD).has_slope
+    assert not SquashedGaussian("action", WIDE, LOG_STD).has_slope
 
 
 def test_categorical_draws_follow_their_probabilities() -> None:

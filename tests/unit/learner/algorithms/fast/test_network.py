@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from learner.algorithms.fast import optimiser
 from learner.algorithms.fast.network import AutogradNetwork, DenseNetwork, Network, network_of
 from learner.algorithms.fast.optimiser import FlatAdam
 from penstock.config.settings import PolicySection
@@ -75,12 +76,19 @@ def test_slopes_at_the_outputs_are_followed_as_autograd_does(name: str, is_maske
     random = torch.Generator().manual_seed(2)
     by_parameters = torch.randn(parameters.shape, generator=random, dtype=torch.float64) / 40
     by_value = torch.randn(40, generator=random, dtype=torch.float64) / 40
-    gradients = []
-    for network in (DenseNetwork(policy, adam), AutogradNetwork(policy, adam)):
-        network.outputs(inputs)
-        adam.flat_gradient.fill_(7.0)
-        gradients.append(network.gradient_at(by_parameters, by_value).clone())
-    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-15)
+    by_heads = [
+        torch.randn(own.shape, generator=random, dtype=torch.float64) for own in policy.heads.parameters()
+    ]
+    for given in ([], by_heads):
+        gradients = []
+        for network in (DenseNetwork(policy, adam), AutogradNetwork(policy, adam)):
+            outputs = map(torch.as_tensor, network.plain_outputs(inputs))
+            expected = policy.outputs(inputs)
+            for output, same in zip(outputs, (expected.parameters, expected.value), strict=True):
+                torch.testing.assert_close(output, same.detach(), rtol=1e-12, atol=1e-15)
+            adam.flat_gradient.fill_(7.0)
+            gradients.append(network.gradient_at(by_parameters, by_value, given).clone())
+        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -103,8 +111,12 @@ def test_only_dense_networks_are_done_by_hand() -> None:
         assert isinstance(network_of(policy, FlatAdam(policy, 1e-5)), AutogradNetwork)
 
 
-def test_steps_are_those_of_torchs_adam_with_clipped_gradients() -> None:
-    """Fifty steps in float64, some of them clipped."""
+@pytest.mark.parametrize("small", [0, 2**20], ids=["tensors", "arrays"])
+def test_steps_are_those_of_torchs_adam_with_clipped_gradients(
+    small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifty steps in float64, some of them clipped; the gradient that is left is what was clipped."""
+    monkeypatch.setattr(optimiser, "_SMALL", small)
     flat, plain = double("gaussian"), double("gaussian")
     adam = FlatAdam(flat, 1e-5)
     reference = torch.optim.Adam(plain.parameters(), lr=1e-2, eps=1e-5)
@@ -117,6 +129,8 @@ def test_steps_are_those_of_torchs_adam_with_clipped_gradients() -> None:
         expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.3)
         reference.step()
         torch.testing.assert_close(norm, expected, rtol=1e-9, atol=0)
+        scaled = torch.cat([own.grad.flatten() for own in plain.parameters() if own.grad is not None])
+        torch.testing.assert_close(adam.flat_gradient, scaled, rtol=1e-9, atol=1e-12)
     for one, other in zip(flat.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 

@@ -83,11 +83,15 @@ def check_slopes(policy: Policy, batch: Batch) -> None:
     torch.testing.assert_close(*updated, rtol=1e-9, atol=1e-12)
 
 
-CHOICES = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=1)))
+SLOPED: dict[str, AnySpace] = {
+    "one choice": spaces.Discrete(3),
+    "two choices": spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=1))),
+    "choices and reals": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2,), np.float32))),
+}
 
 
 @pytest.mark.parametrize("section", [{}, {"dropout": 0.2}, {"shared_trunk": True}])
-@pytest.mark.parametrize("action", [spaces.Discrete(3), CHOICES], ids=["one choice", "two choices"])
+@pytest.mark.parametrize("action", SLOPED.values(), ids=SLOPED)
 def test_slopes_in_closed_form_make_the_update_that_autograd_makes(
     action: AnySpace, section: dict[str, Any]
 ) -> None:

@@ -69,7 +69,8 @@ def first_epoch(ppo: PPO, batch: Batch) -> torch.Tensor:
         prepared = ppo.prepare(batch, batch.reward, SingleRankGroup().rows_of(batch.valid))
     record = ppo._train(batch, prepared, replace(ppo._schedule(0.0), learning_rate=0.0))
     assert record.rows is not None
-    return (torch.cat(record.log_prob) - record.rows.proximal).exp()
+    ratio: torch.Tensor = (torch.cat(record.log_prob) - record.rows.proximal).exp()
+    return ratio
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -134,8 +135,9 @@ def test_another_rank_drops_other_features_and_each_time_the_same() -> None:
         steps = ppo._gradient_steps
         steps._group = SingleRankGroup()
         steps._group.rank = rank
-        outputs = steps._thinned(acting.policy.read(acting.batch().observation))
-        gradients.append(outputs.parameters.detach())
+        inputs = acting.policy.read(acting.batch().observation)
+        with steps._thinned(inputs):
+            gradients.append(ppo._network.plain_outputs(inputs)[0])
     assert not torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[1], gradients[2])
 

@@ -25,12 +25,14 @@ def advantages() -> Tensor:
 
 def surrogate_loss(current: Tensor, fixed: loss.Surrogate) -> Tensor:
     """The loss that an epoch minimises."""
-    return loss.policy_loss(current, fixed.anchor, fixed.weighted_advantage, CLIP).loss
+    found: Tensor = loss.policy_loss(current, fixed.anchor, fixed.weighted_advantage, CLIP).loss
+    return found
 
 
 def gradient(current: Tensor, fixed: loss.Surrogate) -> Tensor:
     """∂loss/∂log π_θ, [n]."""
-    return loss.policy_loss(current, fixed.anchor, fixed.weighted_advantage, CLIP).slope
+    found: Tensor = loss.policy_loss(current, fixed.anchor, fixed.weighted_advantage, CLIP).slope
+    return found
 
 
 def brute_force(behaviour: Tensor, proximal: Tensor, current: Tensor, advantage: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ def advantages(policy: np.ndarray, beta: float, value: float, advantage: Kind, *
     )
     logs = [torch.from_numpy(np.log(one)).float() for one in (policy, REFERENCE)]
     read = torch.stack([logs[0], torch.zeros(VOCABULARY), torch.full((VOCABULARY,), value), logs[1]])
-    return prepare(responses, read, section, beta).weighted_advantage
+    advantages: torch.Tensor = prepare(responses, read, section, beta).weighted_advantage
+    return advantages
 
 
 @pytest.mark.parametrize("whiten", [True, False])
