@@ -50,7 +50,7 @@ class Descriptors:
 
 
 class ForkServer:
-    """A process that has imported what services import. All methods belong to one thread.
+    """A process that has imported what services import. Methods belong to one thread, `give_up` to any.
 
     cpu_seconds, memory: what it has used, once it has ended.
     """
@@ -65,6 +65,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                env=_settable(os.environ),
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
             )
@@ -87,7 +88,8 @@ class ForkServer:
         if self._process is None or tuple(command[: len(PENSTOCK) + 1]) not in _FORKED:
             return None
         told, telling = os.pipe()
-        with os.fdopen(telling, "w") as words:
+        # It was killed before it has read all: who waits for its end sees that.
+        with suppress(BrokenPipeError), os.fdopen(telling, "w") as words:
             try:
                 with os.fdopen(told) as reader:
                     pid = self._fork([reader.fileno(), descriptors.log, descriptors.lifeline])
@@ -95,9 +97,7 @@ class ForkServer:
                 log.info("services are started as programs: the fork server is gone", extra={"error": error})
                 self.close()
                 return None
-            with suppress(BrokenPipeError):  # it was killed; who waits for its end sees that
-                json.dump({"command": list(command), "environment": dict(environment)}, words)
-                words.flush()
+            json.dump({"command": list(command), "environment": _settable(environment)}, words)
         return pid
 
     def _fork(self, descriptors: Sequence[int]) -> int:
@@ -108,6 +108,11 @@ class ForkServer:
             raise ConnectionResetError("it has ended")
         (pid,) = PID.unpack(answer)
         return int(pid)
+
+    def give_up(self) -> None:
+        """Wait for it no more: services are programs from now on. Safe from any thread."""
+        with suppress(OSError):  # it has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End it; services that it began go on."""
@@ -124,10 +129,16 @@ class ForkServer:
         self.cpu_seconds = usage.ru_utime + usage.ru_stime
 
 
+def _settable(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return it without a name that is empty: a program can be given it, and no process can set it."""
+    return {name: value for name, value in environment.items() if name}
+
+
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Be the parent of whom a descendant leaves behind."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    """Be the parent of whom a descendant leaves behind. Raises OSError where the kernel does not have it."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "no parent can be made of this process")
     try:
         yield
     finally:

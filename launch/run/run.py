@@ -95,8 +95,10 @@ class Run:
         self._say(f"everything of this run is in {self._plan.run_dir}")
         if self._page_url:
             self._say(f"to be watched at {self._page_url}")
-        for spec in specs:
-            self._supervisor.start(spec)
+        # It may still be importing, or hang: who asks for the end does not wait for it.
+        with self._lifecycle.calling_on_drain(self._fork_server.give_up):
+            for spec in specs:
+                self._supervisor.start(spec)
         try:
             outcome = self._watch()
         except GaveUp as error:

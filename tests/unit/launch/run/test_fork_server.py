@@ -1,12 +1,17 @@
 """A service that is a copy of the fork server has what a program has that the launcher starts."""
 
+import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -75,6 +80,7 @@ def test_a_copy_writes_to_its_log_and_ends_with_its_exit_code(place: Place) -> N
     for times in (1, 2):
         assert ended(place.start(REFUSED)) == 2
         assert place.log.read_text().count("Invalid value for '--actor-id'") == times
+        assert place.log.read_text().count("Usage: python -m launch.cli actor") == times
 
 
 def test_a_copy_has_the_environment_that_it_is_given_and_no_other(
@@ -144,6 +150,78 @@ def test_without_the_server_services_are_programs(place: Place) -> None:
         assert place.server.start(WAITS, os.environ, descriptors) is None
         assert place.server.start(WAITS, os.environ, descriptors) is None
     assert place.server.pid is None
+
+
+def test_nobody_waits_for_a_server_that_was_given_up(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """It hangs, and the run is asked to end."""
+    caplog.set_level(logging.INFO, logger="launch.run.fork_server")
+    pid = place.server.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    giving_up = threading.Thread(target=place.server.give_up)
+    giving_up.start()
+    with place.log.open("ab") as log:
+        descriptors = Descriptors(log=log.fileno(), lifeline=place.lifeline)
+        assert place.server.start(WAITS, os.environ, descriptors) is None
+    giving_up.join()
+    (said,) = caplog.records
+    assert not isinstance(said.__dict__["error"], TimeoutError)
+    place.server.give_up()
+
+
+class KillsCopies(ForkServer):
+    """A server whose copies die before they are told what to be."""
+
+    def _fork(self, descriptors: Sequence[int]) -> int:
+        pid = super()._fork(descriptors)
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return pid
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000], ids=["in one write", "more than a pipe holds"])
+def test_a_copy_that_is_killed_before_it_is_told_is_a_service_that_has_died(
+    size: int, place: Place, tmp_path: Path
+) -> None:
+    """The launcher starts it again, as it does others."""
+    with closing(KillsCopies()) as server:
+        other = Place(tmp_path / "killed.log", place.lifeline, server)
+        assert ended(other.start(WAITS, {"LARGE": "x" * size})) == -signal.SIGKILL
+
+
+NAMELESS: Final = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+words = [word.encode() for word in sys.argv[1:]]
+pairs = [f"{name}={value}".encode() for name, value in os.environ.items()] + [b"=nameless"]
+argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
+environment = (ctypes.c_char_p * (len(pairs) + 1))(*pairs, None)
+libc.execve(words[0], argv, environment)
+"""
+"""Becomes a program whose environment has a variable with no name, which Python itself gives to none."""
+STARTS: Final = """
+import os, sys
+from launch.run.child_process import penstock
+from launch.run.fork_server import Descriptors, ForkServer
+assert os.environ[""] == "nameless"
+server = ForkServer()
+with open(sys.argv[1], "ab") as log:
+    told = Descriptors(log=log.fileno(), lifeline=0)
+    command = penstock("actor", "--broker", "127.0.0.1:1", "--actor-id", "not an id")
+    pid = server.start(command, os.environ, told)
+server.close()
+sys.exit(99 if pid is None else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_variable_without_a_name_keeps_no_service_from_starting(tmp_path: Path) -> None:
+    """A program can be given it, and no process can set or remove it."""
+    python = (sys.executable, "-P", "-c")
+    log = tmp_path / "service.log"
+    words = (*python, NAMELESS, *python, STARTS, str(log))
+    ends = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ends.returncode == 2, ends.stderr
+    assert "Invalid value for '--actor-id'" in log.read_text()
 
 
 def test_services_go_on_when_the_server_ends(place: Place) -> None:
