@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,10 +95,19 @@ def _become(command: list[str], environment: dict[str, str], log: int, lifeline:
 
     # Copies would draw the same numbers. Python's own generator is seeded anew by a fork, numpy's is not.
     np.random.seed()  # noqa: NPY002 - environments draw from this one
-    program = Path(sys.modules["launch.cli"].__path__[0]) / "__main__.py"
-    sys.argv = [str(program), *command[len(PENSTOCK) :]]
+    _have_main(command)
     setproctitle(" ".join(command))
     setthreadtitle(f"penstock {command[len(PENSTOCK)]}")
+
+
+def _have_main(command: list[str]) -> None:
+    """Be the program of the command line: an environment's processes and a learner's ranks begin with it."""
+    program = sys.modules["__main__"]
+    program.__spec__ = find_spec("launch.cli.__main__")
+    program.__package__ = "launch.cli"
+    program.__file__ = str(Path(sys.modules["launch.cli"].__path__[0]) / "__main__.py")
+    sys.argv = [program.__file__, *command[len(PENSTOCK) :]]
+    sys.orig_argv = command
 
 
 if __name__ == "__main__":
