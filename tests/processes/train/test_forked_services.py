@@ -79,7 +79,7 @@ def test_actors_draw_different_numbers(tmp_path: Path, told: Path) -> None:
 
 
 def test_processes_of_environments_load_nothing_of_the_actor(tmp_path: Path, told: Path) -> None:
-    """Each begins with the module that is the main one of who starts it: the fork server's is no small one."""
+    """Each begins with the main module of who starts it, and the fork server's is no small one."""
     allowed = ("--set", 'actor.allow_modules=["telling"]', "--set", "environment.vectorise=async")
     with trainings(tmp_path / "run") as start:
         code, _, err = start("telling:Tells-v0", "--actors", "1", "--total-steps", "1000", *allowed).end()
