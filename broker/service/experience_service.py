@@ -17,6 +17,7 @@ from broker.log.guard import ServerFacts
 from broker.log.store import Store, StoreUnavailable
 from broker.log.store_records import Appended, AppendItem
 from broker.service.admission import NOT_WRITTEN, Admission, Admitted
+from broker.service.asking_again import AskingAgain
 from broker.service.call_rules import check_number, redis_down
 from broker.service.changes import Changes
 from broker.service.last_credit import LastCredit
@@ -57,6 +58,7 @@ class ExperienceService(ExperienceServiceServicer):
         """changes: told which sessions wait for credit after an Append."""
         self._store, self._admission, self._staging, self._owners = store, admission, staging, owners
         self._last_credit, self._changes = last_credit, changes
+        self._asking_again = AskingAgain()
         self._appends: set[asyncio.Future[Appended]] = set()
         self.note_facts(facts)
 
@@ -77,6 +79,9 @@ class ExperienceService(ExperienceServiceServicer):
             opened = await self._store.open_session(actor_id, role, caller_name())
         except StoreUnavailable as error:
             opened = redis_down(Reason.NOT_READY, error)
+        else:
+            if isinstance(opened, Refusal) and opened.reason is Reason.NOT_READY:
+                opened = replace(opened, retry_after_ms=self._asking_again.after_ms())
         if isinstance(opened, Refusal):
             metrics.REFUSALS.labels(reason=opened.reason.label).inc()
             return pb.OpenSessionReply(refusal=opened.to_proto())
@@ -97,7 +102,8 @@ class ExperienceService(ExperienceServiceServicer):
         except StoreUnavailable as error:
             return pb.OpenSessionReply(refusal=redis_down(Reason.NOT_READY, error).to_proto())
         if encoded is None:
-            return pb.OpenSessionReply(refusal=NOT_WRITTEN.to_proto())
+            waits = replace(NOT_WRITTEN, retry_after_ms=self._asking_again.after_ms())
+            return pb.OpenSessionReply(refusal=waits.to_proto())
         return pb.OpenSessionReply(specification=specification_pb2.RunSpecification.FromString(encoded))
 
     async def Append(  # type: ignore[override]  # noqa: N802 - parsed by `penstock.wire.append`

@@ -5,6 +5,7 @@ Commands import what they need when they run: help is fast, and a broker loads n
 
 import os
 import sys
+from contextlib import closing
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
@@ -71,27 +72,37 @@ def train(
     ] = False,
 ) -> None:
     """Train a policy: actors, broker, Redis and learner on this machine."""
-    from launch.run.plan import make_plan
-
     request = replace(options, assignments=tuple(assignments or ()))
 
     def body() -> int:
-        plan = make_plan(request)
-        if print_config:
-            from penstock.config.toml_text import shown
+        if print_config or dry_run:
+            return _looked_at(request, advanced=advanced, dry_run=dry_run, ui=ui, as_json=as_json)
+        from launch.run.fork_server import ForkServer
 
-            sys.stdout.write(shown(plan.settings, advanced=advanced))
-            return 0
-        if dry_run:
-            from launch.dry_run import dry_run_command as command
+        # It imports what the services need while this process imports what a plan needs.
+        with closing(ForkServer()) as fork_server:
+            from launch.commands.train import train as run
+            from launch.run.plan import make_plan
 
-            command.check(plan, recording=request.recording is not None, ui=ui)
-            return command.main(plan, named=request.run_dir is not None, as_json=as_json)
-        from launch.commands.train import train as run
-
-        return run(plan, as_json=as_json, ui=ui)
+            return run(make_plan(request), fork_server, as_json=as_json, ui=ui)
 
     finish(body)
+
+
+def _looked_at(request: Request, *, advanced: bool, dry_run: bool, ui: bool, as_json: bool) -> int:
+    """Show the configuration of a run, or what it will take, without the run."""
+    from launch.run.plan import make_plan
+
+    plan = make_plan(request)
+    if not dry_run:
+        from penstock.config.toml_text import shown
+
+        sys.stdout.write(shown(plan.settings, advanced=advanced))
+        return 0
+    from launch.dry_run import dry_run_command as command
+
+    command.check(plan, recording=request.recording is not None, ui=ui)
+    return command.main(plan, named=request.run_dir is not None, as_json=as_json)
 
 
 for command in (redis, broker, actor, learner, serve):

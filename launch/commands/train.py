@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.run import stored_prediction
+from launch.run.fork_server import ForkServer
 from launch.run.live_view import make_view
 from launch.run.memory import DeviceMemory
 from launch.run.plan import Plan, make_folders, prepare_folder
@@ -39,7 +40,7 @@ from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 
 
-def train(plan: Plan, *, as_json: bool, ui: bool = False) -> int:
+def train(plan: Plan, fork_server: ForkServer, *, as_json: bool, ui: bool = False) -> int:
     """Run it; returns the exit code. ui: with a page that shows it, until it ends."""
     started_s = time.monotonic()
     lifecycle = Lifecycle("launcher")
@@ -49,7 +50,7 @@ def train(plan: Plan, *, as_json: bool, ui: bool = False) -> int:
     except Interrupted:
         return EXIT_INTERRUPTED
     with held_folder(plan.run_dir), _page(plan, ui=ui) as url:
-        return _train(plan, redis, lifecycle, started_s, as_json=as_json, page_url=url)
+        return _train(plan, redis, fork_server, lifecycle, started_s, as_json=as_json, page_url=url)
 
 
 @contextmanager
@@ -65,7 +66,14 @@ def _page(plan: Plan, *, ui: bool) -> Iterator[str]:
 
 
 def _train(
-    plan: Plan, redis: RedisFacts, lifecycle: Lifecycle, started_s: float, *, as_json: bool, page_url: str
+    plan: Plan,
+    redis: RedisFacts,
+    fork_server: ForkServer,
+    lifecycle: Lifecycle,
+    started_s: float,
+    *,
+    as_json: bool,
+    page_url: str,
 ) -> int:
     # For a run that goes on nothing was predicted.
     prediction = None if plan.resumption.resume else stored_prediction.find(plan)
@@ -83,7 +91,7 @@ def _train(
                 plan = prepared(plan, lifecycle, view.event)
                 preparation_s = time.monotonic() - preparing_s
                 prepare_folder(plan)
-                run = Run(plan, sockets, lifecycle, view, redis, page_url)
+                run = Run(plan, sockets, lifecycle, view, redis, fork_server, page_url)
                 outcome = run.go()
         except Interrupted:
             sys.stderr.write(f"interrupted while preparing; with --run-dir {plan.run_dir} it goes on\n")

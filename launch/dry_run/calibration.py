@@ -11,12 +11,14 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from launch.dry_run.pace import Pace, TooShort, pace_of
 from launch.run.disk import sizes
+from launch.run.fork_server import ForkServer
 from launch.run.learner_account import read_account
 from launch.run.live_view import View
 from launch.run.memory import Memory, together
@@ -110,8 +112,9 @@ def calibrate(plan: Plan, lifecycle: Lifecycle, view: View) -> Calibration:
     redis = RedisFacts(version="", durability=plan.settings.broker.durability)
     began_s = time.time()
     try:
-        run = Run(plan, sockets, lifecycle, view, redis)
-        outcome = run.go()
+        with closing(ForkServer()) as fork_server:
+            run = Run(plan, sockets, lifecycle, view, redis, fork_server)
+            outcome = run.go()
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
     measured = _MeasuredRun(began_s, time.time(), run.accounts())

@@ -8,15 +8,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
 from launch.inspection.health_probe import probe
+from launch.run.fork_server import PENSTOCK, Descriptors, ForkServer
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, ended_file, read_endpoint
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
@@ -64,7 +64,7 @@ class ServiceSpec:
 
 def penstock(*arguments: str) -> tuple[str, ...]:
     """The command line of `penstock ARGUMENTS` by this interpreter; -P: a folder here hides no package."""
-    return (sys.executable, "-P", "-m", "launch.cli", *arguments)
+    return (*PENSTOCK, *arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,7 @@ class ServiceProcess:
         environment: Mapping[str, str],
         restarted: bool,
         on_exit: Callable[[Exit], None],
+        fork_server: ForkServer | None = None,
     ) -> None:
         self.spec = spec
         self._log = folder.logs / f"{spec.name}.log"
@@ -112,17 +113,16 @@ class ServiceProcess:
         self._ended = ended_file(self._endpoint)
         self._ended.unlink(missing_ok=True)
         own = {LIFELINE_VARIABLE: str(lifeline_fd), ENDPOINT_VARIABLE: str(self._endpoint)}
+        command = (*spec.command, *(spec.on_restart if restarted else ()))
+        environment = without_configuration(os.environ) | dict(environment) | own
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                (*spec.command, *(spec.on_restart if restarted else ())),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=without_configuration(os.environ) | dict(environment) | own,
-                pass_fds=(lifeline_fd,),
-                process_group=0,
-            )
-        self.pid = self._process.pid
+            descriptors = Descriptors(log=log.fileno(), lifeline=lifeline_fd)
+            pid = fork_server.start(command, environment, descriptors) if fork_server else None
+            self._program: subprocess.Popen[bytes] | None = None
+            if pid is None:
+                self._program = _program(command, environment, descriptors)
+                pid = self._program.pid
+        self.pid = pid
         threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{spec.name}", daemon=True).start()
 
     def _wait(self, on_exit: Callable[[Exit], None]) -> None:
@@ -131,7 +131,8 @@ class ServiceProcess:
         self.kill()
         _, status, usage = os.wait4(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        self._process.returncode = code
+        if self._program is not None:
+            self._program.returncode = code
         cpu_seconds = usage.ru_utime + usage.ru_stime
         in_order = code == EXIT_OK and self._ended.exists()
         on_exit(
@@ -170,6 +171,20 @@ class ServiceProcess:
     def last_line(self) -> str:
         """The last line that the child wrote, which names the cause when it failed."""
         return last_line(self._log)
+
+
+def _program(
+    command: Sequence[str], environment: Mapping[str, str], descriptors: Descriptors
+) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=descriptors.log,
+        stderr=descriptors.log,
+        env=environment,
+        pass_fds=(descriptors.lifeline,),
+        process_group=0,
+    )
 
 
 def last_line(log: Path) -> str:

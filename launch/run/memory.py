@@ -1,9 +1,9 @@
 """Memory: what the processes of a run need at most, and what this machine has left for them.
 
 The kernel keeps the peak of each process (VmHWM). Pages of files, such as libraries, are in it for every
-process that maps them and in memory once: of several processes all peaks are added and these pages counted
-once. psutil tells neither the peak nor a container's limit, and takes two to three times as long to find out
-who has started whom.
+process that maps them and in memory once, and so are pages of a fork server that its copies have not written
+to: of several processes all peaks are added and these pages counted once. psutil tells neither the peak nor
+a container's limit, and takes two to three times as long to find out who has started whom.
 """
 
 import math
@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,8 @@ _CGROUP_LIMITS: Final = (
 )
 """Of version 2 and of version 1, below /sys/fs/cgroup: what a container sees of its own."""
 _TREES_INTERVAL_S: Final = 5.0
+_MOST_WALKED: Final = 2 * 1024 * _MIB
+"""Of larger processes the kernel takes long to say what they share, and a fork server's share is nothing."""
 _DEVICE_INTERVAL_S: Final = 1.0
 _DEVICE_QUERY: Final = ("nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits")
 _DEVICE_TIMEOUT_S: Final = 20.0
@@ -33,10 +35,14 @@ _DEVICE_TIMEOUT_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of a process or several, in bytes. peak: highest resident size. shared: pages of files among it."""
+    """Of a process or several, in bytes.
+
+    peak: highest resident size. Among it shared: pages of files, and inherited: pages of a fork server.
+    """
 
     peak: int = 0
     shared: int = 0
+    inherited: int = 0
 
     def __or__(self, other: "Memory") -> "Memory":
         """The higher of two moments, or lives, of the same processes."""
@@ -47,21 +53,42 @@ NO_MEMORY: Final = Memory()
 
 
 def together(parts: Iterable[Memory]) -> Memory:
-    """Return the memory of several processes: each with its own pages, those of files once."""
+    """Return the memory of several processes: each with its own pages, those of files and forks once."""
     found = list(parts)
     shared = max((one.shared for one in found), default=0)
-    return Memory(peak=sum(one.peak - one.shared for one in found) + shared, shared=shared)
+    inherited = max((one.inherited for one in found), default=0)
+    own = sum(one.peak - one.shared - one.inherited for one in found)
+    return Memory(peak=own + shared + inherited, shared=shared, inherited=inherited)
 
 
 def of_process(pid: int) -> Memory:
-    """Peak so far; nothing of a process that has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return NO_MEMORY
-    fields = dict(line.split(":", 1) for line in status.splitlines())
-    peak, shared = (_kib(fields.get(name, "0 kB")) for name in ("VmHWM", "RssFile"))
+    """Peak so far, inherited pages not told apart; nothing of a process that has ended."""
+    peak, shared = _fields(pid, "status", "VmHWM", "RssFile")
     return Memory(peak=peak, shared=min(peak, shared))
+
+
+def of_fork_server(pid: int) -> Memory:
+    """Do as `of_process`, for one whose pages its copies have too."""
+    peak, shared, own = _fields(pid, "status", "VmHWM", "RssFile", "RssAnon")
+    return Memory(peak=peak, shared=shared, inherited=min(own, peak - shared))
+
+
+def inherited_by(pid: int) -> int:
+    """Bytes of a copy's pages that are still its fork server's, at least; 0 of a large process."""
+    resident, files = _fields(pid, "status", "VmRSS", "RssFile")
+    if resident > _MOST_WALKED:
+        return 0
+    return max(0, sum(_fields(pid, "smaps_rollup", "Shared_Clean", "Shared_Dirty")) - files)
+
+
+def _fields(pid: int, file: str, *names: str) -> list[int]:
+    """Sizes that the kernel tells of a process; zeros of one that has ended."""
+    try:
+        text = Path(f"/proc/{pid}/{file}").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        text = ""
+    found = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return [_kib(found.get(name, "0 kB")) for name in names]
 
 
 class Trees:
@@ -72,13 +99,21 @@ class Trees:
 
     def __init__(self) -> None:
         self._children: dict[int, list[int]] = {}
+        self._inherited: dict[int, int] = {}
         self._at_s = -math.inf
 
     def look(self, roots: Iterable[int]) -> dict[int, Memory]:
         """Peak of each so far."""
+        pids = list(roots)
         if time.monotonic() - self._at_s >= _TREES_INTERVAL_S:
             self._children, self._at_s = _children(), time.monotonic()
-        return {root: together(map(of_process, _tree(root, self._children))) for root in roots}
+            self._inherited = {pid: inherited_by(pid) for pid in pids}
+        return {pid: together(map(self._of, _tree(pid, self._children))) for pid in pids}
+
+    def _of(self, pid: int) -> Memory:
+        memory = of_process(pid)
+        inherited = min(self._inherited.get(pid, 0), memory.peak - memory.shared)
+        return replace(memory, inherited=inherited)
 
 
 def _kib(text: str) -> int:

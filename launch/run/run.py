@@ -17,9 +17,10 @@ from typing import Any, Final
 from launch.run.child_process import DrainStage, Folder
 from launch.run.disk import explain
 from launch.run.drain_bounds import gone_by
+from launch.run.fork_server import ForkServer
 from launch.run.learner_account import LearnerAccount
 from launch.run.live_view import View
-from launch.run.memory import of_process
+from launch.run.memory import of_process, together
 from launch.run.plan import Plan, take_configuration
 from launch.run.progress import MetricsTail
 from launch.run.redis_service import ask
@@ -61,6 +62,7 @@ class Run:
         lifecycle: Lifecycle,
         view: View,
         redis: RedisFacts,
+        fork_server: ForkServer,
         page_url: str = "",
     ) -> None:
         """page_url: where a browser sees the run, "" where no page is served."""
@@ -74,7 +76,10 @@ class Run:
         # The write end stays open in this process alone: children drain when the kernel closes it.
         read_fd, self._lifeline = os.pipe()
         folder = Folder(logs=plan.run_dir / "logs", endpoints=plan.run_dir / "endpoints")
-        self._supervisor = Supervisor(folder, read_fd, service_environment(plan.settings), self._say)
+        self._supervisor = Supervisor(
+            folder, read_fd, service_environment(plan.settings), self._say, fork_server
+        )
+        self._fork_server = fork_server
         self._tail = MetricsTail(plan.run_dir / "metrics.jsonl")
         self._account = LearnerAccount(plan.run_dir)
         self._is_training = False
@@ -90,14 +95,17 @@ class Run:
         self._say(f"everything of this run is in {self._plan.run_dir}")
         if self._page_url:
             self._say(f"to be watched at {self._page_url}")
-        for spec in specs:
-            self._supervisor.start(spec)
+        # It may still be importing, or hang: who asks for the end does not wait for it.
+        with self._lifecycle.calling_on_drain(self._fork_server.give_up):
+            for spec in specs:
+                self._supervisor.start(spec)
         try:
             outcome = self._watch()
         except GaveUp as error:
             outcome = Outcome(code=error.code, cause=explain(str(error), self._plan.run_dir))
             self._say(f"giving up: {outcome.cause}")
         self._drain()
+        self._fork_server.close()
         if self.has_learned:
             take_configuration(self._plan)
         return outcome
@@ -114,7 +122,7 @@ class Run:
 
     def accounts(self) -> list[Account]:
         """Return the services' accounts, with Redis under its server's own pid, and the launcher's."""
-        return [*map(self._with_server_pid, self._supervisor.accounts()), _own_account()]
+        return [*map(self._with_server_pid, self._supervisor.accounts()), _own_account(self._fork_server)]
 
     def _say(self, text: str) -> None:
         log.info("%s", text)
@@ -253,13 +261,14 @@ def _serve_metrics(health: Health, section: MetricsSection) -> int:
         raise ConfigurationError(str(error)) from error
 
 
-def _own_account() -> Account:
+def _own_account(fork_server: ForkServer) -> Account:
+    """Return what this process has used, its fork server with it."""
     times = os.times()
     return Account(
         name="launcher",
         role="launcher",
         pid=os.getpid(),
         restarts=0,
-        cpu_seconds=times.user + times.system,
-        memory=of_process(os.getpid()),
+        cpu_seconds=times.user + times.system + fork_server.cpu_seconds,
+        memory=together([of_process(os.getpid()), fork_server.memory]),
     )

@@ -18,6 +18,7 @@ from typing import Final
 from launch.inspection.health_probe import probe
 from launch.inspection.processes import has_delivered
 from launch.run.child_process import CleanExit, DrainStage, Exit, Folder, ServiceProcess, ServiceSpec
+from launch.run.fork_server import ForkServer
 from launch.run.memory import Trees
 from launch.run.supervised_service import Account, Service, how
 from penstock.runtime import metrics
@@ -41,8 +42,11 @@ class Supervisor:
         lifeline_fd: int,
         environment: Mapping[str, str],
         on_event: Callable[[str], None],
+        fork_server: ForkServer | None = None,
     ) -> None:
+        """fork_server: of which services are copies, where they can be."""
         self._folder = folder
+        self._fork_server = fork_server
         self._lifeline_fd = lifeline_fd
         self._environment = environment
         self._on_event = on_event
@@ -194,6 +198,7 @@ class Supervisor:
             environment=self._environment,
             restarted=service.restarts > 0,
             on_exit=self._exits.put,
+            fork_server=self._fork_server,
         )
         service.last_pid = service.process.pid
         verb = "restarted" if service.restarts else "started"

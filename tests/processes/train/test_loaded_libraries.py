@@ -16,7 +16,7 @@ TORCH, GRPC = "libtorch", "cygrpc"
 EVALUATED: Final = ("--set", "evaluation.interval_steps=2000", "--set", "evaluation.episodes=2")
 LOADED: Final = {
     "launcher": set(),
-    "redis": set(),
+    "redis": {GRPC},  # as a copy of the fork server: the pages are the others'
     "broker": {GRPC},
     "learner": {GRPC, TORCH},
     "actor-0": {GRPC},
@@ -39,7 +39,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 def test_the_learner_of_a_small_network_is_the_only_one_with_torch(
     environment: str, policy: tuple[str, ...], start: Callable[..., Training]
 ) -> None:
-    """While it learns from what was acted, and after it was evaluated; gRPC is loaded by who makes calls."""
+    """While it learns from what was acted, and after it was evaluated."""
     training = start(environment, *LONG, *policy, *EVALUATED)
     training.until_steps(4_000)
     training.until(lambda: "evaluated" in (training.run_dir / "logs" / "evaluator.log").read_text())
