@@ -4,6 +4,7 @@ Commands import what they need when they run: help is fast, and a broker loads n
 """
 
 import os
+import signal
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -382,6 +383,8 @@ def main() -> Any:
     except FileNotFoundError:
         sys.stderr.write("the working folder was deleted; change to one that is there\n")
         sys.exit(EXIT_USAGE)
+    # Who starts this process may ignore it, and then no end of a child could be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # a file's name is printed byte for byte
     return app()

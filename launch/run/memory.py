@@ -82,10 +82,10 @@ def inherited_by(pid: int) -> int:
 
 
 def _fields(pid: int, file: str, *names: str) -> list[int]:
-    """Sizes that the kernel tells of a process; zeros of one that has ended."""
+    """Sizes that the kernel tells of a process; zeros of one that has ended, or has become another user's."""
     try:
         text = Path(f"/proc/{pid}/{file}").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         text = ""
     found = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     return [_kib(found.get(name, "0 kB")) for name in names]

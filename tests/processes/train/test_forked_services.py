@@ -127,3 +127,16 @@ def test_who_ends_a_run_does_not_wait_for_a_fork_server_that_hangs(tmp_path: Pat
         code, _, err = training.end()
         assert code == 130, err
         assert "timed out" not in log.read_text()
+
+
+def test_a_launcher_whose_parent_ignores_ends_of_children_sees_those_of_its_own(tmp_path: Path) -> None:
+    """What is ignored stays ignored in a program that is started."""
+    with trainings(tmp_path / "run") as start:
+        before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        try:
+            training = start("CartPole-v1", "--actors", "1", "--total-steps", "2000")
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+        code, _, err = training.end()
+        assert code == 0, err
+        assert "fork server is gone" not in (training.run_dir / "logs" / "launcher.log").read_text()

@@ -42,6 +42,35 @@ def test_the_peak_of_a_process_stays_when_it_gives_memory_back() -> None:
         assert of_process(process.pid) == Memory()
 
 
+CLOSED = """
+import ctypes, os, signal, sys
+from launch.run.memory import Trees, inherited_by
+if os.geteuid() == 0:  # who may look into every process
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+reading, writing = os.pipe()
+pid = os.fork()
+if pid == 0:
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+    os.write(writing, b".")
+    signal.pause()
+try:
+    os.read(reading, 1)
+    print(inherited_by(pid), Trees().look([pid])[pid].peak > 0)
+finally:
+    os.kill(pid, signal.SIGKILL)
+"""
+"""Looks at a process of the same user that nobody may look into, such as one that had another user before."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_DUMPABLE is Linux's")
+def test_of_a_process_that_shows_nobody_what_it_shares_the_peak_is_known() -> None:
+    """An environment may change the user of its process; the run goes on."""
+    told = subprocess.run([sys.executable, "-P", "-c", CLOSED], capture_output=True, text=True, check=False)
+    assert told.stdout == "0 True\n", told.stderr
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
