@@ -90,15 +90,15 @@ class Run:
     def go(self) -> Outcome:
         """Start, watch, drain."""
         self._lifecycle.on_drain(self._supervisor.wake)
+        # It may still be importing, or hang: who asks for the end does not wait for it.
+        self._lifecycle.on_drain(self._fork_server.give_up)
         specs = service_specs(self._plan, self._sockets)
         self._say(f"{self._plan.settings.run}: starting {', '.join(spec.name for spec in specs)}")
         self._say(f"everything of this run is in {self._plan.run_dir}")
         if self._page_url:
             self._say(f"to be watched at {self._page_url}")
-        # It may still be importing, or hang: who asks for the end does not wait for it.
-        with self._lifecycle.calling_on_drain(self._fork_server.give_up):
-            for spec in specs:
-                self._supervisor.start(spec)
+        for spec in specs:
+            self._supervisor.start(spec)
         try:
             outcome = self._watch()
         except GaveUp as error:
