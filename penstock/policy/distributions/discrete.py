@@ -30,7 +30,10 @@ class Categorical(CategoricalDrawing, ActionHead):
         return -(log_p.exp() * log_p).sum(-1)
 
     def closed_form(self, parameters: Numbers, action: Numbers) -> ClosedForm:
-        """Return log π(a), with ∂log π(a)/∂z = 1[a] − p and ∂H/∂z = −p (log p + H)."""
+        """Return log π(a), with ∂log π(a)/∂z = 1[a] − p and ∂H/∂z = −p (log p + H).
+
+        Raises IndexError, or for tensors on the CPU RuntimeError, for an action that is none of the choices.
+        """
         names, log_p = names_of(parameters), _log_softmax(parameters)
         # Choice by choice in memory, as a dense network's outputs are.
         taken = (names.arange(self.size, device=action.device)[:, None] == action).T
@@ -44,7 +47,7 @@ class Categorical(CategoricalDrawing, ActionHead):
                 slope -= by_entropy * probability * (log_p + entropy[:, None])
             return slope, []
 
-        return ClosedForm((taken * log_p).sum(-1), slopes)
+        return ClosedForm(_taken(log_p, taken, action), slopes)
 
 
 class MultiCategorical(MultiCategoricalDrawing, ActionHead):
@@ -91,3 +94,13 @@ def _log_softmax(parameters: Numbers) -> Numbers:
     shifted = parameters - np.maximum.reduce(parameters, -1)[:, None]
     shifted -= np.log(np.add.reduce(np.exp(shifted), -1))[:, None]
     return shifted
+
+
+def _taken(log_p: Numbers, taken: Numbers, action: Numbers) -> Numbers:
+    """Return log p [n, size] of the actions [n], [n]. taken: whether a choice is the action, [n, size]."""
+    if isinstance(log_p, Tensor):
+        return log_p.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+    # The sum would be 0, an action that is certain.
+    if np.count_nonzero(taken.T) != len(action):
+        raise IndexError(f"an action is none of {log_p.shape[-1]} choices")
+    return (taken * log_p).sum(-1)

@@ -85,6 +85,23 @@ def test_a_log_ratio_that_is_let_pass_overflows_no_metric(name: str, value: floa
     assert np.isfinite(list(update.metrics.values())).all()
 
 
+@pytest.mark.parametrize("value", [-1.0, 2.0, 1e12])
+@pytest.mark.parametrize("activation", ["tanh", "silu"])
+@pytest.mark.parametrize("name", ["ppo", "impala", "reinforce", "clone"])
+def test_an_action_that_is_no_choice_is_an_error(name: str, activation: str, value: float) -> None:
+    """Of a network in arrays and of one in tensors."""
+    makers: dict[str, Any] = {
+        "ppo": lambda policy: PPO(policy, PPOSection(), seed=0),
+        "impala": lambda policy: Impala(policy, ImpalaSection(), seed=0),
+        "reinforce": lambda policy: Reinforce(policy, ReinforceSection(), seed=0),
+        "clone": lambda policy: Clone(policy, CloneSection(), seed=0),
+    }
+    parts = fragments()
+    spoiled(parts, 3, "action", value)
+    update = makers[name](small_policy(activation=activation)).update(batch_of(parts), progress=0.0)
+    assert (update.applied, update.culprits) == (True, {3: "error"})
+
+
 def attempt_on(refuse: Callable[[set[int]], Exception | str]) -> Callable[..., Update]:
     """An update that fails with an exception or a reason, by the entries in its batch; notes nothing."""
 
