@@ -4,6 +4,7 @@ process             the process
 experience_service  sessions, fragments and reports, on their way up
 admission           fragments held against the run's schema
 staging             the bound on bytes that are staged
+asking_again        when those ask again who come before the run
 session_owners      sessions belong to who opened them
 weight_service      weights, credit and run state, on their way down
 weight_cache        chunks of weights that are asked for

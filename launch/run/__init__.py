@@ -10,6 +10,8 @@ drain_bounds        by when the services of a drain are gone
 supervisor          keeps services alive
 supervised_service  whether one that died is started again
 child_process       one service as a process
+fork_server         what services are copies of
+forked_service      the program of it, and what a copy becomes
 rank_processes      the other ranks of a learner
 redis_service       `penstock redis`
 redis_binary        which `redis-server`
