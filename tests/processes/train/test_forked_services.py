@@ -9,8 +9,7 @@ from typing import Final
 import pytest
 
 from launch.run.child_process import penstock
-from tests.processes.train.test_launch_train import children
-from tests.support.run.training import LONG, trainings
+from tests.support.run.training import LONG, children, trainings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="who is whose child is read from /proc")
 

@@ -15,6 +15,7 @@ from tests.support.run.training import (
     LONG,
     PATIENCE_S,
     Training,
+    children,
     is_alive,
     trainings,
     wait_until_gone,
@@ -74,19 +75,6 @@ def test_a_launcher_killed_while_services_start_leaves_nothing_running(
     while any(is_alive(pid) for pid in group):
         assert time.monotonic() - began < GONE_S
         pause.wait(0.05)
-
-
-def children(pid: int) -> list[int]:
-    """Processes that `pid` started."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[1]) == pid:
-            found.append(int(path.parent.name))
-    return found
 
 
 def test_what_the_policy_cannot_handle_ends_with_exit_2(
