@@ -2,18 +2,18 @@
 
 import os
 import socket
-import sys
 from functools import partial
 
 from actor.acting.health_watch import BEING_MADE, ENVIRONMENT, watch_broker
 from actor.evaluation.evaluator import Evaluator
-from actor.link.connect import SWITCH_INTERVAL_S, connect
+from actor.link.connect import connect
 from actor.rollout.loop import FragmentGenerator
 from actor.rollout.worker import Worker
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.interpreter import share_interpreter
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.wire.ids import check_id, to_id
 from penstock.wire.messages import Role
@@ -29,7 +29,7 @@ def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role,
     health = Health(lifecycle.role)
     _, port = serve_http(health, settings.metrics.host, settings.metrics.port)
     announce(lifecycle.role, metrics_port=port)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    share_interpreter()
     on_answer = watch_broker(health, settings.actor.stall_timeout_s)
     broker_client = connect(broker, settings, on_answer)
     try:

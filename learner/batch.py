@@ -214,8 +214,11 @@ class _Columns:
 
     def _room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Tensor, Array]:
         """An empty tensor to be filled and sent, and its memory as an array."""
+        if self._device.type != "cuda":
+            array = np.empty(shape, dtype)
+            return torch.from_numpy(array), array
         kind = torch.from_numpy(np.empty(0, dtype)).dtype
-        room = torch.empty(shape, dtype=kind, pin_memory=self._device.type == "cuda")
+        room = torch.empty(shape, dtype=kind, pin_memory=True)
         return room, room.numpy()
 
     def _sent(self, room: Tensor) -> Tensor:

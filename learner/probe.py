@@ -57,8 +57,8 @@ def make_probe(observation_space: Space, policy: Policy, seed: int) -> Probe:
 class Replica(Protocol):
     """What answers the probe with given weights; a `Policy` is one."""
 
-    def load_state_dict(self, state_dict: dict[str, Tensor], /) -> object:
-        """Take these weights over; by name, in the shape and dtype of its own."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return its weights by name; what is written to these tensors it answers with."""
         ...
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array], /) -> Array:
@@ -76,6 +76,7 @@ class Quarantine:
     def __init__(self, probe: Probe, replica: Replica, tolerance: float) -> None:
         self._probe = probe
         self._replica = replica
+        self._own = replica.state_dict()
         self._tolerance = tolerance
         self._lock = threading.Lock()
         self._right: OrderedDict[int, tuple[str, Array]] = OrderedDict()
@@ -93,7 +94,9 @@ class Quarantine:
 
         version, sha256: of the publication. weights: by name, in the shape and dtype of the policy's.
         """
-        self._replica.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+        with torch.no_grad():
+            for name, own in self._own.items():
+                own.copy_(torch.from_numpy(weights[name]))
         answer = self._replica.log_prob(self._probe.observation, self._probe.action)
         with self._lock:
             self._right[version] = (sha256, answer)

@@ -1,14 +1,10 @@
 """How a process of the actor opens its link to the broker."""
 
 from collections.abc import Callable
-from typing import Final
 
 from actor.link.broker_client import BrokerClient
 from penstock.config.credentials import credentials
 from penstock.config.settings import ConfigurationError, Settings
-
-SWITCH_INTERVAL_S: Final = 0.0005
-"""The sender must not wait the default 5 ms for the interpreter while environments step."""
 
 
 def connect(broker: str, settings: Settings, on_answer: Callable[[], None] = lambda: None) -> BrokerClient:

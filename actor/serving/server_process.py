@@ -13,14 +13,13 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 from functools import partial
 from typing import Final
 
 import torch
 
 from actor.link.broker_client import BrokerClient
-from actor.link.connect import SWITCH_INTERVAL_S, connect
+from actor.link.connect import connect
 from actor.serving.assembly import Source, assemble
 from actor.serving.experience.drain_bounds import CALLS_S
 from actor.serving.experience.run_follower import RunFollower
@@ -34,6 +33,7 @@ from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.garbage_collection import collect_seldom
 from penstock.runtime.health import Health, serve_http
+from penstock.runtime.interpreter import share_interpreter
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.loop_lag import EVENT_LOOP, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
@@ -54,7 +54,7 @@ def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: st
     Raises ConfigurationError for an address, a folder or settings that cannot be used, Fatal when it cannot
     go on.
     """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    share_interpreter()
     torch.set_num_threads(settings.actor.threads)
     health = Health(ROLE)
     _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)

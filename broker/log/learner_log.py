@@ -255,14 +255,15 @@ class LearnerLog(LogReader):
         pieces = chunks(blob)
         version = self.kept.draw(blob)
         failpoint("publish.allocated", version)
-        for index, chunk in enumerate(pieces):
+        for index, chunk in enumerate(pieces[:-1]):
             self._calls.fenced("store_chunk", version, index, chunk)
         failpoint("publish.stored", version)
         digest = hashlib.sha256(blob).hexdigest()
         text = json.dumps(dict(scalars))
         opens = "" if round is None else round
+        counts = len(blob), len(pieces)
         self._calls.fenced(
-            "publish", version, update, digest, len(blob), len(pieces), settled, text, opens, int(pin)
+            "publish", version, update, digest, *counts, settled, text, opens, int(pin), pieces[-1]
         )
         self._memory.raise_to(settled=settled, round=0 if round is None else round)
         return Publication(version, update, digest, len(blob))

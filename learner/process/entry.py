@@ -33,6 +33,7 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.interpreter import share_interpreter
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 
@@ -63,6 +64,7 @@ def main(
     check_installed(settings.metrics.trackers)
     place = place_of(os.environ)
     health = _show(place, settings)
+    share_interpreter()
     use_threads(settings)
     device = device_of(settings, place.on_host)
     meeting = meet(place, settings, device) if place.size > 1 else None

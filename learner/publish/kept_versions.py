@@ -8,12 +8,15 @@
 Offers wait here; a thread of this module writes the file, then registers, then has `registry_sync` make Redis
 and the folder follow the registry, at least every POLL_S, including changes by operators. A registry that
 does not answer or a full disk is logged and counted, and tried again at the next round: learning goes on. A
-refused write to Redis ends the process as everywhere. SQLAlchemy is not imported before the first round: it
-would keep the first update waiting.
+refused write to Redis ends the process as everywhere.
+
+The first round imports SQLAlchemy, which takes the interpreter from the loop for half a second. So it comes
+with the first version or after MAKE_S, unless there is a registry that has to be followed.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 2.0
 """Seconds within which changes by operators reach Redis and the folder."""
+MAKE_S: Final = 10.0
+"""Seconds after which there is a registry even of a run that has kept no version: for late rewards."""
 _DECISIONS: Final = (Action.PROMOTED, Action.ROLLED_BACK, Action.TRAFFIC)
 MAX_WAITING: Final = 4
 """Most offers that wait for a registry which does not answer; the oldest is dropped."""
@@ -92,15 +97,11 @@ class KeptVersions:
     def begin(self) -> None:
         """Follow a registry that exists already: no number that it holds is drawn again."""
         forget_unfinished(self._lineage.run_dir)
-        url = self._lineage.url
-        file = url.removeprefix("sqlite:///")
-        if file == url or Path(file).exists():
+        if self._is_there():
             self._poll()
 
     def published(self, publication: Publication, blob: bytes) -> None:
         """Offer the published weights when a periodic version is due."""
-        if self._registry is None and publication.update:
-            self._hasten.set()  # the first update is made
         if self._lineage.keep_every is None:
             return
         periods = publication.update // self._lineage.keep_every
@@ -126,12 +127,14 @@ class KeptVersions:
 
     def run(self) -> None:
         """Make rounds until `stop`."""
+        make_at = time.monotonic() + MAKE_S
         while True:
             self._hasten.wait(POLL_S)
             self._hasten.clear()
             if self._stop.is_set():
                 return
-            self._poll()
+            if self._waiting or self._is_there() or time.monotonic() >= make_at:
+                self._poll()
 
     def finish(self, candidate: VersionCandidate | None) -> None:
         """Register the version that the process ends with, and the offers that still wait, in this thread."""
@@ -146,6 +149,12 @@ class KeptVersions:
             self._registry.close()
 
     # ---- one look
+
+    def _is_there(self) -> bool:
+        """Return whether there may be decisions to follow: on a server, or in a file that somebody made."""
+        url = self._lineage.url
+        file = url.removeprefix("sqlite:///")
+        return file == url or Path(file).exists()
 
     def _poll(self) -> None:
         with self._serial:

@@ -1,5 +1,6 @@
 """What a learner registers, what becomes of it in Redis and on disk, and what it does without a registry."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import redis
 from broker.log import keys
 from launch.policy.policy_steering import rollback
 from launch.policy.registry_place import RegistryPolicy
+from learner.publish import kept_versions
 from learner.publish.final_policy import read_final
 from penstock.config.settings import Settings
 from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, Status
@@ -199,6 +201,24 @@ def test_a_run_draws_no_number_of_another_that_registers_in_its_registry(
     later = {one.version for one in registry().list(POLICY)} - before
     assert later
     assert not [version for version in later if version in range(first, first + RANGE)]
+
+
+@pytest.mark.parametrize("after_s", [0.0, math.inf])
+def test_a_registry_without_versions_is_made_after_a_while(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    """Late rewards need one. Before that nothing does, and making it would hold up the first updates."""
+    monkeypatch.setattr(kept_versions, "MAKE_S", after_s)
+    monkeypatch.setattr(kept_versions, "POLL_S", 0.01)
+    file = tmp_path / "registry.sqlite"
+    learner, producer = LearnerThread(redis_url, tmp_path, given(10**6 * BATCH)), Producer(redis_url)
+    with learner, producer:
+        session = producer.open()
+        enough = file.exists if after_s == 0.0 else lambda: producer.acked > 60
+        producer.drive([session], enough)
+        assert file.exists() == (after_s == 0.0)
+        learner.drain()
+    assert file.exists(), "the last version is registered"
 
 
 def test_what_an_operator_retires_is_answered_for_no_longer(
