@@ -54,7 +54,7 @@ class Account:
         renewal = self.lease.renewal
         mean_return, episode_length = self.episodes.means()
         return ProgressSnapshot(
-            training_seconds=self.clock.seconds(),
+            training_seconds=self.clock.elapsed(),
             env_steps=self.ledger.env_steps,
             updates=self.model.algorithm.updates,
             version=self.publisher.latest.version,
@@ -114,7 +114,7 @@ class Account:
         return self.ledger.balance(acked=acked, lost=lost + residue.lost, resident=residue.entries)
 
     def _summary(self, outcome: Outcome, final: FinalPolicy, balance: Balance) -> dict[str, Any]:
-        snapshot, evaluation = self.snapshot(), self.evaluation
+        snapshot, evaluation, seconds = self.snapshot(), self.evaluation, self.clock.seconds()
         solved, restored = evaluation.solved, outcome.restored
         return {
             "run": self.model.specification.run,
@@ -129,9 +129,9 @@ class Account:
             "env_steps": snapshot.env_steps,
             "updates": snapshot.updates,
             "policy_version": final.version,
-            "training_seconds": round(outcome.training_seconds, 3),
+            "training_seconds": round(seconds, 3),
             "solved_at": None if solved is None else _moment_json(solved),
-            "env_steps_per_second": round(snapshot.env_steps / max(outcome.training_seconds, 1e-9), 1),
+            "env_steps_per_second": round(snapshot.env_steps / max(seconds, 1e-9), 1),
             "staleness": self.recorder.staleness.quantiles(),
             "ledger": ledger_json(balance),
             "recording": self._recording_json(),

@@ -43,13 +43,11 @@ class Outcome:
     """What the loop leaves.
 
     word: what the account says it ended by; of a rejection, the algorithm's own word.
-    training_seconds: from the first experience of the run until then, without what follows the last update.
     restored: the evaluation whose weights are the newest version again; None: those of the last update are.
     stalled: why no more updates were made; "" unless that has ended the loop.
     """
 
     ending: Ending
     word: str
-    training_seconds: float
     restored: Result | None
     stalled: str

@@ -70,16 +70,15 @@ class Loop:
 
     def run(self) -> Outcome:
         """Learn until done, stopped or drained; leaves a committed checkpoint."""
-        ending, seconds = self._learn(), self.clock.seconds()
+        ending = self._learn()
+        self.clock.stop()
         word = self.algorithm.rejection if ending is Ending.REJECTED else ending.value
         log.info("learning ended", extra={"why": word, "env_steps": self.books.ledger.env_steps})
         self.stall.suspend()
         restored = self.closing.close(ending)
         self.checkpoints.save()
         self.recorder.write(self.snapshot, now=True)
-        return Outcome(
-            ending=ending, word=word, training_seconds=seconds, restored=restored, stalled=self._stalled
-        )
+        return Outcome(ending=ending, word=word, restored=restored, stalled=self._stalled)
 
     def _learn(self) -> Ending:
         while True:

@@ -21,3 +21,7 @@ def test_training_ends_with_the_last_update(redis_url: str, tmp_path: Path) -> N
     assert json.loads(rows[-1])["training_seconds"] - account["training_seconds"] >= waited_s
     rate = account["env_steps"] / account["training_seconds"]
     assert account["env_steps_per_second"] == pytest.approx(rate, rel=0.01)
+    with LearnerThread(redis_url, tmp_path, made, resume=True) as learner:
+        learner.finish()
+    again = json.loads((tmp_path / "learner.json").read_text())
+    assert again["training_seconds"] == account["training_seconds"], "a checkpoint counts what is no training"
