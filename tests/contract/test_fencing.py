@@ -28,7 +28,7 @@ WRITES: dict[str, tuple[Any, ...]] = {
     "renew": (TTL_MS, 0),
     "allocate_version": (1,),
     "store_chunk": (3, 0, BLOB),
-    "publish": (3, 9, "0" * 64, len(BLOB), 1, 2, "{}", "", 0),
+    "publish": (3, 9, "0" * 64, len(BLOB), 1, 2, "{}", "", 0, BLOB),
     "settle": (2,),
     "commit": (COMMIT.encode(), COMMIT.position, COMMIT.trim),
     "trim": (512,),

@@ -5,6 +5,7 @@ They are read repeatedly; the next forward pass follows a change.
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from actor.serving.versions.loaded_versions import LoadedVersions, Weights
 from penstock.config.settings import ConfigurationError
 from penstock.registry.records import PolicyVersion, Status
 from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import RegistryError, Unavailable, UnknownVersion
+from penstock.registry.registry_errors import RegistryError, UnknownVersion
 from penstock.registry.routing import Arms
 from penstock.registry.weight_files import read_kept, read_specification
 from penstock.wire.refusal import Reason, Refusal, Refused
@@ -57,6 +58,7 @@ class Traffic:
         self._url, self._policy, self._run_dir, self._live = url, policy, run_dir, live
         self._specification = specification
         self._registry: Registry | None = None
+        self._opening = threading.Lock()
         self._said: list[str] = []
         self._is_filled = False
 
@@ -69,12 +71,18 @@ class Traffic:
             file = self._url.removeprefix("sqlite:///")
             if file != self._url and not Path(file).exists():
                 return None
-            # Of an older program: brought up to this one's version by the first server.
-            self._registry = Registry.open(self._url, migrate=True)
-        arms = self._registry.arms(self._policy)
-        pinned = self._registry.pinned(self._policy)
+        registry = self._opened()
+        arms = registry.arms(self._policy)
+        pinned = registry.pinned(self._policy)
         candidates = [row for row in pinned if row.status not in (Status.CANARY, Status.ROLLED_BACK)]
         return TrafficSnapshot(arms, candidates[-1] if candidates else None)
+
+    def _opened(self) -> Registry:
+        with self._opening:
+            if self._registry is None:
+                # Of an older program: brought up to this one's version by the first server.
+                self._registry = Registry.open(self._url, migrate=True)
+            return self._registry
 
     def fetch(self, version: int) -> Weights | None:
         """Return the weights of a version that is held. Blocks; raises ValueError for damaged ones."""
@@ -178,13 +186,12 @@ class Traffic:
     async def keep_feedback(self, caller: str, rewards: Sequence[tuple[str, int, float]]) -> None:
         """Store rewards (episode id, step, amount) that came too late to be learned from now.
 
-        caller: who sent them. Raises Refused (NOT_READY) when they cannot be stored: there is no registry yet
-        (Unavailable), or it fails.
+        The first of them make the registry where the learner has kept no version yet. caller: who sent them.
+        Raises Refused (NOT_READY) when they cannot be stored: the registry fails.
         """
         try:
-            if self._registry is None:
-                raise Unavailable("there is no registry yet")
-            keep = partial(self._registry.add_feedback, self._policy, rewards, caller=caller)
+            registry = await asyncio.to_thread(self._opened)
+            keep = partial(registry.add_feedback, self._policy, rewards, caller=caller)
             await asyncio.to_thread(keep)
         except RegistryError as error:
             text = f"feedback table: {error}"

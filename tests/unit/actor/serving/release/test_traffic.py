@@ -1,0 +1,34 @@
+"""What a server reads of the registry and writes to it."""
+
+from pathlib import Path
+
+import pytest
+
+from actor.serving.release.traffic import Traffic
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import registry_url
+from penstock.wire.refusal import Reason, Refused
+from tests.support.run.serving_run import POLICY, ServedRun
+
+
+async def test_a_late_reward_needs_no_kept_version(tmp_path: Path) -> None:
+    """Nobody has made the registry yet: the first late reward does, and it is there for good."""
+    url = registry_url(tmp_path)
+    traffic = Traffic(url, POLICY, tmp_path, None, ServedRun(tmp_path).specification())
+    assert traffic.look() is None
+    await traffic.keep_feedback("ada", [("episode", 3, 0.5)])
+    look = traffic.look()
+    assert look is not None
+    assert look.newest is None
+    with Registry.open(url) as registry:
+        kept = [(one.episode, one.step, one.amount) for one in registry.feedback(POLICY)]
+    assert kept == [("episode", 3, 0.5)]
+
+
+async def test_a_late_reward_is_refused_where_no_registry_can_be(tmp_path: Path) -> None:
+    """The caller may try again."""
+    folder = tmp_path / "absent"
+    traffic = Traffic(registry_url(folder), POLICY, folder, None, ServedRun(tmp_path).specification())
+    with pytest.raises(Refused) as refused:
+        await traffic.keep_feedback("ada", [("episode", 3, 0.5)])
+    assert refused.value.refusal.reason is Reason.NOT_READY
