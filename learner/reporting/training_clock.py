@@ -1,7 +1,7 @@
 """Seconds of training: from the first experience on, over all processes of a run.
 
-The clock is stopped after the last update, so that waiting for the last evaluation is not training: neither in
-the account of a process nor in the checkpoint that the next one goes on from.
+The clock is stopped after the last update. So waiting for the last evaluation is not training: neither in the
+account of a process nor in the checkpoint that the next one goes on from.
 """
 
 import time
