@@ -11,12 +11,11 @@ does not answer or a full disk is logged and counted, and tried again at the nex
 refused write to Redis ends the process as everywhere.
 
 The first round imports SQLAlchemy, which takes the interpreter from the loop for half a second. So it comes
-with the first version or after MAKE_S, unless there is a registry that has to be followed.
+with the first version, unless there is a registry already that has to be followed.
 """
 
 import logging
 import threading
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 2.0
 """Seconds within which changes by operators reach Redis and the folder."""
-MAKE_S: Final = 10.0
-"""Seconds after which there is a registry even of a run that has kept no version: for late rewards."""
 _DECISIONS: Final = (Action.PROMOTED, Action.ROLLED_BACK, Action.TRAFFIC)
 MAX_WAITING: Final = 4
 """Most offers that wait for a registry which does not answer; the oldest is dropped."""
@@ -127,13 +124,12 @@ class KeptVersions:
 
     def run(self) -> None:
         """Make rounds until `stop`."""
-        make_at = time.monotonic() + MAKE_S
         while True:
             self._hasten.wait(POLL_S)
             self._hasten.clear()
             if self._stop.is_set():
                 return
-            if self._waiting or self._is_there() or time.monotonic() >= make_at:
+            if self._waiting or self._is_there():
                 self._poll()
 
     def finish(self, candidate: VersionCandidate | None) -> None:

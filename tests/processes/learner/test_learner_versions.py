@@ -1,6 +1,5 @@
 """What a learner registers, what becomes of it in Redis and on disk, and what it does without a registry."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -203,22 +202,34 @@ def test_a_run_draws_no_number_of_another_that_registers_in_its_registry(
     assert not [version for version in later if version in range(first, first + RANGE)]
 
 
-@pytest.mark.parametrize("after_s", [0.0, math.inf])
-def test_a_registry_without_versions_is_made_after_a_while(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_s: float
+def test_there_is_no_registry_before_there_is_a_version_to_keep(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Late rewards need one. Before that nothing does, and making it would hold up the first updates."""
-    monkeypatch.setattr(kept_versions, "MAKE_S", after_s)
+    """Making it would hold up the first updates."""
     monkeypatch.setattr(kept_versions, "POLL_S", 0.01)
     file = tmp_path / "registry.sqlite"
     learner, producer = LearnerThread(redis_url, tmp_path, given(10**6 * BATCH)), Producer(redis_url)
     with learner, producer:
-        session = producer.open()
-        enough = file.exists if after_s == 0.0 else lambda: producer.acked > 60
-        producer.drive([session], enough)
-        assert file.exists() == (after_s == 0.0)
+        producer.drive([producer.open()], lambda: producer.acked > 60)
+        assert not file.exists()
         learner.drain()
     assert file.exists(), "the last version is registered"
+
+
+def test_a_registry_that_somebody_made_is_followed(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run that has kept no version yet: what it does is known to whoever looks there."""
+    monkeypatch.setattr(kept_versions, "POLL_S", 0.01)
+    before = failures()
+    learner, producer = LearnerThread(redis_url, tmp_path, given(10**6 * BATCH)), Producer(redis_url)
+    with learner, producer:
+        session = producer.open()
+        producer.drive([session], lambda: producer.acked > 8)
+        (tmp_path / "registry.sqlite").mkdir()
+        producer.drive([session], lambda: failures() > before)
+        (tmp_path / "registry.sqlite").rmdir()
+        learner.drain()
 
 
 def test_what_an_operator_retires_is_answered_for_no_longer(
