@@ -58,7 +58,10 @@ class Replica(Protocol):
     """What answers the probe with given weights; a `Policy` is one."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return its weights by name; what is written to these tensors it answers with."""
+        """Return its weights by name, in the shape and dtype that is published.
+
+        It answers with what is written to these tensors.
+        """
         ...
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array], /) -> Array:
