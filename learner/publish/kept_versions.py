@@ -49,7 +49,8 @@ POLL_S: Final = 2.0
 """Seconds within which changes by operators reach Redis and the folder."""
 _DECISIONS: Final = (Action.PROMOTED, Action.ROLLED_BACK, Action.TRAFFIC)
 MAX_WAITING: Final = 4
-"""Most offers that wait for a registry which does not answer; the oldest is dropped."""
+"""Most offers that wait for a registry which does not answer: the newest, and the oldest, which may be what
+the run began with."""
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,8 @@ class KeptVersions:
     def offer(self, candidate: VersionCandidate) -> None:
         """Register a version as soon as possible; never waits."""
         with self._changed:
-            self._waiting = [*self._waiting, candidate][-MAX_WAITING:]
+            oldest, *others = [*self._waiting, candidate]
+            self._waiting = [oldest, *others[1 - MAX_WAITING :]]
         self._hasten.set()
 
     def wake(self) -> None:

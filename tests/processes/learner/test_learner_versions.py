@@ -12,6 +12,7 @@ from launch.policy.policy_steering import rollback
 from launch.policy.registry_place import RegistryPolicy
 from learner.publish import kept_versions
 from learner.publish.final_policy import read_final
+from learner.publish.kept_versions import MAX_WAITING
 from penstock.config.settings import Settings
 from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, Status
 from penstock.registry.registry import Registry
@@ -318,6 +319,22 @@ def test_bytes_that_redis_lost_come_back_from_the_files(
         client.flushall()
     run(redis_url, tmp_path, given(30 * BATCH), (), resume=True)
     assert versions <= kept(redis_url)
+
+
+def test_what_a_run_begins_with_is_not_lost_to_a_registry_that_fails(
+    redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
+) -> None:
+    """Each update offers a version meanwhile: more than wait."""
+    made = given(10**6 * BATCH)
+    made = made.model_copy(update={"learner": made.learner.model_copy(update={"keep_every_updates": 1})})
+    (tmp_path / "registry.sqlite").mkdir()
+    with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
+        producer.drive([producer.open()], lambda: producer.status().latest.update > 2 * MAX_WAITING)
+        (tmp_path / "registry.sqlite").rmdir()
+        learner.drain()
+    updates = sorted(one.update for one in pinned(registry()).values())
+    assert updates[0] == 0
+    assert updates[-1] > 2 * MAX_WAITING
 
 
 @pytest.mark.parametrize("broken", ["no folder", "not a database"])
