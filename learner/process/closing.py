@@ -39,6 +39,8 @@ class Closing:
         self.offers.finish()
         if ending in {Ending.STEPS, Ending.UPDATES, Ending.EPISODES, Ending.SECONDS, Ending.RECORDING}:
             self._evaluate_last()
+        # What came later would be told of as the run's result, and the final policy would be another one.
+        self.evaluation.abandon()
         keeps_best = self.section.patience is not None or ending is Ending.REJECTED
         if ending.finished and ending is not Ending.TARGET and keeps_best:
             return self._restore_best()

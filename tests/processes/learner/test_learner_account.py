@@ -1,11 +1,17 @@
-"""What `learner.json` says of the time."""
+"""What `learner.json` says of the time, and of the version that solved the task."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
-from tests.support.run.learner_run import LearnerThread, Producer, settings
+import learner.process.account
+import learner.process.loop
+from learner.publish.final_policy import FinalPolicy, read_final
+from penstock.runtime import metrics
+from penstock.wire.messages import Role
+from tests.support.run.learner_run import BATCH, PATIENCE_S, LearnerThread, Producer, settings, until
 
 
 def test_training_ends_with_the_last_update(redis_url: str, tmp_path: Path) -> None:
@@ -25,3 +31,82 @@ def test_training_ends_with_the_last_update(redis_url: str, tmp_path: Path) -> N
         learner.finish()
     again = json.loads((tmp_path / "learner.json").read_text())
     assert again["training_seconds"] == account["training_seconds"], "a checkpoint counts what is no training"
+
+
+def test_a_result_that_comes_after_the_end_changes_nothing(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account, the final policy and the checkpoint tell of one version.
+
+    The target is reached while an update runs, after which another evaluation is asked for. That one has its
+    result while the final policy is written.
+    """
+    updating, ending = Gate(), Gate()
+    updates, write_final = 0, learner.process.account.write_final
+
+    def hold(name: str, _sequence: int = 0) -> None:
+        nonlocal updates
+        updates += name == "update.after"
+        if name == "update.after" and updates == 4:
+            updating.hold()
+
+    def write(run_dir: Path, final: FinalPolicy) -> None:
+        ending.hold()
+        write_final(run_dir, final)
+
+    monkeypatch.setattr(learner.process.loop, "failpoint", hold)
+    monkeypatch.setattr(learner.process.account, "write_final", write)
+    made = settings(
+        learner={
+            "total_steps": 10**9,
+            "checkpoint_interval_s": 3600,
+            "stop_at_target": True,
+            "target_return": 5.0,
+        },
+        evaluation={"episodes": 2, "interval_steps": 2 * BATCH},
+    )
+    with LearnerThread(redis_url, tmp_path, made) as running, Producer(redis_url) as producer:
+        judge, rollout = producer.open("judge", role=Role.EVALUATION), producer.open()
+        with updating, ending:
+            producer.drive([rollout], updating.is_reached)
+            first = producer.evaluate_version(judge)
+            producer.report(judge, [6.0, 6.0], version=first, evaluation=True)
+            until(lambda: producer.evaluate_version(judge) == 0, "the target to be reached")
+            updating.go_on()
+            until(ending.is_reached, "the end")
+            second = producer.evaluate_version(judge)
+            assert second > first > 0
+            producer.report(judge, [7.0, 7.0], version=second, evaluation=True)
+            producer.report(rollout, [123.0])
+            until(lambda: metrics.MEAN_RETURN._value.get() == 123.0, "all reports to be read")
+        told = running.finish()
+    assert told["ending"] == "target"
+    versions = told["solved_at"]["version"], told["evaluation"]["version"]
+    assert versions == (first, first)
+    assert read_final(tmp_path).version == told["policy_version"] == first
+
+
+class Gate:
+    """Holds the learner's thread where it is reached, until the test goes on or leaves."""
+
+    def __init__(self) -> None:
+        self._reached, self._open = threading.Event(), threading.Event()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_error: object) -> None:
+        self._open.set()
+
+    def hold(self) -> None:
+        """Wait at the gate."""
+        self._reached.set()
+        assert self._open.wait(PATIENCE_S)
+
+    def is_reached(self) -> bool:
+        """Return whether the learner is at the gate or past it."""
+        return self._reached.is_set()
+
+    def go_on(self) -> None:
+        """Open the gate."""
+        self._open.set()
