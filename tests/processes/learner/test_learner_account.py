@@ -8,7 +8,7 @@ import pytest
 
 import learner.process.account
 import learner.process.loop
-from learner.publish.final_policy import FinalPolicy, read_final
+from learner.publish.final_policy import FinalPolicy, read_final, write_final
 from penstock.runtime import metrics
 from penstock.wire.messages import Role
 from tests.support.run.learner_run import BATCH, PATIENCE_S, LearnerThread, Producer, settings, until
@@ -42,7 +42,7 @@ def test_a_result_that_comes_after_the_end_changes_nothing(
     result while the final policy is written.
     """
     updating, ending = Gate(), Gate()
-    updates, write_final = 0, learner.process.account.write_final
+    updates = 0
 
     def hold(name: str, _sequence: int = 0) -> None:
         nonlocal updates
