@@ -5,7 +5,6 @@ learning curve, the summary on stdout. Exit 0 when the run is done, 130 when it 
 SIGTERM, an operator's Stop), else 1 or 2 with the cause on the last stderr line.
 """
 
-import io
 import json
 import shutil
 import sys
@@ -81,9 +80,7 @@ def _train(
     stream = sys.stderr if as_json else sys.stdout
     sockets = private_folder()
     log_path = plan.run_dir / "logs" / "launcher.log"
-    # Unbuffered: what a full disk does not take is lost here and not raised when the file is closed.
-    with log_path.open("ab", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as log_file:
-        logs.configure("launcher", plan.settings.run, style=plan.settings.logs.format, stream=log_file)
+    with logs.at_end_of(log_path, "launcher", plan.settings.run, style=plan.settings.logs.format):
         device = DeviceMemory()
         try:
             with make_view(stream, plan.settings.run, plan.settings.learner.total_steps, plan.target) as view:

@@ -7,7 +7,6 @@ Everything is made in one folder beside the run's, which is removed however this
 where it does not or a calibration failed, 130 when it was interrupted.
 """
 
-import io
 import json
 import shutil
 import sys
@@ -110,7 +109,12 @@ def main(plan: Plan, *, named: bool, as_json: bool) -> int:
     lifecycle.install()
     file = stored_prediction.place_of(plan, named=named)
     try:
-        with _scratch(plan.run_dir) as folder, _logging_to(folder / "launcher.log", plan):
+        with (
+            _scratch(plan.run_dir) as folder,
+            logs.at_end_of(
+                folder / "launcher.log", "launcher", plan.settings.run, style=plan.settings.logs.format
+            ),
+        ):
             found = _dry_run(plan, folder, lifecycle, as_json=as_json)
     except Interrupted:
         sys.stderr.write("interrupted: nothing of the dry run is left\n")
@@ -135,16 +139,6 @@ def _scratch(run_dir: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder)
-
-
-@contextmanager
-def _logging_to(file: Path, plan: Plan) -> Iterator[None]:
-    with file.open("ab", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as stream:
-        logs.configure("launcher", plan.settings.run, style=plan.settings.logs.format, stream=stream)
-        try:
-            yield
-        finally:
-            logs.configure("launcher", plan.settings.run, style=plan.settings.logs.format)
 
 
 def _dry_run(plan: Plan, folder: Path, lifecycle: Lifecycle, *, as_json: bool) -> DryRun:

@@ -71,7 +71,15 @@ class Page:
             actions=None if state is None else _actions(runs, folder, state),
         )
         # The launcher's own logging stays as it is: lines of a web server are no lines of a run.
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11")
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            http="h11",
+        )
         self._server = EndingServer(config)
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
 

@@ -3,11 +3,15 @@
 Fields travel as `extra={"key": value}`. Configured once per process; repeated calls replace.
 """
 
+import io
 import json
 import logging
 import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
 Format = Literal["text", "json"]
@@ -80,6 +84,20 @@ def configure(
     handler = _Handler(stream or sys.stderr)
     handler.setFormatter(_FORMATTERS[style](role, run))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+@contextmanager
+def at_end_of(file: Path, role: str, run: str, *, style: Format) -> Iterator[None]:
+    """Send all records of this process to `file` while this is open, and to stderr again after it.
+
+    Unbuffered: what a full disk does not take is lost, and not raised when the file is closed.
+    """
+    with file.open("ab", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as stream:
+        configure(role, run, style=style, stream=stream)
+        try:
+            yield
+        finally:
+            configure(role, run, style=style)
 
 
 def name_run(run: str) -> None:

@@ -139,6 +139,7 @@ def test_the_page_ends_with_its_run(tmp_path: Path) -> None:
     training = Training(tmp_path / "short", "CartPole-v1", "--ui", *SHORT, "--json")
     code, out, err = training.end()
     assert code == 0, err
+    assert "Logging error" not in err
     assert json.loads(out)["env_steps"] >= 3000
     reply = subprocess.run(
         penstock("status", str(training.run_dir)), capture_output=True, text=True, timeout=60, check=False

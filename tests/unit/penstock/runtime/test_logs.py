@@ -97,3 +97,18 @@ def test_lines_of_text_do_not_change_with_the_run(stream: io.StringIO) -> None:
     logs.name_run("other")
     logging.getLogger("x").info("ready")
     assert stream.getvalue().rstrip("\n").endswith("info broker ready run=cartpole-1")
+
+
+def test_a_file_has_the_records_of_its_time(
+    root: logging.Logger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a thread logs after it is on stderr, and nothing is written to a file that was closed."""
+    file = tmp_path / "launcher.log"
+    file.write_text("of before\n")
+    with logs.at_end_of(file, "launcher", "cartpole-1", style="text"):
+        logging.getLogger("x").info("within")
+    logging.getLogger("x").info("after")
+    before, within = file.read_text().splitlines()
+    assert (before, within.split(" ", 1)[1]) == ("of before", "info launcher within run=cartpole-1")
+    (after,) = capsys.readouterr().err.splitlines()
+    assert after.endswith("info launcher after run=cartpole-1")
