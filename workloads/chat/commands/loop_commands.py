@@ -228,6 +228,7 @@ def _why(reason: str) -> str:
 
 
 def _lines(told: dict[str, Any]) -> list[str]:
+    from penstock.registry.canary_trial import Verdict
     from workloads.chat.loop.weighing import shown_weights
 
     found, canaries = told["loop"], told["canaries"]
@@ -236,8 +237,9 @@ def _lines(told: dict[str, Any]) -> list[str]:
         f"canaries so far: {canaries['tried']}, each with a false alarm rate of {canaries['falseAlarm']:g}"
     ]
     if trial is not None:
+        verdict = "no verdict yet" if trial["verdict"] == Verdict.GO_ON else trial["verdict"]
         lines.append(
-            f"version {trial['version']} is on trial: {trial['verdict']}; {trial['canaryPeople']} people "
+            f"version {trial['version']} is on trial: {verdict}; {trial['canaryPeople']} people "
             f"have it, {trial['activePeople']} the active version; of the evidence for a verdict there is "
             f"{trial['better']:.0%} that it is better, {trial['worse']:.0%} that it is worse"
             + ("; people rate the two at different rates, so it is not called better" * trial["ratesDiffer"])

@@ -16,6 +16,17 @@ from workloads.language.reward.training_section import training_settings
 
 _ROUND: Final = {"workload": "rlhf", "environment": {"id": "chat"}, "algorithm": {"name": "token_ppo"}}
 """What the training of every round is, as far as settings are checked by it."""
+_OWN: Final = (
+    "workload",
+    "run",
+    "environment.id",
+    "environment.kwargs.prompts",
+    "environment.kwargs.reward",
+    "policy.kwargs.begin_with",
+    "registry",
+    "serving.policy",
+)
+"""Settings that are the loop's: with another one a round would learn from something else, or for nobody."""
 NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
@@ -67,6 +78,9 @@ class LoopOrder:
             load([_ROUND, *map(parse_assignment, self.train)])
         except ConfigurationError as error:
             raise ConfigurationError(f"--train {error}") from error
+        for key in (one.partition("=")[0] for one in self.train):
+            if any(f"{key}.".startswith(f"{own}.") or own.startswith(f"{key}.") for own in _OWN):
+                raise ConfigurationError(f"--train {key}: the loop sets it in every round; leave it out")
 
     def reward_words(self, heads: Sequence[str], changed: Mapping[str, float]) -> list[str]:
         """Return the options of `penstock reward train` for a model that has these heads, NAME=SCALE.

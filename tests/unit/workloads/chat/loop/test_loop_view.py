@@ -106,3 +106,18 @@ def test_the_status_says_what_counts_and_how_well_it_is_known(stand: LoopStand) 
     assert "safety of weight 1, on 0 ratings held out: area under the curve unknown" in said
     write_state(stand.folder, replace(stand.state(), judge={}))
     assert "reward model of round" not in CliRunner().invoke(loop_commands, words).stdout
+
+
+def test_a_canary_on_trial_is_told_with_its_verdict(stand: LoopStand) -> None:
+    """In words, also before there is one."""
+    words = ["status", str(stand.run.folder)]
+    stand.on_trial()
+    version = stand.made.version
+    assert f"version {version} is on trial: no verdict yet; 0 people have it" in said_by(words)
+    stand.see(0.0, 1.0, 400)
+    assert f"version {version} is on trial: withdraw; " in said_by(words)
+
+
+def said_by(words: list[str]) -> str:
+    """What a command of the loop writes."""
+    return CliRunner().invoke(loop_commands, words).stdout
