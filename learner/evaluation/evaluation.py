@@ -11,7 +11,7 @@ policy that training began with, whose episodes come before those of any version
 
 import statistics
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -261,8 +261,12 @@ class Evaluation:
                 return state, b""
             return state | {"best": _to_json(self.best)}, self.best.candidate.blob
 
-    def restore(self, state: dict[str, Any], best: bytes) -> None:
-        """Become what `state` was taken from."""
+    def restore(self, state: dict[str, Any], best: bytes, there: Container[str] | None = None) -> None:
+        """Become what `state` was taken from.
+
+        there: checkpoints that are on disk; None: all are. A run that goes back may have removed that of the
+        best result.
+        """
         with self._lock:
             self._settled = self._last_steps, self._last_update = state["last_steps"], state["last_update"]
             self._patience.restore(state["patience"])
@@ -270,7 +274,10 @@ class Evaluation:
             told = state.get("base", ()) if self._section.base else ()
             self._base = _by_key(Episode(**one) for one in told)
             if "best" in state:
-                self.best = _from_json(state["best"], best)
+                found = _from_json(state["best"], best)
+                if there is not None and found.candidate.checkpoint not in there:
+                    found = replace(found, candidate=replace(found.candidate, checkpoint=""))
+                self.best = found
 
     def _complete(self, candidate: Candidate) -> Result:
         scores = {one: Score.of(_returns(played)) for one, played in self._played.items()}
