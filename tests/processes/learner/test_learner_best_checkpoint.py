@@ -10,7 +10,7 @@ import pytest
 from learner.checkpoint.store import BEST, CheckpointStore, tensor_bytes
 from penstock.config.settings import Settings
 from penstock.policy import weights
-from penstock.runtime.exit import Fatal
+from penstock.runtime.exit import RunFailed
 from tests.processes.learner.test_learner_early_stopping import Judge
 from tests.processes.learner.test_learner_resume import checkpoint_now, endless
 from tests.support.run.learner_run import BATCH, LearnerThread, Producer, audited, settings, until
@@ -146,5 +146,5 @@ def test_without_a_best_checkpoint_there_is_none_to_go_back_to(redis_url: str, t
         producer.drive([session], lambda: producer.status().latest.update >= 1)
         learner.drain()
     again = LearnerThread(redis_url, tmp_path, endless(), resume=True, best=True)
-    with again as learner, pytest.raises(Fatal, match=r"learner\.keep_best=true"):
+    with again as learner, pytest.raises(RunFailed, match=r"learner\.keep_best=true"):
         learner.finish()
