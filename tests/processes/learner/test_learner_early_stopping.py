@@ -80,6 +80,7 @@ def assert_restored(
     assert (result["evaluation"]["version"], result["evaluation"]["mean"]) == (best, mean)
     final = read_final(run_dir)
     assert final.version == result["policy_version"] > best
+    assert (run_dir / "policies" / "latest").readlink() == Path("final.safetensors")
     with Registry.open(registry_url(run_dir)) as registry:
         rows = {row.version: row for row in registry.list("default")}
     assert (rows[best].origin, rows[final.version].origin) == (Origin.BEST, Origin.FINAL)
