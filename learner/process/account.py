@@ -131,7 +131,7 @@ class Account:
             "updates": snapshot.updates,
             "policy_version": final.version,
             "training_seconds": round(seconds, 3),
-            "solved_at": None if solved is None else _moment_json(solved),
+            "solved_at": None if solved is None else _moment_json(restored or solved),
             "env_steps_per_second": round(snapshot.env_steps / max(seconds, 1e-9), 1),
             "staleness": self.recorder.staleness.quantiles(),
             "ledger": ledger_json(balance),
