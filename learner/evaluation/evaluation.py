@@ -214,9 +214,13 @@ class Evaluation:
 
     @property
     def solved(self) -> Result | None:
-        """The result that reached the target: the last one where it did, else the best one."""
+        """The result that reached the target: the last one where it did, else the best one.
+
+        Of a checkpoint's last result the weights are not there any more, unless it was the best one.
+        """
         with self._lock:
-            reached = [r for r in (self.last, self.best) if r is not None and self._reaches(r.mean)]
+            found = [r for r in (self.last, self.best) if r is not None and r.candidate.blob]
+            reached = [r for r in found if self._reaches(r.mean)]
             return reached[0] if reached else None
 
     @property
@@ -257,6 +261,8 @@ class Evaluation:
                 "patience": self._patience.state(),
                 "base": [asdict(episode) for episode in self._base.values()],
             }
+            if self.last is not None:
+                state["last"] = _to_json(self.last)
             if self.best is None:
                 return state, b""
             return state | {"best": _to_json(self.best)}, self.best.candidate.blob
@@ -278,6 +284,10 @@ class Evaluation:
                 if there is not None and found.candidate.checkpoint not in there:
                     found = replace(found, candidate=replace(found.candidate, checkpoint=""))
                 self.best = found
+            if "last" in state:
+                last = _from_json(state["last"], b"")
+                is_best = self.best is not None and self.best.candidate.version == last.candidate.version
+                self.last = self.best if is_best else last
 
     def _complete(self, candidate: Candidate) -> Result:
         scores = {one: Score.of(_returns(played)) for one, played in self._played.items()}
