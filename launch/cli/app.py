@@ -377,6 +377,7 @@ def doctor(
 
 def main() -> Any:
     """Entry point of the `penstock` command. Modules in the working folder can be named, but hide nothing."""
+    _open_what_is_closed()
     try:
         # Of a checkout that is installed as it lies our own packages are found last of all.
         sys.path += [str(Path(__file__).parents[2]), str(Path.cwd())]
@@ -388,6 +389,18 @@ def main() -> Any:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # a file's name is printed byte for byte
     return app()
+
+
+def _open_what_is_closed() -> None:
+    """Lead a standard stream that the caller has closed (`>&-`) nowhere.
+
+    The next file that is opened would have its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode)  # noqa: SIM115 - for the process's life
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 if __name__ == "__main__":

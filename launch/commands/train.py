@@ -31,6 +31,7 @@ from launch.run.summary import (
     summary_lines,
     write_summary,
 )
+from launch.run.watched_stream import WatchedStream
 from penstock.config.run_folder import held_folder
 from penstock.config.workload import find, load
 from penstock.runtime import logs
@@ -143,8 +144,14 @@ def _conclude(
     summary = concluded(plan.run_dir, summary, prediction)
     write_summary(plan.run_dir, summary)
     lines: Sequence[str] = [json.dumps(summary, indent=2)] if as_json else summary_lines(summary)
-    sys.stdout.write("\n".join(lines) + "\n")
-    sys.stdout.flush()
+    tell(lines)
+
+
+def tell(lines: Sequence[str]) -> None:
+    """Write lines on stdout; a reader that is gone misses them, for the summary is in the folder."""
+    stream = WatchedStream(sys.stdout)
+    stream.write("\n".join(lines) + "\n")
+    stream.flush()
 
 
 def _write_artefacts(plan: Plan, summary: dict[str, Any]) -> None:

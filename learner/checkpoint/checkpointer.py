@@ -110,11 +110,11 @@ class Checkpointer:
     def spare(self, best: str, candidate: str) -> None:
         """Keep these checkpoints however old they are: of the best evaluation and of the one under way.
 
-        "" for none.
+        "" for none. Without a best one that which was is kept: it stays named until there is another.
         """
         if best:
             self._store.name_best(best)
-        self._spared = frozenset({best, candidate})
+        self._spared = frozenset({self._store.best(), candidate})
 
     def save(
         self,

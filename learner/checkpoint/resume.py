@@ -15,7 +15,7 @@ from learner.checkpoint.resume_options import ResumeOptions
 from learner.checkpoint.store import Checkpoint, CheckpointStore, Damaged
 from learner.ledger import Ledger
 from learner.progress import Progress
-from penstock.runtime.exit import Fatal
+from penstock.runtime.exit import Fatal, RunFailed
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Begi
 
     Raises:
         Fatal: there is nothing to begin from without loss or without permission; the message names the
-            remedy.
+            remedy. It is RunFailed where another try would not ask for the same: after a death a learner goes
+            on from the newest checkpoint, whatever it was first asked for.
     """
     if not options.resume:
         return _begin(lease, store)
@@ -115,14 +116,14 @@ def _refuse_a_redis_that_went_back(lease: Lease, store: CheckpointStore) -> None
 def _best(store: CheckpointStore) -> Checkpoint:
     checkpoint_id = store.best()
     if not checkpoint_id:
-        raise Fatal(
+        raise RunFailed(
             f"{store.directory}: no checkpoint of a best evaluation; learner.keep_best=true keeps one, "
             "--resume alone goes on from the newest"
         )
     try:
         return store.read(checkpoint_id)
     except Damaged as error:
-        raise Fatal(f"the best checkpoint cannot be used: {error}") from error
+        raise RunFailed(f"the best checkpoint cannot be used: {error}") from error
 
 
 def _candidates(lease: Lease, store: CheckpointStore) -> list[tuple[str, str | None]]:
@@ -143,7 +144,7 @@ def _cross_floor(lease: Lease, ledger: Ledger, *, allow_loss: bool) -> None:
     if first > floor:
         return
     if not allow_loss:
-        raise Fatal(
+        raise RunFailed(
             f"entries {first}..{floor} of the log are gone and no whole checkpoint has consumed them; "
             "--resume --allow-loss goes on without and books them log_lost"
         )

@@ -173,10 +173,10 @@ class CheckpointStore:
             temporary.replace(self.directory / _POINTER)
 
     def best(self) -> str:
-        """Return the id of the checkpoint of the best evaluation; "" without one."""
+        """Return the id of the checkpoint of the best evaluation; "" without one, or where power was lost."""
         try:
-            return str(json.loads((self.directory / _POINTER).read_text())["checkpoint"])
-        except FileNotFoundError:
+            return str(json.loads((self.directory / _POINTER).read_bytes())["checkpoint"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return ""
 
     def prune(self, lineage: Sequence[str], spared: Collection[str] = ()) -> None:

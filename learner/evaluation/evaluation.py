@@ -11,7 +11,7 @@ policy that training began with, whose episodes come before those of any version
 
 import statistics
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -214,9 +214,13 @@ class Evaluation:
 
     @property
     def solved(self) -> Result | None:
-        """The result that reached the target: the last one where it did, else the best one."""
+        """The result that reached the target: the last one where it did, else the best one.
+
+        Of a checkpoint's last result the weights are not there any more, unless it was the best one.
+        """
         with self._lock:
-            reached = [r for r in (self.last, self.best) if r is not None and self._reaches(r.mean)]
+            found = [r for r in (self.last, self.best) if r is not None and r.candidate.blob]
+            reached = [r for r in found if self._reaches(r.mean)]
             return reached[0] if reached else None
 
     @property
@@ -257,12 +261,18 @@ class Evaluation:
                 "patience": self._patience.state(),
                 "base": [asdict(episode) for episode in self._base.values()],
             }
+            if self.last is not None:
+                state["last"] = _to_json(self.last)
             if self.best is None:
                 return state, b""
             return state | {"best": _to_json(self.best)}, self.best.candidate.blob
 
-    def restore(self, state: dict[str, Any], best: bytes) -> None:
-        """Become what `state` was taken from."""
+    def restore(self, state: dict[str, Any], best: bytes, there: Container[str] | None = None) -> None:
+        """Become what `state` was taken from.
+
+        there: checkpoints that are on disk; None: all are. A run that goes back may have removed that of the
+        best result.
+        """
         with self._lock:
             self._settled = self._last_steps, self._last_update = state["last_steps"], state["last_update"]
             self._patience.restore(state["patience"])
@@ -270,7 +280,14 @@ class Evaluation:
             told = state.get("base", ()) if self._section.base else ()
             self._base = _by_key(Episode(**one) for one in told)
             if "best" in state:
-                self.best = _from_json(state["best"], best)
+                found = _from_json(state["best"], best)
+                if there is not None and found.candidate.checkpoint not in there:
+                    found = replace(found, candidate=replace(found.candidate, checkpoint=""))
+                self.best = found
+            if "last" in state:
+                last = _from_json(state["last"], b"")
+                is_best = self.best is not None and self.best.candidate.version == last.candidate.version
+                self.last = self.best if is_best else last
 
     def _complete(self, candidate: Candidate) -> Result:
         scores = {one: Score.of(_returns(played)) for one, played in self._played.items()}

@@ -15,7 +15,7 @@ from learner.lease import LeaseKeeper
 from learner.ledger import Balance, Ledger
 from learner.model.model import Model
 from learner.process.ending import Outcome
-from learner.publish.final_policy import FinalPolicy, write_final
+from learner.publish.final_policy import FinalPolicy, name_final, write_final
 from learner.publish.kept_versions import KeptVersions
 from learner.publish.publisher import Publisher
 from learner.publish.version_candidate import last
@@ -82,6 +82,7 @@ class Account:
         final = self._final(outcome)
         write_final(self.run_dir, final)
         self.kept.finish(last(final, self.evaluation, self.publisher.latest, outcome.word))
+        name_final(self.run_dir)
         balance = self._balance()
         if not balance.balanced:
             log.error("the books do not balance", extra=asdict(balance))
@@ -130,7 +131,7 @@ class Account:
             "updates": snapshot.updates,
             "policy_version": final.version,
             "training_seconds": round(seconds, 3),
-            "solved_at": None if solved is None else _moment_json(solved),
+            "solved_at": None if solved is None else _moment_json(restored or solved),
             "env_steps_per_second": round(snapshot.env_steps / max(seconds, 1e-9), 1),
             "staleness": self.recorder.staleness.quantiles(),
             "ledger": ledger_json(balance),

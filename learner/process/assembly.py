@@ -140,7 +140,8 @@ class _Assembly:
         )
         if checkpoint is not None and self._progress.evaluation:
             best = checkpoint.tensors.get(BEST)
-            self._evaluation.restore(self._progress.evaluation, b"" if best is None else tensor_bytes(best))
+            blob = b"" if best is None else tensor_bytes(best)
+            self._evaluation.restore(self._progress.evaluation, blob, base.store.ids())
             if best is not None and self._evaluation.best is not None:
                 # The process that measured it may have died before the registry heard of it.
                 self._kept.evaluated(self._evaluation.best)

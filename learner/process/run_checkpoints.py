@@ -80,6 +80,8 @@ class RunCheckpoints:
         self.commands.committed(self.checkpointer.last_id)
         if self.keep_best:
             self.evaluation.kept_as(self.checkpointer.last_id, self.algorithm.updates)
+            # This one may be the best by now, and there may be none after it.
+            self.checkpointer.spare(*self.evaluation.checkpoints())
 
     def save_named(self, name: str, command: str, named: NamedCheckpoints) -> None:
         """Keep the run as it is now under a name; the newest checkpoint is not moved by it.

@@ -51,9 +51,14 @@ def write_final(run_dir: Path, final: FinalPolicy) -> None:
     """Replace the run's final policy; raises OSError."""
     folder = run_dir / FOLDER
     replace_file(folder / _BLOB, final.blob)
-    name_latest(run_dir, _BLOB)
+    name_final(run_dir)
     known = {"version": final.version, "update": final.update, "sha256": weights.sha256(final.blob)}
     _write_description(folder / DESCRIPTION, final.specification, known)
+
+
+def name_final(run_dir: Path) -> None:
+    """Let `latest` be a link to the final policy; a version that is kept after it would be the latest."""
+    name_latest(run_dir, _BLOB)
 
 
 def _write_description(path: Path, specification: RunSpecification, known: Mapping[str, Any]) -> None:

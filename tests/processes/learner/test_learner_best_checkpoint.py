@@ -1,6 +1,7 @@
 """The checkpoint of the best evaluation outlives the newest ones, and a run can go back to it."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,20 @@ import pytest
 from learner.checkpoint.store import BEST, CheckpointStore, tensor_bytes
 from penstock.config.settings import Settings
 from penstock.policy import weights
-from penstock.runtime.exit import Fatal
+from penstock.runtime.exit import RunFailed
 from tests.processes.learner.test_learner_early_stopping import Judge
 from tests.processes.learner.test_learner_resume import checkpoint_now, endless
 from tests.support.run.learner_run import BATCH, LearnerThread, Producer, audited, settings, until
 
 
-def keeping() -> Settings:
+def keeping(**learner: Any) -> Settings:
     """Two checkpoints and the best one; an evaluation of two episodes after every other update."""
-    learner = {
+    section = {
         "total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False, "keep_checkpoints": 2,
         "keep_best": True,
     }  # fmt: skip
-    return settings(learner=learner, evaluation={"timeout_s": 60, "episodes": 2, "interval_steps": 2 * BATCH})
+    evaluation = {"timeout_s": 60, "episodes": 2, "interval_steps": 2 * BATCH}
+    return settings(learner=section | learner, evaluation=evaluation)
 
 
 def policy_bytes(store: CheckpointStore, checkpoint: str) -> bytes:
@@ -84,9 +86,52 @@ def test_the_best_checkpoint_is_kept_and_gone_back_to(redis_url: str, tmp_path: 
     assert update < store.read(store.ids()[0]).state["updates"] < stopped.state["updates"]
 
 
+def test_the_last_checkpoint_is_named_where_it_is_the_best(redis_url: str, tmp_path: Path) -> None:
+    """The weights of the last update were in evaluation already, and proved to be the best."""
+    store = CheckpointStore(tmp_path / "checkpoints", 2)
+    with Producer(redis_url, tmp_path) as producer:
+        with LearnerThread(redis_url, tmp_path, keeping(total_updates=2)) as learner:
+            Judge(producer, learner).give(9.0)
+            result = learner.finish()
+        audited(tmp_path, redis_url)
+    assert result["evaluation"]["mean"] == 9.0
+    assert result["best_checkpoint"] == store.best() == store.ids()[0]
+
+
+def test_a_best_checkpoint_that_is_gone_is_not_named(redis_url: str, tmp_path: Path) -> None:
+    """The best one knows of the one before it, which was removed. The run goes back to the best, twice."""
+    store = CheckpointStore(tmp_path / "checkpoints", 2)
+    with Producer(redis_url, tmp_path) as producer:
+        with LearnerThread(redis_url, tmp_path, keeping()) as learner:
+            judge = Judge(producer, learner)
+            for mean in (3.0, 9.0, 4.0, 5.0):
+                judge.give(mean)
+            until(lambda: learner_saw(producer, 5.0), "the last result")
+            for _ in range(3):
+                checkpoint_now(producer, tmp_path)
+            kept = learner.drain()["best_checkpoint"]
+        known = store.read(kept).state["evaluation"]["best"]["candidate"]["checkpoint"]
+        assert known not in store.ids()
+        for _ in range(2):
+            published = partial(is_newer, producer, producer.status().latest.version)
+            again = LearnerThread(redis_url, tmp_path, keeping(), resume=True, allow_loss=True, best=True)
+            with again as learner:
+                producer.drive([judge.rollout], published)
+                for _ in range(3):
+                    checkpoint_now(producer, tmp_path)
+                assert learner.drain()["best_checkpoint"] is None
+            assert store.best() == kept
+            assert kept in store.ids()
+
+
 def lineage(run_dir: Path) -> list[dict[str, Any]]:
     """Lines of `lineage.jsonl`."""
     return [json.loads(line) for line in (run_dir / "lineage.jsonl").read_text().splitlines()]
+
+
+def is_newer(producer: Producer, version: int) -> bool:
+    """Whether a version after this one is published."""
+    return producer.status().latest.version > version
 
 
 def learner_saw(producer: Producer, mean: float) -> bool:
@@ -101,5 +146,5 @@ def test_without_a_best_checkpoint_there_is_none_to_go_back_to(redis_url: str, t
         producer.drive([session], lambda: producer.status().latest.update >= 1)
         learner.drain()
     again = LearnerThread(redis_url, tmp_path, endless(), resume=True, best=True)
-    with again as learner, pytest.raises(Fatal, match=r"learner\.keep_best=true"):
+    with again as learner, pytest.raises(RunFailed, match=r"learner\.keep_best=true"):
         learner.finish()

@@ -33,14 +33,19 @@ from tests.support.run.learner_run import (
 )
 
 
-def impatient(**evaluation: Any) -> Settings:
+def impatient(target: float | None = None, **evaluation: Any) -> Settings:
     """An evaluation of two episodes after every other update.
 
     Ends after two in a row without half a point more.
     """
     section = {"episodes": 2, "interval_steps": 2 * BATCH, "patience": 2, "min_improvement": 0.5}
     return settings(
-        learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False},
+        learner={
+            "total_steps": 10**9,
+            "checkpoint_interval_s": 3600,
+            "stop_at_target": False,
+            "target_return": target,
+        },
         evaluation={"timeout_s": 60} | section | evaluation,
     )
 
@@ -80,6 +85,7 @@ def assert_restored(
     assert (result["evaluation"]["version"], result["evaluation"]["mean"]) == (best, mean)
     final = read_final(run_dir)
     assert final.version == result["policy_version"] > best
+    assert (run_dir / "policies" / "latest").readlink() == Path("final.safetensors")
     with Registry.open(registry_url(run_dir)) as registry:
         rows = {row.version: row for row in registry.list("default")}
     assert (rows[best].origin, rows[final.version].origin) == (Origin.BEST, Origin.FINAL)
@@ -128,6 +134,22 @@ def test_a_run_that_no_longer_improves_publishes_its_best_version_again(
     assert 'penstock_evaluation_return{actions="deterministic"} 4.0' in shown
     assert "penstock_evaluation_best_return 5.4" in shown
     assert "penstock_evaluations_without_improvement 2.0" in shown
+
+
+def test_a_solved_run_tells_when_the_version_was_made_that_it_ends_with(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """All versions reach the target, and the first one is the best."""
+    with (
+        LearnerThread(redis_url, tmp_path, impatient(target=3.5)) as learner,
+        Producer(redis_url, tmp_path) as producer,
+    ):
+        judge = Judge(producer, learner)
+        best, *_ = [judge.give(mean) for mean in (9.0, 5.0, 4.0)]
+        producer.drive([judge.rollout], lambda: learner.ended)
+        result = learner.finish()
+        assert_restored(tmp_path, result, best, 9.0)
+    assert result["solved_at"]["version"] == best
 
 
 def test_a_run_whose_algorithm_rejects_what_it_learns_publishes_its_best_version_again(

@@ -10,7 +10,7 @@ import torch
 from learner.checkpoint.store import Checkpoint, CheckpointStore
 from learner.ledger import Drop
 from penstock.config.settings import ConfigurationError, PPOSection, Settings
-from penstock.runtime.exit import Fatal
+from penstock.runtime.exit import Fatal, RunFailed
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.run.broker_process import BrokerProcess
 from tests.support.run.learner_run import (
@@ -205,7 +205,7 @@ def test_beginning_behind_the_trim_floor_needs_permission_and_is_booked(
             _damage(path, "flipped")
         with (
             LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner,
-            pytest.raises(Fatal, match="--allow-loss"),
+            pytest.raises(RunFailed, match="--allow-loss"),
         ):
             learner.finish()
         version = producer.status().latest.version

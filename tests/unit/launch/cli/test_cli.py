@@ -41,6 +41,27 @@ command_line.main()
 """
 
 
+@pytest.mark.parametrize(("closed", "told"), [(">&-", ""), ("2>&-", "CartPole-v1")])
+def test_a_stream_that_the_caller_has_closed_is_no_error(closed: str, told: str) -> None:
+    """What would be written there is written nowhere."""
+    words = penstock("train", "CartPole-v1", "--print-config")
+    done = subprocess.run(
+        ("sh", "-c", f'exec "$@" {closed}', "sh", *words),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert told in done.stdout
+
+
+def test_a_command_fails_as_usual_where_nobody_is_told() -> None:
+    """Its exit code says so."""
+    words = ("sh", "-c", 'exec "$@" 2>&-', "sh", *penstock("evaluate", "/nowhere"))
+    assert subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 2
+
+
 def test_modules_in_the_working_folder_hide_none_of_ours(tmp_path: Path) -> None:
     """A user may have an `actor.py`, also beside a checkout that is installed as it lies."""
     for name in ("actor", "broker", "gateway", "launch", "learner", "penstock", "workloads"):

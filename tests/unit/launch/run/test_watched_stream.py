@@ -2,10 +2,12 @@
 
 import os
 import pty
+import sys
 from collections.abc import Callable
 
 import pytest
 
+from launch.commands.train import tell
 from launch.run.live_view import make_view
 from launch.run.progress import Progress
 
@@ -35,3 +37,12 @@ def test_a_run_goes_on_when_its_page_is_closed(ends: Callable[[], tuple[int, int
                 view.show(Progress(env_steps=steps))
         stream.write("the end")
         stream.flush()
+
+
+def test_a_summary_that_nobody_reads_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file was written before."""
+    reader, own = through_a_pipe()
+    os.close(reader)
+    with os.fdopen(own, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        tell(["unread"])

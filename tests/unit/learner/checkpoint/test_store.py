@@ -119,6 +119,11 @@ def test_what_is_spared_outlives_the_newest(store: CheckpointStore) -> None:
     store.prune(list("abcdef"))
     assert store.ids() == ["f", "e", "d"]
     assert CheckpointStore(store.directory, 3).best() == "b"
+    for torn in (b"", b"[]", b"\xff"):
+        (store.directory / "best.json").write_bytes(torn)
+        assert store.best() == ""
+    store.name_best("b")
+    assert store.best() == "b"
 
 
 def test_a_crash_while_writing_leaves_nothing_that_counts(store: CheckpointStore) -> None:

@@ -241,6 +241,22 @@ def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
     assert not again.wanted([], update=8, env_steps=10**6), "the run is about to end"
 
 
+def test_the_last_result_survives_a_checkpoint() -> None:
+    """A run that goes on and ends without another one tells of it. Only the weights of the best are kept."""
+    it = evaluation(6.0, stop=False)
+    for version, mean in ((1, 7.0), (2, 8.0), (3, 6.5)):
+        it.requested(candidate(version, update=version))
+        it.collect(report(version, [mean] * 3))
+        state, blob = it.state()
+        again = evaluation(6.0, stop=False)
+        again.restore(json.loads(json.dumps(state)), blob)
+        assert again.last is not None
+        assert (again.last.candidate.version, again.last.mean) == (version, mean)
+        assert again.solved == again.best == it.best
+        assert again.figures() == it.figures()
+        assert again.state() == it.state()
+
+
 def test_a_result_says_how_it_compares_with_what_training_began_with() -> None:
     """Its episodes come before those of any version, and survive a checkpoint of that time."""
     it = Evaluation(EvaluationSection(episodes=6, base=True, both=True), None, stop_at_target=False)
