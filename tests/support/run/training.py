@@ -61,8 +61,12 @@ class Training:
 
     def pids(self) -> dict[str, int]:
         """Every process of the run by name; Redis by its server's own pid."""
-        endpoints = json.loads((self.run_dir / "endpoints.json").read_text())
-        return {name: one["server_pid"] or one["pid"] for name, one in endpoints.items()}
+        return _pids(json.loads((self.run_dir / "endpoints.json").read_text()))
+
+    def announced(self) -> dict[str, int]:
+        """The same of those that have said so, also before the launcher has heard of them."""
+        files = (self.run_dir / "endpoints").glob("*.json")
+        return _pids({file.stem: json.loads(file.read_text()) for file in files})
 
     def ends_within(self, seconds: float) -> bool:
         """Whether it has ended by then."""
@@ -103,11 +107,15 @@ def wait_until_gone(training: Training) -> float:
     """Wait until no process of the run is left; seconds that took."""
     began = time.monotonic()
     pause = threading.Event()
-    left = set(training.pids().values())
+    left = set(training.announced().values())
     while left := {pid for pid in left if is_alive(pid)}:
         assert time.monotonic() - began < GONE_S, left
         pause.wait(0.05)
     return time.monotonic() - began
+
+
+def _pids(endpoints: dict[str, dict[str, Any]]) -> dict[str, int]:
+    return {name: one["server_pid"] or one["pid"] for name, one in endpoints.items()}
 
 
 def is_alive(pid: int) -> bool:
