@@ -17,6 +17,7 @@ import pytest
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from actor.link import outbox
 from actor.rollout import worker
 from benchmarks.simulated_actor import Load, SimulatedActor
 from broker.log import keys
@@ -152,15 +153,29 @@ def start_actor(run: NetworkRun) -> tuple[SimulatedActor, float]:
 
 
 def test_an_actor_flushes_its_outbox_and_closes_its_session(
-    redis_server: RedisServer, tmp_path: Path
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over a slow line: what was generated is in the log, the session is closed, and then it ends."""
+    """Over a slow line: what was generated is in the log, the session is closed, and then it ends.
+
+    Nothing passes from when the outbox holds something until the actor waits for its acknowledgements.
+    """
     abandoned = metrics.FRAGMENTS_ABANDONED.labels("drain")
     with network_run(redis_server, tmp_path) as run:
         before = abandoned._value.get()
         actor, built = start_actor(run)
-        run.proxy.set(delay_s=0.2)
-        eventually(lambda: metrics.OUTBOX_FRAGMENTS._value.get() > 1, "a full outbox")
+
+        def holds() -> bool:
+            run.proxy.set(delay_s=0.2, blackhole=False)
+            eventually(lambda: metrics.OUTBOX_FRAGMENTS._value.get() > 1, "a full outbox")
+            run.proxy.set(blackhole=True)
+            return metrics.OUTBOX_FRAGMENTS._value.get() > 1
+
+        def heal(name: str, _sequence: int = 0) -> None:
+            if name == "outbox.flushing":
+                run.proxy.heal()
+
+        monkeypatch.setattr(outbox, "failpoint", heal)
+        eventually(holds, "an outbox that holds something")
         actor.drain("test")
         assert actor.join(PATIENCE_S)
         assert run.reader.log.acked() == metrics.FRAGMENTS_BUILT._value.get() - built
