@@ -168,7 +168,7 @@ def test_an_actor_flushes_its_outbox_and_closes_its_session(
             run.proxy.set(delay_s=0.2, blackhole=False)
             eventually(lambda: metrics.OUTBOX_FRAGMENTS._value.get() > 1, "a full outbox")
             run.proxy.set(blackhole=True)
-            return metrics.OUTBOX_FRAGMENTS._value.get() > 1
+            return bool(metrics.OUTBOX_FRAGMENTS._value.get() > 1)
 
         def heal(name: str, _sequence: int = 0) -> None:
             if name == "outbox.flushing":
