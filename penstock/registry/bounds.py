@@ -1,14 +1,15 @@
 """The bounds of a canary, and what servers see of its trial, by which `canary_trial` judges it.
 
 So many clients of the canary it takes until 95% of drops in return are proved, by the canary's share of the
-clients and the size of the drop in deviations among clients (simulated, false alarm 0.05):
+clients and the size of the drop in deviations among clients (simulated, false alarm 0.05); in the last column
+the drop of thumbs, each 1 or 0, from .7 to .4:
 
-    share   drop of 0.5    1.0    2.0
-    0.01            141     36     15
-    0.1             124     40     16
-    0.3             161     43     19
-    0.5             205     53     25
-    0.8             524    176     78
+    share   drop of 0.5    1.0    2.0    thumbs
+    0.01            121     33     14        77
+    0.1             125     34     15        74
+    0.3             141     41     19        94
+    0.5             238     61     24       146
+    0.8             510    154     77       356
 
 A client counts once, whatever it plays. Where clients differ little, their means over many episodes differ
 less, and a drop is many deviations of those.

@@ -2,9 +2,10 @@
 
 *Returns: one bet per client.* A client's arm is a hash of its key, so that a client is in the canary with the
 chance p, whatever it is like. Let x be what the client earned by a fixed time after it began
-(`ClientReturn`), r and s a reference and a scale that are known before it is looked at, and
+(`ClientReturn`), r, s and u a reference, a scale and an average that are known before it is looked at, and
 
-    h = clip((r − x) / s, −1, 1),      g = + h · min(p, 1 − p) / p         for a client of the canary
+    w(x) = clip((r − x) / s, −1, 1)
+    h = (w(x) − u) / (1 + |u|),        g = + h · min(p, 1 − p) / p         for a client of the canary
                                        g = − h · min(p, 1 − p) / (1 − p)   for one of the active version
 
 Suppose that the canary equals the active version. Then x, when it is looked at, and which clients were looked
@@ -15,8 +16,9 @@ they may differ as they like, play as often as they like, be few or correlated. 
 second bet on the same client, whose arm is known by then: so a client counts once at each level, on all
 servers together.
 The same holds for a canary that is better for each client, whose bets only lose. r and s are median and
-distance of the quartiles among the newest REFERENCE clients of both arms: a few that report nonsense move
-them little.
+distance of the quartiles among the newest REFERENCE clients of both arms, u their mean of w: a few that
+report nonsense move them little. Where w is 0 or 1 alone, as for thumbs, most clients would win or lose
+nothing and the others all: u halves the clients that it takes.
 
 A level is a time: after `canary.settle_s`, 8 and 64 times that. It is fixed, so that neither an episode that
 never ends nor one that ends early says when, or whether, it or another one counts.
@@ -34,7 +36,7 @@ alone. While there is evidence of RATES_APART for a difference in how often peop
 better: `Cause.RATING_RATE`, and people decide. By chance there ever is that much with a probability of
 1/RATES_APART, for each direction and level. It takes a verdict away and never makes one, so it is no part of
 the sum below. Simulated, with half of the clients on each arm and half of what is rated liked: of 40 canaries
-that are rated .8 of the time, and the active version .4, it keeps 37 from being called better.
+that are rated .8 of the time, and the active version .4, it keeps all from being called better.
 
 Each question has its part of the false alarm rate (SHARES; that of returns is divided among the levels), so
 the chance of any false verdict is at most their sum: `false_alarm`. WITHDRAW is final. Pure functions; the
@@ -233,6 +235,11 @@ def _worse(recent: tuple[float, ...], value: float) -> float | None:
     middle = ordered[count // 2]
     # Halved first: the distance of two floats may be no float.
     half = ordered[3 * count // 4] / 2 - ordered[count // 4] / 2
+    usual = sum(_below(middle, half, each) for each in recent) / count
+    return (_below(middle, half, value) - usual) / (1.0 + abs(usual))
+
+
+def _below(middle: float, half: float, value: float) -> float:
     if half > 0.0:
         return min(1.0, max(-1.0, (middle / 2 - value / 2) / half))
     return float((value < middle) - (value > middle))

@@ -15,8 +15,8 @@ from penstock.registry.canary_trial import Cause, TrialState, Verdict, observe
 BOUNDS: Final = Bounds(false_alarm=0.05)
 RATED: Final = 0.8
 """Share of the conversations with the active version that are rated."""
-AN_ARM: Final = 2000
-"""Conversations. With 1,200 ten points are found in about half of the trials."""
+AN_ARM: Final = 1300
+"""Conversations. With 600 ten points are found in about half of the trials."""
 
 
 def trial(
@@ -62,7 +62,7 @@ def test_thumbs_that_are_alike_are_seldom_told_apart() -> None:
 
 
 def test_ten_points_less_are_found() -> None:
-    """From .6 to .5: four of five canaries are withdrawn within 2,000 conversations an arm."""
+    """From .6 to .5: four of five canaries are withdrawn within 1,300 conversations an arm."""
     share, within = found_share(0.6, 0.5, Cause.LOWER_RETURN, 20)
     print(f"withdrawn: {share:.2f}; 80 % after {within} conversations of both arms")
     assert share >= 0.8
@@ -91,7 +91,7 @@ def test_a_thousand_trials_of_the_same_version_stay_within_the_bound() -> None:
     [(0.5, 0.6, Cause.HIGHER_RETURN), (0.6, 0.5, Cause.LOWER_RETURN)],
 )
 def test_ten_points_are_found_both_ways(active: float, canary: float, cause: Cause) -> None:
-    """In 200 trials each, by 2,000 conversations an arm."""
+    """In 200 trials each, by 1,300 conversations an arm."""
     share, within = found_share(active, canary, cause, 200)
     print(f"{active} to {canary}: found {share:.3f}; 80 % after {within} conversations of both arms")
     assert share >= 0.8
