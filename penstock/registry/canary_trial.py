@@ -17,8 +17,8 @@ second bet on the same client, whose arm is known by then: so a client counts on
 servers together.
 The same holds for a canary that is better for each client, whose bets only lose. r and s are median and
 distance of the quartiles among the newest REFERENCE clients of both arms, u their mean of w: a few that
-report nonsense move them little. Where w is 0 or 1 alone, as for thumbs, most clients would win or lose
-nothing and the others all: u halves the clients that it takes.
+report nonsense move them little. Where w is 0 or 1 alone, as for thumbs, bets on w itself would be nothing
+for most clients and all for the others; with u a drop is found with as few as half of the clients.
 
 A level is a time: after `canary.settle_s`, 8 and 64 times that. It is fixed, so that neither an episode that
 never ends nor one that ends early says when, or whether, it or another one counts.
