@@ -20,7 +20,8 @@ from actor.evaluation.runner import EvaluationRunner
 from actor.link.broker_client import BrokerClient
 from actor.link.session import Session
 from actor.link.session_opening import count_strikes, open_session
-from penstock.config.settings import Settings
+from actor.specification.sections import evaluation_section
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK, Fatal
@@ -93,6 +94,8 @@ class Evaluator:
         specification = session.specification
         if self._runner is not None and self._run != specification.run:
             raise Fatal(f"the broker serves run {specification.run} now; start this actor again")
+        if not evaluation_section(specification).episodes:
+            raise ConfigurationError("evaluation.episodes=0: the run is not evaluated; start no such actor")
         if self._runner is None:
             self._health.watch(ENVIRONMENT, self._settings.actor.stall_timeout_s)
             self._health.expect(ENVIRONMENT, BEING_MADE)

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from actor.evaluation.runner import EvaluationRunner
+from actor.specification.sections import evaluation_section
 from launch.inspection.returns import shown
 from learner.publish.final_policy import FinalPolicy, read_final
 from penstock.config.service_settings import local_settings
@@ -69,9 +70,11 @@ def evaluate(
     final: FinalPolicy, local: Settings, *, episodes: int | None, seed: int | None, deterministic: bool
 ) -> Evaluation:
     """Play `episodes` (the run's setting when None) from `seed` (likewise)."""
+    count = episodes or evaluation_section(final.specification).episodes
+    if not count:
+        raise ConfigurationError("evaluation.episodes=0: the run is not evaluated; say --episodes N")
     make_runner = load(find(final.specification.workload).runner)
-    runner: EvaluationRunner = make_runner(final.specification, local, episodes)
-    count = episodes or runner.evaluation.episodes
+    runner: EvaluationRunner = make_runner(final.specification, local, count)
     first = runner.evaluation.seed if seed is None else seed
     runner.local.policy.load(final.blob)
     try:

@@ -59,7 +59,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
         *[_own(name, command, config) for name, command in beside.commands.items()],
         *actors,
         *([_server(plan, broker, config)] if plan.settings.serving.listen else []),
-        _actor("evaluator", "evaluation", broker, acting),
+        *([_actor("evaluator", "evaluation", broker, acting)] if plan.settings.evaluation.episodes else []),
     ]
 
 

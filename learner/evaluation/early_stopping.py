@@ -43,8 +43,8 @@ class Patience:
 
 def check_patience(section: EvaluationSection) -> None:
     """Raise ConfigurationError for a patience that would never be tried."""
-    if section.patience is not None and section.interval_steps is None:
+    if section.patience is not None and not (section.interval_steps and section.episodes):
         raise ConfigurationError(
             f"evaluation.patience={section.patience}: counts evaluations, and none are made while training; "
-            "say how often as evaluation.interval_steps"
+            "say how often as evaluation.interval_steps, and evaluation.episodes above 0"
         )

@@ -138,16 +138,16 @@ class Evaluation:
         """
         with self._lock:
             is_busy = self._asked or self._pending is not None or update <= self._last_update
-            if is_busy or self._patience.exhausted:
+            if is_busy or self._patience.exhausted or not self._section.episodes:
                 return False
             is_silent = self._is_silent(env_steps, ended, length)
             self._asked = self._promising(recent) or self._due(env_steps) or is_silent
             return self._asked
 
     def ask(self, update: int) -> bool:
-        """Ask for `update` whatever the curve says; False when it is under way or done already."""
+        """Ask for `update` whatever the curve says; False when it is under way, done or never to be."""
         with self._lock:
-            if self._pending is not None or update <= self._last_update:
+            if not self._section.episodes or self._pending is not None or update <= self._last_update:
                 return False
             self._asked = True
             return True

@@ -86,8 +86,8 @@ class LearnerSection(Section):
 class EvaluationSection(Section):
     """Separate environments that only measure."""
 
-    episodes: Annotated[int, Field(gt=0, le=MAX_EPISODES_PER_REPORT)] = 100
-    """Episodes of one evaluation; the i-th is seeded with `seed` + i."""
+    episodes: Annotated[int, Field(ge=0, le=MAX_EPISODES_PER_REPORT)] = 100
+    """Episodes of one evaluation; the i-th is seeded with `seed` + i. 0: the run is not evaluated."""
     seed: Annotated[int, Field(ge=0)] = 1_000_000
     """First seed."""
     deterministic: bool = True

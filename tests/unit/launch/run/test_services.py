@@ -108,6 +108,13 @@ def test_a_run_from_a_recording_has_no_rollout_workers_and_records_nothing(tmp_p
     assert names == ["redis", "broker", "learner", "evaluator"]
 
 
+def test_a_run_without_evaluations_has_no_evaluation_actor(tmp_path: Path) -> None:
+    """There would be nothing to play."""
+    assignments = ("evaluation.episodes=0",)
+    plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "run", assignments=assignments))
+    assert [spec.name for spec in service_specs(plan, tmp_path)] == ["redis", "broker", "learner", "actor-0"]
+
+
 def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,14 @@ def report(version: int, returns: list[float], *, first: int = 0, deterministic:
     return Report(session=1, sequence=1, evaluation=True, deterministic=deterministic, episodes=episodes)
 
 
+def test_a_run_without_evaluations_asks_for_none() -> None:
+    """Neither for a good curve, nor when it is due, nor at the end."""
+    it = Evaluation(EvaluationSection(episodes=0, interval_steps=1), 90.0, stop_at_target=True)
+    assert not it.wanted(GOOD, update=1, env_steps=100)
+    assert not it.ask(1)
+    assert not it.pending
+
+
 def test_a_curve_that_says_nothing_any_more_asks_too() -> None:
     """Actors that do not live as long as a good episode end none: the target would never come in reach."""
     it, missed = evaluation(), 50 * MISSED_EPISODES
