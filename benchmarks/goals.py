@@ -103,7 +103,7 @@ def _at_once(folder: Path) -> float:
     goals.write_text(f'folder = "{folder}"\nallow = ["/usr/bin/sleep"]\n{goal}')
     environments = gym.make_vec(
         "workloads.goals.tasks:Goals-v0", AT_ONCE, vectorization_mode="async", executor="commands",
-        goals=str(goals),
+        goals=str(goals), actors_act=True,
     )  # fmt: skip
     try:
         environments.reset(seed=0)
@@ -121,7 +121,9 @@ def _episodes(executor: str, folder: Path) -> float:
     goal = '[[goal]]\nname = "true"\ncommand = ["/usr/bin/true"]\n'
     goals.write_text(f'folder = "{folder}"\nallow = ["/usr/bin/true"]\n{goal}')
     named = str(goals) if executor == "commands" else ""
-    environment = gym.make("workloads.goals.tasks:Goals-v0", executor=executor, goals=named)
+    environment = gym.make(
+        "workloads.goals.tasks:Goals-v0", executor=executor, goals=named, actors_act=executor == "commands"
+    )
     count = EPISODES[executor]
     begun = time.perf_counter()
     for seed in range(count):

@@ -6,6 +6,7 @@
     executors       what carries goals out: the simulated host, or commands of this machine
     injector        which proposals of a policy are carried out, and how likely that is
     tasks           `Goals-v0`, `Traces-v0`
+    live_host       runs whose goals are commands: who may carry them out
     http            the page `/rl` of a gateway
     commands        `penstock traces`, `penstock inject`
     goals_defaults  settings of a run
@@ -18,8 +19,8 @@ from penstock.config.workload import Workload
 WORKLOAD = Workload(
     name="goals",
     environment="workloads.control.environment:make",
-    spaces="workloads.control.environment:spaces",
-    target="workloads.control.environment:target",
+    spaces="workloads.goals.live_host:spaces",
+    target="workloads.goals.live_host:target",
     longest="workloads.control.environment:longest",
     defaults="workloads.goals.goals_defaults:for_environment",
     policy="penstock.policy.build:build",
@@ -28,6 +29,8 @@ WORKLOAD = Workload(
     generator="workloads.plugin.acting:make_step_generator",
     runner="workloads.plugin.acting:make_step_runner",
     places=("goals", "trace_file"),
+    prepare="workloads.goals.live_host:prepare",
+    rehearse="workloads.goals.live_host:rehearse",
     http="workloads.goals.http.goals_service:service",
     commands={
         "inject": "workloads.goals.commands.inject_command:inject",

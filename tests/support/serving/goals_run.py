@@ -54,13 +54,13 @@ def goals_run(folder: Path, **policy: Any) -> GoalsRun:
     return made
 
 
-def goals_file(folder: Path) -> Path:
-    """A file of two goals; `done(folder)` counts how often they ran."""
+def goals_file(folder: Path, names: tuple[str, ...] = GOALS) -> Path:
+    """A file of goals; `done(folder)` counts how often they ran."""
     place = folder / "place"
     place.mkdir()
     goals = "".join(
         f'[[goal]]\nname = "{name}"\nsafe = true\ncommand = ["/usr/bin/mktemp", "done.XXXXXXXX"]\n'
-        for name in GOALS
+        for name in names
     )
     file = folder / "goals.toml"
     file.write_text(f'folder = "{place}"\nallow = ["/usr/bin/mktemp"]\n{goals}')

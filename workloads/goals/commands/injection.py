@@ -120,7 +120,7 @@ def _executor(request: Request) -> tuple[Executor, tuple[bool, ...]]:
         raise ConfigurationError("--goals FILE or --simulated SEED: name one of them")
     if request.goals is not None:
         file = read_commands(request.goals)
-        return Commands(file), (False, *(one.safe for one in file.goal))
+        return Commands(file, acts=True), (False, *(one.safe for one in file.goal))
     host = SimulatedHost()
     host.reset(request.simulated or 0)
     return host, (False, *(True for _ in host.goals))

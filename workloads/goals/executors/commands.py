@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Final
 
+from penstock.config.configuration_error import ConfigurationError
 from workloads.goals.executors.command_file import CommandFile
 from workloads.goals.executors.executor import Outcome, Readings
 from workloads.goals.executors.readings import read_host
@@ -32,13 +33,15 @@ class NotAllowed(Exception):
 class Commands:
     """Carries out the goals of a file, which was checked when it was read."""
 
-    def __init__(self, file: CommandFile) -> None:
-        self._file = file
+    def __init__(self, file: CommandFile, *, acts: bool) -> None:
+        """acts: false for one that has goals and readings and refuses to begin an episode or a goal."""
+        self._file, self._acts = file, acts
         self._commands: Mapping[str, Sequence[str]] = {one.name: one.command for one in file.goal}
         self.goals = tuple(self._commands)
 
     def reset(self, seed: int) -> None:
-        """Begin an episode: the host is what it is."""
+        """Begin an episode: the host is what it is; raises ConfigurationError where it may not act."""
+        self._check_acts()
 
     def read(self) -> Readings:
         """Return readings of this host and of the folder's disk."""
@@ -48,7 +51,11 @@ class Commands:
         """Do nothing: no command is started."""
 
     def carry_out(self, goal: str) -> Outcome:
-        """Start the goal's command and wait for its end, at most `limit_s`."""
+        """Start the goal's command and wait for its end, at most `limit_s`.
+
+        Raises ConfigurationError where it may not act.
+        """
+        self._check_acts()
         begun = time.monotonic()
         try:
             process = self._start(self._commands[goal])
@@ -65,6 +72,14 @@ class Commands:
             return Outcome(success=False, took_s=took_s, output=text, error=f"above {self._file.limit_s:g} s")
         code = process.returncode
         return Outcome(success=code == 0, took_s=took_s, output=text, error=f"exit {code}" if code else "")
+
+    def _check_acts(self) -> None:
+        if not self._acts:
+            raise ConfigurationError(
+                "environment.kwargs.executor='commands': only `penstock inject` carries out goals of a live "
+                "host; start the run with --actors 0 --serve ADDRESS, or let its actors carry them out, too, "
+                "with --set environment.kwargs.actors_act=true"
+            )
 
     def _start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
         if command[0] not in self._file.allow:

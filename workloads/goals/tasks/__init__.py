@@ -2,5 +2,5 @@
 
 import gymnasium
 
-gymnasium.register("Goals-v0", f"{__name__}.goal_task:GoalTask", max_episode_steps=50, reward_threshold=24.5)
+gymnasium.register("Goals-v0", f"{__name__}.goal_task:GoalTask", max_episode_steps=50)
 gymnasium.register("Traces-v0", f"{__name__}.trace_replay:TraceReplay")

@@ -27,6 +27,7 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
     Args:
         executor: `simulated`, or `commands`, which starts programs of this machine.
         goals: file of the commands, for `commands` only.
+        actors_act: whether `commands` are started; false: it has spaces, and cannot be reset or stepped.
         rewards: other rewards, by the names of `GoalReward`.
 
     Raises:
@@ -36,9 +37,14 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
 
     def __init__(
-        self, executor: str = "simulated", goals: str = "", rewards: dict[str, float] | None = None
+        self,
+        executor: str = "simulated",
+        goals: str = "",
+        rewards: dict[str, float] | None = None,
+        *,
+        actors_act: bool = False,
     ) -> None:
-        self.executor = _make(executor, goals)
+        self.executor = _make(executor, goals, acts=actors_act)
         try:
             self._reward = GoalReward(**(rewards or {}))
         except TypeError as error:
@@ -50,14 +56,17 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Begin with a host as it is; the simulated one is healthy."""
+        """Begin with a host as it is, the simulated one healthy; the observation is float32 [width]."""
         super().reset(seed=seed)
         self.executor.reset(int(self.np_random.integers(2**31)))
         self._history.clear()
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """action: 0 nothing, i the i-th goal. `info` has the goal and its outcome where there was one."""
+        """action: 0 nothing, i the i-th goal. `info` has the goal and its outcome where there was one.
+
+        The observation is float32 [width].
+        """
         if not action:
             self.executor.idle()
             self._history.idle()
@@ -76,7 +85,9 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._history.observation(self.executor.read())
 
 
-def _make(executor: str, goals: str) -> Executor:
+def _make(executor: str, goals: str, *, acts: bool) -> Executor:
+    if not isinstance(acts, bool):
+        raise ConfigurationError(f"environment.kwargs.actors_act={acts!r}: must be true or false")
     if executor not in _EXECUTORS:
         raise ConfigurationError(
             f"environment.kwargs.executor={executor!r}: must be one of {', '.join(_EXECUTORS)}"
@@ -90,4 +101,4 @@ def _make(executor: str, goals: str) -> Executor:
         return SimulatedHost()
     if not goals:
         raise ConfigurationError("environment.kwargs.goals: is missing; name the file of the commands")
-    return Commands(read_commands(Path(goals)))
+    return Commands(read_commands(Path(goals)), acts=acts)

@@ -27,7 +27,7 @@ def executor(folder: Path, command: list[str], *, limit_s: float = 5, output_byt
     told = CommandFile(
         folder=folder, allow=(command[0],), limit_s=limit_s, output_bytes=output_bytes, goal=(goal,)
     )
-    return Commands(told)
+    return Commands(told, acts=True)
 
 
 def test_a_command_acts_in_its_own_folder(tmp_path: Path) -> None:
@@ -41,6 +41,16 @@ def test_a_command_acts_in_its_own_folder(tmp_path: Path) -> None:
     failed = executor(tmp_path, [CAT, "absent"]).carry_out("act")
     assert (failed.success, failed.error) == (False, "exit 1")
     assert "No such file" in failed.output
+
+
+def test_one_that_may_not_act_starts_nothing(tmp_path: Path) -> None:
+    """It has goals and readings; a goal and an episode are refused with what lets them be carried out."""
+    one = Commands(executor(tmp_path, [TOUCH, "done"])._file, acts=False)
+    with pytest.raises(ConfigurationError, match="`penstock inject`.*environment.kwargs.actors_act=true"):
+        one.carry_out("act")
+    with pytest.raises(ConfigurationError, match="actors_act=true"):
+        one.reset(0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_shell_reads_arguments(tmp_path: Path) -> None:
@@ -134,7 +144,7 @@ def test_nothing_is_started_that_is_not_on_the_list(
         output_bytes=10,
         goal=(GoalCommand.model_construct(name="act", command=(program, *arguments), safe=False),),
     )
-    one = Commands(told)
+    one = Commands(told, acts=True)
     if program == TOUCH:
         one.carry_out("act")
     else:
@@ -178,4 +188,4 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
     )
     told = read_commands(path)
     assert (told.limit_s, told.output_bytes) == (5.0, 4096)
-    assert Commands(told).goals == ("clean", "look")
+    assert Commands(told, acts=False).goals == ("clean", "look")

@@ -9,6 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
+from tests.support.serving.goals_run import done, goals_file
 from workloads.goals.executors.simulated import SimulatedHost
 from workloads.goals.host.goal_names import ACTIONS
 from workloads.goals.host.host_model import STATES
@@ -81,7 +82,7 @@ def test_commands_act_on_this_machine(tmp_path: Path) -> None:
         f'folder = "{spool}"\nallow = ["/usr/bin/rm"]\n'
         '[[goal]]\nname = "empty"\ncommand = ["/usr/bin/rm", "a.log"]\n'
     )
-    task = GoalTask(executor="commands", goals=str(file))
+    task = GoalTask(executor="commands", goals=str(file), actors_act=True)
     task.reset(seed=0)
     _, reward, *_, info = task.step(np.int64(1))
     assert info["goal"] == "empty"
@@ -91,12 +92,27 @@ def test_commands_act_on_this_machine(tmp_path: Path) -> None:
     assert task.step(np.int64(0))[1] == pytest.approx(-0.01)
 
 
+def test_it_starts_no_command_unless_actors_act(tmp_path: Path) -> None:
+    """Its spaces are known; whatever resets or steps it is refused."""
+    task = GoalTask(executor="commands", goals=str(goals_file(tmp_path)))
+    assert (task.observation_space.shape, task.action_space.n) == ((12,), 3)  # type: ignore[attr-defined]
+    for refused in (task.reset, lambda: task.step(np.int64(1)), lambda: task.step(np.int64(2))):
+        with pytest.raises(ConfigurationError, match="environment.kwargs.actors_act=true"):
+            refused()
+    assert done(tmp_path) == 0
+
+
 @pytest.mark.parametrize(
     ("kwargs", "why"),
     [
         ({"executor": "shell"}, "executor='shell': must be one of simulated, commands"),
         ({"executor": "commands"}, "environment.kwargs.goals: is missing"),
         ({"goals": "goals.toml"}, "environment.kwargs.goals='goals.toml': is for .*executor='commands'"),
+        (
+            {"executor": "commands", "goals": "g", "actors_act": "true"},
+            "actors_act='true': must be true or false",
+        ),
+        ({"executor": "commands", "goals": "g", "actors_act": 1}, "actors_act=1: must be true or false"),
         ({"rewards": {"luck": 1.0}}, "rewards=.*luck"),
     ],
 )
