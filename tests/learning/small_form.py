@@ -35,7 +35,13 @@ def settings_of(task: str, seed: int, total_steps: int, **sections: Any) -> Sett
 
 
 def learned(settings: Settings) -> float:
-    """Mean return of 64 deterministic episodes after `learner.total_steps` steps.
+    """Mean return of 64 deterministic episodes after `learner.total_steps` steps."""
+    run, policy = trained(settings)
+    return _evaluate(run, encode(policy))
+
+
+def trained(settings: Settings) -> tuple[actor_run.Run, Any]:
+    """The run and its policy after `learner.total_steps` steps.
 
     The experience never lags.
     """
@@ -54,7 +60,7 @@ def learned(settings: Settings) -> float:
         update = algorithm.update(batch, progress=steps / total)
         assert update.applied, update.reason
         steps += update.steps
-    return _evaluate(run, encode(algorithm.published_modules()["default"]))
+    return run, algorithm.published_modules()["default"]
 
 
 def _evaluate(run: actor_run.Run, weights: bytes) -> float:

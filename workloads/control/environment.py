@@ -1,7 +1,7 @@
 """Gymnasium environments as one vector of N: chosen vectoriser, autoreset mode, spaces, target.
 
 An environment with a vector entry point of its own steps faster and resets on the step after an end;
-`SyncVectorEnv` resets within the step, so that no step is wasted. Anything that Gymnasium cannot make
+`SyncVectorEnv` leaves resets to the stepper, so that no step is wasted. Anything that Gymnasium cannot make
 is a ConfigurationError that names the setting. EnvPool's environments are made in `envpool_vector`, Atari
 games in `atari`.
 """
@@ -10,9 +10,8 @@ import difflib
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Dict, Space
@@ -42,8 +41,10 @@ def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, A
             options = {"context": "spawn", "autoreset_mode": AutoresetMode.NEXT_STEP}
             return _make_vec(section, count, "async", options)
         case _:
-            options = {"copy": False, "autoreset_mode": AutoresetMode.SAME_STEP}
-            return _keep_final_observations(_make_vec(section, count, "sync", options))
+            # Same-step autoreset hands over the last observation by reference and resets, and a reset may
+            # write into the same memory: the stepper copies first and resets then.
+            options = {"copy": False, "autoreset_mode": AutoresetMode.DISABLED}
+            return _make_vec(section, count, "sync", options)
 
 
 def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
@@ -157,6 +158,13 @@ def _vectoriser(section: EnvironmentSection, spec: EnvSpec) -> str:
     return section.vectorise
 
 
+class _ResetAlone(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Resets without options: Gymnasium passes `{}` where it resets some of many."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        return self.env.reset(seed=seed, options=options or None)
+
+
 def _make_vec(
     section: EnvironmentSection, count: int, mode: str, options: dict[str, Any]
 ) -> VectorEnv[Any, Any, Any]:
@@ -165,40 +173,11 @@ def _make_vec(
         arguments["max_episode_steps"] = section.max_episode_steps
     if mode != "vector_entry_point":
         arguments.setdefault("disable_env_checker", True)
+    if mode == "sync":
+        arguments["wrappers"] = [_ResetAlone]
     try:
         return gymnasium.make_vec(section.id, count, mode, vector_kwargs=options, **arguments)
     except (TypeError, gymnasium.error.Error, ImportError) as error:
         raise ConfigurationError(
             f"environment.id={section.id!r} environment.kwargs={section.kwargs!r}: cannot be made: {error}"
         ) from error
-
-
-def _keep_final_observations(environment: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
-    """Leave resets to the caller where an environment overwrites the observation it has returned.
-
-    Same-step autoreset hands over the last observation by reference and then resets; an environment
-    that writes into one buffer would turn it into the first of the next episode.
-    """
-    assert isinstance(environment, SyncVectorEnv)
-    if _reuses_observations(environment.envs[0]):
-        environment.autoreset_mode = AutoresetMode.DISABLED
-        environment.metadata["autoreset_mode"] = AutoresetMode.DISABLED
-    return environment
-
-
-def _reuses_observations(environment: gymnasium.Env[Any, Any]) -> bool:
-    environment.reset(seed=0)
-    environment.action_space.seed(0)
-    last = _arrays(environment.step(environment.action_space.sample())[0])
-    before = [array.copy() for array in last]
-    first = _arrays(environment.reset(seed=0)[0])
-    shared = any(np.shares_memory(a, b) for a, b in zip(last, first, strict=False))
-    return shared or any(not np.array_equal(a, b) for a, b in zip(last, before, strict=True))
-
-
-def _arrays(observation: Any) -> list[np.ndarray[Any, Any]]:
-    if isinstance(observation, dict):
-        return [array for part in observation.values() for array in _arrays(part)]
-    if isinstance(observation, tuple):
-        return [array for part in observation for array in _arrays(part)]
-    return [observation] if isinstance(observation, np.ndarray) else []

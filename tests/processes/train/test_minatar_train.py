@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actor.acting.stepper import Stepper
 from launch.run.child_process import penstock
 from penstock.config.settings import EnvironmentSection
 from tests.support.run.training import PATIENCE_S
-from workloads.control.environment import make
+from workloads.control.environment import make, spaces
 
 pytest.importorskip("minatar", reason="its games are the extra minatar")
 
@@ -27,15 +28,17 @@ SETTINGS: tuple[str, ...] = (
 
 def random_returns(episodes: int) -> Any:
     """What actions at random earn, float [episodes]."""
-    environment = make(EnvironmentSection(id=GAME, max_episode_steps=LIMIT), episodes, 0)
-    environment.reset(seed=list(range(episodes)))  # type: ignore[arg-type]  # SyncVectorEnv takes one each
+    section = EnvironmentSection(id=GAME, max_episode_steps=LIMIT)
+    environment = make(section, episodes, 0)
+    stepper = Stepper(environment, spaces(section)[0])
+    stepper.reset(range(episodes))
     environment.action_space.seed(0)
     returns, is_played = np.zeros(episodes), np.ones(episodes, np.bool_)
     while is_played.any():
-        _, reward, terminated, truncated, _ = environment.step(environment.action_space.sample())
-        returns += np.where(is_played, reward, 0.0)
-        is_played &= ~(terminated | truncated)
-    environment.close()
+        stepped = stepper.step(environment.action_space.sample())
+        returns += np.where(is_played, stepped.reward, 0.0)
+        is_played &= ~(stepped.terminated | stepped.truncated)
+    stepper.close()
     return returns
 
 

@@ -23,13 +23,12 @@ class Counting(gymnasium.Env[Any, Any]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
     action_space = spaces.Discrete(2)
 
-    def __init__(self, slot: int, *, nested: bool = False, reuse: bool = False) -> None:
+    def __init__(self, slot: int, *, nested: bool = False) -> None:
         box = spaces.Box(-1e6, 1e6, (3,), np.float32)
         pair = spaces.Tuple((spaces.Discrete(1000), box))
         self.observation_space: Any = spaces.Dict(count=box, pair=pair) if nested else box
-        self._slot, self._nested, self._reuse = slot, nested, reuse
+        self._slot, self._nested = slot, nested
         self._episode, self._step = -1, 0
-        self._buffer = np.zeros(3, np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin the next episode; a seed begins with the first."""
@@ -47,8 +46,7 @@ class Counting(gymnasium.Env[Any, Any]):
         return self._observe(), reward, over and not truncated, truncated, {"note": 2.0}
 
     def _observe(self) -> Any:
-        count = self._buffer if self._reuse else np.zeros(3, np.float32)
-        count[:] = (self._slot, self._episode, self._step)
+        count = np.array((self._slot, self._episode, self._step), np.float32)
         if not self._nested:
             return count
         return {"count": count, "pair": (np.int64(self._step), count + 0.5)}

@@ -24,11 +24,9 @@ WAYS: list[Any] = ["auto", "sync", "async", "vector", "envpool"]
 
 @pytest.fixture
 def counting() -> Iterator[str]:
-    """A registered environment that writes every observation into one buffer."""
+    """A registered environment with a threshold."""
     name = "Counting-v7"
-    gymnasium.register(
-        name, lambda **options: Counting(0, reuse=True, **options), max_episode_steps=50, reward_threshold=12
-    )
+    gymnasium.register(name, lambda **_: Counting(0), max_episode_steps=50, reward_threshold=12)
     yield name
     gymnasium.registry.pop(name)
 
@@ -38,7 +36,7 @@ def counting() -> Iterator[str]:
     [
         ("auto", CartPoleVectorEnv, AutoresetMode.NEXT_STEP),
         ("vector", CartPoleVectorEnv, AutoresetMode.NEXT_STEP),
-        ("sync", SyncVectorEnv, AutoresetMode.SAME_STEP),
+        ("sync", SyncVectorEnv, AutoresetMode.DISABLED),
     ],
 )
 def test_the_vectoriser_is_chosen(vectorise: Any, kind: type, mode: AutoresetMode) -> None:
@@ -65,14 +63,6 @@ def test_subprocesses_are_spawned_and_reset_on_the_next_step() -> None:
     assert environment.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     environment.reset(seed=[1, 2])
     environment.step(np.zeros(2, np.int64))
-    environment.close()
-
-
-def test_an_environment_that_reuses_its_observation_keeps_its_last_one(counting: str) -> None:
-    """Same-step autoreset would overwrite it: the caller resets instead."""
-    environment = make(EnvironmentSection(id=counting), 2, 0)
-    assert environment.metadata["autoreset_mode"] is AutoresetMode.DISABLED
-    environment.reset(seed=[0, 0])  # type: ignore[arg-type]  # SyncVectorEnv takes one each
     environment.close()
 
 

@@ -1,0 +1,55 @@
+"""What an environment is asked for and what is kept of it, whatever memory it uses again."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from actor.acting.masks import Masks
+from actor.acting.stepper import Stepper
+from penstock.config.settings import EnvironmentSection
+from penstock.wire.spaces import Discrete
+from tests.support.experience.held_memory import FIRST, LATER, LENGTH, TASK, WAYS
+from workloads.control.environment import make, spaces
+
+SLOTS = 3
+
+
+def held(**arguments: Any) -> tuple[Stepper, list[Any]]:
+    """Slots by default settings, and their environments."""
+    section = EnvironmentSection(id=TASK, kwargs=arguments, mask_key="mask")
+    environment = make(section, SLOTS, 0)
+    assert isinstance(environment, SyncVectorEnv)
+    stepper = Stepper(environment, spaces(section)[0], Masks("mask", Discrete(2), SLOTS))
+    return stepper, [one.unwrapped for one in environment.envs]
+
+
+@pytest.mark.parametrize("mask", ["array", "list"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_last_observation_and_its_mask_are_not_those_of_the_next_episode(way: str, mask: str) -> None:
+    """Nor are any others: each is that of its step."""
+    stepper, _ = held(way=way, mask=mask)
+    actions, ends = np.ones(SLOTS, np.int64), 0
+    shown = stepper.reset(range(SLOTS))
+    for step in range(1, 3 * LENGTH + 1):
+        is_first = step % LENGTH == 1
+        assert all((rows == (FIRST if is_first else LATER)).all() for rows in shown.values()), step
+        stepped = stepper.step(actions)
+        shown = stepped.observation
+        if stepped.ended is not None:
+            assert len(stepped.ended.observation) == 2
+            assert all((rows == LATER).all() for rows in stepped.ended.observation.values())
+            ends += len(stepped.ended.slots)
+    assert ends == 3 * SLOTS
+
+
+def test_an_environment_is_asked_for_nothing_before_the_first_reset() -> None:
+    """Nor for more than its steps and a reset for each episode, without options."""
+    stepper, environments = held()
+    assert [one.calls for one in environments] == [[]] * SLOTS
+    stepper.reset(range(SLOTS))
+    for _ in range(LENGTH):
+        stepper.step(np.ones(SLOTS, np.int64))
+    expected = [("reset", None), *[("step", 1)] * LENGTH, ("reset", None)]
+    assert [one.calls for one in environments] == [expected] * SLOTS
