@@ -19,7 +19,7 @@ from penstock.config.workload import Workload
 WORKLOAD = Workload(
     name="goals",
     environment="workloads.control.environment:make",
-    spaces="workloads.goals.live_host:spaces",
+    spaces="workloads.control.environment:spaces",
     target="workloads.goals.live_host:target",
     longest="workloads.control.environment:longest",
     defaults="workloads.goals.goals_defaults:for_environment",

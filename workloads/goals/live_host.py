@@ -7,8 +7,6 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.plugins import load
 from penstock.config.preparation import Progress, Rehearsal
 from penstock.config.settings import EnvironmentSection, Settings
-from penstock.wire.spaces import Space
-from workloads.goals.tasks.goal_task import GoalTask
 
 SOLVED: Final = 24.5
 """Mean return that counts as solved on the simulated host: 0.95 of its optimum."""
@@ -18,19 +16,6 @@ def target(section: EnvironmentSection) -> float | None:
     """Return the mean return that counts as solved; that of `Goals-v0` is the simulated host's alone."""
     registered: float | None = load("workloads.control.environment:target")(section)
     return SOLVED if _has_goals(section) and not _is_live(section) else registered
-
-
-def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
-    """Return those of one environment; that of a live host is made, and neither reset nor stepped."""
-    if not _is_live(section):
-        found: tuple[Space, Space] = load("workloads.control.environment:spaces")(section)
-        return found
-    to_space = load("workloads.control.spaces:to_space")
-    try:
-        task = GoalTask(**section.kwargs)
-    except TypeError as error:
-        raise ConfigurationError(f"environment.kwargs={section.kwargs!r}: {error}") from error
-    return to_space("observation_space", task.observation_space), to_space("action_space", task.action_space)
 
 
 def prepare(settings: Settings, folder: Path, progress: Progress) -> Settings:

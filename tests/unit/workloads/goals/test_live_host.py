@@ -10,7 +10,8 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.preparation import Progress
 from penstock.config.settings import Settings, load
 from tests.support.serving.goals_run import ACTION, OBSERVATION, done, goals_file
-from workloads.goals.live_host import SOLVED, prepare, rehearse, spaces, target
+from workloads.control.environment import spaces
+from workloads.goals.live_host import SOLVED, prepare, rehearse, target
 
 QUIET = Progress(print, threading.Event())
 
