@@ -63,14 +63,6 @@ class JobCurve(Answer):
     meanReturn: list[float | None]  # noqa: N815
 
 
-class Spread(Answer):
-    """A figure that is estimated, between two bounds."""
-
-    low: float
-    likely: float
-    high: float
-
-
 class ScoresShown(Answer):
     """Figures of scores. mean, std: null without any."""
 
@@ -79,56 +71,31 @@ class ScoresShown(Answer):
     std: float | None
 
 
-class Room(Answer):
-    """What this machine has. device_memory_bytes: null without a GPU."""
+class FreeMemory(Answer):
+    """What was free before the short training. device_memory_bytes: null without a GPU."""
 
     memory_bytes: int
     device_memory_bytes: int | None
-    disk_bytes: int
-
-
-class Calibration(Answer):
-    """A short training by which the others are estimated. pace, evaluation: null where it was too short."""
-
-    steps: int
-    startup_seconds: float
-    training_seconds: float
-    ending_seconds: float
-    pace: dict[str, Any] | None
-    peak_memory_bytes: int
-    disk_bytes: int
-    evaluation: dict[str, Any] | None
 
 
 class DryRunShown(Answer):
-    """What a training would take, in seconds and bytes.
+    """How long a training would take, in seconds, and the peak memory of a short one, in bytes.
 
-    essentials: the settings that determine most of it. fits: whether this machine has room for it. refused,
-    doubtful: why not. scores: of what it begins with, and of the last calibration. facts: of the agent
-    now, by the names of the template's kind: of one that learns from feedback, how much there is and what it
-    says.
+    preparation_seconds: are part of seconds. measured: the pace of the short training; null where it was all
+    of it. scores: of what it begins with. facts: of the agent now, by the names of the template's kind: of
+    one that learns from feedback, how much there is and what it says.
     """
 
-    made: str
-    configuration: str
     environment: str
     workload: str
     seed: int
     total_steps: int
-    target_return: float | None
-    essentials: dict[str, Any]
-    seconds: Spread
-    seconds_by_part: dict[str, Spread]
-    seconds_per_step: Spread
-    memory_bytes: Spread
+    seconds: float
+    preparation_seconds: float
+    measured: dict[str, float] | None
+    memory_bytes: int
     memory_bytes_by_role: dict[str, int]
-    device_memory_bytes: Spread | None
-    disk_bytes: Spread
-    disk_bytes_by_name: dict[str, Spread]
-    available: Room
-    fits: bool
-    refused: list[str]
-    doubtful: list[str]
+    device_memory_bytes: int | None
+    available: FreeMemory
     scores: dict[str, ScoresShown]
-    calibrations: list[Calibration]
     facts: dict[str, Any]

@@ -68,7 +68,7 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Say what the run will take, from a short one of it; exit 1 where it will not fit.",
+            help="Print the run's predicted minutes and peak memory, from a short run of it.",
         ),
     ] = False,
 ) -> None:
@@ -100,10 +100,10 @@ def _looked_at(request: Request, *, advanced: bool, dry_run: bool, ui: bool, as_
 
         sys.stdout.write(shown(plan.settings, advanced=advanced))
         return 0
-    from launch.dry_run import dry_run_command as command
+    from launch.commands import dry_run as command
 
     command.check(plan, recording=request.recording is not None, ui=ui)
-    return command.main(plan, named=request.run_dir is not None, as_json=as_json)
+    return command.main(plan, as_json=as_json)
 
 
 for command in (redis, broker, actor, learner, serve):

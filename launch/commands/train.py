@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launch.run import stored_prediction
 from launch.run.fork_server import ForkServer
 from launch.run.live_view import make_view
 from launch.run.memory import DeviceMemory
@@ -75,8 +74,6 @@ def _train(
     as_json: bool,
     page_url: str,
 ) -> int:
-    # For a run that goes on nothing was predicted.
-    prediction = None if plan.resumption.resume else stored_prediction.find(plan)
     make_folders(plan)
     stream = sys.stderr if as_json else sys.stdout
     sockets = private_folder()
@@ -109,7 +106,7 @@ def _train(
         )
         try:
             if run.has_learned or not (plan.run_dir / SUMMARY_FILE).exists():
-                _conclude(plan, ending, run.learnt, prediction, as_json=as_json)
+                _conclude(plan, ending, run.learnt, as_json=as_json)
             else:
                 sys.stderr.write(f"nothing was learned: {plan.run_dir / SUMMARY_FILE} is as it was\n")
         except OSError as error:
@@ -129,19 +126,12 @@ def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
     return examine(plan.settings, lifecycle)
 
 
-def _conclude(
-    plan: Plan,
-    ending: Ending,
-    learnt: dict[str, Any],
-    prediction: dict[str, Any] | None,
-    *,
-    as_json: bool,
-) -> None:
+def _conclude(plan: Plan, ending: Ending, learnt: dict[str, Any], *, as_json: bool) -> None:
     summary = make_summary(plan, ending, learnt)
     write_summary(plan.run_dir, summary)
     _write_artefacts(plan, summary)
     _draw_curve(plan.run_dir)
-    summary = concluded(plan.run_dir, summary, prediction)
+    summary = concluded(plan.run_dir, summary)
     write_summary(plan.run_dir, summary)
     lines: Sequence[str] = [json.dumps(summary, indent=2)] if as_json else summary_lines(summary)
     tell(lines)

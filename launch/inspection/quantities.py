@@ -2,8 +2,6 @@
 
 from typing import Final
 
-from penstock.config.estimate import Range
-
 _MIB: Final = 1024 * 1024
 _GIB: Final = 1024 * _MIB
 _MINUTE_S: Final = 60
@@ -23,13 +21,3 @@ def span(seconds: float) -> str:
     if seconds < 2 * _HOUR_S:
         return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
     return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
-
-
-def sizes(given: Range) -> str:
-    """Return likely bytes, with low and high, as text."""
-    return f"{size(given.likely)} ({size(given.low)} – {size(given.high)})"
-
-
-def spans(given: Range) -> str:
-    """Return likely seconds, with low and high, as text."""
-    return f"{span(given.likely)} ({span(given.low)} – {span(given.high)})"

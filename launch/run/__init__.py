@@ -22,6 +22,5 @@ watched_stream      the stream it is shown on, whose reader may go away
 disk                whether its folders can be written
 memory              what its processes need
 learner_account     the learner's final account
-stored_prediction   what a dry run predicted
 summary             `summary.json`
 """

@@ -5,14 +5,13 @@ processes, Redis and wall time are the launcher's.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from launch.inspection.quantities import size, span
+from launch.inspection.quantities import size
 from launch.inspection.returns import shown
-from launch.run import stored_prediction
 from launch.run.disk import sizes
 from launch.run.memory import together
 from launch.run.plan import Plan
@@ -56,14 +55,6 @@ _BASE_VERDICTS: Final = {
     "chance": "cannot be told from chance",
 }
 """Of an evaluation beside the policy that training began with."""
-_SHOWN: Final[dict[str, Callable[[float], str]]] = {
-    "time": span,
-    "seconds_per_step": "{:.3g} s".format,
-    "memory": size,
-    "device_memory": size,
-    "disk": size,
-}
-"""Of a comparison with a dry run, and how people read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +104,9 @@ def make_summary(plan: Plan, ending: Ending, learnt: Mapping[str, Any]) -> dict[
     return summary | found | ({"failure": ending.cause} if ending.cause else {})
 
 
-def concluded(run_dir: Path, summary: dict[str, Any], prediction: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the summary with what the finished folder takes, and how all of it compares with the dry run.
-
-    The comparison is null without a dry run.
-    """
-    summary = {**summary, "disk_bytes": sum(sizes(run_dir).values())}
-    compared = None if prediction is None else stored_prediction.compare(prediction, summary)
-    return {**summary, "dry_run": compared}
+def concluded(run_dir: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary with the bytes that the finished folder takes."""
+    return {**summary, "disk_bytes": sum(sizes(run_dir).values())}
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
@@ -157,7 +143,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     lines.append("  CPU seconds  " + ", ".join(map(_process_text, summary["processes"])))
     lines.append(f"  memory       {_memory(summary)}")
     lines.append(f"  redis        {summary['redis']['version']}, durability {summary['redis']['durability']}")
-    return [*lines, *_dry_run(summary.get("dry_run"))]
+    return lines
 
 
 def _progress_lines(summary: dict[str, Any]) -> list[str]:
@@ -191,27 +177,6 @@ def _memory(summary: dict[str, Any]) -> str:
         f"{size(summary['peak_memory_bytes'])} at most"
         + ("" if device is None else f", {size(device)} of GPU memory")
         + ("" if disk is None else f", {size(disk)} on disk")
-    )
-
-
-def _dry_run(comparison: dict[str, Any] | None) -> list[str]:
-    """Return what was predicted beside what came; nothing without a dry run."""
-    if comparison is None:
-        return []
-    lines = [
-        f"  predicted    {name.replace('_', ' ')} {_predicted(show, comparison[name])}"
-        for name, show in _SHOWN.items()
-        if comparison[name] is not None
-    ]
-    return [*lines, *([f"               {comparison['note']}"] if comparison["note"] else [])]
-
-
-def _predicted(show: Callable[[float], str], one: dict[str, Any]) -> str:
-    given, error = one["predicted"], one["error"]
-    which = "" if one["within"] else ", outside the range"
-    return (
-        f"{show(given['likely'])} ({show(given['low'])} – {show(given['high'])}), "
-        f"came to {show(one['actual'])}: {error:+.0%}{which}"
     )
 
 

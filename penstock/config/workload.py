@@ -77,8 +77,6 @@ class Workload:
     As `prepare`, in a folder that is thrown away, with a few steps of each long training, for
     `penstock train --dry-run`; "": `prepare` itself is what is measured.
     """
-    longest: str = ""
-    """(section: EnvironmentSection) → most steps of an episode, or None; "": not known."""
     http: str = ""
     """() → `gateway.surface.Service`: what the workload adds to a gateway that runs jobs; "": nothing."""
     site: str = ""

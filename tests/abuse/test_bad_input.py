@@ -142,11 +142,7 @@ COMMANDS: Final = {
     "a switch of no injector": (("inject", "--switch", "on", "--folder", "absent"), "absent: is no folder"),
     "a switch to neither": (("inject", "--switch", "maybe"), "--switch maybe: say on or off"),
     "thoughts of no run": (("thoughts", "check", "absent"), "absent: holds no config.toml, so no run"),
-    "noise of no run": (("thoughts", "variance", "absent"), "absent: holds no config.toml, so no run"),
-    "conditions of no recipe": (("thoughts", "conditions", "absent", "--out", "o"), "absent: cannot be read"),
-    "an ablation of no recipe": (
-        ("thoughts", "vary", "absent", "algorithm.baseline", "none", "--out", "o"), "absent: cannot be read",
-    ),
+    "study of no recipe": (("thoughts", "study", "absent", "--out", "o"), "absent: cannot be read"),
     "traces that are not there": (("traces", "check", "absent"), "absent: cannot be read"),
     "traces of a file": (("traces", "import", "file", "--out", "o"), "file: holds no whole episode"),
     "traces for a policy of a file": (

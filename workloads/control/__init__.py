@@ -14,5 +14,4 @@ WORKLOAD = Workload(
     model="workloads.plugin.learning:make_step_model",
     generator="workloads.plugin.acting:make_step_generator",
     runner="workloads.plugin.acting:make_step_runner",
-    longest="workloads.control.environment:longest",
 )

@@ -83,15 +83,6 @@ def _without(mask_key: str, space: Space) -> Space:
     return Dict(rest)
 
 
-def longest(section: EnvironmentSection) -> int | None:
-    """Steps after which an episode is cut; None where it never is."""
-    if section.vectorise == "envpool":
-        return envpool_tasks.longest(section)
-    if atari.is_atari(section.id):
-        return section.max_episode_steps or atari.LONGEST
-    return section.max_episode_steps or _specification(section).max_episode_steps
-
-
 def target(section: EnvironmentSection) -> float | None:
     """The reward threshold that the environment is registered with.
 

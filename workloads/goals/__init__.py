@@ -21,7 +21,6 @@ WORKLOAD = Workload(
     environment="workloads.control.environment:make",
     spaces="workloads.control.environment:spaces",
     target="workloads.goals.live_host:target",
-    longest="workloads.control.environment:longest",
     defaults="workloads.goals.goals_defaults:for_environment",
     policy="penstock.policy.build:build",
     acting="penstock.policy.acting_build:build_acting",

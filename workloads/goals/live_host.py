@@ -35,7 +35,7 @@ def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
     del folder, progress
     if _is_live(settings.environment):
         raise ConfigurationError(
-            "--dry-run: environment.kwargs.executor='commands': calibrations would carry out goals on this "
+            "--dry-run: environment.kwargs.executor='commands': the short run would carry out goals on this "
             "host; predict the run with environment.kwargs.executor='simulated'"
         )
     return Rehearsal(settings=settings)

@@ -30,7 +30,6 @@ WORKLOAD = Workload(
     environment="workloads.control.environment:make",
     spaces="workloads.control.environment:spaces",
     target="workloads.control.environment:target",
-    longest="workloads.control.environment:longest",
     defaults="workloads.prompts.prompts_defaults:for_environment",
     policy="penstock.policy.build:build",
     acting="penstock.policy.acting_build:build_acting",

@@ -31,7 +31,6 @@ WORKLOAD = Workload(
     policy="workloads.language.policy.language_policy:build",
     defaults="workloads.rlhf.language_defaults:for_environment",
     target="workloads.rlhf.language_environment:target",
-    longest="workloads.rlhf.language_environment:longest",
     model="workloads.language.language_model:make_model",
     generator="workloads.rlhf.response_generator:make_generator",
     runner="workloads.rlhf.response_evaluation:make_runner",

@@ -38,11 +38,6 @@ def target(section: EnvironmentSection) -> float | None:
     return None
 
 
-def longest(section: EnvironmentSection) -> int | None:
-    """Tokens of a response at most."""
-    return language(section).response_tokens
-
-
 def make(section: EnvironmentSection, count: int, seed: int) -> Any:
     """Raises ConfigurationError: there is none to step."""
     del section, count, seed

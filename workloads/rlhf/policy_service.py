@@ -180,7 +180,7 @@ async def _dry_run(
         "dry_run": True,
         "feedbackCount": found.facts["feedbackCount"],
         "estimatedSteps": found.numbers["maxSteps"],
-        "estimatedTimeMinutes": round(found.dry_run["seconds"]["likely"] / 60, 2),
+        "estimatedTimeMinutes": round(found.dry_run["seconds"] / 60, 2),
         "scoreMean": found.facts["scoreMean"],
         "scoreStd": found.facts["scoreStd"],
         "modelConfig": {**found.model, **found.numbers},

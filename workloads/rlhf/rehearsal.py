@@ -1,27 +1,18 @@
 """The preparation of a run of language models in short, for a dry run.
 
-The reward model gets a few steps of its training.
-
-The steps are those of the training itself: same model, batches, precision. What it does once, such as reading
-the feedback, scoring the validation examples and saving, is done once here too and timed apart from the
-steps. Everything else is made whole, since the calibration runs with it: the tiny model of the built-in task
-takes seconds.
-
-What `prepare` does not load this does not load either: the launcher's memory is part of what is predicted.
+The reward model gets a few steps of its training, the steps that are missing are extrapolated. Everything
+else is made whole. What `prepare` does not load this does not load either: the launcher's memory is measured.
 """
 
 import math
-import time
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.config.estimate import Range, Scores
-from penstock.config.preparation import Progress, Rehearsal, Shortened
+from penstock.config.preparation import Progress, Rehearsal, Scores
 from penstock.config.settings import Settings
 from penstock.runtime.retry import Interrupted
-from workloads.language.feedback.examples import Example, Scored
+from workloads.language.feedback.examples import Scored
 from workloads.language.feedback.reading import read
 from workloads.rlhf.preparation import REWARD_MODEL, made_first, order_of, release_device, with_places
 
@@ -43,71 +34,30 @@ def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
         return Rehearsal(settings=with_places(settings, made))
     order = order_of(section, (folder / REWARD_MODEL).absolute(), settings.seed)
     progress.say(f"rehearsing: up to {STEPS} steps of the reward model's training on {section.feedback}")
-    training = _shortened(order, progress)
+    more_s = _train(order, progress)
     made["reward"] = str(order.out)
+    scores = [example.score for example in read(order.source).examples if isinstance(example, Scored)]
     return Rehearsal(
-        settings=with_places(settings, made),
-        shortened=(training,),
-        scores={"feedback": scores_of(read(order.source).examples)},
+        settings=with_places(settings, made), more_seconds=more_s, scores={"feedback": Scores.of(scores)}
     )
 
 
-def scores_of(examples: tuple[Example, ...]) -> Scores:
-    """Return the scores of responses that have one; pairs have none."""
-    return Scores.of([example.score for example in examples if isinstance(example, Scored)])
-
-
-def _shortened(order: "Order", progress: Progress) -> Shortened:
+def _train(order: "Order", progress: Progress) -> float:
+    """Make a few steps of the training; returns the seconds of those that are missing."""
     from workloads.language.reward.step_watch import StepWatch  # noqa: PLC0415 - loads transformers
     from workloads.language.reward.training import train  # noqa: PLC0415 - loads torch
 
-    watch, began_s = StepWatch(STEPS, least=LEAST_STEPS, within_s=WITHIN_S), time.monotonic()
+    watch = StepWatch(STEPS, least=LEAST_STEPS, within_s=WITHIN_S)
     if train(order, progress.stop, [watch]) is None:
         raise Interrupted
-    whole_s = time.monotonic() - began_s
     release_device()
-    times = Times(
-        whole_seconds=whole_s,
-        steps_seconds=tuple(later - earlier for earlier, later in pairwise(watch.at_s)),
-        epoch_seconds=watch.epoch_s,
-        steps=watch.steps,
-        epochs=order.settings.epochs,
-    )
-    return Shortened(name="reward model", seconds=whole_s, whole_seconds=expected(times))
+    return missing_seconds([later - earlier for earlier, later in pairwise(watch.at_s)], watch.steps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """Of a training that was cut short, in seconds.
+def missing_seconds(made: list[float], steps: int) -> float:
+    """Return the seconds of the steps of a training that were not made.
 
-    steps_seconds: of each step made. epoch_seconds: of what follows an epoch, once. steps, epochs: of the
-    whole training.
+    made: seconds of each that was. steps: of the whole training.
     """
-
-    whole_seconds: float
-    steps_seconds: tuple[float, ...]
-    epoch_seconds: float
-    steps: int
-    epochs: float
-
-
-def expected(times: Times) -> Range:
-    """Return how long the whole training will take, in seconds.
-
-    That is the time of the rehearsal, plus that of the steps and the ends of epochs still missing.
-    """
-    later = times.steps_seconds[WARMUP_STEPS:] or times.steps_seconds
-    still = max(0, times.steps - len(times.steps_seconds))
-    ends = max(0, math.ceil(times.epochs) - 1)
-    return (
-        Range.of([times.whole_seconds])
-        + Range.of(_halves(later)).times(still)
-        + Range.of([times.epoch_seconds]).times(ends)
-    )
-
-
-def _halves(seconds: tuple[float, ...]) -> list[float]:
-    """Means of both halves: a single step is slow or fast by chance, many are not."""
-    middle = len(seconds) // 2
-    parts = [seconds[:middle], seconds[middle:]] if middle else [seconds]
-    return [math.fsum(part) / len(part) for part in parts]
+    later = made[WARMUP_STEPS:] or made
+    return max(0, steps - len(made)) * math.fsum(later) / max(len(later), 1)

@@ -26,7 +26,6 @@ WORKLOAD = Workload(
     environment="workloads.thoughts.thought_environment:make",
     spaces="workloads.thoughts.thought_environment:spaces",
     target="workloads.thoughts.thought_environment:target",
-    longest="workloads.thoughts.thought_environment:longest",
     defaults="workloads.thoughts.thought_defaults:for_environment",
     policy="workloads.thoughts.thinking_policy:build",
     model="workloads.thoughts.algorithm.thought_model:make_thought_model",

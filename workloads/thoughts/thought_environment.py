@@ -38,11 +38,6 @@ def target(section: EnvironmentSection) -> float | None:
     return None
 
 
-def longest(section: EnvironmentSection) -> int | None:
-    """Return the most tokens of a thought."""
-    return thoughts_section(section).thought_tokens
-
-
 def make(section: EnvironmentSection, count: int, seed: int) -> Any:
     """Raises ConfigurationError: there is none to step."""
     del section, count, seed

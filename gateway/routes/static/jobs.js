@@ -64,14 +64,14 @@ function starting(base, project, templates, again) {
   return element("section", {}, element("h2", {}, "Start a training"), made, estimate);
 }
 
-// What a dry run says: how long it would take, what the ratings are that it would learn from, and why it has no room.
-function estimated({ seconds, facts: { feedbackCount, scoreMean, scoreStd }, refused }) {
-  const minutes = (value) => (value / 60).toPrecision(2);
+// What a dry run says: how long it would take, its memory, and the ratings that it would learn from.
+function estimated({ seconds, memory_bytes: used, available, facts: { feedbackCount, scoreMean, scoreStd } }) {
+  const gigabytes = (bytes) => (bytes / 2 ** 30).toFixed(1);
   const scores = scoreMean === null ? "" : `, ${scoreMean?.toFixed(2)} ± ${scoreStd?.toFixed(2)}`;
   return [
-    `About ${minutes(seconds.likely)} minutes, at most ${minutes(seconds.high)}.`,
+    `About ${(seconds / 60).toFixed(1)} minutes, with ${gigabytes(used)} GiB of memory at most; `
+      + `${gigabytes(available.memory_bytes)} GiB are free.`,
     feedbackCount ? `It learns from ${feedbackCount} ratings${scores}.` : "",
-    refused.length ? `This machine has no room for it: ${refused.join("; ")}.` : "",
   ].filter(Boolean).join(" ");
 }
 

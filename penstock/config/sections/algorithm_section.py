@@ -31,16 +31,6 @@ class AlgorithmSection(Section):
         """Steps that an update takes from the log; 0 where it samples from memory."""
         return 0
 
-    @property
-    def steps_before_updates(self) -> int:
-        """Steps that are gathered before the first update."""
-        return self.update_steps
-
-    @property
-    def remembered_steps(self) -> int:
-        """Most steps that are kept to learn from again; 0: each is forgotten behind its update."""
-        return 0
-
     def policy_section(self, section: PolicySection) -> PolicySection:
         """Return the policy that the algorithm learns, where another was asked for."""
         return section

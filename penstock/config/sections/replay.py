@@ -45,16 +45,6 @@ class ReplaySection(AlgorithmSection):
     publish_period: Positive = 32
     """Gradient steps between two publications, at least."""
 
-    @property
-    def steps_before_updates(self) -> int:
-        """Steps that are gathered before the first update."""
-        return self.learning_starts
-
-    @property
-    def remembered_steps(self) -> int:
-        """Most steps that are kept to learn from again."""
-        return self.capacity
-
 
 class DQNSection(ReplaySection):
     """Deep Q-network: value-based, for one choice of n."""

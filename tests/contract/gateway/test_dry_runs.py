@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -13,8 +13,6 @@ from gateway.store.tables import Role
 from launch.gateway.local_runner import LocalRunner
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway
-
-ROOM: Final = ("memory_bytes", "device_memory_bytes", "disk_bytes")
 
 
 class HeldRunner(LocalRunner):
@@ -30,14 +28,11 @@ class HeldRunner(LocalRunner):
         """Figures, later."""
         self.tried.release()
         assert self.go.wait(60)
-        span, room = {"low": 1.0, "likely": 2.0, "high": 3.0}, dict.fromkeys(ROOM, 1)
-        words = dict.fromkeys(("made", "configuration", "environment", "workload"), "")
-        spans = dict.fromkeys(("seconds", "seconds_per_step", "memory_bytes", "disk_bytes"), span)
-        by_name = ("essentials", "seconds_by_part", "memory_bytes_by_role", "disk_bytes_by_name", "scores")
         return {
-            **words, **spans, **{name: {} for name in by_name}, "seed": 1, "total_steps": 1,
-            "target_return": None, "device_memory_bytes": None, "available": room, "fits": True,
-            "refused": [], "doubtful": [], "calibrations": [],
+            "environment": "", "workload": "", "seed": 1, "total_steps": 1, "seconds": 2.0,
+            "preparation_seconds": 1.0, "measured": None, "memory_bytes": 1, "memory_bytes_by_role": {},
+            "device_memory_bytes": None, "available": {"memory_bytes": 1, "device_memory_bytes": None},
+            "scores": {},
         }  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def look_and_train(tab: "Page") -> str:
     tab.get_by_label("Agent", exact=True).fill("my_agent")
     tab.get_by_role("button", name="Estimate").press("Enter")
     told = tab.get_by_label("Estimate")
-    expect(told).to_contain_text(re.compile(r"About [\d.]+ minutes, at most"), timeout=1000 * PATIENCE_S)
+    expect(told).to_contain_text(re.compile(r"About [\d.]+ minutes, with"), timeout=1000 * PATIENCE_S)
     expect(told).to_contain_text("It learns from 12 ratings, 0.50 ± 0.34.")
     check_look(tab, "console-estimate")
     tab.get_by_role("button", name="Start").press("Enter")

@@ -1,10 +1,10 @@
-"""`penstock train --dry-run` end to end: real processes, and the run that was predicted."""
+"""`penstock train --dry-run` end to end, with real processes."""
 
 import json
 import os
+import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,39 +32,32 @@ def said(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_a_run_is_predicted_trained_and_compared(tmp_path: Path) -> None:
-    """Steps, time, memory and disk as ranges; the summary of the run has them beside what came."""
-    folder = str(tmp_path / "run")
-    told = said("--dry-run", "--json", "--run-dir", folder, cwd=tmp_path)
+def test_a_run_without_an_early_end_is_predicted_from_a_short_one(tmp_path: Path) -> None:
+    """From the pace of its updates; nothing is left but what is printed."""
+    told = said("--dry-run", "--json", "--set", "learner.total_steps=100000000", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     predicted = json.loads(told.stdout)
-    assert predicted["total_steps"] == 4000
-    for name in ("seconds", "memory_bytes", "disk_bytes"):
-        figure = predicted[name]
-        assert 0 < figure["low"] <= figure["likely"] <= figure["high"]
-    assert predicted["fits"]
-    assert predicted["scores"]["returns"]["count"] > 0
-    assert predicted["essentials"]["update_steps"] == 512
+    measured = predicted["measured"]
+    assert measured["steps"] >= 512 * measured["updates"] > 0
+    steps_s = measured["seconds_per_step"] * (100_000_000 - measured["steps"])
+    assert predicted["seconds"] > steps_s > measured["seconds"]
     assert predicted["memory_bytes_by_role"].keys() == {
         *("redis", "broker", "learner", "actor", "evaluator", "launcher"),
     }
     assert all(predicted["memory_bytes_by_role"].values())
-    # Nothing is left of it but what it found.
-    assert [place.name for place in tmp_path.iterdir()] == ["run"]
-    assert [place.name for place in (tmp_path / "run").iterdir()] == ["dry-run.json"]
-    done = said("--json", "--run-dir", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    compared = summary["dry_run"]
-    assert compared["note"] == ""
-    assert compared["time"]["predicted"] == predicted["seconds"]
-    assert compared["time"]["actual"] == summary["wall_seconds"]
-    assert compared["memory"]["predicted"] == predicted["memory_bytes"]
-    assert compared["memory"]["actual"] == summary["peak_memory_bytes"]
-    # Memory does not depend on how busy this machine is.
-    assert abs(compared["memory"]["error"]) < 0.15
-    assert compared["disk"]["actual"] == summary["disk_bytes"]
-    assert summary == json.loads((tmp_path / "run/summary.json").read_text())
+    assert predicted["memory_bytes"] >= max(predicted["memory_bytes_by_role"].values())
+    assert predicted["available"]["memory_bytes"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_few_steps_is_made_whole(tmp_path: Path) -> None:
+    """Its time is that of the short run; people read minutes, and memory next to what is free."""
+    told = said("--dry-run", "--set", "learner.total_steps=1024", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    text = told.stdout
+    assert "dry run of 1,024 steps" in text
+    assert re.search(r"time +[0-9.]+ minutes\n", text)
+    assert re.search(r"memory +\S+ .iB at most, \S+ .iB are free\n", text)
 
 
 @pytest.fixture
@@ -84,7 +77,7 @@ def dry_run(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 def test_ctrl_c_leaves_no_process_and_no_folder(dry_run: "subprocess.Popen[str]", tmp_path: Path) -> None:
-    """In the middle of a calibration, whose processes are up."""
+    """In the middle of a short run, whose processes are up."""
     assert dry_run.stdout is not None
     pids: set[int] = set()
     for line in dry_run.stdout:
@@ -103,29 +96,6 @@ def test_ctrl_c_leaves_no_process_and_no_folder(dry_run: "subprocess.Popen[str]"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_will_not_fit_is_refused(tmp_path: Path) -> None:
-    """By a machine that says it has 64 MiB left: exit 1, the last line names figure, limit and remedy."""
-    code = (
-        "import sys; from pathlib import Path; import launch.dry_run.limits as limits, launch.run.memory as "
-        f"memory;limits.available = lambda: memory.available(Path({str(tmp_path / 'small')!r}));from "
-        "launch.cli.app import app; app()"
-    )
-    (tmp_path / "small/proc").mkdir(parents=True)
-    (tmp_path / "small/proc/meminfo").write_text("MemAvailable: 65536 kB\n")
-    told = subprocess.run(
-        [sys.executable, "-c", code, "train", *TINY, "--dry-run", "--run-dir", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=4 * PATIENCE_S,
-        check=False,
-    )
-    assert told.returncode == 1, told.stderr
-    last = told.stderr.splitlines()[-1]
-    assert last.startswith("it will not fit: memory: ")
-    assert "64.0 MiB there (MemAvailable of /proc/meminfo): start fewer actors (--actors)" in last
-    assert not json.loads((tmp_path / "run/dry-run.json").read_text())["fits"]
-
-
 @pytest.mark.parametrize(
     ("more", "named"),
     [(("--from", "{folder}"), "--dry-run --from"), (("--serve", "127.0.0.1:0"), "--dry-run --serve")],
@@ -140,7 +110,7 @@ def test_what_has_no_pace_of_its_own_is_bad_usage(more: tuple[str, ...], named: 
 
 
 def test_a_run_that_is_resumed_is_not_predicted(tmp_path: Path) -> None:
-    """It has said itself what it takes."""
+    """It shows its pace itself."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.toml").write_text('run = "r"\n')
     call = penstock("train", "--resume", str(tmp_path / "run"), "--dry-run")

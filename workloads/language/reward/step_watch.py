@@ -10,16 +10,13 @@ class StepWatch(TrainerCallback):  # type: ignore[misc]  # transformers comes wi
     """Notes when steps end, and ends the training after `most` of them, or in time.
 
     least, within_s: so many seconds after the first step began the training ends, too, with at least so many.
-    at_s: when the first step began and each ended. steps: of the whole training. epoch_s: of what follows an
-    epoch.
+    at_s: when the first step began and each ended. steps: of the whole training.
     """
 
     def __init__(self, most: int, *, least: int, within_s: float) -> None:
         self._most, self._least, self._within_s = most, least, within_s
         self.at_s: list[float] = []
         self.steps = 0
-        self.epoch_s = 0.0
-        self._left_s = 0.0
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
         """Called by the Trainer."""
@@ -36,11 +33,3 @@ class StepWatch(TrainerCallback):  # type: ignore[misc]  # transformers comes wi
         is_late = state.global_step >= self._least and self.at_s[-1] - self.at_s[0] >= self._within_s
         if is_late or state.global_step >= self._most:
             control.should_training_stop = True
-
-    def on_epoch_end(self, _args: Any, _state: Any, _control: Any, **_others: Any) -> None:
-        """Called by the Trainer."""
-        self._left_s = time.monotonic()
-
-    def on_save(self, _args: Any, _state: Any, _control: Any, **_others: Any) -> None:
-        """Called by the Trainer, behind the evaluation."""
-        self.epoch_s = max(self.epoch_s, time.monotonic() - self._left_s)

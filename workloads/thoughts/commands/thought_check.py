@@ -2,18 +2,29 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import local_settings
+from penstock.config.settings import PolicySection
+from penstock.policy.weights import load_into
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from workloads.language.quiet import quieten
-from workloads.thoughts.commands.condition_runs import final_network, losses_of_start, start_of
-from workloads.thoughts.tasks.example import draw_tests
+from workloads.plugin.serving import read_final
+from workloads.thoughts.start.thoughts_start import START_MODEL
+from workloads.thoughts.start.transformer import load_transformer
+from workloads.thoughts.tasks.example import Example, draw_tests
 from workloads.thoughts.thinking_model import ThinkingModel
+from workloads.thoughts.thinking_policy import build
 from workloads.thoughts.thought_environment import task_of
-from workloads.thoughts.thought_section import thoughts_section
+from workloads.thoughts.thought_layout import Layout
+from workloads.thoughts.thought_section import Thoughts, thoughts_section
 from workloads.thoughts.validation.probes import probe
 from workloads.thoughts.validation.theatre import Validation, validate
 
@@ -60,3 +71,27 @@ def check_run(run: Path, *, questions: int, deterministic: bool = False, trust: 
         start_losses=losses_of_start(start, layout, examples),
         most_gain=getattr(task, "most_gain", None),
     )
+
+
+def start_of(run_dir: Path, section: Thoughts) -> Path:
+    """Return the model that a run began with: the one that it made, wherever its folder lies now."""
+    own = run_dir / START_MODEL
+    return own if own.is_dir() else Path(section.model)
+
+
+def final_network(run_dir: Path, model: Path) -> Any:
+    """Return the network of a run's final policy, which began as a model; raises ValueError."""
+    final = read_final(run_dir)
+    said = PolicySection.model_validate_json(final.specification.policy_json)
+    section = said.model_copy(update={"kwargs": {**said.kwargs, "model": str(model)}})
+    specification = final.specification
+    policy = build(specification.observation_space, specification.action_space, section, 0)
+    load_into(policy, final.blob)
+    return policy.network
+
+
+def losses_of_start(model: Path, layout: Layout, examples: Sequence[Example]) -> NDArray[np.float64]:
+    """Return what the answer of each question cost without a thought when training began, in nats."""
+    start = ThinkingModel(load_transformer(model), layout)
+    answered = start.answered(start.questions(examples), None, start.answers(examples))
+    return -answered.log_prob

@@ -21,12 +21,9 @@ Questions = Annotated[
 ]
 """All are answered in one pass, and each takes some 100 KB."""
 
-_KEPT = "interrupted: what is whole is kept in {out}; the same command goes on from there"
-_NOTHING = "interrupted: nothing was measured, and {run} is as it was"
-
 
 @thought_commands.command()
-def conditions(
+def study(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe of thoughts.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of all that is made.")],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 3,
@@ -37,74 +34,35 @@ def conditions(
     only: Annotated[
         list[int] | None, typer.Option("--only", metavar="N", help="Some of them; may be repeated.")
     ] = None,
-    all_gates: Annotated[
-        bool, typer.Option("--all-gates", help="Fail where any gate does not hold, not verdicts alone.")
-    ] = False,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="KEY=VALUE",
+            help="One more condition: 5 with this setting, such as algorithm.baseline=none; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Train and measure the seven conditions; exit 1 where one that must fail is not called theatre.
 
-    The other gates are shown, with bounds for six hops on eleven symbols. Called again, it goes on with what
-    is missing.
+    Called again, it goes on with what is missing.
     """
 
     def body() -> int:
-        from workloads.thoughts.commands.conditions_command import Asked, main
+        from workloads.thoughts.commands.study import main, make_study
 
-        asked = Asked(
-            recipe=recipe,
-            out=out,
+        made = make_study(
+            recipe,
+            out,
             seeds=seeds,
             updates=updates,
             questions=questions,
-            only=tuple(only or ()),
-            all_gates=all_gates,
+            only=only or (),
+            settings=vary or (),
         )
-        return main(asked)
+        return main(made)
 
-    _finish(body, _KEPT.format(out=out))
-
-
-@thought_commands.command()
-def vary(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe of thoughts.")],
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A setting, such as algorithm.baseline.")],
-    values: Annotated[list[str], typer.Argument(metavar="VALUE…", help="Each gets a run for every seed.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of all that is made.")],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 1,
-    updates: Annotated[int, typer.Option("--updates", min=0, help="Of each; 0: as the recipe says.")] = 0,
-) -> None:
-    """Vary one setting, with everything else the same: a table, and gains over updates as a picture."""
-
-    def body() -> int:
-        from workloads.thoughts.commands.vary_command import Variation, main
-
-        varied = Variation(
-            recipe=recipe, key=key, values=tuple(values), out=out, seeds=seeds, updates=updates
-        )
-        return main(varied)
-
-    _finish(body, _KEPT.format(out=out))
-
-
-@thought_commands.command()
-def variance(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run of thoughts that has ended.")],
-    draws: Annotated[
-        int, typer.Option("--draws", min=2, help="Batches of thoughts on the same questions.")
-    ] = 24,
-    at_start: Annotated[
-        bool, typer.Option("--start", help="Of the model that the run began with, not of its last.")
-    ] = False,
-    trust: Trust = False,
-) -> None:
-    """Measure the variance of the policy gradient with each baseline, on a fixed batch of questions."""
-
-    def body() -> int:
-        from workloads.thoughts.commands.gradient_variance import main
-
-        return main(run, draws=draws, at_start=at_start, trust=trust)
-
-    _finish(body, _NOTHING.format(run=run))
+    _finish(body, f"interrupted: what is whole is kept in {out}; the same command goes on from there")
 
 
 @thought_commands.command()
@@ -124,7 +82,7 @@ def check(
 
         return main(run, questions=questions, deterministic=deterministic, trust=trust, as_json=as_json)
 
-    _finish(body, _NOTHING.format(run=run))
+    _finish(body, f"interrupted: nothing was measured, and {run} is as it was")
 
 
 def _finish(body: Callable[[], int], interrupted: str) -> None:

@@ -226,7 +226,7 @@ def _disturbances(probed: Probed) -> tuple[Test, ...]:
             LEAST_GAIN,
             f"{what} gain {{value:+.2f}} nats, at most {{bound:.1f}} was expected: what helps is that there "
             "is a thought, not what it says",
-            "Compare with filler (penstock thoughts conditions RECIPE --out DIR --only 3 --only 5).",
+            "Compare with filler (penstock thoughts study RECIPE --out DIR --only 3 --only 5).",
         )
         for name, values, what in (
             ("shuffled", probed.shuffled, "thoughts of other questions"),
@@ -258,8 +258,8 @@ def _faithful(probed: Probed) -> tuple[Test, ...]:
             _TRUNCATION,
             "the last step of a legal thought makes {value:+.2f} of the answers right; {bound:.1f} is "
             "needed, so the answer does not need the whole thought",
-            "See which levels are answered without one (levels.png of penstock thoughts conditions), and ask "
-            "for more steps than those.",
+            "See how much is right without one (penstock thoughts study RECIPE --out DIR --only 1), and ask "
+            "for more steps.",
         ),
     )
 

@@ -12,6 +12,7 @@ from actor.acting.stepper import Stepper
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.wire.spaces import Box, Dict, leaves
 from workloads.control import environment as control
+from workloads.control.envpool_tasks import longest
 
 envpool: Any = pytest.importorskip("envpool", reason="EnvPool is an extra")
 
@@ -247,7 +248,7 @@ def test_a_policy_of_one_can_be_read_by_the_other(
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes what it warns of
     pool, loop = (EnvironmentSection(id=environment_id, vectorise=way) for way in ("envpool", "sync"))
     assert control.spaces(pool) == control.spaces(loop)
-    assert control.longest(pool) == control.longest(loop)
+    assert longest(pool) == gymnasium.spec(environment_id).max_episode_steps
     assert control.target(pool) == control.target(loop)
 
 
@@ -266,7 +267,7 @@ def test_an_id_that_only_envpool_has_is_shown_by_path() -> None:
         }
         ends += 0 if stepped.ended is None else len(stepped.ended.slots)
     assert ends >= 3
-    assert control.longest(section) == 100
+    assert longest(section) == 100
 
 
 def test_bounds_that_envpool_does_not_know_are_none() -> None:

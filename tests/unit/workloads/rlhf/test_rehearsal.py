@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from penstock.config import settings as configuration
-from penstock.config.estimate import MARGIN
 from penstock.config.preparation import Progress
 from penstock.config.settings import Settings
 from penstock.runtime.retry import Interrupted
@@ -16,7 +15,7 @@ from tests.support.language.tiny_reward import make_reward_model
 from workloads.language.reward.reward_model import CARD
 from workloads.rlhf import preparation, rehearsal
 from workloads.rlhf.language_section import language
-from workloads.rlhf.rehearsal import LEAST_STEPS, STEPS, Times, expected, rehearse
+from workloads.rlhf.rehearsal import LEAST_STEPS, STEPS, missing_seconds, rehearse
 
 FEEDBACK = (
     '{"prompt": "apple", "response": "good river", "score": 0.5}\n{"prompt": "bird", "response": "bad", '
@@ -37,27 +36,11 @@ def rehearsing(*, stopped: bool = False) -> Progress:
     return Progress(lambda _: None, stop)
 
 
-def test_missing_steps_and_ends_of_epochs_are_added_to_what_was_done_once() -> None:
-    """12 of 100 steps were made, of which the first two allocate; 3 more epochs end with what took 5 s."""
-    times = Times(
-        whole_seconds=40.0,
-        steps_seconds=(9.0, 9.0, *(1.0,) * 5, *(3.0,) * 5),
-        epoch_seconds=5.0,
-        steps=100,
-        epochs=3.5,
-    )
-    found = expected(times)
-    assert found.likely == pytest.approx(40.0 + 88 * 2.0 + 3 * 5.0)
-    assert found.low == pytest.approx((40.0 + 88 * 1.0 + 3 * 5.0) * (1 - MARGIN))
-    assert found.high == pytest.approx((40.0 + 88 * 3.0 + 3 * 5.0) * (1 + MARGIN))
-
-
-def test_a_training_that_is_shorter_than_its_rehearsal_takes_what_it_took() -> None:
-    """Nothing is missing."""
-    found = expected(
-        Times(whole_seconds=7.0, steps_seconds=(1.0, 1.0), epoch_seconds=2.0, steps=2, epochs=0.5)
-    )
-    assert found.likely == pytest.approx(7.0)
+def test_missing_steps_take_as_long_as_those_behind_the_warm_up() -> None:
+    """12 of 100 steps were made, of which the first two allocate; of 2 steps none is missing."""
+    assert missing_seconds([9.0, 9.0, *(1.0,) * 5, *(3.0,) * 5], 100) == pytest.approx(88 * 2.0)
+    assert missing_seconds([9.0, 1.0], 12) == pytest.approx(10 * 5.0)
+    assert missing_seconds([9.0, 9.0], 2) == 0
 
 
 def test_a_rehearsal_makes_a_reward_model_that_can_be_run_with(
@@ -71,10 +54,9 @@ def test_a_rehearsal_makes_a_reward_model_that_can_be_run_with(
     section = language(found.settings.environment)
     assert section.reward == str(tmp_path / "reward_model")
     assert (tmp_path / "reward_model" / CARD).exists()
-    (training,) = found.shortened
     results = json.loads((tmp_path / "reward_model/training_results.json").read_text())
     assert LEAST_STEPS < results["steps"] <= STEPS
-    assert training.whole_seconds.likely > training.seconds > 0
+    assert found.more_seconds > 0
     assert found.scores["feedback"].count == 200
     mean, std = found.scores["feedback"].mean, found.scores["feedback"].std
     assert mean is not None
@@ -104,7 +86,7 @@ def test_a_reward_that_is_named_needs_no_rehearsal(base: Path, tmp_path: Path) -
     found = rehearse(
         settings_of(model=str(base), prompts=str(prompts), reward=str(reward)), tmp_path, rehearsing()
     )
-    assert found.shortened == ()
+    assert found.more_seconds == 0
     assert language(found.settings.environment).reward == str(reward)
 
 

@@ -115,50 +115,6 @@ export type BodyTokenApiAuthTokenPost = {
 };
 
 /**
- * Calibration
- *
- * A short training by which the others are estimated. pace, evaluation: null where it was too short.
- */
-export type Calibration = {
-    /**
-     * Disk Bytes
-     */
-    disk_bytes: number;
-    /**
-     * Ending Seconds
-     */
-    ending_seconds: number;
-    /**
-     * Evaluation
-     */
-    evaluation: {
-        [key: string]: unknown;
-    } | null;
-    /**
-     * Pace
-     */
-    pace: {
-        [key: string]: unknown;
-    } | null;
-    /**
-     * Peak Memory Bytes
-     */
-    peak_memory_bytes: number;
-    /**
-     * Startup Seconds
-     */
-    startup_seconds: number;
-    /**
-     * Steps
-     */
-    steps: number;
-    /**
-     * Training Seconds
-     */
-    training_seconds: number;
-};
-
-/**
  * CommandShown
  *
  * How far a checkpoint, restore or flush has come. Its numbers are text, as 64 bits need it.
@@ -241,45 +197,22 @@ export type Deletion = {
 /**
  * DryRunShown
  *
- * What a training would take, in seconds and bytes.
+ * How long a training would take, in seconds, and the peak memory of a short one, in bytes.
  *
- * essentials: the settings that determine most of it. fits: whether this machine has room for it. refused,
- * doubtful: why not. scores: of what it begins with, and of the last calibration. facts: of the agent
- * now, by the names of the template's kind: of one that learns from feedback, how much there is and what it
- * says.
+ * preparation_seconds: are part of seconds. measured: the pace of the short training; null where it was all
+ * of it. scores: of what it begins with. facts: of the agent now, by the names of the template's kind: of
+ * one that learns from feedback, how much there is and what it says.
  */
 export type DryRunShown = {
-    available: Room;
+    available: FreeMemory;
     /**
-     * Calibrations
+     * Device Memory Bytes
      */
-    calibrations: Array<Calibration>;
-    /**
-     * Configuration
-     */
-    configuration: string;
-    device_memory_bytes: Spread | null;
-    disk_bytes: Spread;
-    /**
-     * Disk Bytes By Name
-     */
-    disk_bytes_by_name: {
-        [key: string]: Spread;
-    };
-    /**
-     * Doubtful
-     */
-    doubtful: Array<string>;
+    device_memory_bytes: number | null;
     /**
      * Environment
      */
     environment: string;
-    /**
-     * Essentials
-     */
-    essentials: {
-        [key: string]: unknown;
-    };
     /**
      * Facts
      */
@@ -287,14 +220,15 @@ export type DryRunShown = {
         [key: string]: unknown;
     };
     /**
-     * Fits
+     * Measured
      */
-    fits: boolean;
+    measured: {
+        [key: string]: number;
+    } | null;
     /**
-     * Made
+     * Memory Bytes
      */
-    made: string;
-    memory_bytes: Spread;
+    memory_bytes: number;
     /**
      * Memory Bytes By Role
      */
@@ -302,31 +236,23 @@ export type DryRunShown = {
         [key: string]: number;
     };
     /**
-     * Refused
+     * Preparation Seconds
      */
-    refused: Array<string>;
+    preparation_seconds: number;
     /**
      * Scores
      */
     scores: {
         [key: string]: ScoresShown;
     };
-    seconds: Spread;
     /**
-     * Seconds By Part
+     * Seconds
      */
-    seconds_by_part: {
-        [key: string]: Spread;
-    };
-    seconds_per_step: Spread;
+    seconds: number;
     /**
      * Seed
      */
     seed: number;
-    /**
-     * Target Return
-     */
-    target_return: number | null;
     /**
      * Total Steps
      */
@@ -390,6 +316,22 @@ export type FeedbackStored = {
      * Id
      */
     id: string;
+};
+
+/**
+ * FreeMemory
+ *
+ * What was free before the short training. device_memory_bytes: null without a GPU.
+ */
+export type FreeMemory = {
+    /**
+     * Device Memory Bytes
+     */
+    device_memory_bytes: number | null;
+    /**
+     * Memory Bytes
+     */
+    memory_bytes: number;
 };
 
 /**
@@ -1518,26 +1460,6 @@ export type RolledBack = {
 };
 
 /**
- * Room
- *
- * What this machine has. device_memory_bytes: null without a GPU.
- */
-export type Room = {
-    /**
-     * Device Memory Bytes
-     */
-    device_memory_bytes: number | null;
-    /**
-     * Disk Bytes
-     */
-    disk_bytes: number;
-    /**
-     * Memory Bytes
-     */
-    memory_bytes: number;
-};
-
-/**
  * RulesShown
  *
  * The rules that an injector keeps. quiet: hours of the day in which it carries nothing out.
@@ -1628,26 +1550,6 @@ export type SignUp = {
      * Name
      */
     name: string;
-};
-
-/**
- * Spread
- *
- * A figure that is estimated, between two bounds.
- */
-export type Spread = {
-    /**
-     * High
-     */
-    high: number;
-    /**
-     * Likely
-     */
-    likely: number;
-    /**
-     * Low
-     */
-    low: number;
 };
 
 /**

@@ -1,13 +1,11 @@
-"""Which folders `penstock thoughts check` and `variance` refuse."""
+"""Which folders `penstock thoughts check` refuses."""
 
 from pathlib import Path
 
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.thoughts.commands import gradient_variance
-from workloads.thoughts.commands.condition_runs import start_of
-from workloads.thoughts.commands.thought_check import check_run
+from workloads.thoughts.commands.thought_check import check_run, start_of
 from workloads.thoughts.start.thoughts_start import START_MODEL
 from workloads.thoughts.thought_section import Thoughts
 
@@ -17,8 +15,6 @@ def test_a_folder_that_is_no_run_is_called_so(tmp_path: Path, name: str) -> None
     """Not a run of another workload."""
     with pytest.raises(ConfigurationError, match="so no run"):
         check_run(tmp_path / name, questions=8)
-    with pytest.raises(ConfigurationError, match="so no run"):
-        gradient_variance.main(tmp_path / name, draws=1, at_start=False, trust=False)
 
 
 def test_a_run_that_was_moved_has_its_start_with_it(tmp_path: Path) -> None:

@@ -40,30 +40,28 @@ def config(folder: Path) -> Path:
     return file
 
 
-def test_what_is_kept_of_a_comparison_that_is_interrupted_is_said(tmp_path: Path) -> None:
+def test_what_is_kept_of_a_study_that_is_interrupted_is_said(tmp_path: Path) -> None:
     """And how to go on."""
     recipe, out = str(config(tmp_path / "run")), str(tmp_path / "out")
-    for words in (("conditions", recipe), ("vary", recipe, "environment.kwargs.group", "4")):
-        result = asked(*words, "--out", out)
-        assert result.exit_code == 130
-        assert result.stderr == (
-            f"interrupted: what is whole is kept in {out}; the same command goes on from there\n"
-        )
+    result = asked("study", recipe, "--out", out)
+    assert result.exit_code == 130
+    assert result.stderr == (
+        f"interrupted: what is whole is kept in {out}; the same command goes on from there\n"
+    )
 
 
-@pytest.mark.parametrize("command", ["check", "variance"])
-def test_a_measurement_that_is_interrupted_says_that_there_is_none(command: str, tmp_path: Path) -> None:
+def test_a_measurement_that_is_interrupted_says_that_there_is_none(tmp_path: Path) -> None:
     """The run is left as it was."""
     config(tmp_path / "run")
-    result = asked(command, str(tmp_path / "run"), "--trust")
+    result = asked("check", str(tmp_path / "run"), "--trust")
     assert result.exit_code == 130
     assert result.stderr == f"interrupted: nothing was measured, and {tmp_path / 'run'} is as it was\n"
 
 
-@pytest.mark.parametrize("command", ["check", "conditions"])
+@pytest.mark.parametrize("command", ["check", "study"])
 def test_more_questions_than_one_pass_holds_are_refused(command: str, tmp_path: Path) -> None:
     """Before any is asked."""
-    options = ["--out", str(tmp_path / "out")] if command == "conditions" else []
+    options = ["--out", str(tmp_path / "out")] if command == "study" else []
     result = asked(command, str(tmp_path), *options, "--questions", "16385")
     assert result.exit_code == 2
     assert "less than or equal to 16384" in result.stderr
