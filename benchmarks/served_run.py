@@ -42,26 +42,31 @@ REPLY: Final = pb.ActReply(
 """The policy server's reply to a single observation."""
 
 
-def make_policy(seed: int = 1) -> Policy:
-    """Return a policy of CartPole's shapes, 64-64."""
-    return build(SHAPE.box, Discrete(2), PolicySection(), seed)
+SMALL: Final = PolicySection()
+BY_TORCH: Final = PolicySection(hidden_sizes=(1024,) * 6, hidden_norm="batch")
+"""A network that torch runs, long enough for the thread of long passes."""
 
 
-def specification() -> RunSpecification:
+def make_policy(seed: int = 1, section: PolicySection = SMALL) -> Policy:
+    """Return a policy of CartPole's shapes; 64-64 unless `section` says otherwise."""
+    return build(SHAPE.box, Discrete(2), section, seed)
+
+
+def specification(section: PolicySection = SMALL) -> RunSpecification:
     """Return the specification that a learner would send to the policy server."""
     return replace(
         SHAPE.specification(),
-        policy_json=PolicySection().canonical_json(),
+        policy_json=section.canonical_json(),
         actor_json=ActorSection().canonical_json(),
-        probe=make_probe(SHAPE.box, make_policy(), 0),
+        probe=make_probe(SHAPE.box, make_policy(section=section), 0),
     )
 
 
-def make_run(folder: Path) -> None:
+def make_run(folder: Path, section: PolicySection = SMALL) -> None:
     """Make a run's folder with one version, active."""
     (folder / "policies").mkdir(parents=True)
-    write_specification(folder, specification())
-    blob = encode(make_policy())
+    write_specification(folder, specification(section))
+    blob = encode(make_policy(section=section))
     write_kept(folder, 1, blob)
     with Registry.open(registry_url(folder), migrate=True) as registry:
         new = NewVersion(

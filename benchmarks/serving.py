@@ -5,7 +5,8 @@ the server's process spends on a call, which other work on the machine disturbs 
 row is what a forward pass costs in a server that does nothing else: more than in a loop, for the call around
 it leaves the caches cold. Learning: every step belongs to an episode, carries the reward of the one before,
 and goes to a learner's log (its own broker and Redis). Each alone: the same policy server, told that no two
-requests share a forward pass.
+requests share a forward pass. Starts: servers of a network that torch runs, of which none may take more cores
+than `actor.threads` says.
 """
 
 import json
@@ -26,7 +27,7 @@ import numpy as np
 from benchmarks.child import child
 from benchmarks.experience_path import fetch
 from benchmarks.fragments import RUN
-from benchmarks.served_run import SHAPE, make_policy, make_run, specification
+from benchmarks.served_run import BY_TORCH, SHAPE, make_policy, make_run, specification
 from benchmarks.services import services, start
 from benchmarks.serving_load import ROWS
 from benchmarks.table import Cell, Options, Table
@@ -57,6 +58,7 @@ ACT: Final = ("server", "act")
 ALONE: Final = ("alone", "act")
 MANY: Final = ("server", "act-rows")
 LEARN: Final = ("learning", "learn")
+STARTS: Final = ("start-1", "start-2", "start-3")
 STREAM: Final = ("server", "act-stream")
 STREAM_ALONE: Final = ("alone", "act-stream")
 ECHO: Final = ("echo", "echo")
@@ -69,6 +71,7 @@ LOADS: Final = (
     Load(name="Act, 64 in flight", what=ACT, limit=ECHO, in_flight=64),
     Load(name="Act, 64 in flight, each alone ÷ Act", what=ALONE, limit=ACT, in_flight=64),
     Load(name="Act of 64 rows, 1 client ÷ Act", what=MANY, limit=ACT, in_flight=1, rows=ROWS),
+    *(Load(name=f"Act, by torch, {start}", what=(start, "act"), limit=ECHO, in_flight=1) for start in STARTS),
     Load(name="stream, 1 in flight", what=STREAM, limit=ECHO_STREAM, in_flight=1),
     Load(name="stream, 64 in flight", what=STREAM, limit=ECHO_STREAM, in_flight=64),
     Load(name="16 streams, 64 in flight", what=STREAM, limit=ECHO_STREAM, in_flight=64, streams=16),
@@ -228,6 +231,7 @@ def servers() -> Iterator[dict[str, tuple[str, int]]]:
     ):
         root = Path(name)
         make_run(root / "run")
+        make_run(root / "by-torch", BY_TORCH)
         echo = [sys.executable, "-m", "benchmarks.served_run", f"unix:{root}/echo.sock"]
         serve = penstock("serve", "--run", str(root / "run"), "--listen", f"unix:{root}/server.sock")
         alone = penstock(
@@ -236,6 +240,10 @@ def servers() -> Iterator[dict[str, tuple[str, int]]]:
         )
         learning = penstock("serve", "--broker", here.broker, "--listen", f"unix:{root}/learning.sock")
         commands = {"echo": echo, "server": serve, "alone": alone, "learning": learning}
+        commands |= {
+            start: penstock("serve", "--run", f"{root}/by-torch", "--listen", f"unix:{root}/{start}.sock")
+            for start in STARTS
+        }
         try:
             for role, command in commands.items():
                 started.append(start(role, command, root, read_fd))

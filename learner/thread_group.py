@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from penstock.runtime.compute_threads import ComputeThread
 from penstock.runtime.retry import Interrupted
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class ThreadGroup:
         """
         if wake is not None:
             self._wakers.append(wake)
-        thread = threading.Thread(target=self._run, args=(name, body), name=name, daemon=True)
+        thread = ComputeThread(target=self._run, args=(name, body), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 

@@ -30,6 +30,7 @@ from penstock.registry.weight_files import read_specification
 from penstock.rpc.boundary import Boundary
 from penstock.rpc.rate_limits import Rates
 from penstock.runtime import metrics
+from penstock.runtime.compute_threads import run_loop
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.garbage_collection import collect_seldom
 from penstock.runtime.health import Health, serve_http
@@ -70,7 +71,7 @@ def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: st
             specification = run_follower.begin()
         if specification is None:
             return EXIT_OK
-        return asyncio.run(
+        return run_loop(
             _serve(lifecycle, settings, source, specification, run_follower, health, metrics_port, listen)
         )
     except (Fatal, ConfigurationError) as error:

@@ -14,7 +14,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -22,6 +21,7 @@ from typing import Final
 from actor.serving.inference.forward_pass import Answer, Loaded, Pass, Question, answer
 from actor.serving.inference.pass_cost import PassCost
 from penstock.runtime import metrics
+from penstock.runtime.compute_threads import ComputePool
 from penstock.wire.refusal import Reason, Refusal, Refused
 
 INLINE_S: Final = 0.0005
@@ -53,7 +53,7 @@ class Batcher:
     def __init__(self, *, max_rows: int, max_wait_s: float, max_delay_s: float) -> None:
         self._max_rows, self._max_wait_s, self._max_delay_s = max_rows, max_wait_s, max_delay_s
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(1, "inference")
+        self._threads = ComputePool(1, "inference")
         self._waiting: list[_Waiting] = []
         self._rows = 0
         self._expected = 1

@@ -12,7 +12,6 @@ import copy
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -24,6 +23,7 @@ from actor.serving.inference.forward_pass import Answer, Loaded, Question, answe
 from actor.serving.versions.shadow_record import ShadowRecord
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
+from penstock.runtime.compute_threads import ComputePool
 from penstock.runtime.priority import give_way
 
 MAX_ROWS: Final = 1024
@@ -50,7 +50,7 @@ class Shadow:
         """batcher: of the clients, who go first. record: where the shadow's answers are kept, if they are."""
         self._batcher, self._record = batcher, record
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, "shadow", initializer=partial(give_way, _LEAST_PRIORITY))
+        self._thread = ComputePool(1, "shadow", partial(give_way, _LEAST_PRIORITY))
         self._waiting: deque[_Waiting] = deque()
         self._rows = 0
         self._timer: asyncio.TimerHandle | None = None

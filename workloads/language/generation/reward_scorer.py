@@ -6,9 +6,10 @@ health turns red when that takes too long. What no repetition changes ends the a
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from typing import Final, NamedTuple
 
+from penstock.runtime.compute_threads import ComputePool
 from penstock.runtime.exit import Fatal
 from workloads.language.prompt import Prompt
 from workloads.language.reward.reward_source import (
@@ -45,7 +46,7 @@ class RewardScorer:
     ) -> None:
         """reads_tokens: the source has this very tokenizer. standardise: as `section.Language` says."""
         self._source, self._tokenizer = source, tokenizer
-        self._caller = ThreadPoolExecutor(1, "rewards")
+        self._caller = ComputePool(1, "rewards")
         self._reads_tokens, self._standardise = reads_tokens, standardise
 
     def score(self, responses: Sequence[Response], is_over: Callable[[], bool]) -> Rewards | None:

@@ -12,10 +12,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from penstock.runtime.compute_threads import ComputePool
 from penstock.wire.refusal import Reason, Refusal, Refused
 from workloads.language.reward import reward_metrics
 
@@ -53,7 +53,7 @@ class Batcher:
         self._score, self._max_rows = score, max_rows
         self._on_begin, self._on_end = on_begin, on_end
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, "scoring")
+        self._thread = ComputePool(1, "scoring")
         self._waiting: deque[_Waiting] = deque()
         self._rows = 0
         self._is_busy = False

@@ -9,7 +9,6 @@ time to try again.
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +20,7 @@ from penstock.config.settings import Settings
 from penstock.rpc.access import ACTOR, CLIENT, Calls
 from penstock.rpc.boundary import Boundary, CallRule
 from penstock.runtime import metrics
+from penstock.runtime.compute_threads import ComputePool, run_loop
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle
@@ -69,7 +69,7 @@ class RewardService:
     def __init__(self, model: RewardModel | HeadsModel, batcher: Batcher) -> None:
         self._model, self._batcher = model, batcher
         # Text takes long to tokenise, and a tokenizer is one thread's.
-        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._encoding = ComputePool(1, "encoding")
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ def main(
     health = Health(ROLE)
     model = load_model(folder, base=base, device=device)
     log.info("model loaded", extra={"model": model.by.name, "sha256": model.by.sha256, "device": device})
-    return asyncio.run(_serve(lifecycle, settings, health, model, listen))
+    return run_loop(_serve(lifecycle, settings, health, model, listen))
 
 
 async def _serve(

@@ -11,6 +11,7 @@ import torch
 
 from penstock.config.settings import ConfigurationError, ServingSection, Settings
 from penstock.rpc.access import Calls
+from penstock.runtime.compute_threads import ComputeThread
 from penstock.runtime.exit import Fatal
 from penstock.wire.specification import RunSpecification
 from workloads.language.conversation.chat_encoder import ChatEncoder
@@ -186,7 +187,7 @@ def assemble_text(
         service=TextService(specification.run, section, conversations, versions),
         background_tasks=background_tasks,
         over=over,
-        thread=threading.Thread(target=engine.run, args=(over.is_set,), name="engine", daemon=True),
+        thread=ComputeThread(target=engine.run, args=(over.is_set,), name="engine", daemon=True),
     )
 
 

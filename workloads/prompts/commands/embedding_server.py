@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.rpc.address import is_local
+from penstock.runtime.compute_threads import keep_limit
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
@@ -72,6 +73,7 @@ class EmbeddingServer(ThreadingHTTPServer):
 
     def embed(self, texts: list[str]) -> list[list[float]]:
         """Return the numbers of each text."""
+        keep_limit()  # each connection has a thread of its own
         with self._turn:
             return self._model.embed(texts)
 
