@@ -27,9 +27,7 @@ async function ask(messages) {
     penstock = part.penstock ?? penstock;
     const delta = part.choices[0]?.delta ?? {};
     message.content += delta.content ?? '';
-    if (delta.tool_calls) {
-      message.tool_calls = delta.tool_calls.map(({ id, type, function: called }) => ({ id, type, function: called }));
-    }
+    message.tool_calls ??= delta.tool_calls;
   }
   return { message, penstock };
 }

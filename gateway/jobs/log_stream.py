@@ -45,7 +45,12 @@ class LogReaders:
                 yield STILL_HERE
                 await rest(LOOK_S)
                 continue
-            content = await self._read(job, begin)
+            try:
+                content = await self._read(job, begin)
+            except OSError as error:
+                content = b""
+                if quiet == 0:
+                    yield event("line", f"the log cannot be read: {error.strerror}", begin)
             whole = _lines(content, ended=not now.state.is_open)
             for line in whole.splitlines(keepends=True):
                 begin += len(line)

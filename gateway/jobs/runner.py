@@ -54,13 +54,19 @@ class Runner(Protocol):
         """
 
     def read_log(self, job: str, begin: int, most: int) -> bytes:
-        """Return at most `most` bytes of a job's log from byte `begin` on; b"" where there are none yet."""
+        """Return at most `most` bytes of a job's log from byte `begin` on; b"" where there are none yet.
+
+        Raises OSError for one that cannot be read.
+        """
 
     def heard(self, job: str) -> float:
         """Return when a job's run has last written to its log or its metrics, in Unix seconds; 0.0: never."""
 
     def read_curve(self, job: str) -> Mapping[str, list[Any]]:
-        """Return the curve of a job's run as columns of equal length, thinned, oldest first."""
+        """Return the curve of a job's run as columns of equal length, thinned, oldest first.
+
+        Raises OSError for one that cannot be read.
+        """
 
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]

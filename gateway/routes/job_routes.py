@@ -98,7 +98,10 @@ def curve(request: Request, member: Member, job: str) -> dict[str, list[float | 
     parts, dispatcher = parts_of(request), dispatcher_of(request)
     found = _find(parts, member, job)
     _check_here(found, dispatcher)
-    return dict(dispatcher.runner.read_curve(found.id))
+    try:
+        return dict(dispatcher.runner.read_curve(found.id))
+    except OSError as error:
+        raise ApiError(409, f"the curve cannot be read: {error.strerror}") from error
 
 
 @router.post("/api/projects/{project}/estimates", responses=answers(DryRunShown))

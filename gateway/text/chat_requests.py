@@ -33,21 +33,25 @@ class _TextPart(_Part):
     text: str
 
 
-class _Function(_Part):
+class _SentBack(BaseModel):
+    """A part of a message, in which clients leave or add fields, such as `index` of a streamed call."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Function(_SentBack):
     name: str
     arguments: str
 
 
-class _ToolCall(_Part):
+class _ToolCall(_SentBack):
     id: str
     type: Literal["function"] = "function"
     function: _Function
 
 
-class ChatMessage(_Part):
+class ChatMessage(_SentBack):
     """One message. Content is text, or parts of text; images and sound are refused."""
-
-    model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | list[_TextPart] | None, Field(validate_default=True)] = None

@@ -360,7 +360,7 @@ def _check_runner(runner: RunnerName, cluster: Path | None, registry: str) -> No
 def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, registry: str) -> "Work":
     """Return how jobs are run; raises ConfigurationError.
 
-    cluster: file of where; None: as processes here. registry: URL of theirs, on a cluster.
+    cluster: file of where; None: as processes here. registry: URL of theirs; "": a file in `state`.
     """
     from gateway.process import Work
     from launch.gateway.cluster_file import read_cluster
@@ -378,8 +378,9 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, regi
     try:
         if cluster is None:
             local = LocalRunner(state / "jobs", templates)
+            url = _places(state, "", None, registry).registry_url()
             return Work(
-                runner=local, steering=RunSteering(local.run_folder), at_once=at_once, services=services
+                runner=local, steering=RunSteering(local.run_folder, url), at_once=at_once, services=services
             )
         pods = KubernetesRunner(state / "jobs", templates, read_cluster(cluster))
     except OSError as error:

@@ -27,6 +27,7 @@ from launch.inspection.observation import METRICS_FILE
 from launch.run.child_process import last_line
 from launch.run.disk import problem
 from launch.run.summary import SUMMARY_FILE
+from penstock.config.run_files import NoPlainFile, guard, open_regular, opener, read_whole
 from penstock.config.run_folder import make_private
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.output_file import sync_folder, write_once
@@ -48,6 +49,7 @@ class JobFolders:
         self._templates = TemplateFolder(templates)
         make_private(jobs)
         self.jobs = jobs.absolute()
+        guard(self.jobs)  # trainings write there
         self.place = _place(self.jobs / "place")
 
     def templates(self) -> Mapping[str, Template]:
@@ -71,9 +73,9 @@ class JobFolders:
         return self.jobs / job / RUN_FOLDER
 
     def read_log(self, job: str, begin: int, most: int) -> bytes:
-        """Return at most `most` bytes of a job's log from byte `begin` on."""
+        """Return at most `most` bytes of a job's log from byte `begin` on; raises OSError."""
         try:
-            with (self.jobs / job / LOG_FILE).open("rb") as file:
+            with open_regular(self.jobs / job / LOG_FILE) as file:
                 file.seek(begin)
                 return file.read(most)
         except FileNotFoundError:
@@ -82,16 +84,20 @@ class JobFolders:
     def heard(self, job: str) -> float:
         """Return when a job's run has last written to its log or its metrics, in Unix seconds; 0.0: never."""
         files = self.jobs / job / LOG_FILE, self.run_folder(job) / METRICS_FILE
-        return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+        return max(map(_written, files))
 
     def read_curve(self, job: str) -> Mapping[str, list[Any]]:
-        """Return steps and mean return of a job's run as columns, oldest first."""
+        """Return steps and mean return of a job's run as columns, oldest first; raises OSError."""
         points = Curve(self.run_folder(job) / METRICS_FILE, CURVE_POINTS).poll()
         return {
             "updates": [point.updates for point in points],
             "envSteps": [point.env_steps for point in points],
             "meanReturn": [point.mean_return for point in points],
         }
+
+    def has_begun(self, job: str) -> bool:
+        """Return whether a job has begun: whatever stands in the place of its note, it is not begun again."""
+        return os.path.lexists(self.jobs / job / BEGUN_FILE)
 
     def begun(self, job: str) -> dict[str, Any] | None:
         """Return what a job noted when it began; None: it has not."""
@@ -109,7 +115,8 @@ class JobFolders:
             raise CannotBegin(f"there is no template {template!r} any more")
         for layer in (chosen_settings(found, numbers), settings):
             lay_over(recipe, layer)
-        (folder / CONFIG_FILE).write_text(tomli_w.dumps(recipe))
+        with open(folder / CONFIG_FILE, "w", opener=opener) as file:
+            file.write(tomli_w.dumps(recipe))
 
     def outcome(self, job: str, lost: str = _LOST) -> Outcome:
         """Return how a job that was begun, and whose processes are gone, has ended.
@@ -133,7 +140,7 @@ class JobFolders:
         )
 
 
-def try_lock(file: IO[str], kind: int) -> bool:
+def try_lock(file: IO[Any], kind: int) -> bool:
     """Lock a file as `flock` does, and return whether it was free."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
@@ -145,21 +152,29 @@ def try_lock(file: IO[str], kind: int) -> bool:
 def read_noted(file: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file; None where there is none."""
     try:
-        return dict(json.loads(file.read_bytes()))
-    except (FileNotFoundError, ValueError):
+        return dict(json.loads(read_whole(file)))
+    except (FileNotFoundError, NoPlainFile, ValueError, TypeError, RecursionError):
         return None
 
 
-def dry_run(said: bytes, told: bytes, code: int) -> dict[str, Any]:
+def dry_run(said: bytes, last: str, code: int) -> dict[str, Any]:
     """Return the dry run that a process has printed; raises CannotBegin with its last word where it has none.
 
-    said: its standard output. told: its standard error. code: with which it ended.
+    said: its standard output. last: line of its log, "" for none. code: with which it ended.
     """
     try:
         return dict(json.loads(said))
     except ValueError as error:
-        lines = told.decode(errors="replace").strip().splitlines()
-        raise CannotBegin(lines[-1] if lines else f"the dry run ended with {code}") from error
+        raise CannotBegin(last or f"the dry run ended with {code}") from error
+
+
+def _written(file: Path) -> float:
+    """Return when a file was written last, in Unix seconds; 0.0 where there is none."""
+    try:
+        with open_regular(file) as opened:
+            return os.fstat(opened.fileno()).st_mtime
+    except (FileNotFoundError, NoPlainFile):
+        return 0.0
 
 
 def _place(file: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from penstock.config.run_files import opener
 from penstock.runtime.output_file import sync_folder
 
 LOG_FILE: Final = "train.log"
@@ -45,7 +46,7 @@ def main(lock_fd: int, folder: Path, command: list[str]) -> int:
 def write_durably(file: Path, content: dict[str, Any]) -> None:
     """Write JSON so that a reader finds all of it or nothing, also after a loss of power; raises OSError."""
     temporary = file.with_suffix(".tmp")
-    with temporary.open("w") as out:
+    with open(temporary, "w", opener=opener) as out:
         json.dump(content, out)
         out.flush()
         os.fsync(out.fileno())

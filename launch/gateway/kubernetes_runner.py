@@ -34,6 +34,8 @@ from launch.gateway.job_folders import CONFIG_FILE, RUN_FOLDER, JobFolders, dry_
 from launch.gateway.job_objects import JOB_LABEL, job_object, name_of, selector
 from launch.gateway.job_process import ENDED_FILE, LOG_FILE, write_durably
 from launch.gateway.kubectl import Kubectl
+from launch.run.child_process import last_line
+from penstock.config.run_files import read_whole
 
 REFUSED_FILE: Final = "refused.json"
 OUTPUT_FILE: Final = "output"
@@ -74,7 +76,7 @@ class KubernetesRunner(JobFolders):
             return Outcome(state=JobState.FAILED, cause=refused["cause"])
         found, pods = self._of(job)
         if found is None:
-            return Stage.NOT_BEGUN if self.begun(job) is None else self.outcome(job, lost=_GONE)
+            return self.outcome(job, lost=_GONE) if self.has_begun(job) else Stage.NOT_BEGUN
         if pod_causes.is_over(found) and not any(map(_lives, pods)):
             return self._ended(job, found, pods)
         cause = pod_causes.waits_in_vain(pods)
@@ -105,7 +107,7 @@ class KubernetesRunner(JobFolders):
             code = (read_noted(folder / ENDED_FILE) or {}).get("code")
             if code is None:
                 raise CannotBegin(f"the dry run ended: {ended.cause}")
-            return dry_run((folder / OUTPUT_FILE).read_bytes(), (folder / LOG_FILE).read_bytes(), code)
+            return dry_run(read_whole(folder / OUTPUT_FILE), last_line(folder / LOG_FILE), code)
         finally:
             self.stop(name)
             shutil.rmtree(folder, ignore_errors=True)

@@ -24,9 +24,10 @@ from typing import Any, Final
 from gateway.jobs.job_records import Job, Outcome
 from gateway.jobs.runner import CannotBegin, Stage
 from launch.gateway.job_folders import CONFIG_FILE, RUN_FOLDER, JobFolders, dry_run, try_lock
-from launch.gateway.job_process import BEGUN_FILE, LOG_FILE
+from launch.gateway.job_process import LOG_FILE
 from launch.run.child_process import last_line, penstock, without_configuration
 from launch.run.disk import problem
+from penstock.config.run_files import NoPlainFile, open_regular, opener
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 
 LOCK_FILE: Final = "lock"
@@ -53,12 +54,12 @@ class LocalRunner(JobFolders):
         folder = self.folder(job.id)
         self.write_recipe(folder, job.template, job.numbers, settings)
         command = penstock("train", CONFIG_FILE, "--run-dir", RUN_FOLDER, "--json")
-        with (folder / LOCK_FILE).open("a") as lock:
-            if not try_lock(lock, fcntl.LOCK_EX) or (folder / BEGUN_FILE).exists():
+        with open(folder / LOCK_FILE, "a", opener=opener) as lock:
+            if not try_lock(lock, fcntl.LOCK_EX) or self.has_begun(job.id):
                 return
             _count_start(folder)
             around = (sys.executable, "-P", "-m", "launch.gateway.job_process", str(lock.fileno()))
-            with (folder / LOG_FILE).open("ab") as log:
+            with open(folder / LOG_FILE, "ab", opener=opener) as log:
                 self._begun[job.id] = subprocess.Popen(
                     (*around, str(folder), *command),
                     stdin=subprocess.DEVNULL,
@@ -73,15 +74,15 @@ class LocalRunner(JobFolders):
         """Return where a job is, also of one that another gateway started."""
         folder = self.jobs / job
         try:
-            with (folder / LOCK_FILE).open() as lock:
+            with open_regular(folder / LOCK_FILE) as lock:
                 if not try_lock(lock, fcntl.LOCK_SH):
                     return Stage.GOING_ON
-        except FileNotFoundError:
+        except (FileNotFoundError, NoPlainFile):
             return Stage.NOT_BEGUN
         child = self._begun.pop(job, None)
         if child is not None:
             child.wait()  # its lock is free, so it has ended: the kernel may forget it
-        return self.outcome(job) if (folder / BEGUN_FILE).exists() else Stage.NOT_BEGUN
+        return self.outcome(job) if self.has_begun(job) else Stage.NOT_BEGUN
 
     def stop(self, job: str) -> bool:
         """Ask the processes of a job to end; False: none of them is known yet, or none lives any more."""
@@ -122,13 +123,13 @@ class LocalRunner(JobFolders):
                 raise CannotBegin(
                     f"the dry run took longer than {ESTIMATE_S:g} s: train without it"
                 ) from error
-            told = (folder / LOG_FILE).read_bytes()
-        return dry_run(done.stdout, told, done.returncode)
+            last = last_line(folder / LOG_FILE)
+        return dry_run(done.stdout, last, done.returncode)
 
     def _remove_left(self) -> None:
         """Remove the folders of dry runs whose gateway was killed; they hold what people wrote."""
         for folder in self.jobs.glob(f"{_ESTIMATE}*"):
-            if time.time() - folder.stat().st_mtime > 2 * ESTIMATE_S:
+            if time.time() - folder.lstat().st_mtime > 2 * ESTIMATE_S:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -145,7 +146,7 @@ def _lifeline() -> Iterator[int]:
 
 def _count_start(folder: Path) -> None:
     """Count a start durably; raises CannotBegin for one too many."""
-    with (folder / STARTS_FILE).open("ab") as file:
+    with open(folder / STARTS_FILE, "ab", opener=opener) as file:
         if file.tell() >= MAX_STARTS:
             said = problem((folder,)) or last_line(folder / LOG_FILE) or "it left no word"
             raise CannotBegin(f"its process ended {MAX_STARTS} times before it had begun: {said}")

@@ -12,6 +12,7 @@ from launch.policy.policy_steering import Wish, rolled_back, wished
 from launch.policy.policy_view import traffic_json, version_json
 from launch.policy.registry_place import RegistryPolicy, find_place, opened
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.run_files import NoPlainFile
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept
@@ -41,9 +42,9 @@ class RunSteering:
     def versions(self, job: str) -> Mapping[str, Any]:
         """Return the registered versions of the policy that a run trains, and its traffic."""
         run = self._run(job)
-        if not run.is_dir():
-            return {"versions": [], "traffic": None}
         with _told():
+            if not run.is_dir():
+                return {"versions": [], "traffic": None}
             place = find_place(str(run), self._registry, None)
             if _is_absent(place.url):
                 return {"versions": [], "traffic": None}
@@ -138,5 +139,7 @@ def _told() -> Iterator[None]:
         yield
     except NoAnswer as error:
         raise steering.NoAnswer(str(error)) from error
-    except (ConfigurationError, Fatal, ValueError) as error:
+    except NoPlainFile as error:
+        raise CannotSteer(error.strerror) from error
+    except (ConfigurationError, Fatal, OSError, ValueError) as error:
         raise CannotSteer(str(error)) from error

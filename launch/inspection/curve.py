@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launch.inspection.metrics_lines import parse_line
-from launch.inspection.run_files import open_regular
+from penstock.config.run_files import open_regular
 
 MAX_POINTS: Final = 2000
 _READ_BYTES: Final = 1024 * 1024

@@ -18,7 +18,7 @@ from launch.inspection.processes import (
     look_at_all,
     read_endpoints,
 )
-from launch.inspection.run_files import open_regular
+from penstock.config.run_files import open_regular
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
 from penstock.v1 import control_pb2

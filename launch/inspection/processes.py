@@ -19,7 +19,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from launch.inspection.health_probe import probe
-from launch.inspection.run_files import read_whole
+from penstock.config.run_files import read_whole
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.health import Endpoint
 

@@ -1,6 +1,7 @@
 """Find the registry that a command of `penstock policy` means, and map its errors to exit codes."""
 
 import getpass
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ def find_place(run: str, registry: str | None, policy: str | None) -> RegistryPo
         raise ConfigurationError(
             f"{run}: no such folder; name a run's folder (`ls runs`) or a registry's URL"
         )
-    settings = load([parse_run_config(config)]) if config.exists() else Settings()
+    settings = load([parse_run_config(config)]) if os.path.lexists(config) else Settings()
     if registry is None:
         check_places(folder, settings, "name the registry with --registry")
     return RegistryPolicy(

@@ -17,6 +17,7 @@ from typing import Final
 
 from launch.inspection.health_probe import probe
 from launch.run.fork_server import PENSTOCK, Descriptors, ForkServer
+from penstock.config.run_files import NoPlainFile, open_regular
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, ended_file, read_endpoint
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
@@ -190,11 +191,11 @@ def _program(
 def last_line(log: Path) -> str:
     """Return the last line of a log file that is not empty; "" when there is none."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
-    except FileNotFoundError:
+    except (FileNotFoundError, NoPlainFile):
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 

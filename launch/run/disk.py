@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from penstock.config.run_files import opener
+
 _PROBE_BYTES: Final = 16 * 1024
 
 
@@ -17,7 +19,7 @@ def problem(folders: Iterable[Path]) -> str | None:
     for folder in folders:
         probe = folder / f".probe-{os.getpid()}"
         try:
-            with probe.open("wb") as file:
+            with open(probe, "wb", opener=opener) as file:
                 file.write(bytes(_PROBE_BYTES))
                 file.flush()
                 os.fsync(file.fileno())

@@ -15,11 +15,11 @@ from gateway.personal.shown_runs import UnknownRun
 from launch.inspection.curve import Curve, rates
 from launch.inspection.observation import METRICS_FILE, is_going_on, read_learnt
 from launch.inspection.processes import ENDPOINTS_FILE
-from launch.inspection.run_files import read_whole
 from launch.inspection.watch import Watch, watch_folder
 from launch.policy.policy_view import traffic_json, version_json
 from launch.policy.registry_place import find_place, opened
 from launch.run.summary import SUMMARY_FILE
+from penstock.config.run_files import read_whole
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
 from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
 from penstock.runtime.exit import Fatal

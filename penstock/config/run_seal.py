@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.config.local_places import places_of
+from penstock.config.run_files import read_whole
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.trusted import module_of
 from penstock.config.workload import find
@@ -110,7 +111,7 @@ def modules_of(settings: Settings) -> tuple[str, ...]:
 
 def _is_sealed(run_dir: Path, modules: tuple[str, ...], places: tuple[str, ...]) -> bool:
     try:
-        found, key = (run_dir / SEAL_FILE).read_bytes().strip(), _key_file().read_bytes()
+        found, key = read_whole(run_dir / SEAL_FILE).strip(), _key_file().read_bytes()
     except OSError:
         return False
     return hmac.compare_digest(found, _code(key, run_dir, modules, places).encode())

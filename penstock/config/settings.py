@@ -18,6 +18,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.moved_keys import MOVED, with_new_keys
 from penstock.config.plain_values import check_values
 from penstock.config.plugins import default_workload
+from penstock.config.run_files import is_guarded, read_whole
 from penstock.config.sections.actor import ActorSection
 from penstock.config.sections.algorithm_section import AlgorithmSection
 from penstock.config.sections.algorithms import (
@@ -119,7 +120,9 @@ class Settings(Section):
 def parse_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file; raises ConfigurationError that names file and line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(
+            read_whole(path).decode() if is_guarded(path) else path.read_text(encoding="utf-8")
+        )
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; give a TOML file that can be read") from error
     except UnicodeDecodeError as error:

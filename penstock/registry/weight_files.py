@@ -20,6 +20,7 @@ import threading
 from pathlib import Path
 from typing import IO, Final
 
+from penstock.config.run_files import open_regular, opener
 from penstock.wire.specification import RunSpecification
 
 FOLDER: Final = "policies"
@@ -77,7 +78,8 @@ def read_kept(run_dir: Path, version: int, sha256: str) -> bytes:
     """
     path = path_of(run_dir, version)
     try:
-        blob = path.read_bytes()
+        with open_regular(path) as file:
+            blob = file.read()
     except OSError as error:
         raise ValueError(
             f"{path}: {error.strerror}: the weights of version {version} are not in this folder; "
@@ -140,7 +142,7 @@ def hold(run_dir: Path) -> IO[str] | None:
     """
     folder = run_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / _LOCK).open("a")
+    file = open(folder / _LOCK, "a", opener=opener)  # noqa: SIM115 - the caller closes it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

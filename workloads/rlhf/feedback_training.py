@@ -7,6 +7,7 @@ The label of a version is `v` and the number of ratings that it was trained on; 
 model where that version's training made one: what it leaves needs nothing of the older version's folder.
 """
 
+import errno
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ from statistics import fmean, pstdev
 from typing import Any, Final
 
 from gateway.surface import ApiError, Conclusion, Job, Outcome, TrainedVersion, finite, ratings_of
+from penstock.config.run_files import NoPlainFile, open_regular, opener, read_whole
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.registry import Registry
 from workloads.rlhf.artefacts import MANIFEST, RESULTS
@@ -67,7 +69,7 @@ class FeedbackTraining:
         Raises OSError.
         """
         file = folder / FEEDBACK
-        with file.open("w") as out:
+        with open(file, "w", opener=opener) as out:
             for one in _used(registry, policy):
                 if one.number <= facts["through"]:
                     out.write(f"{json.dumps(_example(one.rating))}\n")
@@ -149,9 +151,12 @@ def _export(folder: Path, place: Path) -> None:
     version's again, lies in the job's folder. Raises OSError, ValueError.
     """
     run = folder / "run"
-    manifest = json.loads((run / MANIFEST).read_text())
-    if manifest["policy"] is None:
+    manifest = json.loads(read_whole(run / MANIFEST))
+    policy = manifest["policy"]
+    if policy is None:
         raise ValueError("the run has no final policy")
+    if not isinstance(policy, str) or Path(policy).is_absolute() or ".." in Path(policy).parts:
+        raise ValueError(f"{MANIFEST}: policy={policy!r}: is no folder of the run")
     temporary = place.with_name(f".{place.name}")
     for left in (temporary, place):
         shutil.rmtree(left, ignore_errors=True)
@@ -169,14 +174,32 @@ def _copy(folder: Path, manifest: dict[str, Any], temporary: Path, place: Path) 
     """Copy what a job left to a folder that is `place` later; raises OSError."""
     run = folder / "run"
     temporary.mkdir(parents=True)
-    shutil.copytree(run / manifest["policy"], temporary / "policy")
+    _copy_folder(run / manifest["policy"], temporary / "policy")
     reward, base = (_made_or_reused(folder, name) for name in (REWARD_MODEL, BASE_MODEL))
-    shutil.copytree(reward, temporary / REWARD_MODEL, ignore=shutil.ignore_patterns("checkpoints"))
-    shutil.copy2(run / RESULTS, temporary / RESULTS)
+    _copy_folder(reward, temporary / REWARD_MODEL)
+    _copy_file(run / RESULTS, temporary / RESULTS)
     if base.is_dir():
-        shutil.copytree(base, temporary / BASE_MODEL)
+        _copy_folder(base, temporary / BASE_MODEL)
         for model in ("policy", REWARD_MODEL, BASE_MODEL):
             _name_base(temporary / model, manifest["made_from"]["model"], (place / BASE_MODEL).absolute())
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder of a job, without checkpoints; raises OSError, also for a link in it."""
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        for name in names:
+            if (file := Path(folder) / name).is_symlink():
+                raise NoPlainFile(errno.ELOOP, file, "is a link, which no version has")
+        return {"checkpoints"} & set(names)
+
+    shutil.copytree(source, target, symlinks=True, ignore=left_out, copy_function=_copy_file)
+
+
+def _copy_file(source: str | Path, target: str | Path) -> None:
+    with open_regular(Path(source)) as read, Path(target).open("xb") as written:
+        shutil.copyfileobj(read, written)
+        os.fchmod(written.fileno(), os.fstat(read.fileno()).st_mode & 0o777)
 
 
 def _sync(folder: Path) -> None:

@@ -49,22 +49,32 @@ class AnswerText:
         self.is_stopped = bool(found)
         self.text = written[: min(found)] if found else written
 
-    def take_shown(self, *, is_over: bool = False) -> str:
+    def take_shown(self) -> str:
         """Text that was not taken before and is certain: no part of a stop, a call or half a character."""
-        end = len(self.text) if is_over else self._certain()
-        part, self._shown = self.text[self._shown : end], max(self._shown, end)
+        return self._take(self._certain())
+
+    def take_rest(self, message: Message) -> str:
+        """What was not taken before of the message that the text has become."""
+        return self._take(message.content)
+
+    def _take(self, text: str) -> str:
+        part, self._shown = text[self._shown :], max(self._shown, len(text))
         return part
 
-    def _certain(self) -> int:
+    def _certain(self) -> str:
         text = self.text.rstrip(_UNFINISHED)
-        opening = text.find(OPENING) if OPENING in self._held else -1
-        if opening >= 0:
-            return opening
+        if OPENING not in self._held:
+            return self._without_held(text)
+        before, opening, _ = text.partition(OPENING)
+        return (before if opening else self._without_held(text)).rstrip()  # as it is before a call
+
+    def _without_held(self, text: str) -> str:
+        """The text without what may be the beginning of a stop or a call at its end."""
         for held in self._held:
             for length in range(min(len(held) - 1, len(text)), 0, -1):
                 if text.endswith(held[:length]):
-                    return len(text) - length
-        return len(text)
+                    return text[:-length]
+        return text
 
 
 def as_message(text: str, tools: Collection[dict[str, Any]], call_id: str) -> Message:
@@ -80,7 +90,7 @@ def as_message(text: str, tools: Collection[dict[str, Any]], call_id: str) -> Me
         return ""
 
     rest = _CALL.sub(take, text) if names else text
-    return Message("assistant", rest.strip() if calls else rest, tuple(calls))
+    return Message("assistant", rest.rstrip() if calls else rest, tuple(calls))
 
 
 def _parsed(text: str, names: Collection[str]) -> tuple[str, str] | None:

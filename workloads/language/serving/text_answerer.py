@@ -265,7 +265,8 @@ class TextAnswerer:
             if finish == "failed":
                 raise _Failed(growing.error)
             is_over = bool(finish) or text.is_stopped
-            part = text.take_shown(is_over=is_over and not ask.tools)
+            whole = _whole(one, ask, count, finish) if is_over else None
+            part = text.take_shown() if whole is None else text.take_rest(whole.message)
             if held is not None and self.guard is not None:
                 part = held.feed(part) + (held.finish() if is_over else "")
                 verdict = self.guard.check_whole(text.text) if is_over and ask.tools else held.verdict
@@ -275,8 +276,8 @@ class TextAnswerer:
                     return _blocked(one, held, count)
             if part:
                 of.show(one.index, part)
-            if is_over:
-                return _whole(one, ask, count, finish)
+            if whole is not None:
+                return whole
             await one.changed.wait()
             one.changed.clear()
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import httpx
 import openai
 import pytest
+from openai.types.chat.chat_completion_chunk import ChoiceDelta
 
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arms
@@ -56,16 +57,28 @@ def named(conversation: str, **extension: Any) -> dict[str, Any]:
 
 
 def whole(client: Any, messages: list[Any], conversation: str) -> Any:
-    """The assistant's message, not streamed."""
+    """The assistant's message, not streamed, and what the extension says."""
     made = client.chat.completions.create(
         model="default", messages=messages, tools=list(TOOLS), **named(conversation)
     )
-    return made.choices[0].message.model_dump(exclude_none=True), made.model_extra["penstock"]
+    return made.choices[0].message, made.model_extra["penstock"]
 
 
 def streamed(client: Any, messages: list[Any], conversation: str) -> Any:
-    """The same, put together from its parts."""
-    text, calls, extension = "", list[Any](), None
+    """The same, put together by the client."""
+    extension = None
+    with client.chat.completions.stream(
+        model="default", messages=messages, tools=list(TOOLS), **named(conversation)
+    ) as events:
+        for one in events:
+            if one.type == "chunk":
+                extension = (one.chunk.model_extra or {}).get("penstock", extension)
+        return events.get_final_completion().choices[0].message, extension
+
+
+def put_together(client: Any, messages: list[Any], conversation: str) -> Any:
+    """The same, put together from its parts by an agent."""
+    delta, extension = ChoiceDelta(role="assistant", content="", tool_calls=[]), None
     parts = client.chat.completions.create(
         model="default",
         messages=messages,
@@ -76,24 +89,46 @@ def streamed(client: Any, messages: list[Any], conversation: str) -> Any:
     )
     for part in parts:
         for choice in part.choices:
-            text += choice.delta.content or ""
-            calls += [one.model_dump(exclude={"index"}) for one in choice.delta.tool_calls or ()]
+            delta.content += choice.delta.content or ""
+            delta.tool_calls += choice.delta.tool_calls or []
         extension = (part.model_extra or {}).get("penstock", extension)
-    message = {"role": "assistant", "content": text or None, "tool_calls": calls or None}
-    return {name: value for name, value in message.items() if value is not None}, extension
+    return delta, extension
 
 
-@pytest.mark.parametrize("ask", [whole, streamed])
-def test_a_conversation_with_two_tool_calls_is_learned_from(client: Any, stand: TextStand, ask: Any) -> None:
-    """The tokens that the replies name are those of one column; the reward ends it."""
-    name, messages, ids = f"two-calls-{ask.__name__}", list(ASKED), list[int]()
+def as_it_is(message: Any) -> Any:
+    """As the client has it, with fields that are null."""
+    return message.model_dump()
+
+
+def without_null(message: Any) -> Any:
+    """Without them."""
+    return message.model_dump(exclude_none=True)
+
+
+def with_more(message: Any) -> Any:
+    """With what clients of other services add."""
+    said = message.model_dump() | {"name": "agent", "reasoning": "why", "annotations": [], "parsed": None}
+    for call in said["tool_calls"] or ():
+        call |= {"index": None, "provider": "none"}
+        call["function"] |= {"parsed_arguments": {"a": 1}}
+    return said
+
+
+@pytest.mark.parametrize("sent_back", [as_it_is, without_null, with_more])
+@pytest.mark.parametrize("ask", [whole, streamed, put_together])
+def test_a_conversation_with_two_tool_calls_is_learned_from(
+    client: Any, stand: TextStand, ask: Any, sent_back: Any
+) -> None:
+    """However answers are sent back; the tokens that they name are of one column, which the reward ends."""
+    name, messages, ids = f"two-calls-{ask.__name__}-{sent_back.__name__}", list(ASKED), list[int]()
     for said in ("3", "sea"):
         answer, told = ask(client, messages, name)
-        (call,) = answer["tool_calls"]
-        messages += [answer, {"role": "tool", "tool_call_id": call["id"], "content": said}]
+        (call,) = answer.tool_calls
+        messages.append(sent_back(answer))
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
         ids += told["token_ids"][0]
     answer, told = ask(client, messages, name)
-    assert answer["content"] == "done"
+    assert answer.content == "done"
     assert (told["learned"], told["turn"], told["version"], told["arm"]) == (True, 2, 1, "latest")
     ids += told["token_ids"][0]
     reward = {"conversation_id": name, "reward": 1.0, "final": True}

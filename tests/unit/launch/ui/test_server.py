@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from launch.cli.app import ui
-from launch.inspection.run_files import MAX_BYTES
 from launch.run.child_process import penstock
+from penstock.config.run_files import MAX_BYTES
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
 from penstock.config.settings import ConfigurationError
 from penstock.registry.records import NewVersion, Origin
