@@ -1,7 +1,7 @@
 """A calibration: the run itself, ended after a few updates, in a folder that is thrown away.
 
 The processes and the configuration are the run's, except for what reaches outside or ends it early: no
-trackers, no traces, one evaluation and one checkpoint at the end, which are measured apart; the policy that
+trackers, one evaluation and one checkpoint at the end, which are measured apart; the policy that
 training begins with is not played. `measure` then
 reads the files that any run leaves: `metrics.jsonl`, `learner.json`, the accounts of the processes, the
 folder.
@@ -96,7 +96,6 @@ def shortened(plan: Plan, run_dir: Path, steps: int, seconds: float | None = Non
             update={"interval_steps": None, "patience": None, "base": False}
         ),
         "metrics": settings.metrics.model_copy(update={"trackers": (), "port": 0}),
-        "tracing": settings.tracing.model_copy(update={"exporter": "none"}),
         "registry": settings.registry.model_copy(update={"url": ""}),
     }
     return replace(plan, settings=settings.model_copy(update=changes), run_dir=run_dir)

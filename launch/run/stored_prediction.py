@@ -33,7 +33,6 @@ ALL_STEPS: Final = "steps"
 def fingerprint(settings: Settings) -> str:
     """Return a digest of the settings that determine what a run does."""
     content = settings.model_dump(mode="json", exclude=_ELSEWHERE)
-    content["tracing"]["folder"] = None
     content["actor"]["ack_journal"] = settings.actor.ack_journal is not None
     content["learner"]["record"] = settings.learner.record is not None
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

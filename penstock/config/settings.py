@@ -34,7 +34,7 @@ from penstock.config.sections.broker import BrokerSection
 from penstock.config.sections.canary import CanarySection
 from penstock.config.sections.environment import AtariSection, EnvironmentSection
 from penstock.config.sections.learner import EvaluationSection, LearnerSection
-from penstock.config.sections.observability import LogsSection, MetricsSection, TracingSection
+from penstock.config.sections.observability import LogsSection, MetricsSection
 from penstock.config.sections.on_policy import OnPolicySection
 from penstock.config.sections.policy_section import PolicySection
 from penstock.config.sections.registry_section import RegistrySection
@@ -71,7 +71,6 @@ __all__ = [
     "SecuritySection",
     "ServingSection",
     "Settings",
-    "TracingSection",
     "from_environment",
     "load",
     "merge",
@@ -83,7 +82,7 @@ __all__ = [
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 _REPLACED = "kwargs"
 """A table that is replaced as a whole, since its arguments belong together."""
-_SECRETS = ("security.redis_password", "registry.url", "tracing.endpoint")
+_SECRETS = ("security.redis_password", "registry.url")
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +112,6 @@ class Settings(Section):
     security: SecuritySection = SecuritySection()
     metrics: MetricsSection = MetricsSection()
     logs: LogsSection = LogsSection()
-    tracing: TracingSection = TracingSection()
 
 
 def parse_toml(path: Path) -> dict[str, Any]:

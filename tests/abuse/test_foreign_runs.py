@@ -67,7 +67,6 @@ OUTSIDE: Final = {
     "a file of answers": ("serving", "shadow_record", "/home/me/.profile"),
     "a recording": ("learner", "record", "/home/me/recording"),
     "a journal": ("actor", "ack_journal", "/home/me/journal"),
-    "traces": ("tracing", "folder", "/home/me/traces"),
 }
 """What a configuration could have this user's commands write to, or tell."""
 

@@ -133,17 +133,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"registry": {"url": "postgresql://ada:hunter2@db/penstock"}},
         r"registry\.url=postgresql://…db: holds a secret in its user-info.*registry\.password_file=FILE",
     ),
-    "password for a collector": (
-        {"tracing": {"endpoint": "https://ada:hunter2@collector/v1/traces"}},
-        r"tracing\.endpoint=https://…collector: holds a secret in its user-info.*OTEL_EXPORTER_OTLP_HEADERS",
-    ),
-    "no URL of a collector": (
-        {"tracing": {"endpoint": "collector:4317"}},
-        r"write http://HOST:PORT/v1/traces",
-    ),
-    "a ratio above 1": (
-        {"tracing": {"sample_ratio": 1.5}},
-        r"tracing\.sample_ratio=1\.5: .*less than or equal to 1",
+    "a fraction above 1": (
+        {"algorithm": {"discount": 1.5}},
+        r"algorithm\.discount=1\.5: .*less than or equal to 1",
     ),
     "not finite": ({"algorithm": {"learning_rate": float("nan")}}, r"algorithm\.learning_rate=nan"),
 }
