@@ -69,7 +69,7 @@ def make_plan(request: Request) -> Plan:
         raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
     if request.resumption.resume:
         run_dir = _resumed_folder(request)
-        written = configuration.parse_run_config(run_dir / CONFIG_FILE)
+        written = configuration.parse_toml(run_dir / CONFIG_FILE)
         settings = resolve(written, request)
         if not request.trust:
             check_own(run_dir, configuration.load([written]), _said_to_be_allowed(request))
