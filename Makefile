@@ -104,7 +104,6 @@ dashboards: .venv/installed
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (some minutes the first time)"
-	$(BIN)/python -m pip uninstall -qq --disable-pip-version-check --yes penstock # the distribution's earlier name
 	$(PIP) --editable ".[all,dev]"
 	@touch $@
 

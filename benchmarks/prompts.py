@@ -25,7 +25,7 @@ from benchmarks.prompt_pictures import draw, write_table
 from benchmarks.proof_records import DOCS, RESULTS, commit, machine
 from benchmarks.proof_run import PENSTOCK
 from penstock.config.run_folder import CONFIG_FILE
-from penstock.config.settings import parse_run_config
+from penstock.config.settings import parse_toml
 from penstock.policy.weights import load_into
 from workloads.plugin.acting import policy_maker
 from workloads.plugin.serving import read_final
@@ -110,7 +110,7 @@ def judge(run: Path, name: str, seed: int, source: str = CORPUS) -> Judged:
     policy = policy_maker(final.specification, None)()
     load_into(policy, final.blob)
     # Of the run's folder: a specification hides places, such as the address of an embedding server.
-    kwargs = parse_run_config(run / CONFIG_FILE)["environment"]["kwargs"]
+    kwargs = parse_toml(run / CONFIG_FILE)["environment"]["kwargs"]
     embedder = parts_of(kwargs | {"prompts": source, "split": "test"}).embedder
     earned = [
         case.graph.expected(STEPS, np.eye(5)[_chosen(policy, embedder, case.graph.texts)])

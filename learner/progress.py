@@ -61,11 +61,9 @@ _NETWORK: Final = ("workload", "environment", "policy")
 
 def sections(settings: Settings) -> dict[str, str]:
     """Return the settings that decide the meaning of weights and fragments, as canonical JSON by section."""
-    # Runs of a version before `environment.atari` go on where it means nothing.
-    unsaid = {"atari"} if settings.environment.atari is None else set()
     return {
         "workload": settings.workload,
-        "environment": settings.environment.canonical_json(exclude=unsaid),
+        "environment": settings.environment.canonical_json(),
         # How weights began means nothing for weights that are there.
         "policy": settings.policy.canonical_json(exclude={"initialisation"}),
         "actor.unroll_length": str(settings.actor.unroll_length),
@@ -87,12 +85,9 @@ def check_network(run: str, before: dict[str, str], now: dict[str, str]) -> None
 
 
 def check_same(run: str, before: dict[str, str], now: dict[str, str]) -> None:
-    """Raise ConfigurationError that names the first section that changed since the checkpoint.
-
-    One that the checkpoint does not have, because it was written before there was one, is not compared.
-    """
+    """Raise ConfigurationError that names the first section that changed since the checkpoint."""
     for name, text in now.items():
-        if name in before and before[name] != text:
+        if before.get(name) != text:
             raise ConfigurationError(
                 f"{name}={text}: run {run!r} was begun with {before.get(name)}; resume it with the same, "
                 "or start a new run"

@@ -20,7 +20,6 @@ class HeaderFields:
     session, sequence: 0 where the fragment gets both when it is sent.
     weights: the publication that all of its steps were generated with.
     round: the round of a lock-step run, else 0.
-    traceparent: W3C trace context of the span that generated it, empty where none is recorded.
     """
 
     run: str
@@ -29,7 +28,6 @@ class HeaderFields:
     weights: Publication
     round: int
     policy: str = "default"
-    traceparent: str = ""
 
     def header(
         self, schema: FragmentSchema, steps: int, slots: tuple[Slot, ...], attributes: bytes = b""
@@ -51,6 +49,5 @@ class HeaderFields:
             policy=self.policy,
             created_us=time.time_ns() // 1000,
             round=self.round,
-            traceparent=self.traceparent,
             attributes=attributes,
         )

@@ -10,7 +10,7 @@ from actor.link.session import Session
 from actor.link.weight_fetch import Weights
 from penstock.policy.acting.acting_policy import ActingPolicy
 from penstock.policy.acting.drawing import ExplorationSlots
-from penstock.runtime import metrics, tracing
+from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.wire.messages import Publication
 from penstock.wire.specification import Probe
@@ -37,9 +37,7 @@ class LocalPolicy:
         self.policy.explore(weights.scalars, self.place)
         self.publication = weights.publication
         metrics.WEIGHT_VERSION_APPLIED.set(weights.publication.version)
-        took_s = time.monotonic() - weights.arrived_s
-        metrics.WEIGHT_APPLY_SECONDS.observe(took_s)
-        tracing.record("actor.apply", took_s, parent=tracing.current(), version=weights.publication.version)
+        metrics.WEIGHT_APPLY_SECONDS.observe(time.monotonic() - weights.arrived_s)
 
     def follow(self, session: Session) -> None:
         """Apply the session's newest weights if they are newer, and answer the probe with them."""

@@ -13,12 +13,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable
 
 from actor.link.ack_journal import AckJournal
 from actor.link.fragment_queue import FragmentQueue
 from actor.link.session import Session
-from penstock.runtime import metrics, tracing
+from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.wire.fragment import Fragment
 from penstock.wire.limits import MAX_EPISODES_PER_REPORT
@@ -137,10 +136,7 @@ class Outbox:
 
     def _append(self, fragments: list[Fragment]) -> None:
         failpoint("append.sending", fragments[-1].header.sequence)
-        began = time.monotonic()
         reply = self._session.append(self._acked_through, fragments)
-        if tracing.is_on():
-            _trace(fragments, reply.acked_through, time.monotonic() - began)
         self._acknowledge(reply.acked_through)
         if reply.refusal is not None:
             self._refused(reply.refusal)
@@ -182,15 +178,3 @@ class Outbox:
     def _refused(self, refusal: Refusal) -> None:
         metrics.REFUSALS.labels(refusal.reason.label).inc()
         self._session.wait_or_end(refusal, _LEAST_WAIT_S)
-
-
-def _trace(fragments: Iterable[Fragment], acked_through: int, took_s: float) -> None:
-    for header in (fragment.header for fragment in fragments):
-        tracing.record(
-            "actor.append",
-            took_s,
-            header=header.traceparent,
-            session=header.session,
-            sequence=header.sequence,
-            acked=header.sequence <= acked_through,
-        )

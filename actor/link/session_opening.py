@@ -42,10 +42,7 @@ def open_session(
 def describe_run(
     broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle
 ) -> RunSpecification | None:
-    """Return what a session would be for, without one: waits, raises and is None as `open_session`.
-
-    A broker of an earlier release opens a session, which the actor's next one closes.
-    """
+    """Return what a session would be for, without one: waits, raises and is None as `open_session`."""
     described = _ask(broker_client, actor_id, role, lifecycle, describe_only=True)
     return None if described is None else described.specification
 

@@ -14,7 +14,6 @@ from actor.rollout.seeds import action_seed, environment_seeds, place_of
 from actor.specification import run
 from actor.specification.run import Run
 from penstock.config.settings import Settings
-from penstock.runtime import tracing
 from penstock.runtime.health import Health
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Episode
@@ -98,7 +97,6 @@ class EnvironmentGenerator:
             sequence=sequence,
             weights=self._local.publication,
             round=round_,
-            traceparent=tracing.current(),
         )
         with self._building:
             return self._builder.cut(fields)

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 from actor.acting.health_watch import ENVIRONMENT
 from actor.link.outbox import Outbox
 from actor.link.session import Session
-from penstock.runtime import metrics, tracing
+from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
@@ -121,12 +121,11 @@ class Rollout:
         self._health.expect(ENVIRONMENT, "environments are being stepped")
         sequence = 1
         while self._await_credit(sequence):
-            with tracing.trace("actor.unroll"):
-                generator.follow(session)
-                self._begun = _Begun(sequence, session.begin(sequence))
-                failpoint("unroll.begun", sequence)
-                generator.unroll(self._is_over)
-                cut = self._cut()
+            generator.follow(session)
+            self._begun = _Begun(sequence, session.begin(sequence))
+            failpoint("unroll.begun", sequence)
+            generator.unroll(self._is_over)
+            cut = self._cut()
             self._health.suspend(ENVIRONMENT)
             if cut is None or not self._hand_over(*cut):
                 return
@@ -178,10 +177,7 @@ class Rollout:
             begun, self._begun = self._begun, None
             if begun is None:
                 return None
-            fragment, episodes = self._generator.cut(self._session.number, begun.sequence, begun.round)
-        if tracing.is_on():
-            _describe(fragment)
-        return fragment, episodes
+            return self._generator.cut(self._session.number, begun.sequence, begun.round)
 
     def _hand_over(self, fragment: Fragment, episodes: list[Episode]) -> bool:
         sequence = fragment.header.sequence
@@ -202,17 +198,6 @@ def _count(fragment: Fragment, episodes: list[Episode]) -> None:
         metrics.EPISODE_RETURN.observe(episode.episode_return)
         metrics.EPISODE_LENGTH_STEPS.observe(episode.length)
     metrics.EPISODES.labels("no").inc(len(episodes))
-
-
-def _describe(fragment: Fragment) -> None:
-    header = fragment.header
-    tracing.describe(
-        run=header.run,
-        session=header.session,
-        sequence=header.sequence,
-        steps=header.charge,
-        version=header.newest_version,
-    )
 
 
 def _count_wait(cause: str, since: float) -> float:

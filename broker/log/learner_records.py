@@ -98,7 +98,7 @@ class Commit:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Commit":
         """Return the commit of a decoded JSON object."""
-        answers = tuple(map(Answer.from_json, value.get("answers", ())))
+        answers = tuple(map(Answer.from_json, value["answers"]))
         return cls(**{**value, "totals": Totals(**value["totals"]), "answers": answers})
 
 

@@ -17,5 +17,4 @@ version_messages    the same as messages
 monitor             readiness and gauges
 call_rules          what every handler checks
 calls_in_flight     whether there is work in hand
-traces              spans of an Append
 """

@@ -23,9 +23,8 @@ from broker.service.changes import Changes
 from broker.service.last_credit import LastCredit
 from broker.service.session_owners import SessionOwners, caller_name
 from broker.service.staging import StagingLimit
-from broker.service.traces import trace_append
 from penstock.rpc.boundary import Malformed
-from penstock.runtime import metrics, tracing
+from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import experience_pb2 as pb
 from penstock.v1 import specification_pb2
@@ -116,10 +115,7 @@ class ExperienceService(ExperienceServiceServicer):
             await self._owners.check(request.session, context)
             failpoint("append.received", request.acked_through + 1)
             admitted = await self._admission.admit(request.session, request.fragments)
-            checked_s = time.perf_counter() - began
             appended = await self._append(request, admitted)
-            if tracing.is_on():
-                trace_append(admitted.items, appended, checked_s, time.perf_counter() - began)
         except StoreUnavailable as error:
             appended = _untaken(request, redis_down(Reason.FULL, error))
         except Refused as error:

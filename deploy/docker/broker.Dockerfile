@@ -3,7 +3,7 @@
 # DIGEST: of python:3.11-slim-bookworm, as `docker buildx imagetools inspect` shows it.
 ARG DIGEST
 FROM python:3.11-slim-bookworm@${DIGEST} AS build
-# More extras of penstock, such as tracing.
+# More extras of penstock, such as onnx.
 ARG EXTRAS=""
 WORKDIR /build
 COPY constraints.txt pyproject.toml README.md ./

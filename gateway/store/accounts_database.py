@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.registry.database import Database
-from penstock.registry.upgrade import Schema
+from penstock.registry.table_schema import Schema
 
 GATEWAY: Final = Schema(
     migrations=Path(__file__).parent / "migrations",
@@ -18,10 +18,10 @@ def open_database(url: str, *, migrate: bool) -> Database:
 
     Args:
         url: of the database.
-        migrate: make the tables, or bring them up to this program's version.
+        migrate: make the tables where there are none.
 
     Raises:
-        SchemaMismatch: the tables are absent, older (without `migrate`) or newer.
+        SchemaMismatch: the tables are absent (without `migrate`) or of another revision.
         Unavailable: the database does not answer.
         ValueError: the URL is of another kind.
     """

@@ -24,7 +24,7 @@ from penstock.config.credentials import redis_password, tls_files
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.run_seal import check_places
 from penstock.config.service_settings import service_settings
-from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
+from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.runtime.exit import Fatal
 
 LINEAGE_FILE: Final = "lineage.jsonl"
@@ -62,7 +62,7 @@ def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignment
         raise ConfigurationError(f"audit {folder}: holds neither {CONFIG_FILE} nor {LINEAGE_FILE}, so no run")
     settings = service_settings(config if config.exists() else None, assignments)
     if redis is None and settings.broker.redis and settings.security.redis_password_file and config.exists():
-        check_places(folder, load([parse_run_config(config)]), "name its Redis with --redis")
+        check_places(folder, load([parse_toml(config)]), "name its Redis with --redis")
     for journal in journals:
         if not journal.is_dir():
             raise ConfigurationError(f"--journal {journal}: no such folder")

@@ -193,7 +193,6 @@ def shortened(plan: Plan, run_dir: Path, seconds: float) -> Plan:
         "actor": settings.actor.model_copy(update=actor),
         "evaluation": settings.evaluation.model_copy(update=evaluation),
         "metrics": settings.metrics.model_copy(update={"trackers": (), "port": 0}),
-        "tracing": settings.tracing.model_copy(update={"exporter": "none"}),
         "registry": settings.registry.model_copy(update={"url": ""}),
     }
     return replace(plan, settings=settings.model_copy(update=changes), run_dir=run_dir)

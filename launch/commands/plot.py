@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from launch.inspection.curve import Curve, Point, rates
 from penstock.config.run_folder import CONFIG_FILE
-from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
+from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.runtime.output_file import output_file
 
 _WIDTH_INCHES: Final = 9.0
@@ -104,7 +104,7 @@ def _points(run: Path) -> list[Point]:
 
 def _label(run: Path) -> str:
     config = run / CONFIG_FILE
-    settings: Settings | None = load([parse_run_config(config)]) if config.exists() else None
+    settings: Settings | None = load([parse_toml(config)]) if config.exists() else None
     return f"{settings.environment.id}, seed {settings.seed} ({settings.run})" if settings else run.name
 
 

@@ -153,7 +153,7 @@ def gateway(
 
 @gateway_commands.command("migrate")
 def migrate(state: State = _STATE, database: DatabaseUrl = "", registry: RegistryUrl = "") -> None:
-    """Make the tables of both databases, or bring them up to date, and end."""
+    """Make the tables of both databases where there are none, and end."""
 
     def body() -> int:
         from launch.gateway.installation import migrate as run

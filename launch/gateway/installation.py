@@ -11,7 +11,7 @@ from penstock.runtime.exit import EXIT_OK
 
 
 def migrate(places: Places) -> int:
-    """Bring both databases up to date; returns the exit code. Raises ConfigurationError, Fatal."""
+    """Make the tables of both databases; returns the exit code. Raises ConfigurationError, Fatal."""
     keep_private()
     if not (places.database and places.registry):
         places.state.mkdir(parents=True, exist_ok=True, mode=0o700)

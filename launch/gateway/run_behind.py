@@ -29,7 +29,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import registry_with_password
 from penstock.config.run_folder import CONFIG_FILE, make_private
 from penstock.config.run_seal import check_own
-from penstock.config.settings import Settings, load, parse_run_config
+from penstock.config.settings import Settings, load, parse_toml
 from penstock.registry.weight_files import registry_url
 from penstock.runtime.exit import Fatal
 
@@ -60,7 +60,7 @@ def settings_in(folder: Path) -> RunSettings | None:
     file = folder / CONFIG_FILE
     if not file.is_file():
         return None
-    settings = load([parse_run_config(file)])
+    settings = load([parse_toml(file)])
     check_own(folder, settings, (), "serve it where, and as whom, it was made")
     return RunSettings(
         task=settings.environment.kwargs,

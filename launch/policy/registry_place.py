@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.config.credentials import registry_with_password
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.run_seal import check_places
-from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
+from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import Conflict, RegistryError, Unavailable
 from penstock.registry.weight_files import registry_url
@@ -41,7 +41,7 @@ def find_place(run: str, registry: str | None, policy: str | None) -> RegistryPo
         raise ConfigurationError(
             f"{run}: no such folder; name a run's folder (`ls runs`) or a registry's URL"
         )
-    settings = load([parse_run_config(config)]) if os.path.lexists(config) else Settings()
+    settings = load([parse_toml(config)]) if os.path.lexists(config) else Settings()
     if registry is None:
         check_places(folder, settings, "name the registry with --registry")
     return RegistryPolicy(

@@ -31,7 +31,6 @@ from penstock.config.trusted import module_of
 from penstock.config.workload import find, load
 from penstock.wire.ids import new_run_name
 
-TRACES = "traces"
 _ASKED = "config.next.toml"
 _NEVER_S = 10**9
 
@@ -70,7 +69,7 @@ def make_plan(request: Request) -> Plan:
         raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
     if request.resumption.resume:
         run_dir = _resumed_folder(request)
-        written = configuration.parse_run_config(run_dir / CONFIG_FILE)
+        written = configuration.parse_toml(run_dir / CONFIG_FILE)
         settings = resolve(written, request)
         if not request.trust:
             check_own(run_dir, configuration.load([written]), _said_to_be_allowed(request))
@@ -85,7 +84,7 @@ def make_plan(request: Request) -> Plan:
         settings = settings.model_copy(update={"run": name, **sections})
         settings = settings.model_copy(update=_from_recording(settings, request.recording))
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
-    settings = _with_absolute_folders(settings, run_dir)
+    settings = _with_absolute_folders(settings)
     _check_actors(settings)
     if request.resumption.resume:
         check_resumable(run_dir, settings)
@@ -207,8 +206,8 @@ def _allowing_modules(settings: Settings) -> ActorSection:
     return settings.actor.model_copy(update={"allow_modules": (*settings.actor.allow_modules, *new)})
 
 
-def _with_absolute_folders(settings: Settings, run_dir: Path) -> Settings:
-    """Make paths absolute, for later readers start in other folders. Traces lie with the run."""
+def _with_absolute_folders(settings: Settings) -> Settings:
+    """Make paths absolute, for later readers start in other folders."""
     sections: dict[str, Section] = {}
     if settings.actor.ack_journal is not None:
         journal = {"ack_journal": settings.actor.ack_journal.absolute()}
@@ -216,9 +215,6 @@ def _with_absolute_folders(settings: Settings, run_dir: Path) -> Settings:
     if settings.learner.record is not None:
         record = {"record": settings.learner.record.absolute()}
         sections["learner"] = settings.learner.model_copy(update=record)
-    if settings.tracing.exporter == "file":
-        folder = {"folder": (settings.tracing.folder or run_dir / TRACES).absolute()}
-        sections["tracing"] = settings.tracing.model_copy(update=folder)
     return settings.model_copy(update=sections)
 
 

@@ -21,7 +21,7 @@ from launch.policy.registry_place import find_place, opened
 from launch.run.summary import SUMMARY_FILE
 from penstock.config.run_files import read_whole
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
-from penstock.config.settings import ConfigurationError, Settings, load, parse_run_config
+from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.runtime.exit import Fatal
 
 MAX_RUNS: Final = 500
@@ -249,7 +249,7 @@ def _settings(folder: Path) -> Settings:
 
     Raises ConfigurationError for a file that is no TOML.
     """
-    written = parse_run_config(folder / CONFIG_FILE)
+    written = parse_toml(folder / CONFIG_FILE)
     try:
         return load([written])
     except ConfigurationError:

@@ -277,7 +277,7 @@ class Evaluation:
             self._settled = self._last_steps, self._last_update = state["last_steps"], state["last_update"]
             self._patience.restore(state["patience"])
             # A run that goes on without a base may have other episodes, of which these would be no pairs.
-            told = state.get("base", ()) if self._section.base else ()
+            told = state["base"] if self._section.base else ()
             self._base = _by_key(Episode(**one) for one in told)
             if "best" in state:
                 found = _from_json(state["best"], best)
@@ -350,7 +350,7 @@ def _to_json(result: Result) -> dict[str, Any]:
 def _from_json(value: dict[str, Any], blob: bytes) -> Result:
     scores = {name == way(deterministic=True): Score(**score) for name, score in value["scores"].items()}
     candidate = Candidate(**value["candidate"], blob=blob)
-    told = value.get("base")
+    told = value["base"]
     return Result(
         candidate=candidate,
         scores=scores,

@@ -124,7 +124,7 @@ def _check_masks(arrays: Mapping[str, Array], valid: NDArray[np.bool_], ranges: 
 def _with_final_masks(arrays: Mapping[str, Array], ranges: Ranges) -> Mapping[str, Array]:
     """With what each last observation allows; where that is not known, what was allowed before it stands in.
 
-    It is not known of older actors, and of a row in which a choice allows nothing.
+    It is not known where a client of a policy server acted, and of a row in which a choice allows nothing.
     """
     masks = [name for name in arrays if name.startswith("mask/")]
     if not masks:

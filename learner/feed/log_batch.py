@@ -20,11 +20,10 @@ class LogBatch:
     dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment.
     batch: None when everything was dropped. round: of lock-step. size: bytes that the log holds of them.
     created_us: oldest creation time, 0 without a fragment. assemble_s: seconds that putting it together took.
-    origins: number → who sent it, of trained and dropped. traces: of the fragments that are traced, for
-    links. reward: sum over the batch's steps. fragments: of the batch as they came, where the learner
-    records. recorded: batches of a recording up to this one, which the next checkpoint notes; 0 from the log.
-    event: of a recording, in place of a batch. flush: number of the command whose flush it is; 0: none.
-    arrive: see `learner.feed.upload.Staged`.
+    origins: number → who sent it, of trained and dropped. reward: sum over the batch's steps. fragments: of
+    the batch as they came, where the learner records. recorded: batches of a recording up to this one, which
+    the next checkpoint notes; 0 from the log. event: of a recording, in place of a batch. flush: number of
+    the command whose flush it is; 0: none. arrive: see `learner.feed.upload.Staged`.
     """
 
     last: int
@@ -39,7 +38,6 @@ class LogBatch:
     created_us: int
     assemble_s: float
     origins: Mapping[int, Origin]
-    traces: tuple[str, ...] = ()
     reward: float = 0.0
     fragments: tuple[Fragment, ...] = ()
     recorded: int = 0
@@ -56,9 +54,7 @@ class LogBatch:
     def as_dropped(self, reason: Drop) -> Self:
         """Return the same entries without a batch: all that was to be trained is dropped."""
         dropped = {**self.dropped, **dict.fromkeys(self.trained, reason)}
-        return replace(
-            self, trained=(), dropped=dropped, steps=0, batch=None, fragments=(), traces=(), reward=0.0
-        )
+        return replace(self, trained=(), dropped=dropped, steps=0, batch=None, fragments=(), reward=0.0)
 
 
 def reward_of(arrays: Mapping[str, Array]) -> float:

@@ -29,7 +29,7 @@ from learner.feed.upload import in_place
 from learner.lease import LeaseKeeper
 from learner.ledger import Drop, Origin
 from learner.probe import Quarantine
-from penstock.runtime import metrics, tracing
+from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
 from penstock.wire.header import FragmentHeader
@@ -286,7 +286,6 @@ class LogFeed:
             created_us=min((header.created_us for header in headers), default=0),
             assemble_s=time.perf_counter() - started,
             origins={number: origin for number in numbers if (origin := self._origin(number)) is not None},
-            traces=_trace(chosen, time.perf_counter() - started) if tracing.is_on() else (),
             reward=sum(one.reward for one in found),
             fragments=tuple(one.fragment for one in found if one.fragment is not None),
             flush=self._flushing,
@@ -322,15 +321,6 @@ class LogFeed:
         if chosen:
             with self._updates_lock:
                 self._updates += 1
-
-
-def _trace(chosen: Sequence[LogEntry], took_s: float) -> tuple[str, ...]:
-    """A span of each traced fragment, for the batch that it is part of now."""
-    spans = (
-        tracing.record("learner.batch", took_s, header=_header(entry).traceparent, number=entry.number)
-        for entry in chosen
-    )
-    return tuple(span for span in spans if span)
 
 
 def _header(entry: LogEntry) -> FragmentHeader:

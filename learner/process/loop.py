@@ -35,7 +35,7 @@ from learner.reporting.ledger_gauges import show_ledger
 from learner.reporting.recorder import ProgressSnapshot, Recorder
 from learner.reporting.training_clock import TrainingClock
 from penstock.config.settings import LearnerSection
-from penstock.runtime import metrics, tracing
+from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 
 _TAKE_S: Final = 0.1
@@ -164,7 +164,7 @@ class Loop:
         wait_s, compute_s = arrived - self._waited_since, time.perf_counter() - arrived
         self.books.book(log_batch, update, updates)
         self.commands.booked(log_batch)
-        self.offers.after(update, _trace(log_batch, update, updates, compute_s))
+        self.offers.after(update)
         if self.non_finite.too_many:
             self.checkpoints.save()
             self._show_ledger()
@@ -203,18 +203,3 @@ class Loop:
 
     def _show_ledger(self) -> None:
         show_ledger(self.books.ledger, self.interruptions.lease.renewal)
-
-
-def _trace(log_batch: LogBatch, update: Update | None, updates: int, took_s: float) -> str:
-    """A span of the update, with links to its fragments; "" where none of them is traced."""
-    if update is None or not log_batch.traces:
-        return ""
-    return tracing.record(
-        "learner.update",
-        took_s,
-        links=log_batch.traces,
-        update=updates,
-        fragments=len(log_batch.trained),
-        steps=log_batch.steps,
-        applied=update.applied,
-    )

@@ -19,14 +19,13 @@ from learner.lease import LeaseKeeper
 from learner.probe import Quarantine
 from learner.publish.publish_interval import LOOK_S, PublishInterval
 from penstock.policy import weights
-from penstock.runtime import metrics, tracing
+from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.wire.messages import Publication
 from penstock.wire.tensor import Array
 
 _WAIT_S: Final = 0.5
 _REMEMBERED: Final = 1024
-_MOST_TRACES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ class PendingPublication:
 
     weights: a `penstock.policy.weights.snapshot`; None: only settle.
     settled: position that publishing settles. evaluate: pin the version and have it played. round: that it
-    opens. traces: of the updates in it that are traced.
+    opens.
     """
 
     settled: int
@@ -46,7 +45,6 @@ class PendingPublication:
     round: int | None = None
     env_steps: int = 0
     at_s: float = 0.0
-    traces: tuple[str, ...] = ()
 
 
 class Publisher:
@@ -192,8 +190,6 @@ class Publisher:
         self.seconds += time.perf_counter() - started
         metrics.UPDATE_SECONDS.labels("publish").observe(time.perf_counter() - started)
         metrics.WEIGHT_VERSION_PUBLISHED.set(self.latest.version)
-        if offer.traces:
-            _trace(offer, self.latest.version, time.perf_counter() - started)
 
     def _send(self, blob: bytes, offer: PendingPublication) -> Publication:
         return self._log.publish(
@@ -223,16 +219,4 @@ def _merged(old: PendingPublication, new: PendingPublication) -> PendingPublicat
     """Return `new`, with the parts of `old` that must not be skipped."""
     if new.weights is None:
         return replace(old, settled=new.settled)
-    traces = (*old.traces, *new.traces)[-_MOST_TRACES:]
-    return replace(new, evaluate=old.evaluate or new.evaluate, traces=traces)
-
-
-def _trace(offer: PendingPublication, version: int, took_s: float) -> None:
-    """Record a part of the newest update's trace.
-
-    It has links to the updates that the publisher has skipped.
-    """
-    *skipped, newest = offer.traces
-    tracing.record(
-        "learner.publish", took_s, parent=newest, links=skipped, version=version, update=offer.update
-    )
+    return replace(new, evaluate=old.evaluate or new.evaluate)

@@ -56,10 +56,10 @@ class WeightOffers:
         else:
             self._publish()
 
-    def after(self, update: Update | None, trace: str) -> None:
+    def after(self, update: Update | None) -> None:
         """Make the offer that an update calls for.
 
-        update: None where all of the batch was dropped. trace: of the update, or "".
+        update: None where all of the batch was dropped.
         """
         if self._is_catching_up():
             self.settle(self.ledger.position)
@@ -79,9 +79,9 @@ class WeightOffers:
         self._holds_back = not publishes and (self._holds_back or (update is not None and update.applied))
         if self.algorithm.lock_step or (evaluate and self.section.keep_best):
             # Here and now: what is evaluated must be what the checkpoint will hold.
-            self._publish(evaluate=evaluate, trace=trace)
+            self._publish(evaluate=evaluate)
         elif publishes:
-            self.publisher.offer(self._offer(evaluate=evaluate, trace=trace))
+            self.publisher.offer(self._offer(evaluate=evaluate))
         else:
             self.settle(self.ledger.position)
 
@@ -129,10 +129,10 @@ class WeightOffers:
     def _is_catching_up(self) -> bool:
         return self.ledger.position < self.catch_up_through
 
-    def _publish(self, *, evaluate: bool = False, trace: str = "") -> None:
-        self.publisher.publish(self._offer(evaluate=evaluate, trace=trace))
+    def _publish(self, *, evaluate: bool = False) -> None:
+        self.publisher.publish(self._offer(evaluate=evaluate))
 
-    def _offer(self, *, evaluate: bool, trace: str = "") -> PendingPublication:
+    def _offer(self, *, evaluate: bool) -> PendingPublication:
         (module,) = self.algorithm.published_modules().values()
         self._offered_steps = self.ledger.env_steps
         return PendingPublication(
@@ -144,5 +144,4 @@ class WeightOffers:
             round=self.position.round if self.algorithm.lock_step else None,
             env_steps=self.ledger.env_steps,
             at_s=self.clock.seconds(),
-            traces=(trace,) if trace else (),
         )

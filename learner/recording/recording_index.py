@@ -22,7 +22,7 @@ FORMAT: Final = 1
 DESCRIPTION: Final = "recording.json"
 INDEX: Final = "index.jsonl"
 FILE_BYTES: Final = 64 * 1024 * 1024
-_BATCH_KEYS: Final = ("position", "update", "round", "fragments")
+_BATCH_KEYS: Final = ("position", "update", "round", "fragments", "flush")
 _EVENT_KEYS: Final = ("position", "update", "command", "action", "name")
 
 
@@ -68,7 +68,7 @@ def entry_of(frame: Frame, file: int, offset: int) -> FrameEntry:
         return FrameEntry(**where, charge=parse_header(frame.head).charge)
     head = json.loads(frame.head)
     known = _EVENT_KEYS if frame.kind is Kind.EVENT else _BATCH_KEYS
-    return FrameEntry(**where, **{key: head[key] for key in known}, flush=head.get("flush", 0))
+    return FrameEntry(**where, **{key: head[key] for key in known})
 
 
 def index_line(entry: FrameEntry) -> str:

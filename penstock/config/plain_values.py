@@ -12,7 +12,6 @@ from typing import Any, Final
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.url_secrets import remedy, secret_in, without_secret
 
-_REMEDIES: Final = {"tracing.endpoint": "give it as a header, in OTEL_EXPORTER_OTLP_HEADERS"}
 _SHOWN: Final = 80
 _MOST: Final = 2**63 - 1
 
@@ -38,7 +37,7 @@ def _check_text(key: str, text: str) -> None:
     if where is not None:
         raise ConfigurationError(
             f"{key}={without_secret(text)}: holds a secret in {where}, which files and messages would show; "
-            f"{_REMEDIES.get(key) or remedy(text)}"
+            f"{remedy(text)}"
         )
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
         raise ConfigurationError(f"{key}={text[:_SHOWN]!r}: holds what is no text; write it in UTF-8")

@@ -91,7 +91,6 @@ def places_beyond(run_dir: Path, settings: Settings) -> tuple[str, ...]:
         settings.serving.shadow_record,
         settings.actor.ack_journal,
         settings.learner.record,
-        settings.tracing.folder,
     )
     own = run_dir.resolve()
     found = {str(file) for file in files if file and not file.resolve().is_relative_to(own)}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from penstock.config import settings as configuration
 from penstock.config.local_places import places_of
-from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
+from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.run_seal import check_own, check_places, places_beyond
 from penstock.config.settings import SecuritySection, Settings
 from penstock.config.workload import find, load
@@ -75,7 +75,7 @@ def calling_security(run_dir: Path, config: Path | None, assignments: tuple[str,
     file = config or run_dir / CONFIG_FILE
     section = service_settings(file if file.exists() else None, assignments).security
     if config is None and section.token_file is not None and file.exists():
-        own = configuration.load([configuration.parse_run_config(file)])
+        own = configuration.load([configuration.parse_toml(file)])
         check_places(run_dir, own, "name your own configuration with --config")
     return section
 
@@ -108,7 +108,7 @@ def _written(run_dir: Path, said: Sequence[Mapping[str, Any]], *, trust: bool) -
     config = run_dir / CONFIG_FILE
     if not config.exists():
         return {}
-    written = configuration.parse_run_config(config)
+    written = configuration.parse_toml(config)
     if not trust:
         user = configuration.load(said)
         check_own(
@@ -121,12 +121,6 @@ def _written(run_dir: Path, said: Sequence[Mapping[str, Any]], *, trust: bool) -
 
 
 def _service_layers(config: Path | None, assignments: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    file = [_parse(config)] if config else []
+    file = [configuration.parse_toml(config)] if config else []
     said = [configuration.parse_assignment(text) for text in assignments]
     return [*file, configuration.from_environment(), *said]
-
-
-def _parse(config: Path) -> dict[str, Any]:
-    """A file of settings. A run's own, with the launcher's lock beside it, may hold keys that have moved."""
-    of_a_run = config.name == CONFIG_FILE and (config.parent / LOCK_FILE).exists()
-    return configuration.parse_run_config(config) if of_a_run else configuration.parse_toml(config)

@@ -4,8 +4,6 @@ Every setting has a line of help and, where it has one, a unit. Environment vari
 `PENSTOCK_SECTION__KEY`. Values that are None are chosen by the workload's defaults or the machine.
 """
 
-import functools
-import logging
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -15,7 +13,6 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.moved_keys import MOVED, with_new_keys
 from penstock.config.plain_values import check_values
 from penstock.config.plugins import default_workload
 from penstock.config.run_files import is_guarded, read_whole
@@ -35,7 +32,7 @@ from penstock.config.sections.broker import BrokerSection
 from penstock.config.sections.canary import CanarySection
 from penstock.config.sections.environment import AtariSection, EnvironmentSection
 from penstock.config.sections.learner import EvaluationSection, LearnerSection
-from penstock.config.sections.observability import LogsSection, MetricsSection, TracingSection
+from penstock.config.sections.observability import LogsSection, MetricsSection
 from penstock.config.sections.on_policy import OnPolicySection
 from penstock.config.sections.policy_section import PolicySection
 from penstock.config.sections.registry_section import RegistrySection
@@ -72,21 +69,17 @@ __all__ = [
     "SecuritySection",
     "ServingSection",
     "Settings",
-    "TracingSection",
     "from_environment",
     "load",
     "merge",
     "parse_assignment",
-    "parse_run_config",
     "parse_toml",
 ]
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 _REPLACED = "kwargs"
 """A table that is replaced as a whole, since its arguments belong together."""
-_SECRETS = ("security.redis_password", "registry.url", "tracing.endpoint")
-
-log = logging.getLogger(__name__)
+_SECRETS = ("security.redis_password", "registry.url")
 
 
 class Settings(Section):
@@ -114,7 +107,6 @@ class Settings(Section):
     security: SecuritySection = SecuritySection()
     metrics: MetricsSection = MetricsSection()
     logs: LogsSection = LogsSection()
-    tracing: TracingSection = TracingSection()
 
 
 def parse_toml(path: Path) -> dict[str, Any]:
@@ -131,25 +123,6 @@ def parse_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: not TOML: {error}") from error
     except RecursionError as error:
         raise ConfigurationError(f"{path}: nested too deeply to be read; write it flatter") from error
-
-
-def parse_run_config(path: Path) -> dict[str, Any]:
-    """Return the content of the `config.toml` of a run's folder, under today's keys.
-
-    `penstock train` wrote the file.
-    Keys that have moved since it was written are noted in one line of the log, once per file and process.
-    Raises ConfigurationError as `parse_toml` does.
-    """
-    content, old_keys = with_new_keys(parse_toml(path))
-    if old_keys:
-        _note_old_keys(path, old_keys)
-    return content
-
-
-@functools.cache
-def _note_old_keys(path: Path, old_keys: tuple[str, ...]) -> None:
-    moves = ", ".join(f"{key} is now {MOVED[key]}" for key in old_keys)
-    log.warning("%s was written by an earlier version: %s", path, moves)
 
 
 class _Some(dict[str, Any]):
@@ -225,18 +198,12 @@ def load(layers: Iterable[Mapping[str, Any]]) -> Settings:
         raise ConfigurationError("\n".join(_explain(dict(e), merged) for e in error.errors())) from error
 
 
-def _variable(key: str) -> str:
-    return ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
-
-
 def _explain(error: dict[str, Any], merged: Mapping[str, Any]) -> str:
     place, chosen = [str(part) for part in error["loc"]], ""
     if place[0] == "algorithm" and len(place) > 1:
         chosen = f" of algorithm.name={algorithm_name(merged['algorithm'])!r}"
     key = ".".join(place)
     match error["type"]:
-        case "extra_forbidden" if key in MOVED:
-            return f"{key}: has moved, write {MOVED[key]}; in the environment {_variable(MOVED[key])}"
         case "extra_forbidden":
             return (
                 f"{key}: unknown key; `penstock train --print-config --advanced` lists the known ones{chosen}"

@@ -20,9 +20,9 @@ weight_files     weights as files
 database         connections and transactions
 models           tables
 rows             rows and records
-upgrade          tables of earlier versions
+table_schema     makes the tables, refuses those of another revision
 snapshot         a file that is only read
-migrations/      the tables' history
+migrations/      the revision that makes the tables
 """
 
 import logging

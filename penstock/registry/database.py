@@ -24,7 +24,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from penstock.config.extras import how_to_install
 from penstock.registry.registry_errors import Conflict, RegistryError, SchemaMismatch, Unavailable
-from penstock.registry.snapshot import copied, reading_uri
+from penstock.registry.snapshot import reading_uri
 from penstock.runtime.retry import full_jitter, retry
 
 T = TypeVar("T")
@@ -135,7 +135,6 @@ class Database:
         """The URL without its password, for messages."""
         self.file = Path(parsed.database or "") if parsed.drivername.startswith("sqlite") else None
         self.only_read = only_read and self.file is not None
-        self._copy: sqlite3.Connection | None = None
         if self.file is not None and self.only_read:
             self._engine = _reading_engine(partial(reading_uri, self.file))
         else:
@@ -173,23 +172,12 @@ class Database:
         return self._run(self._committed, work)
 
     def migrate(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` as `write` does, for changes of the tables themselves, under a lock of their own."""
+        """Run `work` as `write` does, to make the tables themselves, under a lock of their own."""
         return self._run(self._committed, lambda session: work(session.connection()))
-
-    def become_copy(self) -> None:
-        """Go on with a copy in memory, whose tables may be changed; raises Unavailable."""
-        assert self.file is not None
-        try:
-            uri, self._copy = copied(self.file)
-        except sqlite3.Error as error:
-            raise Unavailable(f"{self.called} {self.shown} cannot be read: {error}") from error
-        self._engine = self._reading = self._committed = _reading_engine(lambda: uri)
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
-        if self._copy is not None:
-            self._copy.close()
 
     def _run(self, engine: Engine, work: Callable[[Session], T]) -> T:
         def once() -> T:

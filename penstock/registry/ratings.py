@@ -123,9 +123,8 @@ def numbers_of(session: Session, project: str, rater: str) -> dict[str, list[int
 def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
     """Delete every rating of a rater in a project, and return the numbers that they had, by policy."""
     found = numbers_of(session, project, rater)
-    # A program of before, which goes on beside this one while it is replaced, stores others, and counts none.
     counted = select(func.count(), func.coalesce(func.sum(RatingRow.text_bytes), 0))
-    number, text_bytes = session.execute(counted.where(*_own(project, rater), RatingRow.text_bytes > 0)).one()
+    number, text_bytes = session.execute(counted.where(*_own(project, rater))).one()
     rating_usage.discount(session, project, number, int(text_bytes))
     session.execute(sql_delete(RatingRow).where(*_own(project, rater)))
     return found

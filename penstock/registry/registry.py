@@ -50,8 +50,8 @@ from penstock.registry.records import (
 from penstock.registry.registry_errors import SchemaMismatch
 from penstock.registry.routing import Arms
 from penstock.registry.snapshot import is_writable
+from penstock.registry.table_schema import REGISTRY
 from penstock.registry.transitions import RolledBack
-from penstock.registry.upgrade import REGISTRY
 
 T = TypeVar("T")
 
@@ -68,11 +68,11 @@ class Registry:
 
         Args:
             url: of the database.
-            migrate: make the tables, or bring them up to this program's version. A file that cannot be
-                written is only read, as `read` does.
+            migrate: make the tables where there are none. A file that cannot be written is only read, as
+                `read` does.
 
         Raises:
-            SchemaMismatch: the tables are absent, older (without `migrate`) or newer.
+            SchemaMismatch: the tables are absent (without `migrate`) or of another revision.
             Unavailable: the database does not answer.
             ValueError: the URL is of another kind.
         """
@@ -91,10 +91,8 @@ class Registry:
     def read(cls, url: str) -> Self:
         """Return the registry of that URL, to be read: a file of SQLite and its folder stay as they are.
 
-        Tables of an earlier version are read from a copy in memory; what is written later is not seen then.
-
         Raises:
-            SchemaMismatch: the tables are absent or newer, or those of a server are older.
+            SchemaMismatch: the tables are absent or of another revision.
             Unavailable: as `open`, and what is called to write.
             ValueError: the URL is of another kind.
         """
@@ -102,9 +100,6 @@ class Registry:
         if database.file is not None and not database.file.is_file():
             raise SchemaMismatch(f"registry {database.shown}: no such file; name one that is there")
         try:
-            if database.only_read and database.read(lambda session: REGISTRY.is_older(session.connection())):
-                database.become_copy()
-                database.migrate(lambda connection: REGISTRY.upgrade(connection, database))
             REGISTRY.open(database, migrate=False)
         except BaseException:
             database.close()

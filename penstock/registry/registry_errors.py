@@ -7,7 +7,7 @@
       TooManyPinned   ValueError  a policy keeps MAX_PINNED versions already
       NoRoom          ValueError  a project has as many ratings, or as much text in them, as it may have
       Conflict        ValueError  another caller changed the same policy meanwhile: read again, then decide
-      SchemaMismatch  ValueError  the database has no tables, older ones, or newer ones than this program's
+      SchemaMismatch  ValueError  the database has no tables, or those of another revision
       Unavailable     OSError     the database does not answer: serve what is loaded, try again later
 
 A field that is wrong in itself (a share of 1.5, a name with a space) is a plain ValueError.
@@ -47,7 +47,7 @@ class Conflict(RegistryError, ValueError):
 
 
 class SchemaMismatch(RegistryError, ValueError):
-    """Reports tables of another version than this program's."""
+    """Reports tables that are absent or of another revision than this program's."""
 
 
 class Unavailable(RegistryError, OSError):

@@ -1,1 +1,1 @@
-"""The life of a process: signals, the one retry loop, metrics, logs, health, traces."""
+"""The life of a process: signals, the one retry loop, metrics, logs, health."""

@@ -1,18 +1,15 @@
-"""A service in the foreground: its settings, logs and traces around what it does."""
+"""A service in the foreground: its settings and logs around what it does."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.runtime.command_options import assigned
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
     from penstock.runtime.lifecycle import Lifecycle
-
-_TRACED: Final = ("actor", "server", "broker", "learner")
-"""Roles that a fragment passes through."""
 
 
 def in_foreground(
@@ -41,7 +38,7 @@ def in_foreground(
     collect_seldom()
     from penstock.config.run_folder import keep_private
     from penstock.config.service_settings import learner_settings, service_settings
-    from penstock.runtime import logs, tracing
+    from penstock.runtime import logs
     from penstock.runtime.health import ENDPOINT_VARIABLE
     from penstock.runtime.lifecycle import leave, run_service
     from penstock.runtime.process_metrics import watch_certificate
@@ -61,12 +58,7 @@ def in_foreground(
             # Lines of text name no run: the file that they are in does.
             logs.configure(role, settings.run, style="json")
         watch_certificate(settings.security.tls_certificate)
-        if role in _TRACED:
-            tracing.start(settings, role)
-        try:
-            return body(lifecycle, settings)
-        finally:
-            tracing.end()
+        return body(lifecycle, settings)
 
     leave(run_service(serve, role))
 

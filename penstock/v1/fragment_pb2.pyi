@@ -177,7 +177,6 @@ class FragmentHeader(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
-    TRACEPARENT_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
@@ -198,8 +197,6 @@ class FragmentHeader(_message.Message):
     """Steps per slot (T)."""
     round: _builtins.int
     """Lock-step round that the fragment was begun in; 0 outside lock-step."""
-    traceparent: _builtins.str
-    """W3C trace context, optional."""
     group_id: _builtins.str
     """Joins fragments of one prompt or task, optional; passed on unread."""
     attributes: _builtins.bytes
@@ -231,13 +228,12 @@ class FragmentHeader(_message.Message):
         weights: _abc.Iterable[Global___WeightSpan] | None = ...,
         tensors: _abc.Iterable[Global___TensorEntry] | None = ...,
         round: _builtins.int = ...,
-        traceparent: _builtins.str = ...,
         group_id: _builtins.str = ...,
         attributes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "created_us", b"created_us", "group_id", b"group_id", "kind", b"kind", "policy", b"policy", "round", b"round", "run", b"run", "schema_id", b"schema_id", "sequence", b"sequence", "session", b"session", "slots", b"slots", "steps", b"steps", "tensors", b"tensors", "traceparent", b"traceparent", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "created_us", b"created_us", "group_id", b"group_id", "kind", b"kind", "policy", b"policy", "round", b"round", "run", b"run", "schema_id", b"schema_id", "sequence", b"sequence", "session", b"session", "slots", b"slots", "steps", b"steps", "tensors", b"tensors", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,6 @@ from penstock.wire.limits import (
 from penstock.wire.payload import LZ4, RAW, check_frame, read_entry
 from penstock.wire.schema import Axes, FragmentSchema, TensorRule
 from penstock.wire.tensor import DTYPES, Array, check_shape, check_truth
-from penstock.wire.traceparent import read_traceparent
 
 MOST = float(np.finfo(np.float32).max)
 UNBOUNDED = MappingProxyType({"reward": MOST, "log_prob": MOST})
@@ -67,8 +66,6 @@ def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> No
         raise ValueError(f"header.attributes: {len(header.attributes)} bytes, {MAX_ATTRIBUTES_BYTES} allowed")
     if len(header.group_id) > MAX_NAME_LENGTH:
         raise ValueError(f"header.group_id: {len(header.group_id)} characters, {MAX_NAME_LENGTH} allowed")
-    if header.traceparent:
-        read_traceparent(header.traceparent)
     _check_slots(header)
     _check_weights(header)
 

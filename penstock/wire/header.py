@@ -62,7 +62,6 @@ class FragmentHeader:
     kind: Kind = Kind.TRAIN
     created_us: int = 0
     round: int = 0
-    traceparent: str = ""
     group_id: str = ""
     attributes: bytes = b""
 

@@ -37,7 +37,6 @@ def _without_table(header: FragmentHeader) -> pb.FragmentHeader:
             for w in header.weights
         ],
         round=header.round,
-        traceparent=header.traceparent,
         group_id=header.group_id,
         attributes=header.attributes,
     )
@@ -85,7 +84,6 @@ def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
         weights=tuple(WeightSpan(w.slot, w.start, w.length, w.version, w.update) for w in message.weights),
         tensors=_table(tuple(map(pb.TensorEntry.SerializeToString, message.tensors))),
         round=message.round,
-        traceparent=message.traceparent,
         group_id=message.group_id,
         attributes=message.attributes,
     )

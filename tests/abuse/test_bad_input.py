@@ -19,22 +19,13 @@ from launch.cli.app import app
 from penstock.config import toml_text
 from penstock.config.sections.section import Section
 from penstock.config.settings import ConfigurationError, Settings, load
-from penstock.registry.registry import Registry
+from tests.support.run.solved_run import SOLVED_RUN
 
-EARLIER: Final = Path("tests/processes/train/earlier_run").absolute()
 LATIN: Final = "größe".encode("latin-1")
 
 
-@pytest.fixture(scope="module")
-def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of an earlier version whose registry has the tables of this one."""
-    run = shutil.copytree(EARLIER, tmp_path_factory.mktemp("earlier") / "run")
-    Registry.open(f"sqlite:///{run / 'registry.sqlite'}", migrate=True).close()
-    return run
-
-
 @pytest.fixture
-def here(earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file where a folder is wanted and the other way round, and what is no UTF-8."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(b"somebody's")
@@ -42,7 +33,7 @@ def here(earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     (tmp_path / "broken.toml").write_text("run = \n")
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "used" / "logs").mkdir(parents=True)
-    shutil.copytree(earlier, tmp_path / "run")
+    shutil.copytree(SOLVED_RUN, tmp_path / "run")
     (tmp_path / "sets").mkdir()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
     return tmp_path

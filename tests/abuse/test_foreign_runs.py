@@ -22,8 +22,8 @@ from learner.checkpoint.resume_options import ResumeOptions
 from penstock.config.service_settings import calling_security, service_settings
 from penstock.config.settings import ConfigurationError
 from penstock.wire.specification import RunSpecification
+from tests.support.run.solved_run import SOLVED_RUN
 
-EARLIER: Final = Path("tests/processes/train/earlier_run").absolute()
 MODULE: Final = "somebodys_module"
 CODE: Final = """
 import pathlib
@@ -38,7 +38,7 @@ def downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     """A folder with a run that names a module, and the module beside it; the user stands there."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = tmp_path / "download"
-    run = shutil.copytree(EARLIER, folder / "run")
+    run = shutil.copytree(SOLVED_RUN, folder / "run")
     (folder / f"{MODULE}.py").write_text(CODE)
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace("allow_modules = []", f'allow_modules = ["{MODULE}"]'))
@@ -67,7 +67,6 @@ OUTSIDE: Final = {
     "a file of answers": ("serving", "shadow_record", "/home/me/.profile"),
     "a recording": ("learner", "record", "/home/me/recording"),
     "a journal": ("actor", "ack_journal", "/home/me/journal"),
-    "traces": ("tracing", "folder", "/home/me/traces"),
 }
 """What a configuration could have this user's commands write to, or tell."""
 
@@ -87,7 +86,7 @@ def test_a_foreign_folder_reaches_for_nothing_outside_of_it(
 ) -> None:
     """A server and a resume refuse, and name the place; --trust, or the user who names it too, allows it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run = naming(shutil.copytree(EARLIER, tmp_path / "run"), *named)
+    run = naming(shutil.copytree(SOLVED_RUN, tmp_path / "run"), *named)
     words = f"was not made here, and names places outside of it: {named[2]}; say --trust"
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         service_settings(None, (), run)
@@ -102,7 +101,7 @@ def test_a_foreign_folder_reaches_for_nothing_outside_of_it(
 def test_a_place_of_the_folder_itself_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a journal beside the logs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run = shutil.copytree(EARLIER, tmp_path / "run")
+    run = shutil.copytree(SOLVED_RUN, tmp_path / "run")
     naming(run, "actor", "ack_journal", str(run / "journals"))
     assert service_settings(None, (), run).run
 
@@ -128,7 +127,7 @@ def test_a_command_shows_a_foreign_folder_no_secret(
 ) -> None:
     """Nor writes to a database that it names."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run = naming(shutil.copytree(EARLIER, tmp_path / "run"), *named)
+    run = naming(shutil.copytree(SOLVED_RUN, tmp_path / "run"), *named)
     naming(run, "broker", "redis", "redis://theirs.example")
     reply = CliRunner().invoke(app, [word.replace("RUN", str(run)) for word in words])
     assert reply.exit_code == 2, reply.output
@@ -141,7 +140,7 @@ def test_a_broker_that_a_foreign_folder_names_is_shown_no_token(
 ) -> None:
     """Its authority may be of that folder, too; with a configuration of one's own it is called."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run = naming(shutil.copytree(EARLIER, tmp_path / "run"), *OUTSIDE["a token"])
+    run = naming(shutil.copytree(SOLVED_RUN, tmp_path / "run"), *OUTSIDE["a token"])
     with pytest.raises(ConfigurationError, match="/home/me/token; name your own configuration with --config"):
         calling_security(run, None, ())
     mine = tmp_path / "mine.toml"

@@ -1,7 +1,4 @@
-"""The messages as they are against those that were released.
-
-Who speaks the released protocol is still understood.
-"""
+"""The messages as they are against those of `protos/released.binpb`, whose speakers stay understood."""
 
 import shutil
 import subprocess

@@ -17,7 +17,6 @@ import torch
 
 from penstock.config.credentials import credentials, http_headers
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.runtime import tracing
 from penstock.runtime.health import Health
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Episode
@@ -190,7 +189,6 @@ class LanguageGenerator:
             sequence=sequence,
             weights=self._equipment.local.publication,
             round=round_,
-            traceparent=tracing.current(),
         )
         return self._fragments.cut(self._scored, fields)
 

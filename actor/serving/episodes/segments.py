@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 
 from actor.acting.header_fields import HeaderFields
-from penstock.runtime import tracing
 from penstock.wire.fragment import Fragment, Slot, build
 from penstock.wire.messages import Publication
 from penstock.wire.schema import FragmentSchema
@@ -89,7 +88,6 @@ class Segment:
             weights=Publication(self.version, self.update),
             round=0,
             policy=policy,
-            traceparent=tracing.current(),
         )
         names = frozenset(self.observations[0]) if compress else frozenset[str]()
         tensors = self._tensors()

@@ -27,7 +27,7 @@ from actor.serving.episodes.segments import Row, Segment
 from actor.serving.experience.served_queue import ServedQueue, count_not_learned
 from actor.serving.inference.forward_pass import Loaded, Question
 from penstock.config.settings import ServingSection
-from penstock.runtime import metrics, tracing
+from penstock.runtime import metrics
 from penstock.wire.conformance import MOST
 from penstock.wire.messages import Episode as Played
 from penstock.wire.specification import RunSpecification
@@ -185,14 +185,13 @@ class Learning:
             count_not_learned("too_large", segment.steps)
             return
         try:
-            with tracing.trace("server.cut"):
-                fragment = segment.to_fragment(
-                    self._specification.schema,
-                    self._specification.run,
-                    self._section.policy,
-                    compress=self._compress,
-                    reward=self._reward,
-                )
+            fragment = segment.to_fragment(
+                self._specification.schema,
+                self._specification.run,
+                self._section.policy,
+                compress=self._compress,
+                reward=self._reward,
+            )
         except PotentialError as error:
             log.error("steps are not learned from", extra={"why": str(error)})  # noqa: TRY400 - the text says all
             count_not_learned("reward", segment.steps)

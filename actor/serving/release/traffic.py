@@ -80,7 +80,6 @@ class Traffic:
     def _opened(self) -> Registry:
         with self._opening:
             if self._registry is None:
-                # Of an older program: brought up to this one's version by the first server.
                 self._registry = Registry.open(self._url, migrate=True)
             return self._registry
 

@@ -1,1 +1,1 @@
-"""Migrations of the gateway's tables from one version to the next (alembic)."""
+"""The revision that makes the gateway's tables (alembic)."""

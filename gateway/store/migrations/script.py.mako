@@ -12,8 +12,3 @@ depends_on = None
 def upgrade() -> None:
     """TODO: what is different afterwards."""
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade() -> None:
-    """Back."""
-    ${downgrades if downgrades else "pass"}

@@ -186,9 +186,7 @@ class OffPolicyParts(Algorithm):
             random.set_state(state.tensors[f"generator/{name}"])
         held = numbers["replay"]
         self.replay.load(under(state.tensors, "replay/"), held)
-        # A state of before says how many samples were drawn.
-        taken = held["taken"] if "taken" in held else held["sampled"] / self.section.batch_size
-        self.limiter.counts = Counts(inserted=int(held["inserted"]), taken=taken)
+        self.limiter.counts = Counts(inserted=int(held["inserted"]), taken=held["taken"])
         self.limiter.rebase()
         self._updates, self._unpublished = int(numbers["updates"]), int(numbers["unpublished"])
 

@@ -196,5 +196,4 @@ class PPO(OnPolicy[PPOSection]):
     def load(self, state: AlgorithmState) -> None:
         """Inverse of `state`; raises ValueError that names what is missing or misshapen."""
         super().load(state)
-        # A run that was not steered before begins at the configured rate.
-        self._steered_learning_rate = float(state.numbers.get("steered_rate", self.section.learning_rate))
+        self._steered_learning_rate = float(state.numbers["steered_rate"])

@@ -1,12 +1,10 @@
-"""What processes tell about themselves: metrics, logs, traces."""
+"""What processes tell about themselves: metrics and logs."""
 
-from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from penstock.config.sections.section import Fraction, Section
+from penstock.config.sections.section import Section
 
 
 class MetricsSection(Section):
@@ -29,28 +27,3 @@ class LogsSection(Section):
 
     format: Literal["text", "json"] = "text"
     """text: `time level role message key=value …`; json: an object a line, with role, run and all fields."""
-
-
-class TracingSection(Section):
-    """Where OpenTelemetry traces of fragments go; needs the extra `tracing`."""
-
-    exporter: Literal["none", "otlp", "file"] = "none"
-    """none: no traces; otlp: to a collector, OTLP over HTTP; file: a file of JSON lines for each process."""
-    endpoint: str = "http://127.0.0.1:4318/v1/traces"
-    """URL of the collector for exporter=otlp; its headers are in OTEL_EXPORTER_OTLP_HEADERS."""
-    folder: Path | None = None
-    """Folder of the files of exporter=file; none: `traces` in the run's folder under `penstock train`."""
-    sample_ratio: Fraction = 0.1
-    """Share of the fragments that are traced; the same for every process of a run."""
-
-    @field_validator("endpoint")
-    @classmethod
-    def _is_url(cls, url: str) -> str:
-        """Files show it as it is."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            raise ValueError(
-                "write http://HOST:PORT/v1/traces or https://…, without a name or password; "
-                "give those as OTEL_EXPORTER_OTLP_HEADERS"
-            )
-        return url

@@ -1,1 +1,1 @@
-"""Migrations of a registry's tables from one version to the next (alembic)."""
+"""The revision that makes a registry's tables (alembic)."""

@@ -8,9 +8,9 @@ from typing import Final
 import pytest
 
 from launch.run.child_process import penstock
+from tests.support.run.solved_run import SOLVED_RUN
 from tests.support.storage.small_disk import can_mount, small_disk
 
-EARLIER: Final = Path("tests/processes/train/earlier_run").absolute()
 ENDS_S: Final = 120
 
 WRITING: Final = {
@@ -49,7 +49,7 @@ def test_a_disk_that_takes_nothing_is_told_with_the_word_that_named_it(
 ) -> None:
     """Exit 2, the cause in the last line, no traceback, no file and no half of one."""
     told, folder = disk
-    given = [word.replace("RUN", str(EARLIER)).replace("DISK", str(folder)) for word in words]
+    given = [word.replace("RUN", str(SOLVED_RUN)).replace("DISK", str(folder)) for word in words]
     done = subprocess.run(penstock(*given), capture_output=True, text=True, timeout=ENDS_S, check=False)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr

@@ -12,8 +12,8 @@ from typing import Final
 import pytest
 
 from launch.run.child_process import penstock
+from tests.support.run.solved_run import SOLVED_RUN
 
-EARLIER: Final = Path("tests/processes/train/earlier_run").absolute()
 ENDS_S: Final = 120
 """A service that waits for a peer would do so for longer, or for ever."""
 BROKER: Final = ("broker", "--redis", "unix:///absent/redis.sock")
@@ -139,7 +139,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rows.jsonl").write_text('{"prompt": "a", "response": "b", "score": 1}\n')
     (folder / "latin.toml").write_bytes(b'run = "gr\xf6\xdfe"\n')
     (folder / "run.toml").write_text('run = "r"\n[environment]\nid = "CartPole-v1"\n')
-    shutil.copytree(EARLIER, folder / "run")
+    shutil.copytree(SOLVED_RUN, folder / "run")
     return folder
 
 

@@ -11,8 +11,8 @@ from typing import Final
 import pytest
 
 from launch.run.child_process import penstock
+from tests.support.run.solved_run import SOLVED_RUN
 
-EARLIER: Final = Path("tests/processes/train/earlier_run").absolute()
 ENDS_S: Final = 60
 REACHING: Final = {
     "code": ("MODULE", "LOAD", "theirs.so"),
@@ -45,7 +45,7 @@ def write_log(folder: Path, *commands: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("words", (REACHING | STEERING).values(), ids=(REACHING | STEERING).keys())
 def test_an_audit_carries_out_nothing_of_a_foreign_log(words: tuple[str, ...], tmp_path: Path) -> None:
     """It ends and names the command."""
-    run = shutil.copytree(EARLIER, tmp_path / "run")
+    run = shutil.copytree(SOLVED_RUN, tmp_path / "run")
     write_log(run / "redis", ("SELECT", "0"), words)
     done = subprocess.run(
         penstock("audit", str(run)), capture_output=True, text=True, check=False, timeout=ENDS_S
@@ -68,7 +68,7 @@ def test_a_resumed_run_carries_out_nothing_of_a_foreign_log(
 
 def test_a_log_of_data_is_read(tmp_path: Path) -> None:
     """So what is refused is refused for its command."""
-    run = shutil.copytree(EARLIER, tmp_path / "run")
+    run = shutil.copytree(SOLVED_RUN, tmp_path / "run")
     write_log(run / "redis", ("SELECT", "0"), ("SET", "theirs", "1"))
     done = subprocess.run(
         penstock("audit", str(run)), capture_output=True, text=True, check=False, timeout=ENDS_S

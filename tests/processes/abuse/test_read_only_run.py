@@ -15,9 +15,9 @@ from launch.ui.catalogue import Catalogue
 from penstock.client import PolicyClient
 from penstock.registry.registry import Registry
 from tests.support.run.serving_run import begun, serving
+from tests.support.run.solved_run import SOLVED_RUN
 from tests.support.storage.small_disk import can_mount
 
-EARLIER: Final = Path("tests/processes/train/earlier_run").absolute()
 ROW: Final = np.zeros(4, np.float32)
 
 
@@ -61,13 +61,13 @@ COMMANDS: Final = {
 def test_commands_that_read_work_on_a_run_that_is_only_read(
     words: tuple[str, ...], mounted: Path, tmp_path: Path
 ) -> None:
-    """Also where an earlier version has made its registry."""
-    before = content(EARLIER)
-    mount_read_only(EARLIER, mounted)
+    """And leave it as it is."""
+    before = content(SOLVED_RUN)
+    mount_read_only(SOLVED_RUN, mounted)
     given = [word.replace("RUN", str(mounted)).replace("OUT", str(tmp_path / "out")) for word in words]
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, (done.output, done.exception)
-    assert content(EARLIER) == before
+    assert content(SOLVED_RUN) == before
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_commands_that_read_work_on_a_run_that_is_only_read(
 )
 def test_what_would_write_there_says_so(words: tuple[str, ...], mounted: Path) -> None:
     """The cause in the last line, no traceback."""
-    mount_read_only(EARLIER, mounted)
+    mount_read_only(SOLVED_RUN, mounted)
     given = [str(mounted) if word == "RUN" else word for word in words]
     done = subprocess.run(penstock(*given), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (1, 2), done.stderr
@@ -87,7 +87,7 @@ def test_what_would_write_there_says_so(words: tuple[str, ...], mounted: Path) -
 
 def test_the_page_shows_it(mounted: Path) -> None:
     """Facts and curve."""
-    mount_read_only(EARLIER, mounted)
+    mount_read_only(SOLVED_RUN, mounted)
     (run,) = Catalogue(mounted).runs()
     assert run.facts().state in ("solved", "ended")
     assert run.curve()["env_steps"]

@@ -32,12 +32,12 @@ from typing import Any, Final
 import pytest
 
 from penstock import PolicyClient
+from tests.support.run.solved_run import SOLVED_RUN
 from tests.support.run.training import PATIENCE_S
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 PACKAGES: Final = ("penstock", "broker", "actor", "learner", "workloads", "launch")
 TUTORIALS: Final = ROOT / "docs" / "tutorials"
-SOLVED: Final = Path(__file__).parent / "earlier_run"
 ADDRESS: Final = "127.0.0.1:50052"
 """Where the pages serve.
 
@@ -148,7 +148,7 @@ class Reader:
 
     def _take_solved_run(self, command: str) -> None:
         assert command in (TUTORIALS / "train.md").read_text()
-        shutil.copytree(SOLVED, self._folder / "runs" / "first")
+        shutil.copytree(SOLVED_RUN, self._folder / "runs" / "first")
 
     def _run(self, command: str) -> str:
         done = subprocess.run(

@@ -201,7 +201,6 @@ FRAGMENTS: Final[dict[str, tuple[Callable[[int], Fragment], str]]] = {
     "span of an unknown slot": (lambda s: span(s, slot=SLOTS), "header.weights"),
     "attributes above 1 KiB": (lambda s: header(s, attributes=b"x" * 1025), "header.attributes"),
     "group of 10 kB": (lambda s: header(s, group_id="g" * 10_000), "header.group_id"),
-    "trace of 10 kB": (lambda s: header(s, traceparent="t" * 10_000), "traceparent"),
     "round beyond 2^53": (lambda s: header(s, round=HUGE), "round=18446744073709551615"),
 }  # fmt: skip
 

@@ -54,7 +54,6 @@ def command_line(pid: int) -> str:
 ENVIRONMENT: Final = {
     "PGPASSWORD": "pg",
     "WANDB_API_KEY": "wandb",
-    "OTEL_EXPORTER_OTLP_HEADERS": "authorization=otel",
     "HF_TOKEN": "hub",
 }
 """Secrets that libraries take from the environment, by what theirs begin with."""

@@ -47,7 +47,6 @@ def header_of(schema: FragmentSchema, steps: int, slots: int) -> FragmentHeader:
         tensors=(),
         created_us=1_700_000_000_000_000,
         round=9,
-        traceparent=f"00-{171:032x}-{205:016x}-01",
         group_id="task-1",
         attributes=b"\x00\xff",
     )

@@ -1,4 +1,4 @@
-"""SQLite files that have their tables already: migrations run once in a process of tests, then are copied.
+"""SQLite files that have their tables already: they are made once in a process of tests, then copied.
 
 Opening such a file with `migrate=True` finds nothing to do, as in a program that is started again.
 """

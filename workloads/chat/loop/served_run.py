@@ -7,7 +7,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import registry_with_password
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.run_seal import check_own
-from penstock.config.settings import Settings, load, parse_run_config
+from penstock.config.settings import Settings, load, parse_toml
 from penstock.registry.records import PolicyVersion, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, registry_url
@@ -45,7 +45,7 @@ def read_run(folder: Path) -> ServedRun:
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise ConfigurationError(f"{folder}: no folder of a run; name one, such as chat-state/run")
-    settings = load([parse_run_config(file)])
+    settings = load([parse_toml(file)])
     check_own(folder, settings, (), "start the loop where, and as whom, the run was made")
     if not settings.environment.kwargs.get("model") or settings.algorithm.name != "token_ppo":
         raise ConfigurationError(

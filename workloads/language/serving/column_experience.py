@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.config.settings import ServingSection
-from penstock.runtime import metrics, tracing
+from penstock.runtime import metrics
 from penstock.wire.messages import Publication
 from penstock.wire.specification import RunSpecification
 from workloads.language.conversation.column import Column
@@ -85,10 +85,8 @@ class ColumnExperience:
             weights=Publication(newest.version, newest.update),
             round=0,
             policy=self._policy,
-            traceparent=tracing.current(),
         )
-        with tracing.trace("server.cut"):
-            fragment, episodes = self._fragments.cut([column], fields, first_slot=lane)
+        fragment, episodes = self._fragments.cut([column], fields, first_slot=lane)
         if self._journal is not None:
             self._journal.sent(conversation, fragment)
         metrics.FRAGMENTS_BUILT.inc()

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.runtime import tracing
 from penstock.runtime.health import Health
 from penstock.wire.fragment import Fragment
 from penstock.wire.messages import Episode
@@ -148,7 +147,6 @@ class ThoughtGenerator:
             sequence=sequence,
             weights=self._equipment.local.publication,
             round=round_,
-            traceparent=tracing.current(),
         )
         return self._fragments.cut(self._columns, fields)
 

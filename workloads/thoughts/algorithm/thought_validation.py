@@ -121,9 +121,8 @@ class ThoughtValidation:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what `state` was taken from."""
-        # Of runs that were begun before it was kept for each question, it is the mean.
         losses, self._last = state["start_loss"], state["last"]
         self._start_losses = None if losses is None else np.asarray(losses, np.float64)
         self._best_gain = -float("inf") if state["best_gain"] is None else float(state["best_gain"])
         self._figures = dict(state["figures"])
-        self._in_a_row = int(state.get("in_a_row", 0))  # runs that were begun before it was counted
+        self._in_a_row = int(state["in_a_row"])

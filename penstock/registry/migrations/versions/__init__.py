@@ -1,1 +1,1 @@
-"""One module for each revision, oldest first by name; a revision that was released is not changed."""
+"""One module for each revision."""

@@ -109,7 +109,6 @@ def test_a_short_run_reaches_no_other_service_and_ends_by_its_time(tmp_path: Pat
     """Everything else is as in the run."""
     asked = (
         "metrics.trackers=['tensorboard']",
-        "tracing.exporter='file'",
         "evaluation.interval_steps=10",
         "evaluation.base=true",
     )
@@ -122,7 +121,6 @@ def test_a_short_run_reaches_no_other_service_and_ends_by_its_time(tmp_path: Pat
     assert settings.learner.record == tmp_path / "short" / "record"
     assert settings.actor.ack_journal == tmp_path / "short" / "journals"
     assert settings.metrics.trackers == ()
-    assert settings.tracing.exporter == "none"
     assert settings.evaluation.interval_steps is None
     assert not settings.evaluation.base  # it is one more evaluation, beside the steps that are measured
     assert (settings.algorithm, settings.environment) == (plan.settings.algorithm, plan.settings.environment)

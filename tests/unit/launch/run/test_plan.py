@@ -210,23 +210,6 @@ def test_wrappers_of_rewards_are_kept_in_the_runs_file_and_their_modules_allowed
     )
 
 
-def test_files_of_traces_lie_with_the_run_unless_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Absolute, for the services and for a resume from another folder."""
-    monkeypatch.chdir(tmp_path)
-    ask = ("tracing.exporter=file",)
-    plan = make_plan(Request(what="CartPole-v1", run_dir=Path("r"), assignments=ask))
-    assert plan.settings.tracing.folder == tmp_path / "r" / "traces"
-    plan = make_plan(Request(what="CartPole-v1", assignments=(*ask, "tracing.folder=here")))
-    assert plan.settings.tracing.folder == tmp_path / "here"
-    assert make_plan(Request(what="CartPole-v1")).settings.tracing.folder is None
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "config.toml").write_text('run = "r-1"\n')
-    plan = make_plan(Request(run_dir=Path("r"), resumption=ResumeOptions(resume=True), assignments=ask))
-    assert plan.settings.tracing.folder == tmp_path / "r" / "traces"
-
-
 def test_the_written_configuration_reads_back_equal_and_holds_no_secret(tmp_path: Path) -> None:
     """Whatever the types: paths, tuples, nested arguments, quotes."""
     settings = load([

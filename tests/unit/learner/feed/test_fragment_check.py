@@ -249,7 +249,7 @@ def test_what_a_policy_that_remembers_sends_passes(section: dict[str, Any]) -> N
         check_meaning(fragment.header, arrays, of(policy))
 
 
-@pytest.mark.parametrize("told", [False, True], ids=["of an older actor", "told"])
+@pytest.mark.parametrize("told", [False, True], ids=["not told", "told"])
 def test_what_a_last_observation_allows_is_told_or_what_was_allowed_before_stands_in(*, told: bool) -> None:
     """A row that allows nothing says that it is not known."""
     made = Actor(remembering(recurrent="lstm"), masked=True, final_masks=told).fragment(8)

@@ -2,7 +2,6 @@ import ast
 import functools
 import inspect
 import itertools
-import logging
 import textwrap
 import tomllib
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ import pytest
 from pydantic import BaseModel
 
 from penstock.config import toml_text
-from penstock.config.moved_keys import MOVED
 from penstock.config.plugin_sections import algorithm_sections
 from penstock.config.sections.algorithms import SECTIONS
 from penstock.config.settings import (
@@ -27,7 +25,6 @@ from penstock.config.settings import (
     load,
     merge,
     parse_assignment,
-    parse_run_config,
     parse_toml,
 )
 
@@ -133,17 +130,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"registry": {"url": "postgresql://ada:hunter2@db/penstock"}},
         r"registry\.url=postgresql://…db: holds a secret in its user-info.*registry\.password_file=FILE",
     ),
-    "password for a collector": (
-        {"tracing": {"endpoint": "https://ada:hunter2@collector/v1/traces"}},
-        r"tracing\.endpoint=https://…collector: holds a secret in its user-info.*OTEL_EXPORTER_OTLP_HEADERS",
-    ),
-    "no URL of a collector": (
-        {"tracing": {"endpoint": "collector:4317"}},
-        r"write http://HOST:PORT/v1/traces",
-    ),
-    "a ratio above 1": (
-        {"tracing": {"sample_ratio": 1.5}},
-        r"tracing\.sample_ratio=1\.5: .*less than or equal to 1",
+    "a fraction above 1": (
+        {"algorithm": {"discount": 1.5}},
+        r"algorithm\.discount=1\.5: .*less than or equal to 1",
     ),
     "not finite": ({"algorithm": {"learning_rate": float("nan")}}, r"algorithm\.learning_rate=nan"),
 }
@@ -173,77 +162,6 @@ def test_a_file_is_read_and_its_faults_are_named(tmp_path: Path) -> None:
         parse_toml(path)
     with pytest.raises(ConfigurationError, match=r"absent\.toml: No such file"):
         parse_toml(tmp_path / "absent.toml")
-
-
-def value_at(settings: Settings, key: str) -> object:
-    """What stands at section.key."""
-    section, name = key.split(".")
-    return getattr(getattr(settings, section), name)
-
-
-@pytest.mark.parametrize(("old", "new"), MOVED.items())
-def test_a_moved_key_given_anew_is_refused_with_its_new_name(old: str, new: str) -> None:
-    """On the command line, in a file and in the environment.
-
-    The value, which may be a secret, is not shown.
-    """
-    variable = "PENSTOCK_" + old.upper().replace(".", "__")
-    wanted = rf"^{old}: has moved, write {new}; in the environment PENSTOCK_{new.upper().replace('.', '__')}$"
-    for layer in (parse_assignment(f"{old}=hunter2"), from_environment({variable: "hunter2"})):
-        with pytest.raises(ConfigurationError, match=wanted):
-            load([layer])
-
-
-def test_a_run_folder_with_moved_keys_is_read_with_one_line_of_notice(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Every moved key has its value at its new place; the second reading of the file says nothing more."""
-    values = {
-        "registry": "'sqlite:////tmp/r.sqlite'", "registry_password_file": "'/p'", "activate_first": "false",
-        "refresh_s": "2.5", "canary_horizon": "7", "canary_false_alarm": "0.1", "canary_slow_ms": "80.0",
-        "canary_return_range": "[0.0, 9.0]",
-    }  # fmt: skip
-    assert {f"serving.{key}" for key in values} | {"algorithm.stale_epochs"} == set(MOVED)
-    file = tmp_path / "config.toml"
-    lines = [f"{key} = {value}" for key, value in values.items()]
-    file.write_text(
-        "\n".join(
-            [
-                "[serving]",
-                "policy = 'mine'",
-                *lines,
-                "[canary]",
-                "horizon = 8",
-                "[algorithm]",
-                "stale_epochs = 3",
-                "",
-            ]
-        )
-    )
-    with caplog.at_level(logging.INFO):
-        settings = load([parse_run_config(file)])
-        parse_run_config(file)
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    for old, new in MOVED.items():
-        assert f"{old} is now {new}" in record.getMessage()
-    found = {new: value_at(settings, new) for new in MOVED.values()}
-    assert found == {
-        "registry.url": "sqlite:////tmp/r.sqlite", "registry.password_file": Path("/p"),
-        "registry.activate_first": False, "registry.refresh_s": 2.5, "canary.false_alarm": 0.1,
-        "canary.slow_ms": 80.0, "canary.return_range": (0.0, 9.0),
-        "algorithm.lagging_epochs": 3,
-        "canary.horizon": 8,  # the new key counts where a file holds both
-    }  # fmt: skip
-    assert settings.serving.policy == "mine"
-
-
-def test_moved_keys_lead_to_keys_that_exist_and_from_keys_that_do_not() -> None:
-    """Else a run folder of yesterday could not be read."""
-    for old, new in MOVED.items():
-        value_at(Settings(), new)
-        section, name = old.split(".")
-        assert name not in type(getattr(Settings(), section)).model_fields
 
 
 def fields_of(section: Section) -> dict[str, bool]:

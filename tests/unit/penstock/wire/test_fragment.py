@@ -80,7 +80,6 @@ HEADER_FAULTS: dict[str, tuple[dict[str, object], str]] = {
     "no slot": ({"slots": ()}, "N=0"),
     "long attributes": ({"attributes": bytes(MAX_ATTRIBUTES_BYTES + 1)}, "1025 bytes, 1024 allowed"),
     "a long group": ({"group_id": "g" * 129}, "header.group_id: 129 characters, 128 allowed"),
-    "no trace context": ({"traceparent": "t" * 55}, "header.traceparent='ttt"),
     "no weights": ({"weights": ()}, "0 spans"),
     "weights beyond the last step": ({"weights": (WeightSpan(0, 3, 3, 1, 0),)}, "does not fit T=5"),
     "weights of a slot that is not there": ({"weights": (WeightSpan(3, 0, 5, 1, 0),)}, "N=3"),

@@ -4,11 +4,9 @@ Step for step they are what a rollout worker would send.
 """
 
 import asyncio
-import json
 import tracemalloc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -23,9 +21,8 @@ from actor.rollout.fragment_builder import FragmentBuilder
 from actor.serving.experience.recorder import ARRAY_BYTES, STEP_BYTES
 from learner.feed.fragment_check import check_meaning
 from penstock.config.sections.environment import RewardWrapper
-from penstock.config.settings import load
 from penstock.rpc.identity import CALLER, Identity, Party
-from penstock.runtime import metrics, tracing
+from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.fragment import Fragment
 from penstock.wire.header import Slot
@@ -96,31 +93,6 @@ async def test_what_was_drawn_is_what_is_learned() -> None:
     observed = {"observation": np.stack([seen(step) for step in range(4)])}
     expected = policy.log_prob(observed, {"action": np.array(column(fragment, "action"))})
     np.testing.assert_allclose(column(fragment, "log_prob"), expected, atol=1e-5)
-
-
-def contexts(folder: Path) -> list[dict[str, str]]:
-    """Of the spans in the one file there."""
-    (file,) = folder.iterdir()
-    return [json.loads(line)["context"] for line in file.read_text().splitlines()]
-
-
-async def test_a_fragment_carries_its_trace(tmp_path: Path) -> None:
-    """Each one of its own; none while tracing is off."""
-    pytest.importorskip("opentelemetry.sdk", reason="the extra `tracing` is not installed")
-    stand, episode = await begun()
-    await stand.play(episode, 5)
-    section = {"exporter": "file", "folder": str(tmp_path), "sample_ratio": 1.0}
-    tracing.start(load([{"tracing": section}]), "server")
-    try:
-        await stand.play(episode, 5, first=5)
-        stand.end(episode, TERMINATED)
-    finally:
-        tracing.end()
-    off, *on = [fragment.header.traceparent for fragment in stand.fragments()]
-    assert off == ""
-    cuts = contexts(tmp_path)
-    assert on == [f"00-{cut['trace_id'][2:]}-{cut['span_id'][2:]}-01" for cut in cuts]
-    assert len(set(on)) == 2
 
 
 async def test_newer_weights_begin_a_new_segment_only_where_one_ends() -> None:

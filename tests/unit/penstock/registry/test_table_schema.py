@@ -1,0 +1,138 @@
+import sqlite3
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from penstock.registry.database import Database, parse_url
+from penstock.registry.models import Base
+from penstock.registry.registry import Registry
+from penstock.registry.registry_errors import SchemaMismatch
+from penstock.registry.table_schema import REGISTRY
+
+
+def tables(file: Path) -> dict[str, str]:
+    """What SQLite was told to make, by name."""
+    made = sqlite3.connect(file).execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    return {name: " ".join(sql.split()) for name, sql in made if name != "alembic_version"}
+
+
+def migrated(file: Path) -> Database:
+    """A database with the tables that the revision makes."""
+    Registry.open(f"sqlite:///{file}", migrate=True).close()
+    return Database(f"sqlite:///{file}")
+
+
+def test_models_and_revision_agree(tmp_path: Path) -> None:
+    """Alembic finds nothing to migrate."""
+    database = migrated(tmp_path / "a.sqlite")
+    found = database.read(
+        lambda session: compare_metadata(MigrationContext.configure(session.connection()), Base.metadata)
+    )
+    assert [] == found
+
+
+def words(sql: str) -> list[str]:
+    """Of a statement, without order: constraints may stand in any."""
+    return sorted(sql.replace(",", " ").replace("(", " ( ").replace(")", " ) ").split())
+
+
+def test_checks_and_partial_indexes_agree_too(tmp_path: Path) -> None:
+    """Alembic looks at neither: here the statements that make the tables are compared."""
+    migrated(tmp_path / "a.sqlite").close()
+    models = Database(f"sqlite:///{tmp_path}/b.sqlite")
+    models.write(lambda session: Base.metadata.create_all(session.connection()))
+    made, wanted = tables(tmp_path / "a.sqlite"), tables(tmp_path / "b.sqlite")
+    assert set(made) == set(wanted)
+    for name, sql in wanted.items():
+        assert words(sql) == words(made[name]), name
+
+
+def test_opening_again_keeps_what_is_there(tmp_path: Path) -> None:
+    """With `migrate` and without."""
+    url = f"sqlite:///{tmp_path}/a.sqlite"
+    for migrate in (True, True, False):
+        with Registry.open(url, migrate=migrate) as registry:
+            assert () == registry.list("default")
+
+
+def test_tables_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that starts again loads no scripts of alembic."""
+    url = f"sqlite:///{tmp_path}/a.sqlite"
+    Registry.open(url, migrate=True).close()
+    asked: list[object] = []
+    monkeypatch.setattr(command, "upgrade", lambda *arguments: asked.append(arguments))
+    Registry.open(url, migrate=True).close()
+    assert asked == []
+
+
+def test_tables_that_are_absent_are_not_made_unasked(tmp_path: Path) -> None:
+    """Nor is the file."""
+    file = tmp_path / "a.sqlite"
+    with pytest.raises(SchemaMismatch, match="no such file: open it once with migrate=True"):
+        Registry.open(f"sqlite:///{file}")
+    assert not file.exists()
+    sqlite3.connect(file).execute("CREATE TABLE something (x)")
+    with pytest.raises(SchemaMismatch, match="its tables are absent, this program needs 0010"):
+        Registry.open(f"sqlite:///{file}")
+
+
+@pytest.mark.parametrize("opened", [partial(Registry.open, migrate=True), Registry.open, Registry.read])
+@pytest.mark.parametrize("revision", ["0009", "9999"])
+def test_tables_of_another_revision_are_refused(
+    tmp_path: Path, opened: Callable[[str], Registry], revision: str
+) -> None:
+    """Earlier ones and later ones, with the file and the remedy; they are left as they are."""
+    file = tmp_path / "a.sqlite"
+    migrated(file).close()
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    connection.close()
+    before = file.read_bytes()
+    message = (
+        f"registry sqlite(.pysqlite)?:///{file}: its tables are of revision {revision}, this program needs "
+        "0010: use the Penstock that made them, or another registry"
+    )
+    with pytest.raises(SchemaMismatch, match=message):
+        opened(f"sqlite:///{file}")
+    assert file.read_bytes() == before
+
+
+def test_the_migrations_travel_with_the_package() -> None:
+    """They lie in packages, which a wheel holds."""
+    folder = REGISTRY.migrations
+    assert all((folder / name).exists() for name in ("__init__.py", "env.py", "script.py.mako"))
+    assert (folder / "versions" / "__init__.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "not a URL"),
+        ("registry.sqlite", "not a URL"),
+        ("mysql://host/registry", "'mysql' is not supported: use sqlite:///FILE or postgresql://"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+    ],
+)
+def test_another_url_is_refused(url: str, message: str) -> None:
+    """Before anything is opened."""
+    with pytest.raises(ValueError, match=message):
+        parse_url(url)
+
+
+def test_a_refused_url_shows_no_password() -> None:
+    """Messages go to logs."""
+    with pytest.raises(ValueError, match="mysql") as caught:
+        parse_url("mysql://ada:secret@host/registry")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_the_usual_names_of_postgresql_are_understood(scheme: str) -> None:
+    """They are all served by the one driver that is installed."""
+    assert "postgresql+psycopg" == parse_url(f"{scheme}://host/registry").drivername
