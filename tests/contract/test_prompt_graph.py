@@ -5,10 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from tests.support.prompts.text_graph import text_graph
 from workloads.prompts.mutations import mutate
 from workloads.prompts.prompt_reward import QualityReward
 from workloads.prompts.prompt_sources import PromptSource
-from workloads.prompts.text_graph import text_graph
 
 REWARD = QualityReward()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.chat.candidates import CANDIDATES
 from workloads.chat.people.chat_texts import FEATURES, REFERENCE, Reference
 from workloads.chat.people.taste import Criterion, Taste
 
@@ -83,6 +84,21 @@ def tilted(reference: Array, rewards: Array, beta: float) -> Array:
     weighed = reference * np.exp((rewards - rewards.max(-1, keepdims=True)) / beta)
     best: Array = weighed / weighed.sum(-1, keepdims=True)
     return best
+
+
+def best_policy(rewards: Array, beta: float) -> Array:
+    """Return the chances of the best policy beside an even one.
+
+    rewards: [PROMPTS, CANDIDATES]. beta: weight of the distance to the even policy, per nat. Returns
+    [PROMPTS, CANDIDATES].
+    """
+    return tilted(np.full_like(rewards, 1 / CANDIDATES), rewards, beta)
+
+
+def total_variation(first: Array, second: Array) -> Array:
+    """Return half of the absolute differences of two policies, for each prompt: [PROMPTS]."""
+    apart: Array = np.abs(first - second).sum(-1) / 2
+    return apart
 
 
 def _best_pair_accuracy(taste: Taste, features: Array, chances: Array) -> float:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from workloads.chat.people.ceilings import (
+from tests.support.chat.ceilings import (
     ceilings,
     expected_auc,
     expected_pair_accuracy,
