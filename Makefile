@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-processes test-systems test-slow test-kubernetes mutations soak learn staleness synchronous check format bench bench-peers protos dashboards
+.PHONY: train test test-processes test-systems test-slow test-kubernetes mutations soak learn check format bench bench-peers protos dashboards
 
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
@@ -55,19 +55,9 @@ mutations: .venv/installed-test .venv/installed-learn
 soak: .venv/installed
 	$(BIN)/python -m tests.support.fleet.soak $(ARGS)
 
-# Every learning proof that benchmarks/results/proofs.jsonl has no record of, then docs/algorithms.md.
+# Every learning proof that benchmarks/results/proofs.jsonl has no record of, then the results in docs/algorithms.md.
 learn: .venv/installed-learn
-	$(BIN)/python -m benchmarks.learn $(ARGS)
-
-# Both objectives on experience that lags behind, drawn; resumable as well.
-staleness: .venv/installed
-	$(BIN)/python -m benchmarks.staleness $(ARGS)
-	$(BIN)/python -m benchmarks.learn --report
-
-# Default staleness beside lock-step at equal steps; resumable as well.
-synchronous: .venv/installed
-	$(BIN)/python -m benchmarks.synchronous $(ARGS)
-	$(BIN)/python -m benchmarks.learn --report
+	$(BIN)/python -m benchmarks.proofs $(ARGS)
 
 check: .venv/installed
 	$(BIN)/ruff check .

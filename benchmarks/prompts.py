@@ -1,187 +1,197 @@
-"""The proof that prompts are learned: policies beside the exact optimum, on prompts that training never saw.
+"""The API of prompts hop by hop: bare FastAPI, bare Act of the same server, and `select_action` over both.
 
-    python -m benchmarks.prompts --seeds 1,2,3,4,5       trains, judges, writes the table of docs/prompts.md
-    python -m benchmarks.prompts --judge runs/prompts    judges a run that has ended, and records nothing
+One gateway with a run of its own, of the recipe's very network; the client is another process. The CPU time
+of a call is that of the process that answers, and of the policy server behind it. Bare FastAPI reads the same
+body and answers with a constant: what routes that read their bytes themselves are compared with.
 
-What a policy earns is put between what random mutations earn (0) and the optimum (1), summed over 400
-prompts of the tests. Needs the extra `data`.
+    python -m benchmarks.prompts load          a client; reads words of `measure` line by line
+    python -m benchmarks.prompts bare PORT     bare FastAPI on loopback
 """
 
-import argparse
+import asyncio
+import base64
+import http.client
 import json
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
+import grpc
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.prompt_baselines import STEPS, Case, LinUCB, best_by_category, best_fixed, greedy
-from benchmarks.prompt_pictures import draw, write_table
-from benchmarks.proof_records import DOCS, RESULTS, commit, machine
-from benchmarks.proof_run import PENSTOCK
-from penstock.config.run_folder import CONFIG_FILE
-from penstock.config.settings import parse_toml
-from penstock.policy.weights import load_into
-from workloads.plugin.acting import policy_maker
-from workloads.plugin.serving import read_final
-from workloads.prompts.embeddings import Embedder, HashingEmbedder
-from workloads.prompts.prompt_reward import QualityReward
-from workloads.prompts.prompt_sources import PromptSource
-from workloads.prompts.task_parts import parts_of
-from workloads.prompts.text_graph import text_graph
+from benchmarks.serving import Call, Places, answer_lines, check_answered, posting, repeated
+from benchmarks.stand import PREFIX, Ask, Cell, Options, Table, client, cpu_seconds, listening, memory_bytes
+from launch.inspection.processes import read_endpoints
+from launch.run.child_process import penstock
+from penstock.rpc.channel import CHANNEL_OPTIONS
+from penstock.runtime.health import read_endpoint
+from penstock.v1 import policy_pb2 as pb
+from penstock.v1.refusal_pb2 import REASON_OVERLOADED
+from penstock.wire.limits import MIB
+from penstock.wire.tensor import to_tensor
 
-CORPUS: Final = "chatterbot"
-PROMPTS: Final = 400
-_SEED: Final = 20_000
-_TOTAL_STEPS: Final = 98_304
-_FILE: Final = RESULTS / "prompts.jsonl"
-VARIANTS: Final[dict[str, dict[str, str]]] = {
-    "hashing": {},
-    "permuted": {"embedding": "permuted"},
-    "blind": {"reward": "blind"},
-    "minilm": {
-        "embedding": "http",
-        "embedding_model": "minilm",
-        "embedding_url": "http://127.0.0.1:8766/v1/embeddings",
-    },
-}
-"""By name: what differs from the recipe. `minilm` asks `penstock prompts embeddings`, which has to run."""
+SECONDS: Final = 2.0
+AIM: Final = "p50 5 ms, p99 15 ms; 16 in flight 400 per s on two cores"
+_drawn = np.random.default_rng(1).normal(size=1536)
+EMBEDDING: Final = (_drawn / np.linalg.norm(_drawn)).astype(np.float32)
+_PATIENCE_S: Final = 180.0
+_ROUTE: Final = "/select_action"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """What somebody earned.
-
-    score: between random mutations (0) and the optimum (1). error: its standard error over the prompts.
-    """
+class Row:
+    """A kind of call. what: a word of `measure`. by: roles whose CPU time counts, who is asked first."""
 
     name: str
-    seed: int
-    score: float
-    error: float
+    what: str
+    by: tuple[str, ...]
+    in_flight: int = 1
 
 
-@cache
-def cases(split: str, source: str = CORPUS) -> tuple[Case, ...]:
-    """Return prompts of a split, with the texts that they become under the reward of the workload."""
-    random, prompts, reward = np.random.default_rng(_SEED), PromptSource(source, split), QualityReward()
-    drawn = (prompts.draw(random) for _ in range(PROMPTS))
-    return tuple(Case(category, text_graph(prompt, reward)) for prompt, category in drawn)
+_BOTH: Final = ("gateway", "server")
+ROWS: Final = (
+    Row(name="bare FastAPI, 30 KB of numbers", what="numbers", by=("bare",)),
+    Row(name="bare FastAPI, 8 KB of base64", what="base64", by=("bare",)),
+    Row(name="bare Act over gRPC", what="act", by=("server",)),
+    Row(name="select_action, numbers", what="numbers", by=_BOTH),
+    Row(name="select_action, base64", what="base64", by=_BOTH),
+    Row(name="bare Act, 16 in flight", what="act", by=("server",), in_flight=16),
+    Row(name="select_action, numbers, 16 in flight", what="numbers", by=_BOTH, in_flight=16),
+    Row(name="select_action, base64, 16 in flight", what="base64", by=_BOTH, in_flight=16),
+)
 
 
-def judged(name: str, seed: int, earned: Sequence[float], source: str = CORPUS) -> Judged:
-    """Return the score of returns of the prompts of the tests, in order."""
-    least = np.array([case.graph.expected(STEPS) for case in cases("test", source)])
-    most = np.array([case.graph.optimum(STEPS) for case in cases("test", source)])
-    gained, room = np.array(earned) - least, most - least
-    score = gained.mean() / room.mean()
-    # Of a ratio of means, by the first order of its expansion.
-    error = (gained - score * room).std(ddof=1) / room.mean() / np.sqrt(len(gained))
-    return Judged(name=name, seed=seed, score=float(score), error=float(error))
-
-
-def baselines() -> list[Judged]:
-    """Return the scores of those that stand beside a learned policy."""
-    table = best_by_category(cases("train"))
-    bandit = LinUCB(HashingEmbedder(), seed=1)
-    bandit.train(cases("train"), episodes=4_000)
-    earned = {
-        "table": [case.graph.followed(table[case.category]) for case in cases("test")],
-        "greedy": [greedy(case) for case in cases("test")],
-        "LinUCB": [bandit.earned(case) for case in cases("test")],
-    }
-    return [fixed(), *(judged(name, 0, returns) for name, returns in earned.items())]
-
-
-def fixed(source: str = CORPUS) -> Judged:
-    """Return the score of the sequence that earns most on the prompts of training."""
-    best = best_fixed(cases("train", source))
-    return judged("fixed", 0, [case.graph.followed(best) for case in cases("test", source)], source)
-
-
-def judge(run: Path, name: str, seed: int, source: str = CORPUS) -> Judged:
-    """Return the score of the final policy of a run, at its most likely actions."""
-    final = read_final(run)
-    policy = policy_maker(final.specification, None)()
-    load_into(policy, final.blob)
-    # Of the run's folder: a specification hides places, such as the address of an embedding server.
-    kwargs = parse_toml(run / CONFIG_FILE)["environment"]["kwargs"]
-    embedder = parts_of(kwargs | {"prompts": source, "split": "test"}).embedder
-    earned = [
-        case.graph.expected(STEPS, np.eye(5)[_chosen(policy, embedder, case.graph.texts)])
-        for case in cases("test", source)
+def table(options: Options) -> Table:
+    """Return the rows; each figure is the median over the rounds, in which all rows take turns."""
+    me = (sys.executable, "-m", "benchmarks.prompts")
+    with listening(*me, "bare") as bare, _gateway() as there, client(*me, "load") as ask:
+        there |= {"bare": bare}
+        rounds = [[_measured(ask, row, there) for row in ROWS] for _ in range(options.repeat)]
+        memory = {role: memory_bytes(pid) / MIB for role, (_, pid) in there.items()}
+    names = ("rate", "p50_ms", "p99_ms", "cpu_us")
+    rows: list[list[Cell]] = [
+        [row.name, *(median(one[at][name] for one in rounds) for name in names)]
+        for at, row in enumerate(ROWS)
     ]
-    return judged(name, seed, earned, source)
+    return Table(
+        title="select_action of the API of prompts, hop by hop",
+        columns=("", "per s", "p50 ms", "p99 ms", "CPU µs of the answer"),
+        rows=rows,
+        note=f"aim: {AIM}. MiB: " + ", ".join(f"{role} {size:.0f}" for role, size in sorted(memory.items())),
+    )
 
 
-def _chosen(policy: Any, embedder: Embedder, texts: Sequence[str]) -> NDArray[np.int64]:
-    step = policy.step({"observation": embedder.embed(texts)})
-    chosen: NDArray[np.int64] = policy.distribution(step.parameters)["action/probability"].argmax(1)
-    return chosen
+def _measured(ask: Ask, row: Row, there: Places) -> dict[str, float]:
+    before = sum(cpu_seconds(there[role][1]) for role in row.by)
+    figures = ask(row.what, there[row.by[0]][0], row.in_flight)
+    spent = sum(cpu_seconds(there[role][1]) for role in row.by) - before
+    return figures | {"cpu_us": 1e6 * spent / figures["calls"]}
 
 
-def train(variant: str, seed: int, folder: Path) -> None:
-    """Train the recipe on the prompts of the corpus; raises CalledProcessError where it fails."""
-    options = ("--seed", str(seed), "--total-steps", str(_TOTAL_STEPS), "--run-dir", str(folder), "--json")
-    # As one table: a setting of a table replaces the whole of it.
-    task = ", ".join(f"{name} = {json.dumps(value)}" for name, value in _task(variant).items())
-    said = ("--set", f"environment.kwargs={{{task}}}")
-    command = [*PENSTOCK, "train", "recipes/prompts.toml", *options, *said]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+@contextmanager
+def _gateway() -> Iterator[Places]:
+    """Start a gateway with its run; yield who answers once actions are given."""
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+        state, endpoints, log = Path(name) / "state", Path(name) / "gateway.json", Path(name) / "log"
+        words = ("gateway", "prompts", "--listen", "127.0.0.1:0", "--state", str(state))
+        with log.open("wb") as output:
+            gateway = subprocess.Popen(
+                penstock(*words, "--endpoints", str(endpoints)), stdout=output, stderr=output, cwd=name
+            )
+        try:
+            address = _healthy(gateway, endpoints, log)
+            found = read_endpoints(state / "run").values()
+            there = {one.role: (str(one.address), one.pid) for one in found}
+            yield there | {"gateway": (address, gateway.pid)}
+        finally:
+            gateway.terminate()
+            gateway.wait(_PATIENCE_S)
 
 
-def _task(variant: str) -> dict[str, str]:
-    return {"prompts": CORPUS} | VARIANTS[variant]
+def _healthy(gateway: "subprocess.Popen[bytes]", endpoints: Path, log: Path) -> str:
+    until_s = time.monotonic() + _PATIENCE_S
+    while (found := read_endpoint(endpoints)) is None or _status(str(found.address)) != 200:
+        if gateway.poll() is not None or time.monotonic() > until_s:
+            raise RuntimeError(f"the gateway does not come up: {log.read_text()}")
+        time.sleep(0.1)
+    return str(found.address)
 
 
-def record(results: Sequence[Judged]) -> None:
-    """Append a line for each result."""
-    with _FILE.open("a") as file:
-        for one in results:
-            file.write(json.dumps(asdict(one) | {"commit": commit(), "machine": machine()}) + "\n")
+def _status(address: str) -> int:
+    line = http.client.HTTPConnection(address, timeout=_PATIENCE_S)
+    line.request("GET", "/health")
+    status = line.getresponse().status
+    line.close()
+    return status
 
 
-def recorded() -> list[Judged]:
-    """Return the newest result of every name and seed."""
-    lines = [json.loads(line) for line in _FILE.read_text().splitlines()] if _FILE.exists() else []
-    newest = {(line["name"], line["seed"]): line for line in lines}
-    fields = ("name", "seed", "score", "error")
-    return [Judged(**{field: line[field] for field in fields}) for line in newest.values()]
+def _serve_bare(port: int) -> None:
+    import uvicorn
+    from fastapi import FastAPI
+    from pydantic import BaseModel
+
+    class Asked(BaseModel):
+        embedding: list[float] | str
+
+    class Answered(BaseModel):
+        """As large as the answer of the API of prompts."""
+
+        action: int = 1
+        mutation_type: str = "context-reduction"
+        log_prob: float = -1.609438
+        value: float = 0.123456
+        version: int = 12
+        ticket: str = "0123456789abcdef01234567"
+
+    app = FastAPI(openapi_url=None)
+
+    @app.post(_ROUTE)
+    async def select_action(body: Asked) -> Answered:
+        del body
+        return Answered()
+
+    uvicorn.run(app, host="127.0.0.1", port=port, http="h11", log_level="warning")
 
 
-def main() -> None:
-    """Judge one run, or train, record and report."""
-    options = _parse()
-    if options.judge:
-        print(json.dumps(asdict(judge(options.judge, options.judge.name, 0))))
-        return
-    for seed in map(int, filter(None, options.seeds.split(","))):
-        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-            run = Path(folder) / "run"
-            train(options.variant, seed, run)
-            record([judge(run, options.variant, seed)])
-    if options.folders:
-        record([judge(run, options.variant, number) for number, run in enumerate(options.folders, 1)])
-    if options.baselines:
-        record(baselines())
-    write_table(recorded(), DOCS / "prompts.md")
-    draw(recorded(), DOCS / "images" / "prompts.png")
+# ---- the client
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train prompts, and judge them by the exact optimum.")
-    parser.add_argument("--seeds", default="", help="train from these seeds, such as 1,2,3")
-    parser.add_argument("--variant", default="hashing", choices=VARIANTS)
-    parser.add_argument("--folders", type=Path, nargs="*", help="runs of seeds 1, 2, … that have ended")
-    parser.add_argument("--baselines", action="store_true", help="judge the baselines too")
-    parser.add_argument("--judge", type=Path, help="the folder of a run: print its score and end")
-    return parser.parse_args()
+async def measure(what: str, address: str, in_flight: int) -> dict[str, float]:
+    """Return figures of a word: numbers or base64 (how JSON holds the embedding), act (gRPC)."""
+    if what != "act":
+        text = base64.b64encode(EMBEDDING.tobytes()).decode()
+        body = json.dumps({"embedding": EMBEDDING.tolist() if what == "numbers" else text}).encode()
+        return await repeated([await posting(address, _ROUTE, body) for _ in range(in_flight)], SECONDS)
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        return await repeated([_acting(channel) for _ in range(in_flight)], SECONDS)
+
+
+def _acting(channel: Any) -> Call:
+    """Return a call of Act, with the value, as the gateway asks for it; again where it has no room."""
+    ask = channel.unary_unary("/penstock.v1.PolicyService/Act")
+    part = pb.Part(value=to_tensor(EMBEDDING))
+    data = pb.ActRequest(policy="default", observation=[part], want_value=True).SerializeToString()
+
+    async def call() -> None:
+        while True:
+            reply = await ask(data)
+            if pb.ActReply.FromString(reply).refusal.reason != REASON_OVERLOADED:
+                break
+            await asyncio.sleep(0.005)
+        check_answered(reply)
+
+    return call
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "bare":
+        _serve_bare(int(sys.argv[2]))
+    else:
+        answer_lines(measure)

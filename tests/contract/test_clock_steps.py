@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from benchmarks.virtual_time import Clock, virtual_time
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
 from broker.log.script import MOST_STEP_MS
@@ -13,6 +12,7 @@ from broker.log.store import Store
 from penstock.wire.refusal import Refused
 from tests.support.run.small_run import CHARGE, RUN
 from tests.support.run.store_run import PACING, TTL_MS, Actor, open_run
+from tests.support.storage.virtual_time import Clock, virtual_time
 
 HOUR_MS = 3_600_000
 SECOND_MS = 1_000

@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("actor", "benchmarks", "broker", "examples", "launch", "learner", "penstock", "workloads")
 WITHOUT_CODE = {"PeftConfig"}
 """Classes whose `from_pretrained` reads settings alone."""
-CHECKED_ADAPTERS = {"workloads/language/reward/reward_model.py", "benchmarks/satisfaction_ways.py"}
+CHECKED_ADAPTERS = {"workloads/language/reward/reward_model.py"}
 """Where adapters are read, behind `check_adapter`."""
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from benchmarks.credit_stand import Stand
-from benchmarks.crowd import Crowd, Outcome
-from benchmarks.virtual_time import virtual_time
+from tests.support.storage.credit_stand import Crowd, Outcome, Stand
 from tests.support.storage.redis_server import RedisServer, find_binaries
+from tests.support.storage.virtual_time import virtual_time
 
 Play = Callable[[Crowd, int], Outcome]
 LONGEST_MS = 1_500

@@ -14,9 +14,6 @@ from penstock.wire.refusal import Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-HISTORY = ROOT / "docs" / "history"
-CURRENT = [page for page in PAGES if HISTORY not in page.parents]
-"""All pages but those of `docs/history`, which name paths as they were when the text was written."""
 
 
 def _named(page: Path) -> str:
@@ -42,7 +39,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert dead == []
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=_named)
+@pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_every_file_that_is_named_exists(page: Path) -> None:
     """A path in a page is a path in the tree, unless the page has its reader write that file."""
     text = page.read_text()
@@ -69,7 +66,7 @@ def _definitions(file: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=_named)
+@pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_every_function_that_is_linked_is_in_its_file(page: Path) -> None:
     """A link from the name of a function or class leads to the file that defines it."""
     links = re.findall(r"\[`([A-Za-z_][\w.]*)`\]\(([\w./-]+\.py)\)", page.read_text())
@@ -98,7 +95,7 @@ def test_the_table_of_where_to_look_first_answers_each_question_with_a_place() -
         assert any(asked in question for question in rows), asked
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=_named)
+@pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_every_diff_has_its_place(page: Path) -> None:
     """What a page has its reader replace is in the file, once."""
     diffs = re.findall(r"^```diff\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -111,7 +108,7 @@ def test_every_diff_has_its_place(page: Path) -> None:
         assert [(lines, source.count(lines)) for lines in old] == [(lines, 1) for lines in old]
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=_named)
+@pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_no_paragraph_is_longer_than_130_words(page: Path) -> None:
     """A reader who looks for one thing does not have to read ten; code and tables are left out."""
     prose = re.sub(r"^(```.*?^```|\|.*?$)", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -126,7 +123,7 @@ def test_the_glossary_holds_thirty_words_at_most() -> None:
     assert words == sorted(set(words))
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=_named)
+@pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_every_setting_that_is_named_exists(page: Path) -> None:
     """`section.key` in a page is a setting.
 
@@ -181,7 +178,6 @@ def test_every_refusal_is_explained(reason: Reason) -> None:
         "soak",
         "mutations",
         "learn",
-        "staleness",
         "check",
         "bench",
         "protos",

@@ -46,7 +46,7 @@ def test_imports_run_one_way() -> None:
         ("import broker.service.process", {"torch", "gymnasium", "safetensors", "learner", "actor"}),
         ("import actor.process", {"redis", "hiredis", "broker", "learner"}),
         ("import actor.rollout.worker", {"torch", "gymnasium", "redis", "hiredis", "broker", "learner"}),
-        ("import benchmarks.simulated_actor", {"torch", "gymnasium", "redis", "broker", "learner"}),
+        ("import tests.support.fleet.crowd_actor", {"torch", "gymnasium", "redis", "broker", "learner"}),
         ("import learner.process.entry", {"actor"}),
         ("import penstock.runtime.lifecycle, penstock.rpc.server", {"torch", "redis"}),
     ],

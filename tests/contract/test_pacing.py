@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import redis
 
-from benchmarks.virtual_time import Clock, virtual_time
 from broker.log import keys
 from broker.log.learner_log import LearnerLog
 from broker.log.script import SERVER_WAIT_MS
@@ -19,6 +18,7 @@ from penstock.wire.messages import Credit, Role, Watch
 from penstock.wire.refusal import Reason
 from tests.support.run.small_run import CHARGE, specification
 from tests.support.run.store_run import BLOB, PACING, Actor, item, open_run
+from tests.support.storage.virtual_time import Clock, virtual_time
 
 TICK_MS = 1000
 

@@ -19,7 +19,6 @@ TORCH_FREE = (
     "workloads.chat",
     "workloads.chat.commands.chat_commands",
     "workloads.chat.commands.ratings_command",
-    "workloads.chat.people.ceilings",
     "workloads.chat.tasks.candidate_task",
     "workloads.control",
     "workloads.goals",

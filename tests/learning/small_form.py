@@ -8,7 +8,7 @@ import torch
 
 from actor.evaluation.play import play
 from actor.specification import run as actor_run
-from benchmarks.experience import Experience
+from benchmarks.train import Experience
 from learner.batch import assemble
 from learner.feed.fragment_check import check_meaning
 from learner.model.model import make_model

@@ -12,9 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.client import PolicyClient
+from tests.support.chat.ceilings import best_policy, total_variation
 from tests.support.run.serving_run import serving
 from tests.support.run.training import Training
-from workloads.chat.candidates import CANDIDATES, best_policy, liked, questions, total_variation
+from workloads.chat.candidates import CANDIDATES, liked, questions
 from workloads.chat.people.taste import CHANGED, USUAL
 
 RECIPE: Final = Path(__file__).resolve().parents[2] / "recipes" / "chat-candidates.toml"

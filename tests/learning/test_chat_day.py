@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from benchmarks.chat_day import Day, play
-from benchmarks.chat_people import TURNS, Plan
-from benchmarks.satisfaction_stage import optimum
+from tests.support.chat.chat_day import Day, play
+from tests.support.chat.chat_people import TURNS, Plan
+from tests.support.chat.satisfaction import optimum
 
 PARTS: Final = 10
 BETA: Final = 0.1
@@ -21,7 +21,7 @@ LONG: Final = 3000
 
 def check(day: Day, conversations: int) -> None:
     """Whole books; a beginning as the base has it, and an end that is no better than anything can be."""
-    assert len(day.said) == TURNS * conversations
+    assert len(day.liked) == TURNS * conversations
     assert day.summary["ledger"]["balanced"]
     assert abs(day.chances(2 * PARTS)[0] - optimum(1e6)[0]) <= 0.1
     assert day.chances(PARTS)[-1] <= optimum(BETA)[0] + 0.03

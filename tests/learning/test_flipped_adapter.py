@@ -8,8 +8,6 @@ from typing import Final
 import numpy as np
 import pytest
 
-from benchmarks.liked_answers import LIKED
-from benchmarks.people_base import make_people_base
 from penstock.client import Arm, TextClient
 from penstock.config.settings import CanarySection, EnvironmentSection, PolicySection
 from penstock.policy import weights
@@ -18,6 +16,8 @@ from penstock.wire.schema import fragment_schema
 from penstock.wire.spaces import Discrete
 from penstock.wire.specification import RunSpecification
 from tests.learning.small_words import learned, settings_of
+from tests.support.chat.liked_answers import LIKED
+from tests.support.chat.people_base import make_people_base
 from tests.support.language.served_text_run import ServedTextRun, serving_text
 from tests.support.run.broker_process import eventually
 from workloads.chat.people.chat_texts import draw_prompt

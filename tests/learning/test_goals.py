@@ -16,8 +16,8 @@ import pytest
 
 from launch.run.child_process import penstock
 from tests.support.run.training import Training
+from tests.support.serving.goals_optimum import optimum
 from workloads.goals.host.goal_reward import GoalReward
-from workloads.goals.host.optimum import optimum
 
 RECIPE: Final = Path(__file__).resolve().parents[2] / "recipes" / "goals.toml"
 STEPS: Final = 50

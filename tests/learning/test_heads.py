@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from tests.support.chat.ceilings import expected_auc, expected_pair_accuracy, expected_rating
 from tests.support.language.chat_base import make_chat_base
-from workloads.chat.people.ceilings import expected_auc, expected_pair_accuracy, expected_rating
 from workloads.chat.people.chat_texts import draw_prompt, draw_response, read_profile
 from workloads.chat.people.population import THUMB, population
 from workloads.chat.people.taste import CRITERIA, USUAL

@@ -18,10 +18,10 @@ from learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.config.sections.token import TokenPPOSection
 from penstock.policy import weights
 from tests.support.experience.token_experience import Response, batch_of, fragment, next_log_probs
+from tests.support.language.known_sentiment import optimal
 from tests.support.language.tiny_reward import make_base
 from workloads.language.policy.language_policy import LanguagePolicy
 from workloads.language.policy.policy_section import LanguageSection
-from workloads.rlhf.sentiment import optimal
 
 PROMPT: Final = (1,)
 RESPONSES: Final = 256

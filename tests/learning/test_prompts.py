@@ -1,6 +1,6 @@
 """Mutations of prompts are learned from embeddings alone, on prompts that training never saw.
 
-Scores lie between random mutations (0) and the exact optimum (1): `benchmarks.prompts`.
+Scores lie between random mutations (0) and the exact optimum (1): `tests.support.prompts.judged_prompts`.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from benchmarks.prompts import fixed, judge, train
+from tests.support.prompts.judged_prompts import fixed, judge, train
 from tests.support.run.training import Training
 
 SMALL: Final = (
@@ -26,7 +26,7 @@ def test_a_small_network_comes_above_the_best_fixed_sequence(tmp_path: Path) -> 
     training = Training(run, "recipes/prompts.toml", "--seed", "1", "--total-steps", "24576", *options)
     code, _, errors = training.end(PATIENCE_S)
     assert code == 0, errors
-    found, beside = judge(run, "small", 1, "builtin"), fixed("builtin")
+    found, beside = judge(run, "builtin"), fixed("builtin")
     assert found.score >= 0.75
     assert found.score - beside.score > 2 * (found.error + beside.error)
 
@@ -37,7 +37,7 @@ def test_a_small_network_comes_above_the_best_fixed_sequence(tmp_path: Path) -> 
 def test_the_recipe_comes_within_a_fifth_of_the_optimum(tmp_path: Path, seed: int) -> None:
     """With the very network, on prompts of a corpus; and above the best fixed sequence."""
     pytest.importorskip("chatterbot_corpus", reason="needs the extra data")
-    train("hashing", seed, tmp_path / "run")
-    found, beside = judge(tmp_path / "run", "hashing", seed), fixed()
+    train(seed, tmp_path / "run")
+    found, beside = judge(tmp_path / "run"), fixed()
     assert found.score >= 0.8
     assert found.score - beside.score > 2 * (found.error + beside.error)

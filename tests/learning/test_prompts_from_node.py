@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import pytest
 
-from benchmarks.prompts import fixed, judge
 from tests.learning.test_prompts import SMALL
+from tests.support.prompts.judged_prompts import fixed, judge
 from tests.support.prompts.prompts_gateway import end_run
 from tests.support.serving import node_client
 from workloads.prompts.prompt_sources import PromptSource
@@ -85,6 +85,6 @@ def test_a_node_process_alone_comes_above_the_best_fixed_sequence(tmp_path: Path
     summary = json.loads((tmp_path / "state" / "run" / "summary.json").read_text())
     assert summary["ledger"]["balanced"]
     assert summary["env_steps"] >= 5 * (EPISODES + 2 * UPDATE)
-    found, beside = judge(tmp_path / "state" / "run", "small", 1, "builtin"), fixed("builtin")
+    found, beside = judge(tmp_path / "state" / "run", "builtin"), fixed("builtin")
     assert found.score >= 0.75
     assert found.score - beside.score > 2 * (found.error + beside.error)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.language.known_sentiment import Distribution, KnownSentiment, expected_pair_accuracy
 from tests.support.language.tiny_reward import make_base
 from workloads.language.feedback.reading import Source
 from workloads.language.feedback.scale import parse_scale
@@ -14,9 +15,9 @@ from workloads.language.reward.reward_model import RewardModel
 from workloads.language.reward.reward_source import Sample
 from workloads.language.reward.training import Order, train
 from workloads.language.reward.training_section import RewardTraining
-from workloads.rlhf.sentiment import Distribution, Sentiment, expected_pair_accuracy, true_reward
+from workloads.rlhf.sentiment import true_reward
 
-TASK = Sentiment()
+TASK = KnownSentiment()
 
 
 def trained(folder: Path, kind: str, seed: int) -> RewardModel:

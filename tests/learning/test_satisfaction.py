@@ -1,7 +1,7 @@
 """People get what they like: a language model learns it from what they say, and from nothing else.
 
 The long form is what a user does: conversations, ratings of what the base answers, a reward model, PPO as
-processes (`benchmarks.satisfaction`). The short form is one process, with the chance itself as the reward.
+processes. The short form is one process, with the chance itself as the reward.
 """
 
 from pathlib import Path
@@ -10,12 +10,10 @@ from typing import Final
 import numpy as np
 import pytest
 
-from benchmarks.liked_answers import LIKED, OF_OTHERS
-from benchmarks.people_base import make_people_base
-from benchmarks.satisfaction import mixed_up
-from benchmarks.satisfaction_stage import optimum, prepare
-from benchmarks.satisfaction_ways import BETA, Pleased, ppo, supervised
 from tests.learning.small_words import Batch, learned, settings_of
+from tests.support.chat.liked_answers import LIKED, OF_OTHERS
+from tests.support.chat.people_base import make_people_base
+from tests.support.chat.satisfaction import BETA, Pleased, optimum, ppo, prepare, supervised
 from workloads.chat.people.chat_texts import LONG, draw_prompt
 
 UPDATES: Final = 24
@@ -79,6 +77,6 @@ def test_people_get_what_they_like(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_ratings_of_other_answers_teach_nothing(tmp_path: Path, seed: int) -> None:
     """So it is what people say of an answer that decides."""
-    found = mixed_up(tmp_path / "stage", seed)
+    found = ppo(prepare(tmp_path / "stage", seed, is_mixed_up=True))
     print(found)
     assert found.satisfaction <= optimum(1e6)[0] + 2 * BEGIN

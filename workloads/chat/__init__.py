@@ -1,7 +1,7 @@
 """Chat: a model that gets better by what people say of it, and falls back when it gets worse.
 
-    people          simulated people who chat and rate, and the best that anybody could tell of them
-    candidates      prompts with eight responses each, and the best policy among them
+    people          simulated people who chat and rate
+    candidates      prompts with eight responses each
     ratings         what of people's ratings counts: caps, repetitions, liars
     tasks           `Candidates-v0`, `Chat-v0`
     loop            ratings train the next version, which is tried as a canary

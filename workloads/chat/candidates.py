@@ -1,8 +1,7 @@
 """Prompts with eight candidate responses each: the smallest form in which a policy can answer.
 
 A policy chooses one of the eight from their attributes. What a candidate is worth is the chance that somebody
-likes it, so with a reference that chooses evenly the policy that maximises E[r] − β · KL(π ‖ π_ref) is known
-exactly, and so is what it earns.
+likes it.
 """
 
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.chat.people.ceilings import tilted
 from workloads.chat.people.chat_texts import draw_prompt, draw_response, read_profile
 from workloads.chat.people.taste import Taste
 
@@ -42,21 +40,6 @@ def questions() -> tuple[Question, ...]:
 def liked(taste: Taste) -> Array:
     """Return the chance that somebody likes each candidate, [PROMPTS, CANDIDATES]."""
     return np.array([taste.thumb_chance(one.features) for one in questions()])
-
-
-def best_policy(rewards: Array, beta: float) -> Array:
-    """Return the chances of the best policy beside an even one.
-
-    rewards: [PROMPTS, CANDIDATES]. beta: weight of the distance to the even policy, per nat. Returns
-    [PROMPTS, CANDIDATES].
-    """
-    return tilted(np.full_like(rewards, 1 / CANDIDATES), rewards, beta)
-
-
-def total_variation(first: Array, second: Array) -> Array:
-    """Return half of the absolute differences of two policies, for each prompt: [PROMPTS]."""
-    apart: Array = np.abs(first - second).sum(-1) / 2
-    return apart
 
 
 def _question(rng: np.random.Generator) -> Question:

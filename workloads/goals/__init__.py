@@ -2,7 +2,7 @@
 
     traces          lines of a log: read, checked, encoded, rewarded
     off_policy      what a policy would have earned, from what another one did
-    host            a small host with faults, simulated, and its optimum
+    host            a small host with faults, simulated
     executors       what carries goals out: the simulated host, or commands of this machine
     injector        which proposals of a policy are carried out, and how likely that is
     tasks           `Goals-v0`, `Traces-v0`

@@ -10,8 +10,6 @@
     task_parts         what a task embeds and rewards with, as its settings say
     embeddings         a text as 1,536 numbers
     http_embeddings    those of a server that speaks as OpenAI's does
-    permuted_embeddings  embeddings that say nothing of their text
-    text_graph         what the mutations of a prompt can earn, exactly
     prompt_sources     prompts to train on, and others to test on
     subjects           what the built-in prompts are about
     optimise           the best text that a policy leads to, with the way there

@@ -8,7 +8,6 @@ search that looks one step ahead does not find them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Final, Protocol
 
 from workloads.prompts.categories import Category, classify
@@ -75,30 +74,17 @@ BY_CATEGORY: Final[dict[Category, Weights]] = {
 }  # fmt: skip
 
 
-def averaged() -> Weights:
-    """Return the weights of somebody who does not look at the category: the mean over all of them."""
-    every = BY_CATEGORY.values()
-    numbers = [fmean(weights.features[number] for weights in every) for number in range(5)]
-    pairs = {pair for weights in every for pair in weights.pairs}
-    first, second, third, fourth, fifth = numbers
-    return Weights(
-        features=(first, second, third, fourth, fifth),
-        pairs={pair: fmean(weights.pairs.get(pair, 0.0) for weights in every) for pair in sorted(pairs)},
-    )
-
-
 class QualityReward:
     """The reward that comes with the workload: difference in quality, less the price of tokens."""
 
-    def __init__(self, *, is_blind: bool = False, token_price: float = TOKEN_PRICE) -> None:
-        """is_blind: the category is left out of account. token_price: reward that a token takes away."""
-        self._blind = averaged() if is_blind else None
+    def __init__(self, *, token_price: float = TOKEN_PRICE) -> None:
+        """token_price: reward that a token takes away."""
         self._token_price = token_price
 
     def of(self, start: str, before: str, after: str) -> float:
         """Return the reward of a step; 0 where the text stays."""
         if before == after:
             return 0.0
-        weights = self._blind or BY_CATEGORY[classify(start)]
+        weights = BY_CATEGORY[classify(start)]
         gained = weights.quality(features_of(after)) - weights.quality(features_of(before))
         return gained - self._token_price * (token_count(after) - token_count(before))

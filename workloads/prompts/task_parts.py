@@ -8,15 +8,14 @@ from penstock.config.configuration_error import ConfigurationError
 from workloads.prompts.checked_reward import CheckedReward
 from workloads.prompts.embeddings import Embedder, HashingEmbedder
 from workloads.prompts.http_embeddings import HttpEmbedder
-from workloads.prompts.permuted_embeddings import PermutedEmbedder
 from workloads.prompts.prompt_reward import PromptReward, QualityReward
 from workloads.prompts.prompt_sources import PromptSource
 from workloads.prompts.source_reward import source_reward
 
 RATINGS: Final = "ratings"
 """The reward that people give, over HTTP alone."""
-_EMBEDDINGS: Final = ("hashing", "permuted", "http")
-_REWARDS: Final = ("quality", "blind", RATINGS)
+_EMBEDDINGS: Final = ("hashing", "http")
+_REWARDS: Final = ("quality", RATINGS)
 _MOST_EVERY: Final = 1_000_000
 
 
@@ -43,34 +42,29 @@ class TaskParts:
 def parts_of(task: Mapping[str, Any]) -> TaskParts:
     """Return the parts of `environment.kwargs`; raises ConfigurationError that names the argument."""
     source = PromptSource(task.get("prompts", "builtin"), task.get("split", "train"))
-    embedding = task.get("embedding", "hashing")
-    embedder: Embedder
-    if embedding == "http":
-        embedder = HttpEmbedder(
-            task.get("embedding_url", ""),
-            model=task.get("embedding_model", ""),
-            key_file=task.get("embedding_key_file", ""),
-        )
-    else:
-        embedder = make_embedder(embedding, source)
-    return TaskParts(source=source, embedder=embedder, reward=_reward(task))
+    return TaskParts(source=source, embedder=_embedder(task), reward=_reward(task))
 
 
-def make_embedder(name: str, source: PromptSource) -> Embedder:
-    """Return the embedder of a name; source: of the prompts. Raises ConfigurationError for another name."""
+def _embedder(task: Mapping[str, Any]) -> Embedder:
+    name = task.get("embedding", "hashing")
     if name not in _EMBEDDINGS:
         raise ConfigurationError(
             f"environment.kwargs.embedding={name!r}: must be one of {', '.join(_EMBEDDINGS)}"
         )
-    hashing = HashingEmbedder()
-    return PermutedEmbedder(hashing, source) if name == "permuted" else hashing
+    if name == "hashing":
+        return HashingEmbedder()
+    return HttpEmbedder(
+        task.get("embedding_url", ""),
+        model=task.get("embedding_model", ""),
+        key_file=task.get("embedding_key_file", ""),
+    )
 
 
 def make_reward(name: str) -> PromptReward | None:
     """Return the reward of a name, None for people's ratings; raises ConfigurationError for another one."""
     if name not in _REWARDS:
         raise ConfigurationError(f"environment.kwargs.reward={name!r}: must be one of {', '.join(_REWARDS)}")
-    return None if name == RATINGS else QualityReward(is_blind=name == "blind")
+    return None if name == RATINGS else QualityReward()
 
 
 def _reward(task: Mapping[str, Any]) -> PromptReward | None:

@@ -4,7 +4,7 @@
 
 Such a request is recognised by the bytes that protobuf writes around the observation. One that says more, is
 written in another order or holds numbers that are not finite is not plain: it is read as a message, which
-says what is wrong with it. docs/history/performance.md has what this saves over a stream.
+says what is wrong with it.
 """
 
 import struct

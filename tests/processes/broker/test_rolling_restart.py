@@ -91,8 +91,8 @@ class Actors:
 def actors(address: str, folder: Path) -> Iterator[Actors]:
     """ACTORS of them, as a process that is killed at the end."""
     endpoint_file, log = folder / "actors.json", folder / "actors.log"
-    command = [sys.executable, "-m", "benchmarks.simulated_actor", "--broker", address, "--actor-id", "a"]
-    command += ["--count", str(ACTORS), "--rate", str(RATE), "--slots", "2"]
+    command = [sys.executable, "-m", "tests.support.fleet.crowd_actor", "--broker", address]
+    command += ["--actor-id", "a", "--count", str(ACTORS), "--rate", str(RATE), "--slots", "2"]
     with log.open("wb") as stderr:
         environment = {**os.environ, ENDPOINT_VARIABLE: str(endpoint_file)}
         process = subprocess.Popen(command, stderr=stderr, env=environment)

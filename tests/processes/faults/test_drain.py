@@ -19,12 +19,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from actor.link import outbox
 from actor.rollout import worker
-from benchmarks.simulated_actor import Load, SimulatedActor
 from broker.log import keys
 from broker.log.script import load as script
 from learner.checkpoint.store import CheckpointStore
 from penstock.config.settings import load
 from penstock.runtime import metrics
+from tests.support.fleet.crowd_actor import Load, SimulatedActor
 from tests.support.network.network_run import (
     PATIENCE_S,
     NetworkRun,

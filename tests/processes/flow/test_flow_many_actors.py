@@ -5,8 +5,8 @@ All connect at once, none is refused, and nothing acknowledged is lost.
 
 import pytest
 
-from benchmarks.many_actors import Crowd, measure
-from benchmarks.services import services
+from benchmarks.actors import measure
+from benchmarks.stand import services
 from penstock.wire.limits import MIB
 
 MOST_MEMORY = 512 * MIB
@@ -18,7 +18,7 @@ MOST_MEMORY = 512 * MIB
 def test_two_hundred_actors_at_one_broker(rate: float, seconds: float) -> None:
     """How long an acknowledgement takes is measured by `make bench`; here it only has to come."""
     with services(durability="fsync_1s") as here:
-        outcome = measure(here, Crowd(actors=200, rate=rate, seconds=seconds, processes=2))
+        outcome = measure(here, actors=200, rate=rate, seconds=seconds)
     assert outcome.acked > 200, "the actors sent next to nothing"
     assert outcome.lost == 0
     assert outcome.broker_memory < MOST_MEMORY

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.served_run import make_run
+from benchmarks.serving import make_run
 from penstock.client import PolicyClient
 from tests.support.run.broker_process import BrokerProcess
 from tests.support.run.serving_run import serving

@@ -4,9 +4,9 @@
         [--made-up] [--set section.key=value ...]
 
 All but the spoiled tensors is what a shipped rollout worker does: sessions, credit, outbox, journal, drain,
-and the run's own environments and policy, or with --made-up those of `benchmarks.simulated_actor`. A session
-that was found out is held for good, so it is left after its spoiled fragment, the K-th, and the next way
-comes in a session of its own. A line is written before the fragment may be sent.
+and the run's own environments and policy, or with --made-up those of `tests.support.fleet.crowd_actor`. A
+session that was found out is held for good, so it is left after its spoiled fragment, the K-th, and the next
+way comes in a session of its own. A line is written before the fragment may be sent.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from actor.link.session import Session
 from actor.process import make_generator
 from actor.rollout.loop import FragmentGenerator
 from actor.rollout.worker import Worker
-from benchmarks.simulated_actor import Load, SyntheticGenerator
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings, from_environment, load, parse_assignment
 from penstock.runtime.exit import EXIT_OK
@@ -44,6 +43,7 @@ from tests.support.abuse.poison import (
     OF_RATIOS,
     Way,
 )
+from tests.support.fleet.crowd_actor import Load, SyntheticGenerator
 
 LEAST_STEPS: Final = 3
 """Of a fragment that can be spoiled: the second of its steps is neither the first nor the last."""

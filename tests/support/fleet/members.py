@@ -83,7 +83,7 @@ def service_specs(place: Place, shape: Shape, through: Callable[[str], str]) -> 
     redis = penstock("redis", "--socket", str(sockets / "redis.sock"), "--dir", str(folder / "redis"), *sets)
     learner = (*python, "tests.support.fleet.one_parameter_learner", "--redis", place.redis_url)
     journals = ("--set", f"actor.ack_journal={folder / 'journals'}")
-    actor = (*python, "benchmarks.simulated_actor", *journals)
+    actor = (*python, "tests.support.fleet.crowd_actor", *journals)
     poisoner = (*python, "tests.support.abuse.poisoner", *journals, "--made-up", "--every", "2")
     return [
         ServiceSpec(name="redis", role="redis", command=redis),

@@ -9,7 +9,7 @@ from benchmarks.peers import CARTPOLE, Contender, Outcome, first_solved, summari
 
 def contender(name: str, *, is_ours: bool = False) -> Contender:
     """One that is not run."""
-    return Contender(name=name, budget="", run=lambda seed: outcome(seed), is_ours=is_ours)
+    return Contender(name, run=outcome, is_ours=is_ours)
 
 
 def outcome(steps_per_second: float, seconds: float | None = None) -> Outcome:
@@ -45,13 +45,13 @@ def test_a_ratio_is_of_medians_to_the_best_peer_of_each_column() -> None:
         "clever": [outcome(5, 10), outcome(5, None), outcome(5, 30)],
     }
     ours, fast, clever = summarise(CARTPOLE, contenders, outcomes).rows
-    assert list(ours[2:]) == ["3 of 3", 20, 2.0, 5, 0.25, 6, pytest.approx(6 / 21), 50_000, 0.5]
-    assert list(fast[2:]) == ["0 of 3", 10, None, None, None, None, None, 100_000, None]
-    assert list(clever[2:]) == ["2 of 3", 5, None, 20, None, 21, None, 200_000, None]
+    assert list(ours[1:]) == ["3 of 3", 20, 2.0, 5, 0.25, 6, pytest.approx(6 / 21), 50_000, 0.5]
+    assert list(fast[1:]) == ["0 of 3", 10, None, None, None, None, None, 100_000, None]
+    assert list(clever[1:]) == ["2 of 3", 5, None, 20, None, 21, None, 200_000, None]
 
 
 def test_without_peers_there_are_no_ratios() -> None:
     """And the note says who is missing."""
     table = summarise(CARTPOLE, [contender("ours", is_ours=True)], {"ours": [outcome(10, 5)]}, ["fast"])
-    assert list(table.rows[0][3:]) == [10, None, 5, None, 6, None, 100_000, None]
+    assert list(table.rows[0][2:]) == [10, None, 5, None, 6, None, 100_000, None]
     assert "no environment: fast" in table.note

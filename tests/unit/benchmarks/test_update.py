@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks import bare_loop, update
+from benchmarks import update
 from learner.algorithms.on_policy.ppo import PPO
 from learner.batch import assemble
 from learner.feed.fragment_check import check_meaning
@@ -14,44 +14,43 @@ from penstock.wire.fragment import check
 def test_made_up_fragments_are_ones_that_a_learner_takes() -> None:
     """They follow the schema, mean something and differ."""
     first, second = update.made_up(1), update.made_up(2)
-    check(first, update._SCHEMA, update._RUN)
+    check(first, update.SCHEMA, update._RUN)
     check_meaning(first.header, first.arrays())
     assert first.payload != second.payload
 
 
 def test_both_train_as_many_parameters() -> None:
     """Of networks of the same shape."""
-    loop = bare_loop.Loop(bare_loop.made_up(64), PPOSection(), "fused")
-    policy = build(update._OBSERVATION, update._ACTION, PolicySection(), 0)
+    loop = update.Loop(update.made_up_rows(64), PPOSection())
+    policy = build(update.OBSERVATION, update.ACTION, PolicySection(), 0)
     shapes = sorted(tuple(own.shape) for own in policy.parameters())
-    assert sorted(tuple(own.shape) for own in loop._parameters) == shapes
+    assert sorted(tuple(own.shape) for own in loop.parameters) == shapes
 
 
 def test_the_bare_loop_learns() -> None:
     """Its policy takes advantageous actions more often, its critic comes nearer to the targets."""
-    rows, section = bare_loop.made_up(256), PPOSection(learning_rate=3e-3)
-    for kind in bare_loop.KINDS:
-        loop = bare_loop.Loop(rows, section, kind)
-        before = _losses(loop, rows)
-        for _ in range(20):
-            loop.update()
-        after = _losses(loop, rows)
-        assert after[0] > before[0]
-        assert after[1] < before[1]
+    rows = update.made_up_rows(256)
+    loop = update.Loop(rows, PPOSection(learning_rate=3e-3))
+    before = _losses(loop, rows)
+    for _ in range(20):
+        loop.update()
+    after = _losses(loop, rows)
+    assert after[0] > before[0]
+    assert after[1] < before[1]
 
 
 def test_the_update_of_a_made_up_batch_is_applied() -> None:
     """So that ours is measured to its end."""
-    algorithm = PPO(build(update._OBSERVATION, update._ACTION, PolicySection(), 0), PPOSection(), seed=0)
-    loaded = update._open([update.made_up(1)])
+    algorithm = PPO(build(update.OBSERVATION, update.ACTION, PolicySection(), 0), PPOSection(), seed=0)
+    loaded = update.opened([update.made_up(1)])
     outcome = algorithm.update(assemble(loaded, torch.device("cpu")), progress=0.0)
     assert (outcome.applied, outcome.gradient_steps) == (True, 16)
 
 
-def _losses(loop: bare_loop.Loop, rows: bare_loop.Rows) -> tuple[float, float]:
+def _losses(loop: update.Loop, rows: update.Rows) -> tuple[float, float]:
     """Mean of advantage times log-probability, and the squared error of the values."""
-    _, advantage, target = rows.columns
+    observation, action, (_, advantage, target) = rows
     with torch.no_grad():
-        log_prob = loop._actor(rows.observation).log_softmax(-1).gather(1, rows.action[:, None]).squeeze(1)
-        error = (loop._critic(rows.observation).squeeze(1) - target).square().mean()
+        log_prob = loop.actor(observation).log_softmax(-1).gather(1, action[:, None]).squeeze(1)
+        error = (loop.critic(observation).squeeze(1) - target).square().mean()
     return float((advantage * log_prob).mean()), float(error)

@@ -1,1 +1,1 @@
-"""A small host with faults, simulated: its model as tables, its optimum, and the host itself."""
+"""A small host with faults, simulated: its model as tables, and the host itself."""

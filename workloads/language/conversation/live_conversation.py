@@ -17,13 +17,10 @@ rewarded, whether it is over or not.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from workloads.language.conversation.chat_encoder import ChatEncoder, NotContinued, Tools
 from workloads.language.conversation.column import Column, SampledTurn
 from workloads.language.prompt import Message
-
-CUTS: Final = ("history", "length", "age")
 
 
 class NoRoom(ValueError):

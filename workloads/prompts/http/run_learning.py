@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.surface import ApiError
-from penstock.client import AsyncControlClient, CommandRefusal, CommandReport, CommandState, PolicyError
+from penstock.client import AsyncControlClient, CommandRefusal, CommandReport, CommandState
 from penstock.client.control_values import RunStatus
 
 LEAST_STEPS: Final = 128
@@ -150,11 +150,6 @@ class RunLearning:
 
 def _count(status: RunStatus, name: str) -> int:
     return int(status.learner.get(name) or 0)
-
-
-def unanswered(error: PolicyError) -> str:
-    """Return what to say of a run that does not answer."""
-    return f"{error}; see that the run goes on (`penstock status`), and try again"
 
 
 def figure(values: Mapping[str, Any], name: str) -> float | None:

@@ -29,10 +29,8 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
     Args:
         prompts: `builtin`, or `chatterbot` (extra `data`).
         split: `train`, or `test`: prompts about what training never saw.
-        embedding: `hashing`, or `permuted`: the embeddings of other texts, from which nothing is learned;
-            or `http`: those of a server.
-        reward: `quality`, or `blind`, which leaves the category out of account; or `ratings`, which people
-            give over HTTP: such a task has no actors.
+        embedding: `hashing`, or `http`: those of a server.
+        reward: `quality`, or `ratings`, which people give over HTTP: such a task has no actors.
         reward_source: instead of these, a source of scores: `module:function`, `http(s)://…`,
             `grpc://HOST:PORT`, `unix:/path`.
         human_check_every: scores of that source of which a person checks one, over HTTP; 0: none.

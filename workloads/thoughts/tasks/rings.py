@@ -77,11 +77,6 @@ def accuracy_without_thoughts(symbols: int, hops: int, *, forward: int, backward
     return 1.0 / (symbols - 1 - forward - backward)
 
 
-def loss_without_thoughts(symbols: int, hops: int, *, forward: int, backward: int = 0) -> float:
-    """Return the least loss, in nats, of one who follows so many hops in one pass."""
-    return -math.log(accuracy_without_thoughts(symbols, hops, forward=forward, backward=backward))
-
-
 def _walk(following: dict[str, str], start: str, hops: int) -> tuple[str, ...]:
     way = [start]
     for _ in range(hops):

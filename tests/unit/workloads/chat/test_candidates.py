@@ -3,14 +3,8 @@
 import numpy as np
 import pytest
 
-from workloads.chat.candidates import (
-    CANDIDATES,
-    PROMPTS,
-    best_policy,
-    liked,
-    questions,
-    total_variation,
-)
+from tests.support.chat.ceilings import best_policy, total_variation
+from workloads.chat.candidates import CANDIDATES, PROMPTS, liked, questions
 from workloads.chat.people.chat_texts import read_profile
 from workloads.chat.people.taste import CHANGED, USUAL
 

@@ -43,10 +43,3 @@ def test_the_sum_over_a_path_depends_on_its_ends_alone() -> None:
         sums.append(total)
     assert sums[0] == pytest.approx(sums[1])
     assert sums[0] == pytest.approx(REWARD.of(prompt, prompt, text))
-
-
-def test_who_is_blind_to_the_category_pays_all_alike() -> None:
-    """The ablation."""
-    blind = QualityReward(is_blind=True)
-    earned = {blind.of(prompt, prompt, mutate(prompt, 3)) for prompt in ("Write a poem.", "Write a script.")}
-    assert len({round(one, 9) for one in earned}) == 1

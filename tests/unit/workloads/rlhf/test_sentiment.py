@@ -6,10 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.language.known_sentiment import (
+    KnownSentiment,
+    expected_pair_accuracy,
+    optimal,
+    optimum,
+)
 from workloads.rlhf import sentiment
-from workloads.rlhf.sentiment import Sentiment, expected_pair_accuracy, optimal, optimum, true_reward
+from workloads.rlhf.sentiment import true_reward
 
-TASK = Sentiment()
+TASK = KnownSentiment()
 
 
 @pytest.mark.parametrize(
@@ -33,7 +39,7 @@ def test_the_file_imports_nothing_that_learns() -> None:
     tree = ast.parse(Path(sentiment.__file__).read_text())
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in names} == {"math", "collections", "dataclasses", "typing", "numpy"}
+    assert {name.split(".")[0] for name in names} == {"collections", "dataclasses", "typing", "numpy"}
 
 
 def test_the_distribution_of_rewards_is_that_of_the_generator() -> None:
@@ -116,7 +122,7 @@ def test_a_looser_leash_is_used() -> None:
 
 def test_without_noise_everything_can_be_known() -> None:
     """But ties."""
-    certain = Sentiment(noise=0.0)
+    certain = KnownSentiment(noise=0.0)
     values, chances = certain.rewards()
     assert certain.bayes_mse() == 0
     assert certain.bayes_pair_accuracy() == pytest.approx(1 - float(chances @ chances) / 2)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from workloads.thoughts.tasks.rings import Rings, accuracy_without_thoughts, loss_without_thoughts
+from workloads.thoughts.tasks.rings import Rings, accuracy_without_thoughts
 
 
 def test_a_question_shows_the_ring_that_its_answer_lies_on() -> None:
@@ -54,9 +54,6 @@ def test_the_ceiling_without_thoughts_is_known(
     """Who follows h hops forward and h' backward has 1 / (n − 1 − h − h') for what lies beyond."""
     found = accuracy_without_thoughts(11, hops, forward=forward, backward=backward)
     assert found == pytest.approx(accuracy)
-    assert loss_without_thoughts(11, hops, forward=forward, backward=backward) == pytest.approx(
-        -math.log(accuracy)
-    )
 
 
 def test_the_ceiling_is_that_of_who_knows_the_hops() -> None:
