@@ -3714,10 +3714,6 @@ export type ExportApiProjectsProjectAgentsAgentIdFeedbackGetData = {
          * Limit
          */
         limit?: number;
-        /**
-         * Format
-         */
-        format?: 'jsonl' | 'parquet';
     };
     url: '/api/projects/{project}/agents/{agent_id}/feedback';
 };
@@ -3775,13 +3771,13 @@ export type ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses = {
     /**
      * Successful Response
      */
-    200: Blob | File;
+    200: string;
 };
 
 export type ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponse = ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses[keyof ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses];
 
 export type TakeInApiProjectsProjectAgentsAgentIdFeedbackPostData = {
-    body: Blob | File;
+    body: string;
     path: {
         /**
          * Agent Id
@@ -3869,10 +3865,6 @@ export type LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetData = {
          * Limit
          */
         limit?: number;
-        /**
-         * Format
-         */
-        format?: 'jsonl' | 'parquet';
     };
     url: '/api/projects/{project}/agents/{agent_id}/late-rewards';
 };
@@ -3930,7 +3922,7 @@ export type LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses = 
     /**
      * Successful Response
      */
-    200: Blob | File;
+    200: string;
 };
 
 export type LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponse = LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses[keyof LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses];
