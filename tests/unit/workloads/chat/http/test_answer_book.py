@@ -56,8 +56,8 @@ def test_a_conversation_without_an_answer_is_none(tmp_path: Path) -> None:
     book.note("b", 0, 3, fallback=False, person="bob")
     book.note("b", 1, 3, fallback=False, blocked=f"{INPUT}rule", person="bob")
     book.note("c", 0, 3, fallback=False, blocked="output", person="cid")
-    (found,) = book.counts()
-    assert (found.conversations, found.answers, found.blocked) == (2, 2, 3)
+    (version,) = book.counts()
+    assert (version.conversations, version.answers, version.blocked) == (2, 2, 3)
     found = counted(book, rated("a", "ann"), rated("b", "bob"), rated("c", "cid"))
     assert sum(one.conversations for one in found if one.by == "day") == 2
     assert [one.name for one in found if one.by == "person"] == ["bob", "cid"]
