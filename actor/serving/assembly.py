@@ -1,7 +1,6 @@
 """The parts of one policy server, put together; needs a running event loop."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +20,7 @@ from actor.serving.inference.batcher import Batcher
 from actor.serving.release.canary_monitor import CanaryMonitor
 from actor.serving.release.traffic import Traffic
 from actor.serving.versions.loaded_versions import LoadedVersions, Weights
-from actor.serving.versions.shadow import Shadow
-from actor.serving.versions.shadow_record import ShadowRecord
+from actor.serving.versions.shadow import Shadow, ShadowRecord, open_shadow_record
 from actor.specification.policy_maker import policy_maker, probe_answer
 from actor.specification.sections import actor_section, environment_section
 from penstock.config.credentials import registry_with_password
@@ -135,7 +133,7 @@ def assemble(
     episodes = Episodes(section, specification.unroll_length)
     learning = None if run_follower is None else _learning(settings, specification, run_follower)
     spaces = (specification.observation_space, specification.action_space)
-    record = open_shadow_record(section, source)
+    record = open_shadow_record(section, source.run_dir)
     handler = RequestHandler(
         section,
         (*spaces, make_policy().state_space),
@@ -170,25 +168,6 @@ def assemble(
         background_tasks=background_tasks,
         record=record,
         shadow=handler.shadow,
-    )
-
-
-def open_shadow_record(section: ServingSection, source: Source) -> ShadowRecord | None:
-    """Return the file for what a shadow says, None where there is no place for it.
-
-    Raises ConfigurationError for a place that was named and cannot be written to.
-    """
-    named, folder = section.shadow_record, source.run_dir
-    path = named or (folder / "shadow.jsonl" if folder is not None else None)
-    if path is None:
-        return None
-    if os.access(path.parent, os.W_OK):
-        return ShadowRecord(path)
-    if named is None:
-        return None  # a folder that is only read
-    raise ConfigurationError(
-        f"serving.shadow_record={str(named)!r}: its folder is not there or cannot be written to; name a "
-        "file in one that can"
     )
 
 

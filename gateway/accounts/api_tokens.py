@@ -1,16 +1,20 @@
-"""API tokens: by each a program acts in one project, as viewer or editor."""
+"""API tokens: by each a program acts in one project, as viewer or editor.
+
+A link for feedback ends with the rights of who made it, be it a person or a token; that a token has expired
+in its time ends none.
+"""
 
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session
 
-from gateway.accounts import audit, feedback_links
+from gateway.accounts import audit
 from gateway.accounts.account_errors import BadInput, NoSuchThing, Unauthenticated
 from gateway.accounts.principal import Principal
 from gateway.accounts.secrets import API, digest, new_id, new_secret
-from gateway.store.tables import ApiTokenRow, Role
+from gateway.store.tables import ApiTokenRow, FeedbackLinkRow, Role
 
 
 class ApiToken(NamedTuple):
@@ -73,7 +77,20 @@ def revoke(session: Session, now: datetime, *, project: str, token: str, by: str
     if row.revoked is None:
         row.revoked = now
         audit.note(session, now, by=by, action="token revoked", project=project, subject=f"token/{token}")
-        feedback_links.revoke_made_by(session, now, project=project, maker=f"token/{token}", by=by)
+        made = FeedbackLinkRow.by == f"token/{token}"
+        revoke_links(session, now, made, project=project, by=by)
+
+
+def revoke_links(
+    session: Session, now: datetime, which: ColumnElement[bool], *, project: str, by: str
+) -> None:
+    """Refuse links for feedback of a project from now on. which: a condition on their rows."""
+    counts = which & (FeedbackLinkRow.project == project) & FeedbackLinkRow.revoked.is_(None)
+    ids = update(FeedbackLinkRow).where(counts).values(revoked=now).returning(FeedbackLinkRow.id)
+    for link in session.scalars(ids).all():
+        audit.note(
+            session, now, by=by, action="feedback link revoked", project=project, subject=f"link/{link}"
+        )
 
 
 def by_secret(session: Session, now: datetime, secret: str) -> Principal:

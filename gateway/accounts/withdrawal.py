@@ -8,8 +8,8 @@ from datetime import datetime
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from gateway.accounts import api_tokens, feedback_links
-from gateway.store.tables import ApiTokenRow, InvitationRow, Role
+from gateway.accounts import api_tokens
+from gateway.store.tables import ApiTokenRow, FeedbackLinkRow, InvitationRow, Role
 
 
 def withdraw(session: Session, now: datetime, *, project: str, user: str, role: Role | None, by: str) -> None:
@@ -22,7 +22,7 @@ def withdraw(session: Session, now: datetime, *, project: str, user: str, role: 
     if role is not Role.OWNER:
         _end_invitations(session, now, project, maker)
     if role is None or role is Role.VIEWER:
-        feedback_links.revoke_made_by(session, now, project=project, maker=maker, by=by)
+        api_tokens.revoke_links(session, now, FeedbackLinkRow.by == maker, project=project, by=by)
 
 
 def _end_invitations(session: Session, now: datetime, project: str, maker: str) -> None:

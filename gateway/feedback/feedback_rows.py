@@ -20,31 +20,6 @@ from penstock.registry.feedback import Feedback
 from penstock.registry.ratings import KeptRating
 
 MAX_ROWS: Final = 10_000
-RATING_COLUMNS: Final = {
-    "number": "integer",
-    "id": "text",
-    "createdAt": "time",
-    "raterId": "text",
-    "prompt": "text",
-    "response": "text",
-    "score": "number",
-    "chosen": "text",
-    "rejected": "text",
-    "runId": "text",
-    "notes": "text",
-    "key": "text",
-    "version": "integer",
-    "conversation": "text",
-    "request": "text",
-}
-"""What the rows of ratings have, all of them together, and of what kind it is."""
-LATE_COLUMNS: Final = {
-    "number": "integer",
-    "createdAt": "time",
-    "episode": "text",
-    "step": "integer",
-    "amount": "number",
-}
 ONLY_EXPORTED: Final = frozenset({"number", "id", "createdAt", "raterId"})
 """What an import leaves out: it is made anew where the rows are taken in."""
 
@@ -89,24 +64,20 @@ def as_lines(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(f"{json.dumps(row, default=datetime.isoformat)}\n" for row in rows)
 
 
-def read_lines(content: bytes, word: str = "line") -> Iterator[FeedbackRow | PairRow]:
-    """Yield the rows in JSON lines.
-
-    word: what one is called in the error for the first that is wrong, which names it by its number from 1.
-    Raises ApiError.
-    """
+def read_lines(content: bytes) -> Iterator[FeedbackRow | PairRow]:
+    """Yield the rows in JSON lines; raises ApiError, which names the first wrong line from 1."""
     lines = content.splitlines()
     if len(lines) > MAX_ROWS:
-        raise ApiError(413, f"{len(lines)} {word}s: send at most {MAX_ROWS} at a time")
+        raise ApiError(413, f"{len(lines)} lines: send at most {MAX_ROWS} at a time")
     for number, line in enumerate(lines, 1):
         try:
             yield _row(json.loads(line))
         except ValidationError as error:
             first = error.errors()[0]
             field = field_of(first["loc"])
-            raise ApiError(422, f"{word} {number}: {field}: {first['msg']}", field=field) from error
+            raise ApiError(422, f"line {number}: {field}: {first['msg']}", field=field) from error
         except (ValueError, RecursionError) as error:
-            raise ApiError(422, f"{word} {number}: not JSON") from error
+            raise ApiError(422, f"line {number}: not JSON") from error
 
 
 def _row(said: Any) -> FeedbackRow | PairRow:

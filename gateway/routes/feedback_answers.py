@@ -44,51 +44,6 @@ class Deletion(Answer):
     trainedFrom: list[TrainedFrom]  # noqa: N815
 
 
-class LinkShown(Answer):
-    """A link without its secret. items: how many there are to rate."""
-
-    id: str
-    rater: str
-    items: int
-    created: datetime
-    expires: datetime
-    revoked: datetime | None
-
-
-class LinkMade(LinkShown):
-    """A new link. link: its secret, which is shown this once. page: the address at which its holder rates."""
-
-    link: str
-    page: str
-
-
-class LinkList(Answer):
-    """The links of an agent."""
-
-    links: list[LinkShown]
-
-
-class ItemToScore(Answer):
-    """A response to be scored."""
-
-    prompt: str
-    response: str
-
-
-class ItemToChoose(Answer):
-    """Two responses, of which the better one is to be chosen."""
-
-    prompt: str
-    responses: list[str]
-
-
-class LinkContent(Answer):
-    """What the holder of a link is asked to rate."""
-
-    items: list[ItemToScore | ItemToChoose]
-    expires: datetime
-
-
 class VersionSatisfaction(Answer):
     """How content people are with a version; null: it cannot be told, or no conversation was reported."""
 

@@ -5,7 +5,7 @@ and, where a program says so, of the user that it speaks for.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -13,9 +13,8 @@ from starlette.concurrency import run_in_threadpool
 from gateway import people_metrics
 from gateway.accounts import audit
 from gateway.accounts.principal import Membership, Principal
-from gateway.feedback.feedback_rows import RATING_COLUMNS, as_lines, rating_row, read_lines
+from gateway.feedback.feedback_rows import as_lines, rating_row, read_lines
 from gateway.feedback.opinion_bodies import AgentId, Key, NewFeedback, NewPair, rating_of
-from gateway.feedback.parquet_tables import PARQUET, read_as_lines, write_table
 from gateway.frame.answer import answers
 from gateway.frame.audited_calls import audited
 from gateway.frame.parts import Parts, parts_of
@@ -40,16 +39,12 @@ class JsonLines(Response):
     media_type = "application/x-ndjson"
 
 
-Format = Annotated[Literal["jsonl", "parquet"], Query()]
 After = Annotated[int, Query(ge=0, lt=2**63)]
 Limit = Annotated[int, Query(ge=1, le=MAX_EXPORTED)]
-_BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
 _LINES: Final = """\
 {"prompt": "2 + 2?", "response": "4", "score": 0.9}
 {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
 """
-FILES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {PARQUET: _BYTES}}}
-"""What an export may answer beside JSON lines."""
 
 
 @router.post("/api/policies/feedback/{agent_id}", responses=answers(FeedbackStored))
@@ -78,14 +73,13 @@ def prefer(
     return _given(request, member, agent_id, body, idempotency_key)
 
 
-@router.get("/api/projects/{project}/agents/{agent_id}/feedback", response_class=JsonLines, responses=FILES)
+@router.get("/api/projects/{project}/agents/{agent_id}/feedback", response_class=JsonLines)
 def export(
     request: Request,
     member: Member,
     agent_id: AgentId,
     after: After = 0,
     limit: Limit = MAX_EXPORTED,
-    format: Format = "jsonl",  # noqa: A002 - as callers know it
 ) -> Response:
     """Return ratings and pairs behind number `after`, oldest first; ask on with the last `number`.
 
@@ -94,14 +88,7 @@ def export(
     found = parts_of(request).registry.ratings(
         _policy(member, agent_id), after, limit, most_chars=MAX_EXPORTED_CHARS
     )
-    return exported([rating_row(one) for one in found], RATING_COLUMNS, format)
-
-
-def exported(rows: list[dict[str, Any]], columns: dict[str, str], form: str) -> Response:
-    """Return an answer of rows, as JSON lines or in the format Parquet; raises ApiError."""
-    if form == "parquet":
-        return Response(write_table(rows, columns), media_type=PARQUET)
-    return JsonLines(as_lines(rows))
+    return JsonLines(as_lines(rating_row(one) for one in found))
 
 
 @router.post(
@@ -111,22 +98,14 @@ def exported(rows: list[dict[str, Any]], columns: dict[str, str], form: str) -> 
     openapi_extra={
         "requestBody": {
             "required": True,
-            "content": {
-                JsonLines.media_type: {"schema": {"type": "string"}, "example": _LINES},
-                PARQUET: _BYTES,
-            },
+            "content": {JsonLines.media_type: {"schema": {"type": "string"}, "example": _LINES}},
         }
     },
 )
 async def take_in(request: Request, member: Member, agent_id: AgentId) -> dict[str, int]:
-    """Store ratings and pairs that come as JSON lines or Parquet, all or none.
-
-    What was exported may be sent as it is. Whatever says that it is something else than Parquet is read as
-    JSON lines.
-    """
+    """Store ratings and pairs that come as JSON lines, all or none; an export may be sent as it is."""
     content = await request.body()
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return await run_in_threadpool(_take_in, parts_of(request), member, agent_id, content, kind)
+    return await run_in_threadpool(_take_in, parts_of(request), member, agent_id, content)
 
 
 @router.delete("/api/projects/{project}/raters/{rater}", responses=answers(Deletion))
@@ -176,12 +155,11 @@ def _given(
     return {"id": kept.public_id, "agentId": agent, "createdAt": kept.created}
 
 
-def _take_in(parts: Parts, member: Membership, agent: str, content: bytes, kind: str) -> dict[str, int]:
-    rows = read_lines(read_as_lines(content), "row") if kind == PARQUET else read_lines(content)
+def _take_in(parts: Parts, member: Membership, agent: str, content: bytes) -> dict[str, int]:
     project = member.project
     new = [
         rating_of(row, project=project, rater=rater_of(parts, member, row.rater), request_key=row.request)
-        for row in rows
+        for row in read_lines(content)
     ]
     by, accounts = member.principal.subject, parts.accounts
     with audited(accounts, by=by, action="feedback import", project=project, subject=agent, lines=len(new)):

@@ -4,13 +4,13 @@ They lie in the registry under the policy `PROJECT/AGENT`, beside those that cam
 too late for training. No training uses them; `penstock traces evaluate --late` does.
 """
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
 
 from gateway.accounts.principal import Membership
-from gateway.feedback.feedback_rows import LATE_COLUMNS, late_row
+from gateway.feedback.feedback_rows import as_lines, late_row
 from gateway.feedback.opinion_bodies import AgentId, Key, Short
 from gateway.frame.answer import answers
 from gateway.frame.parts import parts_of
@@ -19,13 +19,10 @@ from gateway.frame.request_text import Body, Text, example
 from gateway.frame.route_access import GuardedRoute, member_of
 from gateway.routes.feedback_answers import Stored
 from gateway.routes.feedback_routes import (
-    FILES,
     MAX_EXPORTED,
     After,
-    Format,
     JsonLines,
     Limit,
-    exported,
     rater_of,
 )
 from penstock.registry.feedback import MAX_EPISODE_ID_LENGTH
@@ -76,21 +73,17 @@ def take_late(request: Request, member: Member, agent_id: AgentId, body: LateRew
     return {"stored": len(body.rewards)}
 
 
-@router.get(
-    "/api/projects/{project}/agents/{agent_id}/late-rewards", response_class=JsonLines, responses=FILES
-)
+@router.get("/api/projects/{project}/agents/{agent_id}/late-rewards", response_class=JsonLines)
 def late_rewards(
     request: Request,
     member: Member,
     agent_id: AgentId,
     after: After = 0,
     limit: Limit = MAX_EXPORTED,
-    format: Format = "jsonl",  # noqa: A002 - as callers know it
 ) -> Response:
     """Return late rewards behind number `after`, oldest first; ask on with the last `number`.
 
     Those that came to a server of the policy are among them. An answer without a row is the end.
     """
     found = parts_of(request).registry.feedback(f"{member.project}/{agent_id}", after, limit)
-    rows: list[dict[str, Any]] = [late_row(one) for one in found]
-    return exported(rows, LATE_COLUMNS, format)
+    return JsonLines(as_lines(late_row(one) for one in found))

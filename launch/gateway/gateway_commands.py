@@ -363,9 +363,8 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, regi
     cluster: file of where; None: as processes here. registry: URL of theirs; "": a file in `state`.
     """
     from gateway.process import Work
-    from launch.gateway.cluster_file import read_cluster
     from launch.gateway.job_templates import check_templates
-    from launch.gateway.kubernetes_runner import KubernetesRunner
+    from launch.gateway.kubernetes_runner import KubernetesRunner, read_cluster
     from launch.gateway.local_runner import LocalRunner
     from launch.gateway.run_steering import PodSteering, RunSteering
     from penstock.config.configuration_error import ConfigurationError

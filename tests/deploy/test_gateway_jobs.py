@@ -9,8 +9,7 @@ import pytest
 import typer
 
 from launch.cli.app import app
-from launch.gateway.cluster_file import Cluster, read_cluster
-from launch.gateway.job_objects import job_object, name_of, selector
+from launch.gateway.kubernetes_runner import Cluster, job_object, name_of, read_cluster, selector
 from tests.deploy.manifests import COMPONENT, KUBERNETES, Workload, kinds, needs_kubectl, render, workloads
 from tests.deploy.manifests import name_of as called
 from tests.deploy.test_gateway_objects import NAMESPACE, allows
@@ -19,7 +18,7 @@ pytestmark = needs_kubectl
 
 COMPONENT_FOLDER: Final = KUBERNETES / "components" / "gateway-jobs"
 JOB: Final = "0123456789abcdef01234567"
-USED: Final = {("batch", "jobs"): {"create", "get", "list", "delete"}, ("", "pods"): {"get", "list"}}
+USED: Final = {("batch", "jobs"): {"create", "list", "delete"}, ("", "pods"): {"list"}}
 """What the runner asks of a cluster."""
 
 

@@ -11,7 +11,6 @@ RunFollower, ServedQueue, count_not_learned   the line to a live run, and fragme
 SampleJournal             what was sampled and sent, for the audit
 LoadedVersions, Loaded, Weights, Choice, Answered   the versions that can answer, and who answers whom
 Traffic, CanaryMonitor, make_traffic, withdrawing   who is served which version, and a canary's trial
-ShadowRecord, open_shadow_record   the file for what a second version would have said
 Episodes, Episode         what clients have begun: ids, owners, arms, what is not heard of any more
 Opinion                   what a person thinks of one
 CallerShares              how much of something that is bounded each caller holds
@@ -32,7 +31,6 @@ from actor.serving.assembly import (
     check_window,
     make_traffic,
     no_weights,
-    open_shadow_record,
     withdrawing,
 )
 from actor.serving.calls.request_errors import RequestErrors
@@ -48,7 +46,6 @@ from actor.serving.release.canary_monitor import CanaryMonitor
 from actor.serving.release.traffic import Traffic
 from actor.serving.versions.answering import Answered
 from actor.serving.versions.loaded_versions import Choice, LoadedVersions, Weights
-from actor.serving.versions.shadow_record import ShadowRecord
 from learner.algorithms.shared.stored import under
 from learner.checkpoint.store import CheckpointStore
 from learner.publish.final_policy import FinalPolicy, read_final
@@ -73,7 +70,6 @@ __all__ = [
     "SampleJournal",
     "ServedQueue",
     "Services",
-    "ShadowRecord",
     "Source",
     "Traffic",
     "Weights",
@@ -86,7 +82,6 @@ __all__ = [
     "count_not_learned",
     "make_traffic",
     "no_weights",
-    "open_shadow_record",
     "read_final",
     "withdrawing",
 ]

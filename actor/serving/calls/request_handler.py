@@ -14,8 +14,7 @@ from actor.serving.inference.forward_pass import Question
 from actor.serving.versions.answering import Answered, Answerer, OnAnswer
 from actor.serving.versions.fallback import Fallback
 from actor.serving.versions.loaded_versions import LoadedVersions
-from actor.serving.versions.shadow import Shadow
-from actor.serving.versions.shadow_record import ShadowRecord
+from actor.serving.versions.shadow import Shadow, ShadowRecord
 from penstock.config.settings import ServingSection
 from penstock.v1 import policy_pb2 as pb
 from penstock.wire.spaces import Dict, Space

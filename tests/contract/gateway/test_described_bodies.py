@@ -20,7 +20,7 @@ from workloads.rlhf.policy_service import service as policies
 SHIPPED: Final = Path(__file__).parents[3] / "recipes" / "service" / "rlhf.toml"
 FILES: Final = {
     *("text/html", "text/css", "text/javascript", "image/svg+xml", "text/event-stream"),
-    *("application/x-ndjson", "application/vnd.apache.parquet", "application/octet-stream"),
+    *("application/x-ndjson", "application/octet-stream"),
 }
 """What an answer may be that is no JSON: a page or its parts, a stream, a file."""
 DRY_RUN: Final = "POST /api/projects/{project}/estimates"

@@ -1,24 +1,12 @@
-"""Feedback in its other forms, on each kind of database: pairs, files of Parquet, rewards that came late."""
+"""Feedback in its other forms, on each kind of database: pairs, rewards that came late."""
 
-import io
 import json
-import random
-import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("pyarrow", reason="feedback in Parquet needs the extra parquet")
-
-import pyarrow as pa
-from pyarrow import parquet
-
-from gateway.feedback import parquet_tables
 from gateway.feedback.feedback_rows import MAX_ROWS
-from gateway.feedback.parquet_reader import REFUSED
 from gateway.store.tables import Role
 from tests.support.gateway.small_gateway import SmallGateway
 from workloads.goals.traces.late_rewards import read_late
@@ -31,7 +19,6 @@ FEEDBACK, PAIRS, LATE = f"{AGENT}/feedback", f"{AGENT}/pairs", f"{AGENT}/late-re
 ONE = {"prompt": "What is 2 + 2?", "response": "4", "score": 0.9, "runId": "run-1"}
 PAIR = {"prompt": "What is 2 + 2?", "chosen": "4", "rejected": "5", "notes": "ä", "version": 3}
 REWARDS = [{"episode": "monday", "step": step, "amount": 0.5} for step in (3, 3, 4)]
-BINARY = {"Content-Type": parquet_tables.PARQUET}
 
 
 @pytest.fixture
@@ -48,13 +35,6 @@ def stored(gateway: SmallGateway, agent: str = "my_agent") -> list[dict[str, Any
         {name: getattr(one.rating, name) for name in fields}
         for one in gateway.registry.ratings(f"alpha/{agent}")
     ]
-
-
-def table_of(rows: list[dict[str, Any]]) -> bytes:
-    """A file as somebody else's program writes it."""
-    sink = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(rows), sink)
-    return sink.getvalue()
 
 
 def test_which_of_two_is_better_is_stored_once(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
@@ -103,26 +83,24 @@ def give_both(gateway: SmallGateway, editor: dict[str, str]) -> None:
 def test_an_export_of_both_forms_is_what_reward_models_are_trained_from(
     small_gateway: SmallGateway, editor: dict[str, str], tmp_path: Path
 ) -> None:
-    """As JSON lines and as Parquet; nothing in it is a bad row."""
+    """Nothing in it is a bad row."""
     give_both(small_gateway, editor)
-    for name, query in (("export.jsonl", ""), ("export.parquet", "?format=parquet")):
-        reply = small_gateway.get(f"{FEEDBACK}{query}", editor)
-        assert reply.status_code == 200, reply.text
-        (tmp_path / name).write_bytes(reply.content)
-        found = read(Source(place=str(tmp_path / name), scale=parse_scale("0:1")))
-        assert (found.bad.count, [type(one) for one in found.examples]) == (0, [Scored, Preference])
-        pair = found.examples[1]
-        assert isinstance(pair, Preference)
-        assert (pair.chosen, pair.rejected) == ("4", "5")
+    reply = small_gateway.get(FEEDBACK, editor)
+    assert reply.status_code == 200, reply.text
+    (tmp_path / "export.jsonl").write_bytes(reply.content)
+    found = read(Source(place=str(tmp_path / "export.jsonl"), scale=parse_scale("0:1")))
+    assert (found.bad.count, [type(one) for one in found.examples]) == (0, [Scored, Preference])
+    pair = found.examples[1]
+    assert isinstance(pair, Preference)
+    assert (pair.chosen, pair.rejected) == ("4", "5")
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_an_export_of_both_forms_may_be_taken_in_elsewhere(
-    small_gateway: SmallGateway, editor: dict[str, str], form: str
+    small_gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
     """With all that was said; what has a key is stored once, however often it is sent."""
     give_both(small_gateway, editor)
-    reply = small_gateway.get(f"{FEEDBACK}?format={form}", editor)
+    reply = small_gateway.get(FEEDBACK, editor)
     headers = editor | {"Content-Type": reply.headers["content-type"]}
     there = FEEDBACK.replace("my_agent", "other")
     for _ in range(2):
@@ -132,140 +110,26 @@ def test_an_export_of_both_forms_may_be_taken_in_elsewhere(
     assert stored(small_gateway, "other") == [*once, once[0]]
 
 
-def test_a_table_has_types_and_goes_on_behind_a_number(
-    small_gateway: SmallGateway, editor: dict[str, str]
-) -> None:
-    """A time is a time; behind the last row there is none."""
-    give_both(small_gateway, editor)
-    reply = small_gateway.get(f"{FEEDBACK}?format=parquet&limit=1", editor)
-    assert reply.headers["content-type"] == parquet_tables.PARQUET
-    table = parquet.read_table(io.BytesIO(reply.content))
-    assert table.num_rows == 1
-    assert str(table.schema.field("createdAt").type) == "timestamp[us, tz=UTC]"
-    assert str(table.schema.field("score").type) == "double"
-    (number,) = table["number"].to_pylist()
-    rest = small_gateway.get(f"{FEEDBACK}?format=parquet&after={number + 1}", editor)
-    assert parquet.read_table(io.BytesIO(rest.content)).num_rows == 0
-
-
 def test_one_wrong_row_keeps_all_others_out(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """It is named by its number and field; what is no table at all is refused in words."""
+    """It is named by its line and field; what is no JSON at all is refused in words."""
     good = {"prompt": "a", "response": "b", "score": 0.5}
-    for bad, told in (
-        ({"prompt": "a", "response": "b", "score": 7.0}, "row 2: score: "),
-        ({"prompt": "a", "response": None, "score": 0.5}, "row 2: response: "),
-        ({"prompt": "a", "response": "b", "score": float("nan")}, "row 2: score: "),
-        (good | {"path": "/etc/passwd"}, "row 2: path: "),
-        (good | {"notes": b"\xff"}, "row 2: notes: neither a text nor a number"),
-        (good | {"notes": [{"deep": "x"}]}, "row 2: notes: "),
+    for bad, detail in (
+        ({"prompt": "a", "response": "b", "score": 7.0}, "line 2: score: "),
+        ({"prompt": "a", "response": None, "score": 0.5}, "line 2: response: "),
+        ({"prompt": "a", "response": "b", "score": float("nan")}, "line 2: score: "),
+        (good | {"path": "/etc/passwd"}, "line 2: path: "),
+        (good | {"notes": [{"deep": "x"}]}, "line 2: notes: "),
     ):
-        content = table_of([dict.fromkeys(bad) | good, bad])
-        reply = small_gateway.client.post(FEEDBACK, content=content, headers=editor | BINARY)
+        content = f"{json.dumps(good)}\n{json.dumps(bad)}\n"
+        reply = small_gateway.client.post(FEEDBACK, content=content, headers=editor)
         assert reply.status_code == 422, reply.text
-        assert reply.json()["detail"].startswith(told), reply.text
-    for content in (
-        b"",
-        b"PAR1",
-        b"PAR1" + b"\0" * 100 + b"PAR1",
-        table_of([good])[:-20],
-        b'{"prompt": "a"}',
-    ):
-        reply = small_gateway.client.post(FEEDBACK, content=content, headers=editor | BINARY)
-        assert (reply.status_code, "no file in the format Parquet" in reply.text) == (422, True), reply.text
-    many = table_of([good] * (MAX_ROWS + 1))
-    reply = small_gateway.client.post(FEEDBACK, content=many, headers=editor | BINARY)
-    assert (reply.status_code, f"at most {MAX_ROWS}" in reply.text) == (422, True)
+        assert reply.json()["detail"].startswith(detail), reply.text
+    reply = small_gateway.client.post(FEEDBACK, content=b"PAR1\0", headers=editor)
+    assert (reply.status_code, "line 1: not JSON" in reply.text) == (422, True), reply.text
+    many = f"{json.dumps(good)}\n" * (MAX_ROWS + 1)
+    reply = small_gateway.client.post(FEEDBACK, content=many, headers=editor)
+    assert (reply.status_code, f"at most {MAX_ROWS}" in reply.text) == (413, True)
     assert stored(small_gateway) == []
-
-
-def written(table: pa.Table) -> bytes:
-    """A file of a table."""
-    sink = io.BytesIO()
-    parquet.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
-
-
-def test_tables_that_nobody_means_are_refused_in_words(
-    small_gateway: SmallGateway, editor: dict[str, str]
-) -> None:
-    """A million rows in ten kilobytes, columns within columns, two of a name, a name as long as a book."""
-    good: dict[str, list[Any]] = {"prompt": ["a"], "response": ["b"], "score": [0.5]}
-    nested = pa.string()
-    for _ in range(400):
-        nested = pa.list_(nested)
-    arrays = [pa.array(values) for values in good.values()]
-    tables = {
-        "a million": pa.table({name: values * 1_000_000 for name, values in good.items()}),
-        "nested": pa.table(good | {"notes": pa.nulls(1, nested)}),
-        "a map": pa.table(good | {"notes": pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string()))}),
-        "two of a name": pa.Table.from_arrays([*arrays, arrays[0]], [*good, "prompt"]),
-        "a long name": pa.table(good | {"n" * 1_000_000: [b"\xff"]}),
-        "a long name of a text": pa.table(good | {"n" * 1_000_000: ["x"]}),
-    }
-    for what, table in tables.items():
-        content = written(table)
-        reply = small_gateway.client.post(FEEDBACK, content=content, headers=editor | BINARY)
-        assert (reply.status_code, reply.json()["error"]) == (422, "invalid"), what
-        assert len(reply.text) < 1000, what
-    assert stored(small_gateway) == []
-
-
-def test_a_file_with_wrong_bytes_stores_a_table_or_nothing(
-    small_gateway: SmallGateway, editor: dict[str, str]
-) -> None:
-    """Wherever they are: no defect of the gateway, and rows only where it says that it stored them."""
-    content, said = table_of([ONE] * 3), 0
-    rng = random.Random(1)
-    for _ in range(20):
-        damaged = bytearray(content)
-        for _ in range(rng.randrange(1, 6)):
-            damaged[rng.randrange(4, len(damaged) - 8)] = rng.randrange(256)
-        reply = small_gateway.client.post(FEEDBACK, content=bytes(damaged), headers=editor | BINARY)
-        assert reply.status_code in {201, 422}, reply.text
-        said += reply.json().get("stored", 0)
-    assert len(stored(small_gateway)) == said
-
-
-def test_a_small_file_that_unfolds_into_gigabytes_is_refused(
-    small_gateway: SmallGateway, editor: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the process that reads it, which has so much memory and no more; this one does not grow."""
-    monkeypatch.setattr(parquet_tables, "READ_S", 600.0)  # its memory is tried, not the machine's speed
-    once, every = pa.array(["x" * 20_000_000]), pa.array([0] * 1000, pa.int32())
-    columns = {"prompt": pa.DictionaryArray.from_arrays(every, once), "response": ["b"] * 1000}
-    sink = io.BytesIO()
-    parquet.write_table(pa.table(columns | {"score": [0.5] * 1000}), sink, compression="zstd")
-    content = sink.getvalue()
-    assert len(content) < 100_000
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    reply = small_gateway.client.post(FEEDBACK, content=content, headers=editor | BINARY)
-    assert (reply.status_code, "in the memory that there is" in reply.text) == (422, True), reply.text
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
-    assert stored(small_gateway) == []
-    again = small_gateway.client.post(FEEDBACK, content=table_of([ONE]), headers=editor | BINARY)
-    assert again.status_code == 201, again.text
-
-
-def test_what_a_file_unfolds_into_is_bounded() -> None:
-    """The reader stops at so many bytes, and says why."""
-    content = table_of([{"prompt": "x" * 1000}] * 100)
-    command = (sys.executable, "-P", "-m", "gateway.feedback.parquet_reader", "1000")
-    stopped = subprocess.run((*command, "5000"), input=content, capture_output=True, check=False)
-    assert (stopped.returncode, b"more than 5000 bytes" in stopped.stderr) == (REFUSED, True)
-    whole = subprocess.run((*command, "500000"), input=content, capture_output=True, check=False)
-    assert (whole.returncode, len(whole.stdout.splitlines())) == (0, 100)
-
-
-def test_a_gateway_without_the_library_says_so(
-    small_gateway: SmallGateway, editor: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By name, with what to do; JSON lines go on."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    exported = small_gateway.get(f"{FEEDBACK}?format=parquet", editor)
-    sent = small_gateway.client.post(FEEDBACK, content=b"", headers=editor | BINARY)
-    for reply in (exported, sent):
-        assert (reply.status_code, "install pyarrow" in reply.json()["detail"]) == (409, True)
-    assert small_gateway.get(FEEDBACK, editor).status_code == 200
 
 
 def test_late_rewards_are_kept_shown_and_evaluated_by(
@@ -290,8 +154,8 @@ def test_late_rewards_are_kept_shown_and_evaluated_by(
         ("monday", 4): 0.5,
         ("tuesday", 0): -1.0,
     }
-    behind = small_gateway.get(f"{LATE}?after={rows[2]['number']}&format=parquet", editor)
-    assert parquet.read_table(io.BytesIO(behind.content))["episode"].to_pylist() == ["tuesday"]
+    behind = small_gateway.get(f"{LATE}?after={rows[2]['number']}", editor).text
+    assert [json.loads(line)["episode"] for line in behind.splitlines()] == ["tuesday"]
 
 
 def test_a_late_reward_that_is_sent_again_counts_once(

@@ -1,6 +1,7 @@
-"""Jobs on a cluster, which is one on the disk here: in each state of a job, and of what is known of it."""
+"""Jobs on a cluster, of an API server of the tests: in each state of a job, and of what is known of it."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
+pytest.importorskip("kubernetes", reason="a cluster needs its extra")
 pytest.importorskip("kubernetes_validate", reason="what objects are checked by")
 
 import psutil
@@ -17,14 +19,13 @@ from gateway.jobs.job_records import Outcome
 from gateway.jobs.runner import CannotBegin, CannotLook, Stage
 from gateway.store.tables import JobState
 from launch.gateway import kubernetes_runner
-from launch.gateway.cluster_file import Cluster, read_cluster
-from launch.gateway.job_objects import name_of, selector
-from launch.gateway.kubectl import Kubectl
-from launch.gateway.kubernetes_runner import KubernetesRunner
+from launch.gateway.job_process import EXIT_BEGUN_BEFORE
+from launch.gateway.kubernetes_runner import Cluster, KubernetesRunner, name_of, read_cluster
+from penstock.config.configuration_error import ConfigurationError
 from tests.processes.gateway.test_gateway_process import new_token, shared_database
 from tests.processes.gateway.test_jobs import JOBS, LONG, Client
+from tests.support.gateway.api_server import ApiServer
 from tests.support.gateway.cluster_job import taken_job
-from tests.support.gateway.disk_cluster import DiskCluster
 from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.gateway.job_templates import write_templates
 from tests.support.storage.postgresql_server import find_programs
@@ -51,23 +52,23 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
-def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DiskCluster]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     """A cluster that this process and its children meet, and that is looked at each time."""
-    made = DiskCluster(tmp_path)
-    for name, value in made.environment.items():
-        monkeypatch.setenv(name, value)
+    made = ApiServer(tmp_path)
+    made.begin()
+    monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig))
     monkeypatch.setattr(kubernetes_runner, "FRESH_S", 0.0)
     yield made
     made.end()
 
 
 @pytest.fixture
-def runners(tmp_path: Path, disk: DiskCluster) -> Callable[[], KubernetesRunner]:
+def runners(tmp_path: Path, cluster: ApiServer) -> Callable[[], KubernetesRunner]:
     """Makes one, as a gateway that starts does: it knows nothing but the folder and the cluster."""
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     write_templates(tmp_path / "templates")
-    cluster = read_cluster(tmp_path / "cluster.toml")
-    return lambda: KubernetesRunner(tmp_path / "jobs", tmp_path / "templates", cluster)
+    described = read_cluster(tmp_path / "cluster.toml")
+    return lambda: KubernetesRunner(tmp_path / "jobs", tmp_path / "templates", described)
 
 
 def until(look: Callable[[], Any]) -> Any:
@@ -93,7 +94,7 @@ def ended(runner: KubernetesRunner, id_: str) -> Outcome:
 
 
 def test_a_job_is_begun_once_found_by_others_and_its_end_outlives_its_object(
-    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+    runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     """By a gateway that was killed in any of its states: the name of the object is that of the job."""
     first, one = runners(), taken_job()
@@ -105,27 +106,25 @@ def test_a_job_is_begun_once_found_by_others_and_its_end_outlives_its_object(
     assert (outcome.state, outcome.cause) == (JobState.FINISHED, "")
     assert outcome.summary is not None
     assert outcome.summary["updates"] >= 2
-    assert disk.created() == [name_of(one.id)]
+    assert cluster.created == [name_of(one.id)]
     assert first.read_log(one.id, 0, 1 << 16)
     assert first.read_curve(one.id)["updates"]
-    disk.take_away(name_of(one.id))  # its time to live is over
+    cluster.take_away(name_of(one.id))  # its time to live is over
     again = runners().find(one.id)
     assert isinstance(again, Outcome)
     assert again.state is JobState.FINISHED
 
 
 def test_a_second_pod_of_a_job_does_nothing(
-    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+    runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     """A cluster may start one for a node that it lost sight of; the training goes on once."""
     runner, one = runners(), taken_job(steps=100_000)
     runner.begin(one, {})
     noted = until(lambda: runner.begun(one.id))
-    disk.take_away(name_of(one.id))
+    cluster.take_away(name_of(one.id))
     runner.begin(one, {})
-    code = disk.folder / f"{name_of(one.id)}.code"
-    until(lambda: True if code.exists() else None)
-    assert code.read_text() == "76"
+    assert until(lambda: cluster.exit_code(name_of(one.id))) == EXIT_BEGUN_BEFORE
     assert runner.begun(one.id) == noted
     outcome = ended(runner, one.id)
     assert (outcome.state, "second time" in outcome.cause) == (JobState.LOST, True)
@@ -135,7 +134,7 @@ def test_a_second_pod_of_a_job_does_nothing(
 
 
 def test_a_job_that_is_cancelled_ends_in_order(
-    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+    runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     """It goes on until its pod has ended; what is not there cannot be asked."""
     runner, one = runners(), taken_job(steps=100_000)
@@ -145,38 +144,43 @@ def test_a_job_that_is_cancelled_ends_in_order(
     assert runner.stop(one.id) is True
     outcome = ended(runner, one.id)
     assert outcome.state is JobState.CANCELLED
-    assert disk.there() == []
+    assert cluster.there == []
 
 
 def test_a_cluster_that_does_not_answer_begins_and_settles_nothing(
-    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+    runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     """What is not known is not guessed; a refusal is a cause."""
     runner, one = runners(), taken_job()
-    disk.set("away")
+    cluster.is_away = True
     for call in (lambda: runner.find(one.id), lambda: runner.begin(one, {}), lambda: runner.stop(one.id)):
         with pytest.raises(CannotLook, match="does not answer"):
             call()
-    disk.set("away", on=False)
-    assert disk.created() == []
-    disk.set("forbidden")
+    cluster.is_away = False
+    for status in (401, 429, 500, 503):
+        cluster.overload = status
+        with pytest.raises(CannotLook, match="does not answer: the server has no time"):
+            runner.begin(one, {})
+    cluster.overload = 0
+    assert cluster.created == []
+    cluster.is_forbidden = True
     with pytest.raises(CannotBegin, match="jobs.batch is forbidden"):
         runner.begin(one, {})
     assert runner.find(one.id) is Stage.NOT_BEGUN
 
 
 def test_an_image_that_cannot_be_pulled_is_waited_for_and_then_given_up(
-    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+    runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     """With the cause in words, for good: a gateway that comes later finds it failed, and begins nothing."""
     runner, one = runners(), taken_job()
-    disk.set("podless")
+    cluster.is_podless = True
     runner.begin(one, {})
     waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image penstock-trainer:0.1.0"}
     pod = {"phase": "Pending", "containerStatuses": [{"state": {"waiting": waiting}}]}
-    disk.tell(name_of(one.id), [pod], [])
+    cluster.say(name_of(one.id), [pod], [])
     assert runner.find(one.id) is Stage.GOING_ON
-    disk.grow_old(name_of(one.id), 61)
+    cluster.grow_old(name_of(one.id), 61)
     outcome = runner.find(one.id)
     assert isinstance(outcome, Outcome)
     assert (outcome.state, outcome.cause) == (
@@ -184,8 +188,8 @@ def test_an_image_that_cannot_be_pulled_is_waited_for_and_then_given_up(
         "its image cannot be pulled: Back-off pulling image penstock-trainer:0.1.0",
     )
     assert runners().find(one.id) == outcome
-    assert Kubectl("penstock-gateway").jobs_and_pods(selector(runner.place)) == []
-    assert (runners().find(one.id), len(disk.created())) == (outcome, 1)
+    assert cluster.there == []
+    assert (runners().find(one.id), len(cluster.created)) == (outcome, 1)
 
 
 def terminated(reason: str, code: int) -> dict[str, Any]:
@@ -210,16 +214,16 @@ TERMINATED: Final[Mapping[str, tuple[dict[str, Any], JobState, str]]] = {
 
 @pytest.mark.parametrize("what", TERMINATED)
 def test_what_a_cluster_did_to_a_job_is_its_cause(
-    runners: Callable[[], KubernetesRunner], disk: DiskCluster, what: str
+    runners: Callable[[], KubernetesRunner], cluster: ApiServer, what: str
 ) -> None:
     """In words, where its program left none; not before all of its pods are gone."""
     status, state, cause = TERMINATED[what]
     runner, one = runners(), taken_job()
-    disk.set("podless")
+    cluster.is_podless = True
     runner.begin(one, {})
-    disk.tell(name_of(one.id), [status, {"phase": "Running"}], FAILED)
+    cluster.say(name_of(one.id), [status, {"phase": "Running"}], FAILED)
     assert runner.find(one.id) is Stage.GOING_ON
-    disk.tell(name_of(one.id), [status], FAILED)
+    cluster.say(name_of(one.id), [status], FAILED)
     outcome = runner.find(one.id)
     assert isinstance(outcome, Outcome)
     assert outcome.state is state
@@ -227,13 +231,13 @@ def test_what_a_cluster_did_to_a_job_is_its_cause(
 
 
 def test_a_job_whose_object_is_taken_away_is_lost_or_was_never_begun(
-    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+    runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     """By whether it had noted that it began."""
     runner, one = runners(), taken_job()
-    disk.set("podless")
+    cluster.is_podless = True
     runner.begin(one, {})
-    disk.take_away(name_of(one.id))
+    cluster.take_away(name_of(one.id))
     assert runner.find(one.id) is Stage.NOT_BEGUN
     (runner.folder(one.id) / "begun.json").write_text('{"pid": 1, "host": "pod"}')
     outcome = runner.find(one.id)
@@ -242,7 +246,7 @@ def test_a_job_whose_object_is_taken_away_is_lost_or_was_never_begun(
 
 
 def test_a_training_that_fails_says_why_in_its_own_words(
-    runners: Callable[[], KubernetesRunner], disk: DiskCluster
+    runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     """The last line of its log, as on a machine."""
     runner, one = runners(), taken_job(template="wrong")
@@ -250,11 +254,11 @@ def test_a_training_that_fails_says_why_in_its_own_words(
     outcome = ended(runner, one.id)
     assert outcome.state is JobState.FAILED
     assert "No-such-environment" in outcome.cause
-    assert disk.created() == [name_of(one.id)]
+    assert cluster.created == [name_of(one.id)]
 
 
 def test_a_dry_run_is_made_by_a_pod_and_leaves_nothing(
-    runners: Callable[[], KubernetesRunner], disk: DiskCluster, tmp_path: Path
+    runners: Callable[[], KubernetesRunner], cluster: ApiServer, tmp_path: Path
 ) -> None:
     """Its figures are those that a dry run prints; a template that is wrong is told in words."""
     runner = runners()
@@ -262,15 +266,14 @@ def test_a_dry_run_is_made_by_a_pod_and_leaves_nothing(
     assert found["seconds"] > 0
     with pytest.raises(CannotBegin, match="No-such-environment"):
         runner.estimate("wrong", {}, lambda _: {})
-    assert len(disk.created()) == 2
-    every = selector(runner.place)
-    until(lambda: True if Kubectl("penstock-gateway").jobs_and_pods(every) == [] else None)
+    assert len(cluster.created) == 2
+    until(lambda: True if cluster.there == [] else None)
     assert [path.name for path in (tmp_path / "jobs").iterdir() if path.is_dir()] == []
 
 
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
 def test_a_gateway_that_is_killed_finds_its_jobs_on_the_cluster_again(
-    shared_database: str, disk: DiskCluster, tmp_path: Path
+    shared_database: str, cluster: ApiServer, tmp_path: Path
 ) -> None:
     """None is started twice or lost, not while the cluster is away either; a run there takes no orders."""
     (tmp_path / "cluster.toml").write_text(CLUSTER)
@@ -288,10 +291,10 @@ def test_a_gateway_that_is_killed_finds_its_jobs_on_the_cluster_again(
         gateway.process.wait()
     with GatewayProcess(tmp_path, *options) as gateway:
         client = Client(gateway, token)
-        disk.set("away")
+        cluster.is_away = True
         until(lambda: "the cluster does not answer" in gateway.log.read_text() or None)
         assert client.job(long)["state"] == "running"
-        disk.set("away", on=False)
+        cluster.is_away = False
         paused = client.http.post(f"{JOBS}/{long['id']}/control/pause", json={})
         assert (paused.status_code, "takes no orders" in paused.json()["detail"]) == (409, True)
         client.cancel(long)
@@ -301,15 +304,22 @@ def test_a_gateway_that_is_killed_finds_its_jobs_on_the_cluster_again(
         versions = client.http.get(f"{JOBS}/{short['id']}/versions")
         assert versions.status_code == 200, versions.text
         assert versions.json()["versions"]
-    assert disk.created() == [name_of(long["id"]), name_of(short["id"])]
+    assert cluster.created == [name_of(long["id"]), name_of(short["id"])]
 
 
-def test_there_is_no_runner_without_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so when it starts, with what to install."""
-    from penstock.config.configuration_error import ConfigurationError
-
-    monkeypatch.setenv("PATH", str(tmp_path))
+def a_runner(tmp_path: Path) -> KubernetesRunner:
+    """One of a cluster that nothing is asked of."""
     bounds = {"cpu": "1", "memory": "1Gi"}
-    cluster = Cluster(namespace="n", image="i:1", claim="c", requests=bounds, limits=bounds)
-    with pytest.raises(ConfigurationError, match="no kubectl on PATH"):
-        KubernetesRunner(tmp_path / "jobs", tmp_path / "templates", cluster)
+    described = Cluster(namespace="n", image="i:1", claim="c", requests=bounds, limits=bounds)
+    return KubernetesRunner(tmp_path / "jobs", tmp_path / "templates", described)
+
+
+def test_there_is_no_runner_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so when it starts, with what to do; and so it does without the package."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ConfigurationError, match="no cluster: .* Set KUBECONFIG"):
+        a_runner(tmp_path)
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(ConfigurationError, match=r"--runner kubernetes: .*penstock-rl\[kubernetes\]"):
+        a_runner(tmp_path)

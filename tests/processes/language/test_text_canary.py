@@ -1,4 +1,4 @@
-"""Versions of a language model behind traffic: a bad canary is withdrawn, a shadow is on record."""
+"""Versions of a language model behind traffic: a bad canary is withdrawn."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ import pytest
 from penstock.client import Arm, TextClient
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
-from tests.support.language.served_text_run import BAD, GOOD, ServedTextRun, begun, serving_text, shadow_lines
+from tests.support.language.served_text_run import BAD, GOOD, ServedTextRun, begun, serving_text
 from tests.support.language.text_address import agents_api_of
 from tests.support.language.text_stand import TOOLS
 from tests.support.run.broker_process import BrokerProcess, eventually
@@ -81,25 +81,6 @@ def test_a_canary_that_answers_badly_is_withdrawn(
         "everybody back",
         60,
     )
-
-
-def test_a_shadow_is_on_record_and_in_no_reply(run: ServedTextRun, client: TextClient) -> None:
-    """Where versions agree, so do their log-probabilities; the record holds no text."""
-    shadow = run.add(4, GOOD)
-    with Registry.open(run.url) as registry:
-        registry.set_traffic(replace(registry.traffic(POLICY), shadow=shadow), "a test", by="test")
-
-    def answered() -> bool:
-        given = client.start_conversation("ada").generate(ASKED, tools=TOOLS)
-        assert (given.version, given.arm, given.fallback) == (1, Arm.ACTIVE, None)
-        assert given.answers[0].message["tool_calls"][0]["function"]["name"] == "add"
-        return bool(shadow_lines(run))
-
-    eventually(answered, "what the shadow says", 60)
-    line = shadow_lines(run)[-1]
-    assert (line["answered"]["version"], line["shadow"]["version"]) == (1, shadow)
-    assert line["shadow"]["log_prob"] == pytest.approx(line["answered"]["log_prob"], abs=0.2)
-    assert "sum" not in (run.folder / "shadow.jsonl").read_text()
 
 
 def test_a_label_of_the_registry_is_a_model(

@@ -1,6 +1,5 @@
 """A run's folder with versions of a model that knows a dialogue by heart, for `penstock serve`."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -57,9 +56,3 @@ def serving_text(run: ServedTextRun, **settings: Any) -> Iterator[BrokerProcess]
     places = {"actor.places.model": str(run.base)}
     with serving(run.folder.parent, run.folder, **places, **settings) as server:
         yield server
-
-
-def shadow_lines(run: ServedTextRun) -> list[dict[str, Any]]:
-    """What is on record of the shadow's answers."""
-    path = run.folder / "shadow.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -38,9 +38,8 @@ from workloads.language.serving.column_experience import ColumnExperience
 from workloads.language.serving.conversations import Conversations, Limits
 from workloads.language.serving.text_answerer import TextAnswerer, no_show
 from workloads.language.serving.text_service import TextService
-from workloads.language.serving.text_shadow import TextShadow
 from workloads.language.serving.thinking import Thinker, ThinkingForm
-from workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, ShadowRecord, Weights
+from workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
 
 ADD: Final = '{"name":"add","arguments":{"a":1}}'
 LOOKUP: Final = '{"name":"lookup","arguments":{"of":"sea"}}'
@@ -146,6 +145,14 @@ def specification() -> RunSpecification:
     )
 
 
+def plain_log_prob(engine: ContinuousEngine, version: int, ids: Sequence[int], start: int) -> list[float]:
+    """Log-probabilities of ids[start:] behind what is before each, by one plain pass."""
+    with engine._before_next_step(), torch.inference_mode(), engine._loaded.using(version) as network:
+        tokens = torch.tensor([list(ids)])
+        log_probs = network(input_ids=tokens, use_cache=False).logits[0, start - 1 : -1].log_softmax(-1)
+        return [float(one) for one in log_probs.gather(1, tokens[0, start:, None])[:, 0]]
+
+
 class Line:
     """The line to a run, as far as experience needs it: what is queued stays there."""
 
@@ -164,7 +171,6 @@ class TextStand:
         *,
         learns: bool = True,
         feedback: Any = None,
-        record: ShadowRecord | None = None,
         guard: AnswerGuard | None = None,
         form: ThinkingForm | None = None,
         tokenizer: Any = TOKENIZER,
@@ -195,7 +201,6 @@ class TextStand:
             thought_room=0 if form is None else form.room,
         )
         thinker = None if form is None else Thinker(self.engine, form, TOKENIZER)
-        self.shadow = TextShadow(self.engine, record)
         self.conversations = Conversations(
             self.section,
             self.limits,
@@ -206,7 +211,6 @@ class TextStand:
             self.experience,
             feedback,
             monitor,
-            self.shadow,
             now,
         )
         self.service = TextService("text", self.section, self.conversations, self.versions)

@@ -20,7 +20,7 @@ from actor.serving.inference.forward_pass import Loaded, Question
 from actor.serving.release.canary_monitor import CanaryMonitor
 from actor.serving.versions.answering import Answered
 from actor.serving.versions.loaded_versions import LoadedVersions, Weights
-from actor.serving.versions.shadow_record import ShadowRecord
+from actor.serving.versions.shadow import ShadowRecord
 from actor.specification.policy_maker import policy_maker
 from learner.feed.fragment_check import check_meaning
 from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection

@@ -10,9 +10,7 @@ kept_ratings   what people have said, in the registry
 asking         which answers somebody is asked to rate
 judged         what the reward model of the loop expects people to say
 answer_book    which answers there were: by version, fallbacks, what was blocked; no texts
-rated_sides    what those who give stars think of each side of a version's answers
-overview       satisfaction by version, for those who look after the chat
-satisfaction_spread  the same by day, and how it is spread over people
+overview       satisfaction by version, by day and by person, for those who look after the chat
 steering       what they decide: which version answers, whether the loop goes on
 
 The files of the page are in static.

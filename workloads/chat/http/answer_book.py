@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from penstock.registry.ratings import RatedConversation
 
@@ -37,24 +37,27 @@ _PEOPLE: Final = """
 CREATE TABLE IF NOT EXISTS people (conversation TEXT PRIMARY KEY, person TEXT NOT NULL)
 """
 _RATED: Final = """
-CREATE TEMP TABLE rated (conversation TEXT PRIMARY KEY, person TEXT NOT NULL, is_well INTEGER NOT NULL)
+CREATE TEMP TABLE rated (conversation TEXT PRIMARY KEY, rater TEXT NOT NULL, is_well INTEGER NOT NULL)
 """
-_TALKS: Final = """
-CREATE TEMP TABLE talks AS
-SELECT answers.conversation AS conversation, people.person AS person, MIN(answers.at_s) AS at_s
-FROM answers
-LEFT JOIN asked ON asked.conversation = answers.conversation AND asked.turn = answers.turn
-LEFT JOIN people ON people.conversation = answers.conversation
-WHERE asked.turn IS NULL AND blocked NOT LIKE 'input %' GROUP BY answers.conversation
-"""
-_BY_DAY: Final = """
-SELECT date(at_s, 'unixepoch') AS day, COUNT(*), COUNT(is_well), COALESCE(SUM(is_well), 0)
-FROM talks LEFT JOIN rated USING (conversation) GROUP BY day ORDER BY day DESC LIMIT ?
-"""
-_BY_PERSON: Final = """
-SELECT COALESCE(talks.person, rated.person) AS whose, COUNT(*), COUNT(is_well), COALESCE(SUM(is_well), 0)
-FROM talks LEFT JOIN rated USING (conversation)
-GROUP BY whose HAVING whose IS NOT NULL ORDER BY COUNT(*) DESC, whose
+_BY_DAY_AND_PERSON: Final = """
+WITH talks AS (
+    SELECT people.person AS person, MIN(answers.at_s) AS at_s, rated.rater AS rater, rated.is_well AS is_well
+    FROM answers
+    LEFT JOIN asked ON asked.conversation = answers.conversation AND asked.turn = answers.turn
+    LEFT JOIN people ON people.conversation = answers.conversation
+    LEFT JOIN rated ON rated.conversation = answers.conversation
+    WHERE asked.turn IS NULL AND blocked NOT LIKE 'input %' GROUP BY answers.conversation
+)
+SELECT * FROM (
+    SELECT 'day', date(at_s, 'unixepoch') AS day, COUNT(*), COUNT(is_well), COALESCE(SUM(is_well), 0)
+    FROM talks GROUP BY day ORDER BY day DESC LIMIT ?
+)
+UNION ALL
+SELECT * FROM (
+    SELECT 'person', MAX(rater) AS name, COUNT(*), COUNT(is_well), SUM(is_well)
+    FROM talks GROUP BY person HAVING person IS NOT NULL AND name > ''
+    ORDER BY COUNT(*) DESC, name LIMIT ?
+)
 """
 _COUNTED: Final = """
 SELECT version,
@@ -87,9 +90,10 @@ class VersionCounts:
 class TalkCounts:
     """Counts conversations, rated or not, of a day or of a person.
 
-    name: of the day, as 2026-11-27 in UTC, or of the person, as `hashed` gives it. well: rated so.
+    name: of the day, as 2026-11-27 in UTC, or of the person, as they rated. well: rated so.
     """
 
+    by: Literal["day", "person"]
     name: str
     conversations: int
     rated: int
@@ -166,20 +170,23 @@ class AnswerBook:
             for version, talks, answers, fallbacks, blocked, asked in rows
         ]
 
-    def spread(
-        self, rated: Iterable[RatedConversation], most_days: int
-    ) -> tuple[list[TalkCounts], list[TalkCounts]]:
-        """Return the conversations by day, newest first, and by person, who has most of them first.
+    def by_day_and_person(
+        self, rated: Iterable[RatedConversation], *, most_days: int, most_people: int
+    ) -> list[TalkCounts]:
+        """Return the conversations by day, newest first, then by person who has rated, most talkative first.
 
         rated: those that somebody rated. A conversation is of the day on which it was answered first.
         """
-        rows = [(one.conversation, hashed(one.rater), one.is_well) for one in rated]
+        rows = [(one.conversation, one.rater, one.is_well) for one in rated]
         with closing(self._open()) as opened:
             opened.execute(_RATED)
             opened.executemany("INSERT INTO rated VALUES (?, ?, ?)", rows)
-            opened.execute(_TALKS)
             opened.commit()  # so that answers are noted meanwhile
-            return _talk_counts(opened, _BY_DAY, most_days), _talk_counts(opened, _BY_PERSON)
+            found = opened.execute(_BY_DAY_AND_PERSON, (most_days, most_people)).fetchall()
+        return [
+            TalkCounts(by=by, name=name, conversations=talks, rated=rated, well=well)
+            for by, name, talks, rated, well in found
+        ]
 
     def blocked(self) -> dict[str, int]:
         """Return how often each rule, or the classifier, has blocked."""
@@ -189,10 +196,3 @@ class AnswerBook:
 
     def _open(self) -> sqlite3.Connection:
         return sqlite3.connect(self._file, timeout=_WAIT_S)
-
-
-def _talk_counts(opened: sqlite3.Connection, wanted: str, *values: int) -> list[TalkCounts]:
-    return [
-        TalkCounts(name=name, conversations=talks, rated=rated, well=well)
-        for name, talks, rated, well in opened.execute(wanted, values)
-    ]

@@ -10,8 +10,7 @@ from gateway.surface import ANSWER_S, ApiError, EventStream, JsonRoute, answered
 from workloads.chat.http import chat_bodies as bodies
 from workloads.chat.http import steering
 from workloads.chat.http.chat_api import ChatApi, person_of
-from workloads.chat.http.overview import overview
-from workloads.chat.http.satisfaction_spread import satisfaction_spread
+from workloads.chat.http.overview import overview, satisfaction_by_day_and_person
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
@@ -126,8 +125,8 @@ async def look(api: Api) -> dict[str, Any]:
 
 @router.get("/api/chat/satisfaction")
 async def look_at_satisfaction(api: Api) -> dict[str, Any]:
-    """Return satisfaction by day, how it is spread over people, and that of each who has rated."""
-    return await satisfaction_spread(api)
+    """Return satisfaction by day, and by person of those who have rated."""
+    return await satisfaction_by_day_and_person(api)
 
 
 @router.post("/api/chat/promote")

@@ -1,4 +1,8 @@
-"""What those who look after a chat see: satisfaction by version, arms, fallbacks, decisions, the loop."""
+"""What those who look after a chat see: satisfaction by version, arms, fallbacks, decisions, the loop.
+
+Satisfaction is that of versions, of days and of people: over all conversations, rated or not, whose newest
+thumb is up. Whoever had their data deleted is in none of these numbers.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,23 +10,37 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gateway.surface import LEAST, THUMB, ApiError, RunSettings, Satisfaction, answered, satisfaction
+from gateway.surface import (
+    LEAST,
+    THUMB,
+    ApiError,
+    RunSettings,
+    Satisfaction,
+    answered,
+    satisfaction,
+    share_of,
+)
 from penstock.client import TextDescription
 from penstock.config.configuration_error import ConfigurationError
-from penstock.registry.ratings import Tally
+from penstock.registry.ratings import RatedConversation, Tally
 from penstock.registry.records import Event
 from penstock.registry.registry import Registry
 from penstock.registry.routing import Arms
 from workloads.chat.http import kept_ratings
-from workloads.chat.http.answer_book import VersionCounts
-from workloads.chat.http.chat_api import ChatApi
-from workloads.chat.http.rated_sides import rated_sides
+from workloads.chat.http.answer_book import TalkCounts, VersionCounts
+from workloads.chat.http.chat_api import ACCOUNT, ChatApi
 from workloads.chat.loop.loop_state import folder_of
 from workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
 from workloads.chat.loop.weighing import Change, read_weighed
 
 DESCRIBE_S: Final = 5.0
 _EVENTS: Final = 10
+MOST_DAYS: Final = 30
+"""Days with conversations that are shown."""
+MOST_PEOPLE: Final = 20
+"""People who are shown: those who talked most, of those who have rated."""
+_SHOWN: Final = 6
+"""Characters of a name that a browser made for itself: whoever has all of it reads what its person said."""
 
 
 async def overview(api: ChatApi) -> dict[str, Any]:
@@ -38,7 +56,6 @@ async def overview(api: ChatApi) -> dict[str, Any]:
     return {
         "leastConversations": LEAST,
         "versions": versions_of(counts, found.tallies, described),
-        "sides": found.sides,
         "blocked": blocked,
         "learns": described.learns if described else None,
         "active": found.arms.active,
@@ -49,6 +66,45 @@ async def overview(api: ChatApi) -> dict[str, Any]:
         "unreachable": why,
         "decisions": _decisions(found.events, found.changes),
     }
+
+
+async def satisfaction_by_day_and_person(api: ChatApi) -> dict[str, Any]:
+    """Return a row for each day, then for each person; raises ApiError for a run of unknown registry."""
+    rated = await asyncio.to_thread(_rated, *await api.kept())
+    found = await asyncio.to_thread(
+        api.book.by_day_and_person, rated, most_days=MOST_DAYS, most_people=MOST_PEOPLE
+    )
+    return {"leastConversations": LEAST, "rows": [_counted(one) for one in found]}
+
+
+def _rated(url: str, policy: str) -> tuple[RatedConversation, ...]:
+    with Registry.open(url, migrate=True) as opened:
+        return opened.rated_conversations(
+            policy, kept_ratings.THUMB, above=THUMB, without=kept_ratings.ASKED_SOURCE
+        )
+
+
+def _counted(one: TalkCounts) -> dict[str, Any]:
+    share, low, high = share_of(one.well, one.conversations)
+    return {
+        "by": one.by,
+        "name": shown_name(one.name) if one.by == "person" else one.name,
+        "conversations": one.conversations,
+        "rated": one.rated,
+        "thumbsUp": one.well,
+        "satisfaction": share,
+        "low": low,
+        "high": high,
+    }
+
+
+def shown_name(rater: str) -> str:
+    """Return somebody's name as `penstock chat ratings` has it, of a browser's own name the beginning.
+
+    A browser's own name is shown in part behind a token, too: several people may share that.
+    """
+    caller, slash, own = rater.rpartition("/")
+    return rater if caller == ACCOUNT else f"{caller}{slash}{own[:_SHOWN]}…"
 
 
 async def _described(api: ChatApi) -> tuple[TextDescription | None, str]:
@@ -106,7 +162,6 @@ class _Read:
     """What the registry, and the folder of the loop, say."""
 
     tallies: tuple[Tally, ...]
-    sides: list[dict[str, Any]]
     events: tuple[Event, ...]
     arms: Arms
     canaries: dict[str, Any]
@@ -118,7 +173,6 @@ def _read(run: RunSettings, policy: str) -> _Read:
     with Registry.open(run.registry, migrate=True) as opened:
         return _Read(
             tallies=opened.tally(policy, kept_ratings.THUMB, above=THUMB, without=kept_ratings.ASKED_SOURCE),
-            sides=rated_sides(opened, policy),
             events=opened.events(policy, _EVENTS),
             arms=opened.arms(policy),
             canaries=look_at_canaries(opened, policy, run.false_alarm),

@@ -8,7 +8,7 @@ it: a newer one that is loaded meanwhile answers those that come after. A versio
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -69,14 +69,6 @@ class ContinuousEngine:
                 return False
             self._loaded.drop(version)
             return True
-
-    def log_prob(self, version: int, ids: Sequence[int], start: int) -> list[float]:
-        """Log-probabilities of ids[start:] behind what is before each, by one plain pass. start: from 1."""
-        with self._before_next_step(), torch.inference_mode(), self._loaded.using(version) as network:
-            tokens = torch.tensor([list(ids)], device=self._device)
-            log_probs = network(input_ids=tokens, use_cache=False).logits[0, start - 1 : -1].float()
-            chosen = log_probs.log_softmax(-1).gather(1, tokens[0, start:, None])[:, 0]
-            return [float(one) for one in chosen.tolist()]
 
     def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
         """Joint log-probability of each of the probe's rows under a version, as it is loaded here."""

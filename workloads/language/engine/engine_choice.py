@@ -9,7 +9,7 @@ under the version that drew it: the learner corrects what differs from its own, 
 `algorithm.behaviour_weight_cap`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
 
@@ -37,9 +37,6 @@ class TextEngine(Protocol):
     def drop(self, version: int) -> bool:
         """Let go of a version; False: it answers somebody, and stays."""
 
-    def log_prob(self, version: int, ids: Sequence[int], start: int) -> list[float]:
-        """Log-probabilities of ids[start:] behind what is before each."""
-
     def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
         """Joint log-probability of each of the probe's rows under a version, as it is loaded."""
 
@@ -50,10 +47,6 @@ class TextEngine(Protocol):
     @property
     def waiting(self) -> int:
         """Answers that wait for room."""
-
-    @property
-    def under_way(self) -> int:
-        """Answers that grow."""
 
     def run(self, is_over: Callable[[], bool], wait_s: float = ...) -> None:
         """Answer until it is over; then cancel what is left."""

@@ -7,7 +7,6 @@ adapter_versions   the versions that can answer: adapters of one base model
 thinking           what a model thinks before it answers
 text_answerer      an answer of the chosen version, or of the model without its adapter
 answer_guard       what may be asked, and what of an answer may leave
-text_shadow        what a second version would have said of an answer
 answer_text        the text of an answer while its tokens come: stops, and calls of tools
 held_memory        what conversations take in memory
 talk               one conversation: its siblings, its turns and what it remembers

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from penstock.config.settings import ServingSection
@@ -62,11 +63,15 @@ class AdapterVersions(LoadedVersions):
             await self._let_go()
 
     async def steer(self, arms: Arms) -> list[str]:
-        """See `LoadedVersions.steer`."""
+        """See `LoadedVersions.steer`; a shadow is not asked, and that is said."""
+        unasked = []
+        if arms.traffic.shadow is not None:
+            unasked = [f"shadow={arms.traffic.shadow}: a server of text asks none; set it to 0"]
+            arms = replace(arms, traffic=replace(arms.traffic, shadow=None))
         async with self._changing:
             wrong = await super().steer(arms)
             await self._let_go()
-        return wrong
+        return unasked + wrong
 
     async def exactly(self, version: int) -> Choice:
         """See `LoadedVersions.exactly`."""

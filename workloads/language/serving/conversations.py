@@ -26,7 +26,6 @@ from workloads.language.serving.column_experience import ColumnExperience
 from workloads.language.serving.held_memory import SAMPLED_BYTES, of_ask
 from workloads.language.serving.talk import Sibling, Talk
 from workloads.language.serving.text_answerer import Drawn, Prompt, Show, TextAnswerer
-from workloads.language.serving.text_shadow import Compared, TextShadow
 from workloads.language.serving.turn_rewards import MAX_TURNS, Rewards
 from workloads.plugin.serving import (
     CallerShares,
@@ -82,14 +81,13 @@ class Conversations:
         experience: ColumnExperience | None,
         feedback: Feedback | None,
         canary_monitor: CanaryMonitor,
-        shadow: TextShadow,
         now: Callable[[], float],
     ) -> None:
         """experience: None where nothing is learned. feedback: None without a registry. now: in seconds."""
         self._section, self.limits, self._encoder = section, limits, encoder
         self._versions, self._answerer, self.episodes = versions, answerer, episodes
         self._experience, self._feedback = experience, feedback
-        self._canary_monitor, self._shadow, self._now = canary_monitor, shadow, now
+        self._canary_monitor, self._now = canary_monitor, now
         self._talks: dict[str, Talk] = {}
         self._ripening: deque[tuple[float, Talk]] = deque()
         self._held = CallerShares(section.max_buffered_bytes)
@@ -187,30 +185,10 @@ class Conversations:
     async def _drawn(
         self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show, conversation: str = ""
     ) -> Drawn:
-        """Answers, of which the shadow is asked afterwards, if there is one."""
         if self._answerer.guard is not None:
             self._answerer.guard.check_asked(ask.messages, choice.arm)
         with self._versions.in_use(choice.loaded):
-            drawn = await self._answerer.answer(choice, prompt, ask, until_s, show)
-        shadow = None
-        if choice.loaded is not None and not drawn.is_fallback:
-            shadow = self._versions.shadow_of(choice.loaded)
-        if shadow is not None:
-            begins = self._answerer.ids_of(ask.begins_with)
-            for one in drawn.answers:
-                ids = (*prompt.ids, *one.before, *begins)
-                self._shadow.compare(
-                    Compared(
-                        shadow=shadow.version,
-                        conversation=conversation,
-                        request_id=ask.request_id,
-                        version=drawn.version,
-                        arm=choice.arm,
-                        ids=(*ids, *one.ids),
-                        log_prob=one.log_prob,
-                    )
-                )
-        return drawn
+            return await self._answerer.answer(choice, prompt, ask, until_s, show)
 
     def _most(self, ask: Ask) -> int:
         """Most tokens of an answer."""

@@ -26,7 +26,6 @@ from workloads.language.serving.column_experience import ColumnExperience
 from workloads.language.serving.conversations import Conversations, Limits
 from workloads.language.serving.text_answerer import TextAnswerer
 from workloads.language.serving.text_service import CALLS, NAME, TextService
-from workloads.language.serving.text_shadow import TextShadow
 from workloads.language.serving.thinking import Thinker, ThinkingForm
 from workloads.language.tokenizer import Tokenizer
 from workloads.plugin.acting import Run
@@ -43,7 +42,6 @@ from workloads.plugin.serving import (
     check_window,
     make_traffic,
     no_weights,
-    open_shadow_record,
     withdrawing,
 )
 
@@ -62,7 +60,6 @@ class TextParts:
     canary_monitor: CanaryMonitor
     traffic: Traffic | None
     conversations: Conversations
-    shadow: TextShadow
     service: TextService
     background_tasks: BackgroundTasks
     over: threading.Event
@@ -96,11 +93,9 @@ class TextParts:
     def sweep(self) -> None:
         """See `HostedService`."""
         self.conversations.sweep()
-        self.shadow.sweep()
 
     async def finish(self) -> None:
         """See `HostedService`."""
-        await self.shadow.finish()
         self.conversations.finish()
 
     def close(self) -> None:
@@ -109,7 +104,6 @@ class TextParts:
         if self.thread.is_alive():
             self.thread.join()
         self.conversations.close()
-        self.shadow.close()
 
 
 def assemble_text(
@@ -159,7 +153,6 @@ def assemble_text(
     episodes = Episodes(section, specification.unroll_length)
     learns_for = run_follower if form is None else None
     experience = _experience(section, of, learns_for, episodes.server, tokenizer.pad_token_id)
-    shadow = TextShadow(engine, open_shadow_record(section, source))
     thinker = None if form is None else Thinker(engine, form, tokenizer)
     conversations = Conversations(
         section,
@@ -171,7 +164,6 @@ def assemble_text(
         experience,
         None if traffic is None else traffic.keep_feedback,
         canary_monitor,
-        shadow,
         now,
     )
     over = threading.Event()
@@ -183,7 +175,6 @@ def assemble_text(
         canary_monitor=canary_monitor,
         traffic=traffic,
         conversations=conversations,
-        shadow=shadow,
         service=TextService(specification.run, section, conversations, versions),
         background_tasks=background_tasks,
         over=over,

@@ -1,10 +1,15 @@
-// For those who look after the chat: satisfaction by version, what answers, what was blocked, what was decided, how far
-// the loop is; and what they decide themselves.
+// For those who look after the chat: satisfaction by version, day and person, what answers, what was blocked, what was
+// decided, how far the loop is; and what they decide themselves.
 
 import { call } from "./calls.js";
 import { button, element, field, table, when } from "./elements.js";
-import { satisfied, share, spread } from "./spread.js";
 import { criteria, weighing } from "./weights.js";
+
+const share = (number) => (number === null ? "–" : `${(100 * number).toFixed(0)} %`);
+
+const satisfied = (one, least) => (one.satisfaction === null
+  ? `cannot tell below ${least} conversations`
+  : `${share(one.satisfaction)} (${share(one.low)} to ${share(one.high)})`);
 
 function row(one, least) {
   return [
@@ -13,11 +18,7 @@ function row(one, least) {
   ];
 }
 
-// Of those who gave stars, how many gave four or five.
-function good(one, least) {
-  const told = one.share === null ? `cannot tell below ${least} conversations` : `${share(one.share)} (${share(one.low)} to ${share(one.high)})`;
-  return [one.version, one.side, one.rated, one.good, told];
-}
+const counted = (one, least) => [one.by, one.name, one.conversations, one.rated, one.thumbsUp, satisfied(one, least)];
 
 function state(found) {
   if (found.unreachable) return element("p", { class: "bad" }, found.unreachable);
@@ -111,10 +112,9 @@ export async function look(place) {
     table("Satisfaction: thumbs-up among all conversations, rated or not, with the interval of 95 %",
       ["version", "arms", "conversations", "rated", "thumbs up", "satisfaction", "answers", "by fallback", "blocked", "asked about"],
       found.versions.map((one) => row(one, found.leastConversations))),
-    table("Stars: of the conversations in which a side was rated, those with four or five, with the interval of 95 %",
-      ["version", "side", "conversations", "four or five", "share"],
-      found.sides.map((one) => good(one, found.leastConversations))),
-    ...spread(over),
+    table("Satisfaction by day (UTC) and by person who has rated",
+      ["by", "day or person", "conversations", "rated", "thumbs up", "satisfaction"],
+      over.rows.map((one) => counted(one, over.leastConversations))),
     table("What was blocked", ["by", "times"], blocks),
     table("Decisions", ["when", "what", "version", "by", "why"],
       found.decisions.map((one) => [when(one.time), decided(one), one.version, one.by, one.reason])),

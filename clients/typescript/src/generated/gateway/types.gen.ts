@@ -3616,10 +3616,6 @@ export type ExportApiProjectsProjectAgentsAgentIdFeedbackGetData = {
          * Limit
          */
         limit?: number;
-        /**
-         * Format
-         */
-        format?: 'jsonl' | 'parquet';
     };
     url: '/api/projects/{project}/agents/{agent_id}/feedback';
 };
@@ -3677,13 +3673,13 @@ export type ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses = {
     /**
      * Successful Response
      */
-    200: Blob | File;
+    200: string;
 };
 
 export type ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponse = ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses[keyof ExportApiProjectsProjectAgentsAgentIdFeedbackGetResponses];
 
 export type TakeInApiProjectsProjectAgentsAgentIdFeedbackPostData = {
-    body: Blob | File;
+    body: string;
     path: {
         /**
          * Agent Id
@@ -3771,10 +3767,6 @@ export type LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetData = {
          * Limit
          */
         limit?: number;
-        /**
-         * Format
-         */
-        format?: 'jsonl' | 'parquet';
     };
     url: '/api/projects/{project}/agents/{agent_id}/late-rewards';
 };
@@ -3832,7 +3824,7 @@ export type LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses = 
     /**
      * Successful Response
      */
-    200: Blob | File;
+    200: string;
 };
 
 export type LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponse = LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses[keyof LateRewardsApiProjectsProjectAgentsAgentIdLateRewardsGetResponses];

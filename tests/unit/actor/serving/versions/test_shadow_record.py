@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.serving.versions import shadow_record
-from actor.serving.versions.shadow_record import ShadowRecord
+from actor.serving.versions import shadow as shadow_module
+from actor.serving.versions.shadow import ShadowRecord, open_shadow_record
+from penstock.config.settings import ConfigurationError, ServingSection
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
@@ -125,7 +126,7 @@ async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One file before it is kept; a folder that is gone is counted."""
-    monkeypatch.setattr(shadow_record, "_MOST_BYTES", 1024)
+    monkeypatch.setattr(shadow_module, "_MOST_BYTES", 1024)
     folder = tmp_path / "record"
     folder.mkdir()
     record = ShadowRecord(folder / "shadow.jsonl")
@@ -152,7 +153,7 @@ async def test_what_waits_to_be_written_is_bounded_by_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by requests alone, of which each may have a thousand; what was written makes room."""
-    monkeypatch.setattr(shadow_record, "_MOST_WAITING_ROWS", 64)
+    monkeypatch.setattr(shadow_module, "_MOST_WAITING_ROWS", 64)
     record = ShadowRecord(tmp_path / "shadow.jsonl")
     stand = Stand(record=record)
     stand.keep(1)
@@ -180,3 +181,14 @@ class Held:
         """Written when it goes on."""
         assert self.may_go_on.wait(30.0)
         self._handle(record)
+
+
+def test_shadows_are_recorded_where_there_is_a_place_for_it(tmp_path: Path) -> None:
+    """In the run's folder if nothing else is said; a place that is named must be there."""
+    assert open_shadow_record(ServingSection(), None) is None
+    record = open_shadow_record(ServingSection(), tmp_path)
+    assert record is not None
+    record.close()
+    nowhere = ServingSection(shadow_record=tmp_path / "nowhere" / "shadow.jsonl")
+    with pytest.raises(ConfigurationError, match=r"serving\.shadow_record=.*nowhere/shadow\.jsonl"):
+        open_shadow_record(nowhere, tmp_path)

@@ -222,17 +222,18 @@ def test_satisfaction_is_told_by_day_and_by_person_until_somebody_leaves(client:
             for up in thumbs[number : number + 1]:
                 post(client, "thumb", turn=0, id=f"{me}-{number}", up=up, **talk)
     found = client.get("/api/chat/satisfaction").json()
-    days = [[one[name] for one in found["days"]] for name in ("conversations", "rated", "thumbsUp")]
-    assert [sum(one) for one in days] == [6, 3, 2]  # of two days where it is midnight
-    assert {one["satisfaction"] for one in found["days"]} == {None}
-    assert (found["people"]["talked"], found["people"]["everRated"]) == (3, 2)
-    assert found["people"]["below"] == {"share": None, "low": None, "high": None}
-    rows = [(one["rater"], one["conversations"], one["rated"], one["thumbsUp"]) for one in found["raters"]]
-    assert sorted(rows) == [("somebo…", 2, 1, 1), ("somebo…", 2, 2, 1)]
+    assert {one["satisfaction"] for one in found["rows"]} == {None}
+    rows = [
+        [one[name] for name in ("by", "name", "conversations", "rated", "thumbsUp")] for one in found["rows"]
+    ]
+    days = [row[2:] for row in rows if row[0] == "day"]
+    assert [sum(column) for column in zip(*days, strict=True)] == [6, 3, 2]  # two days where it is midnight
+    people = [row[1:] for row in rows if row[0] == "person"]
+    assert sorted(people) == [["somebo…", 2, 1, 1], ["somebo…", 2, 2, 1]]
     assert post(client, "forget", me="somebody-1").json() == {"deleted": 2}
-    left = client.get("/api/chat/satisfaction").json()
-    assert sum(one["conversations"] for one in left["days"]) == 4
-    assert (left["people"]["talked"], len(left["raters"])) == (2, 1)
+    left = client.get("/api/chat/satisfaction").json()["rows"]
+    assert sum(one["conversations"] for one in left if one["by"] == "day") == 4
+    assert [one["name"] for one in left if one["by"] == "person"] == ["somebo…"]
     (row,) = client.get("/api/chat/overview").json()["versions"]
     assert (row["conversations"], row["thumbsUp"]) == (4, 1)
 

@@ -2,7 +2,7 @@
 
 from penstock.registry.ratings import Tally
 from workloads.chat.http.answer_book import VersionCounts
-from workloads.chat.http.overview import versions_of
+from workloads.chat.http.overview import shown_name, versions_of
 
 
 def _counts(version: int, conversations: int) -> VersionCounts:
@@ -21,3 +21,10 @@ def test_satisfaction_is_over_all_conversations() -> None:
     assert (newest["version"], newest["satisfaction"], newest["ratingRate"]) == (8, 0.25, 0.25)
     assert newest["low"] < 0.25 < newest["high"]
     assert (older["satisfaction"], older["low"], older["blocked"]) == (None, None, 1)
+
+
+def test_a_browsers_own_name_is_shown_in_part() -> None:
+    """Whoever has all of it reads what its person said; the name of an account opens nothing."""
+    assert shown_name("0123456789abcdef") == "012345…"
+    assert shown_name("user/7") == "user/7"
+    assert shown_name("token/3/0123456789abcdef") == "token/3/012345…"

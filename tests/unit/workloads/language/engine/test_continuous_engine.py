@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from penstock.policy import weights
+from tests.support.language.text_stand import plain_log_prob
 from workloads.language.engine.continuous_engine import ContinuousEngine
 from workloads.language.engine.loaded_adapters import LoadedAdapters
 from workloads.language.engine.loaded_networks import LoadedNetworks
@@ -139,9 +140,9 @@ def test_log_probabilities_are_those_of_a_plain_pass(engine: ContinuousEngine) -
     finished(engine, *answers)
     for one in answers:
         prompt = one.request.ids
-        plain = engine.log_prob(one.request.version, (*prompt, *one.ids), len(prompt))
+        plain = plain_log_prob(engine, one.request.version, (*prompt, *one.ids), len(prompt))
         assert one.log_prob == pytest.approx(plain, abs=1e-5)
-        other = engine.log_prob(3 - one.request.version, (*prompt, *one.ids), len(prompt))
+        other = plain_log_prob(engine, 3 - one.request.version, (*prompt, *one.ids), len(prompt))
         assert one.log_prob != pytest.approx(other, abs=1e-3)
 
 
@@ -289,7 +290,7 @@ def test_logits_that_are_changed_change_the_draw_and_not_the_log_probability(
     plain = engine.submit(Request(ids=PROMPTS[0], most=MOST, version=1, bias={}, frequency_penalty=100.0))
     finished(engine, biased, plain)
     assert set(biased.ids) == {25}
-    told = engine.log_prob(1, (*PROMPTS[0], *biased.ids), len(PROMPTS[0]))
+    told = plain_log_prob(engine, 1, (*PROMPTS[0], *biased.ids), len(PROMPTS[0]))
     assert biased.log_prob == pytest.approx(told, abs=1e-4)
     assert len(set(plain.ids)) == len(plain.ids)
     assert not biased.request.is_sampled

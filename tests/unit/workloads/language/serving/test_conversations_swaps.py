@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.support.language.text_stand import TOOLS, TextStand, adapter, user
+from tests.support.language.text_stand import TOOLS, TextStand, adapter, plain_log_prob, user
 from workloads.language.serving.asks import TextReply
 
 FAR_APART = 0.2
@@ -23,7 +23,7 @@ def difference(stand: TextStand, reply: TextReply, version: int) -> float:
     """The largest between the log-probabilities of a reply and those of a version that is loaded."""
     (answer,) = reply.answers
     prompt = stand.conversations._encoder.begin([user()], TOOLS)
-    alone = stand.engine.log_prob(version, [*prompt, *answer.ids], len(prompt))
+    alone = plain_log_prob(stand.engine, version, [*prompt, *answer.ids], len(prompt))
     return max(abs(one - other) for one, other in zip(answer.log_prob, alone, strict=True))
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from penstock.config.settings import ServingSection
-from penstock.registry.records import Traffic
-from penstock.registry.routing import Arms
 from penstock.runtime import metrics
 from penstock.v1 import text_pb2 as pb
 from penstock.wire.refusal import Reason, Refused
@@ -25,9 +23,7 @@ from workloads.language.serving.answer_guard import AnswerGuard
 from workloads.language.serving.asks import Ask, TextReply
 from workloads.language.serving.text_answerer import no_show
 from workloads.language.serving.text_service import TextService
-from workloads.language.serving.text_shadow import Compared
 from workloads.language.serving.thinking import Thought
-from workloads.plugin.serving import Weights
 
 
 @pytest.fixture(scope="module")
@@ -318,23 +314,6 @@ async def test_a_version_stays_between_a_thought_and_its_answer(
     monkeypatch.undo()
     await thinking.publish(3)
     assert thinking.engine.versions == [3]
-
-
-async def test_the_shadow_is_asked_of_the_answer_behind_the_same_thought(
-    thinking: TextStand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would find it unlikely without."""
-    thinking.weights[2] = Weights(2, 1, adapter(thinking.base, 2))
-    traffic = Traffic(policy="default", latest_share=1.0, shadow=2)
-    arms = Arms(traffic=traffic, active=None, canary=None, pinned=frozenset({2}))
-    assert await thinking.versions.steer(arms) == []
-    found = list[Compared]()
-    monkeypatch.setattr(thinking.shadow, "compare", found.append)
-    reply = await ask(thinking)
-    (compared,) = found
-    assert compared.ids[-7:] == (*ids("sea lookup 3 done lookup"), *reply.answers[0].ids)
-    said = thinking.engine.log_prob(2, compared.ids, len(compared.ids) - 2)
-    assert sum(said) == pytest.approx(sum(compared.log_prob), abs=0.5)
 
 
 async def test_a_word_that_is_refused_is_told_its_caller_and_no_log(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.gateway.cluster_file import read_cluster
+from launch.gateway.kubernetes_runner import read_cluster
 from penstock.config.configuration_error import ConfigurationError
 
 BOUNDS = '[requests]\ncpu = "1"\nmemory = "1Gi"\n[limits]\ncpu = "2"\nmemory = "2Gi"\n'

@@ -1,21 +1,25 @@
-"""Links for feedback: made and revoked by members, used by people without an account.
+"""Links for feedback: who holds one rates the responses that it names, once each, without an account.
 
-The secret of a link comes in the header `Penstock-Link`, so that no log of addresses holds it. A page gets it
-behind the `#` of its address, which browsers send to no server.
+A link is a secret of 256 random bits of which the digest is stored. That each response is rated once is held
+by the ratings: they carry a request key of the link and the item. The secret comes in the header
+`Penstock-Link`, so that no log of addresses holds it. A page gets it behind the `#` of its address, which
+browsers send to no server.
 """
 
-from datetime import datetime
-from typing import Annotated, Any, Final, Self
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import ConfigDict, Field, model_validator
+from sqlalchemy import Integer, func, select
 from sqlalchemy.orm import Session
 
 from gateway import people_metrics
-from gateway.accounts import feedback_links
-from gateway.accounts.account_errors import BadInput
-from gateway.accounts.feedback_links import FeedbackLink, LinkSummary
+from gateway.accounts import api_tokens, audit
+from gateway.accounts.account_errors import BadInput, NoSuchThing
 from gateway.accounts.principal import Membership
+from gateway.accounts.secrets import LINK, digest, is_secret, new_id, new_secret
 from gateway.feedback.opinion_bodies import (
     AgentId,
     Long,
@@ -27,17 +31,19 @@ from gateway.feedback.opinion_bodies import (
     Short,
     rating_of,
 )
-from gateway.frame.answer import answers
+from gateway.frame.answer import Answer, answers
 from gateway.frame.parts import parts_of
 from gateway.frame.request_numbers import NUMERIC
 from gateway.frame.request_text import Body, example
 from gateway.frame.route_access import GuardedRoute, member_of
-from gateway.routes.feedback_answers import LinkContent, LinkList, LinkMade, RatingKept
+from gateway.routes.feedback_answers import RatingKept
 from gateway.routes.feedback_routes import keep
+from gateway.store.tables import FeedbackLinkRow
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 
 MAX_ITEMS: Final = 100
+MAX_DAYS: Final = 90
 PURPOSE: Final = "link"
 
 Member = Annotated[Membership, Depends(member_of)]
@@ -72,7 +78,7 @@ class NewLink(Body):
 
     items: Annotated[list[LinkItem], Field(min_length=1, max_length=MAX_ITEMS)]
     rater: Short = ""
-    days: Annotated[int, Field(ge=1, le=feedback_links.MAX_DAYS), NUMERIC] = 7
+    days: Annotated[int, Field(ge=1, le=MAX_DAYS), NUMERIC] = 7
 
 
 class LinkRating(Body):
@@ -89,10 +95,66 @@ class LinkRating(Body):
     notes: Notes = ""
 
 
+class LinkShown(Answer):
+    """A link without its secret. items: how many there are to rate."""
+
+    id: str
+    rater: str
+    items: int
+    created: datetime
+    expires: datetime
+    revoked: datetime | None
+
+
+class LinkMade(LinkShown):
+    """A new link. link: its secret, which is shown this once. page: the address at which its holder rates."""
+
+    link: str
+    page: str
+
+
+class LinkList(Answer):
+    """The links of an agent."""
+
+    links: list[LinkShown]
+
+
+class ItemToScore(Answer):
+    """A response to be scored."""
+
+    prompt: str
+    response: str
+
+
+class ItemToChoose(Answer):
+    """Two responses, of which the better one is to be chosen."""
+
+    prompt: str
+    responses: list[str]
+
+
+class LinkContent(Answer):
+    """What the holder of a link is asked to rate."""
+
+    items: list[ItemToScore | ItemToChoose]
+    expires: datetime
+
+
+class FeedbackLink(NamedTuple):
+    """A link without its secret, for who holds it."""
+
+    id: str
+    project: str
+    agent: str
+    items: Sequence[Mapping[str, Any]]
+    rater: str
+    expires: datetime
+
+
 def link_of(request: Request, penstock_link: Annotated[str, Header(max_length=64)]) -> FeedbackLink:
     """Return the link whose secret a request carries; raises NoSuchThing."""
     accounts = parts_of(request).accounts
-    return accounts.run(lambda session, now: feedback_links.by_secret(session, now, penstock_link))
+    return accounts.run(lambda session, now: _by_secret(session, now, penstock_link))
 
 
 Link = Annotated[FeedbackLink, Depends(link_of)]
@@ -103,34 +165,27 @@ Link = Annotated[FeedbackLink, Depends(link_of)]
 )
 def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink) -> dict[str, Any]:
     """Make a link; its secret is shown this once. page: the address at which its holder rates."""
-    items, parts = [item.model_dump() for item in body.items], parts_of(request)
+    parts, secret = parts_of(request), new_secret(LINK)
 
-    def add(session: Session, now: datetime) -> tuple[LinkSummary, str]:
-        parts.quotas.check("links", feedback_links.stored(session, member.project))
-        return feedback_links.add(
-            session, now, member, agent=agent_id, items=items, rater=body.rater, days=body.days
-        )
+    def add(session: Session, now: datetime) -> LinkShown:
+        parts.quotas.check("links", _stored(session, member.project))
+        return _add(session, now, member, agent_id, body, secret)
 
-    made, secret = parts.accounts.run_by(member, add)
-    return {"link": secret, "page": f"/link#{secret}", **made._asdict()}
+    made = parts.accounts.run_by(member, add)
+    return {"link": secret, "page": f"/link#{secret}", **dict(made)}
 
 
 @router.get("/api/projects/{project}/agents/{agent_id}/links", responses=answers(LinkList))
 def links(request: Request, member: Member, agent_id: AgentId) -> dict[str, Any]:
     """Return an agent's links, without their secrets."""
-    found = parts_of(request).accounts.look(
-        lambda session: feedback_links.links(session, member.project, agent_id)
-    )
-    return {"links": [one._asdict() for one in found]}
+    found = parts_of(request).accounts.look(lambda session: _links(session, member.project, agent_id))
+    return {"links": [dict(one) for one in found]}
 
 
 @router.delete("/api/projects/{project}/links/{link}", status_code=204)
 def revoke_link(request: Request, member: Member, link: str) -> None:
     """Revoke a link: the next request with it is refused. Ratings that came by it stay."""
-    by, name = member.principal.subject, member.project
-    parts_of(request).accounts.run_by(
-        member, lambda session, now: feedback_links.revoke(session, now, project=name, link=link, by=by)
-    )
+    parts_of(request).accounts.run_by(member, lambda session, now: _revoke(session, now, member, link))
 
 
 @router.get("/api/link", responses=answers(LinkContent))
@@ -150,7 +205,7 @@ def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
         _opinion(LinkItem.model_validate(link.items[body.item]), body),
         project=link.project,
         rater=parts.accounts.pseudonym("rater", link.project, PURPOSE, link.rater or link.id),
-        request_key=link.request_key(body.item),
+        request_key=f"link/{link.id}/{body.item}",
     )
     (kept,) = keep(parts, f"{link.project}/{link.agent}", [rating])
     people_metrics.RATINGS.labels("link").inc()
@@ -174,3 +229,67 @@ def _shown_item(item: LinkItem) -> dict[str, Any]:
     """Return what the holder sees: of where it came from nothing."""
     said = {"response": item.response} if item.responses is None else {"responses": item.responses}
     return {"prompt": item.prompt, **said}
+
+
+def _add(
+    session: Session, now: datetime, member: Membership, agent: str, new: NewLink, secret: str
+) -> LinkShown:
+    row = FeedbackLinkRow(
+        id=new_id(),
+        digest=digest(secret),
+        project=member.project,
+        agent=agent,
+        items=[item.model_dump() for item in new.items],
+        rater=new.rater,
+        by=member.principal.subject,
+        created=now,
+        expires=now + timedelta(days=new.days),
+        revoked=None,
+    )
+    session.add(row)
+    audit.note(
+        session,
+        now,
+        by=row.by,
+        action="feedback link added",
+        project=row.project,
+        subject=f"link/{row.id}",
+        agent=agent,
+        items=len(new.items),
+    )
+    return LinkShown(
+        id=row.id, rater=row.rater, items=len(new.items), created=now, expires=row.expires, revoked=None
+    )
+
+
+def _stored(session: Session, project: str) -> int:
+    """Return how many links of a project are stored; one that has ended is, for a day."""
+    own = FeedbackLinkRow.project == project
+    return session.scalar(select(func.count()).select_from(FeedbackLinkRow).where(own)) or 0
+
+
+def _by_secret(session: Session, now: datetime, secret: str) -> FeedbackLink:
+    row = None
+    if is_secret(secret, LINK):
+        row = session.scalar(select(FeedbackLinkRow).where(FeedbackLinkRow.digest == digest(secret)))
+    if row is None or row.revoked is not None or row.expires <= now:
+        raise NoSuchThing("this link does not count, or no more: ask who sent it for a new one")
+    return FeedbackLink(row.id, row.project, row.agent, row.items, row.rater, row.expires)
+
+
+def _links(session: Session, project: str, agent: str) -> list[LinkShown]:
+    """Return the links of an agent, newest first; the database counts their items, which may be long."""
+    row = FeedbackLinkRow
+    own = (row.project == project) & (row.agent == agent)
+    count = func.json_array_length(row.items, type_=Integer).label("items")
+    wanted = select(row.id, row.rater, count, row.created, row.expires, row.revoked).where(own)
+    found = session.execute(wanted.order_by(row.created.desc()))
+    return [LinkShown.model_validate(dict(one)) for one in found.mappings()]
+
+
+def _revoke(session: Session, now: datetime, member: Membership, link: str) -> None:
+    row = session.get(FeedbackLinkRow, link)
+    if row is None or row.project != member.project:
+        raise NoSuchThing("no such link")
+    one, by = FeedbackLinkRow.id == link, member.principal.subject
+    api_tokens.revoke_links(session, now, one, project=member.project, by=by)
