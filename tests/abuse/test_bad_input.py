@@ -216,7 +216,6 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
 def test_a_mistake_is_told_in_words_and_changes_nothing(
     words: tuple[str, ...], told: str, here: Path
 ) -> None:
-    """Exit 2; the cause is on stderr, stdout is empty, and every file is as it was."""
     before = snapshot(here)
     reply = CliRunner().invoke(app, words)
     assert reply.exception is None or isinstance(reply.exception, SystemExit), reply.exception
@@ -230,7 +229,6 @@ def test_a_mistake_is_told_in_words_and_changes_nothing(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_full_disk_is_told_in_words(here: Path) -> None:
-    """Of an output that cannot grow."""
     reply = CliRunner().invoke(app, ("plot", "run", "-o", "/dev/full"))
     assert reply.exit_code == 2
     assert "-o /dev/full: No space left on device; make room" in reply.stderr
@@ -263,7 +261,6 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", list(keys(Settings)))
 def test_a_setting_is_refused_by_name_or_can_be_written_and_told(key: str) -> None:
-    """Any value behind any key: an error that names the key, or settings that TOML and JSON hold."""
     for value in VALUES:
         try:
             settings = load([nested(key, value)])
@@ -280,7 +277,6 @@ def test_a_setting_is_refused_by_name_or_can_be_written_and_told(key: str) -> No
 
 
 def test_a_pipe_as_output_is_written_to_and_not_replaced(here: Path) -> None:
-    """What is no regular file stays what it is."""
     reply = CliRunner().invoke(app, ("plot", "run", "-o", os.devnull))
     assert reply.exit_code == 0, reply.output
     assert Path(os.devnull).is_char_device()

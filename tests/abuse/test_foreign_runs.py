@@ -84,7 +84,6 @@ def naming(run: Path, section: str, key: str, value: str) -> Path:
 def test_a_foreign_folder_reaches_for_nothing_outside_of_it(
     named: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server and a resume refuse, and name the place; --trust, or the user who names it too, allows it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = naming(shutil.copytree(SOLVED_RUN, tmp_path / "run"), *named)
     words = f"was not made here, and names places outside of it: {named[2]}; say --trust"
@@ -99,7 +98,6 @@ def test_a_foreign_folder_reaches_for_nothing_outside_of_it(
 
 
 def test_a_place_of_the_folder_itself_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a journal beside the logs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = shutil.copytree(SOLVED_RUN, tmp_path / "run")
     naming(run, "actor", "ack_journal", str(run / "journals"))
@@ -125,7 +123,6 @@ def test_a_command_shows_a_foreign_folder_no_secret(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor writes to a database that it names."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = naming(shutil.copytree(SOLVED_RUN, tmp_path / "run"), *named)
     naming(run, "broker", "redis", "redis://theirs.example")
@@ -138,7 +135,6 @@ def test_a_command_shows_a_foreign_folder_no_secret(
 def test_a_broker_that_a_foreign_folder_names_is_shown_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its authority may be of that folder, too; with a configuration of one's own it is called."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = naming(shutil.copytree(SOLVED_RUN, tmp_path / "run"), *OUTSIDE["a token"])
     with pytest.raises(ConfigurationError, match="/home/me/token; name your own configuration with --config"):
@@ -157,7 +153,6 @@ COMMANDS: Final = {
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
 def test_a_foreign_folder_asks_and_trust_answers(words: tuple[str, ...], downloaded: Path) -> None:
-    """Refused with the modules that it names, and nothing of them has run; with --trust it goes on."""
     refused = CliRunner().invoke(app, words)
     assert refused.exit_code == 2
     assert f"was not made here, and names modules to be imported: {MODULE}; say --trust" in refused.stderr
@@ -168,7 +163,6 @@ def test_a_foreign_folder_asks_and_trust_answers(words: tuple[str, ...], downloa
 
 
 def test_a_server_asks_too(downloaded: Path) -> None:
-    """Its settings are those that the folder has."""
     with pytest.raises(ConfigurationError, match=f"names modules to be imported: {MODULE}; say --trust"):
         service_settings(None, (), downloaded / "run")
     assert service_settings(None, (), downloaded / "run", trust=True).actor.allow_modules == (MODULE,)
@@ -177,7 +171,6 @@ def test_a_server_asks_too(downloaded: Path) -> None:
 
 
 def test_a_run_that_was_resumed_with_trust_is_ones_own(downloaded: Path) -> None:
-    """The launcher seals what it has gone on with: asked for once."""
     resumed = Request(what="run", resumption=ResumeOptions(resume=True), trust=True)
     plan = make_plan(resumed)
     prepare_folder(plan)

@@ -205,7 +205,6 @@ def _written(stand: Stand, read: str, folder: Path) -> Path:
 @pytest.mark.parametrize("planted", PLANTED)
 @pytest.mark.parametrize("read", READS)
 def test_what_a_training_links_to_is_in_no_answer(stand: Stand, read: str, planted: str) -> None:
-    """Neither in one that says why there is none."""
     place = _written(stand, read, stand.elsewhere)
     PLANTED[planted](place, stand.elsewhere)
     assert SECRET not in READS[read][2](stand)
@@ -213,7 +212,6 @@ def test_what_a_training_links_to_is_in_no_answer(stand: Stand, read: str, plant
 
 @pytest.mark.parametrize("read", READS.keys() - UNTOLD)
 def test_what_a_training_writes_itself_is_in_the_answer(stand: Stand, read: str) -> None:
-    """So that the table above is of what is read."""
     _written(stand, read, (stand.folder / READS[read][0]).parent)
     assert SECRET in READS[read][2](stand)
 
@@ -221,7 +219,6 @@ def test_what_a_training_writes_itself_is_in_the_answer(stand: Stand, read: str)
 @pytest.mark.parametrize("planted", ["link", "pipe", "device"])
 @pytest.mark.parametrize("name", ["job.toml", "lock", "starts", "train.log", f"run/.probe-{os.getpid()}"])
 def test_what_the_gateway_writes_goes_nowhere_else(stand: Stand, name: str, planted: str) -> None:
-    """A training that took its notes away is not begun again through a link, and hears of it by name."""
     for one in ("lock", "begun.json", "ended.json", "train.log"):
         (stand.folder / one).unlink()
     place, kept = stand.folder / name, stand.elsewhere / Path(name).name
@@ -236,7 +233,6 @@ def test_what_the_gateway_writes_goes_nowhere_else(stand: Stand, name: str, plan
 
 
 def test_a_person_hears_why_there_is_no_log_and_no_curve(stand: Stand) -> None:
-    """By the name of what is no file."""
     for name, path in (("train.log", "log"), ("run/metrics.jsonl", "curve")):
         _link(_written(stand, path, stand.elsewhere), stand.elsewhere)
         said = stand.get(path)
@@ -245,7 +241,6 @@ def test_a_person_hears_why_there_is_no_log_and_no_curve(stand: Stand) -> None:
 
 @pytest.mark.parametrize("policy", ["../../../elsewhere", "{elsewhere}", 3])
 def test_a_manifest_names_no_folder_elsewhere(stand: Stand, policy: Any) -> None:
-    """Neither by its path nor by the way to it."""
     (stand.elsewhere / "secret").write_text(SECRET)
     named = policy.format(elsewhere=stand.elsewhere) if isinstance(policy, str) else policy
     manifest = {"policy": named, "made_from": {"model": ""}}

@@ -44,7 +44,6 @@ def unsafe(source: str) -> list[str]:
 
 
 def test_no_source_runs_code_that_comes_as_data() -> None:
-    """Every file of every package."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert len(files) > 100
     found = {str(path.relative_to(ROOT)): unsafe(path.read_text()) for path in files}
@@ -72,12 +71,10 @@ SAMPLES: Final = {
 
 @pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES.keys())
 def test_the_test_finds_each(sample: str) -> None:
-    """What is looked for is found where it is."""
     assert unsafe(sample)
 
 
 def test_the_lint_rule_finds_each(tmp_path: Path) -> None:
-    """`make check` with the settings of this repository refuses every one of them."""
     for index, sample in enumerate(SAMPLES.values()):
         (tmp_path / f"sample_{index}.py").write_text(sample)
     ruff = Path(sys.executable).with_name("ruff")
@@ -97,7 +94,6 @@ def test_the_lint_rule_finds_each(tmp_path: Path) -> None:
 
 
 def test_no_lint_comment_lets_one_through() -> None:
-    """A `noqa` of these rules would."""
     rules = ("TID251", "S102", "S301", "S302", "S307", "S506", "S602", "S605", "S614")
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     found = [

@@ -32,7 +32,6 @@ print(*(one.length for one in played))
 
 
 def test_rollouts_and_evaluations_of_a_small_network_load_no_torch(tmp_path: Path) -> None:
-    """In a process where importing it is an error: environments and policy are made, and episodes played."""
     observation, action = spaces(EnvironmentSection())
     run = replace(small_run.specification(), observation_space=observation, action_space=action)
     (tmp_path / "specification").write_bytes(run.encode())

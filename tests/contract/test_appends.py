@@ -53,7 +53,6 @@ async def servers(store: Store, count: int) -> list[Actor]:
 
 
 async def test_what_comes_together_goes_together(store: Store, redis_url: str, sent: list[int]) -> None:
-    """Each is acknowledged for itself; the log holds all of them, each session's in order."""
     log = open_run(redis_url, budget=1000 * CHARGE)
     actors = await servers(store, MANY)
     replies = await asyncio.gather(*(actor.append(1 + i % 3) for i, actor in enumerate(actors)))
@@ -68,7 +67,6 @@ async def test_what_comes_together_goes_together(store: Store, redis_url: str, s
 
 
 async def test_one_who_comes_alone_is_sent_alone(store: Store, redis_url: str, sent: list[int]) -> None:
-    """No other call is waited for."""
     log = open_run(redis_url, budget=1000 * CHARGE)
     (actor,) = await servers(store, 1)
     for _ in range(3):
@@ -80,7 +78,6 @@ async def test_one_who_comes_alone_is_sent_alone(store: Store, redis_url: str, s
 async def test_no_pipeline_is_longer_than_its_bounds(
     store: Store, redis_url: str, sent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By calls and by bytes; a single append with more goes all the same."""
     log = open_run(redis_url, budget=1000 * CHARGE)
     actors = await servers(store, MANY)
     size = len(item(actors[0].session, 1).payload)
@@ -100,7 +97,6 @@ async def test_no_pipeline_is_longer_than_its_bounds(
 
 
 async def test_a_refusal_is_for_its_own_caller(store: Store, redis_url: str) -> None:
-    """A gap, an unknown session and a repetition among good ones."""
     log = open_run(redis_url, budget=1000 * CHARGE)
     actors = await servers(store, 6)
     gap, unknown, again = actors[1], actors[3], actors[5]
@@ -123,7 +119,6 @@ async def test_a_refusal_is_for_its_own_caller(store: Store, redis_url: str) -> 
 async def test_all_are_told_when_redis_is_gone_and_served_when_it_is_back(
     redis_server: RedisServer, store: Store
 ) -> None:
-    """Those who waited too; and what they send again is stored once."""
     log = open_run(redis_server.url, budget=1000 * CHARGE)
     actors = await servers(store, MANY)
     redis_server.write_out()
@@ -141,7 +136,6 @@ async def test_all_are_told_when_redis_is_gone_and_served_when_it_is_back(
 async def test_however_many_wait_all_are_told_that_redis_is_gone(
     redis_server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More pipelines than Python has frames, which would be each sent from within the one before."""
     monkeypatch.setattr(appends, "MOST_CALLS", 1)
     log = open_run(redis_server.url)
     (actor,) = await servers(store, 1)
@@ -163,7 +157,6 @@ async def test_however_many_wait_all_are_told_that_redis_is_gone(
 
 
 async def test_scripts_that_redis_forgot_are_sent_whole(store: Store, redis_url: str) -> None:
-    """To each of those who went together."""
     log = open_run(redis_url, budget=1000 * CHARGE)
     actors = await servers(store, 10)
     with redis.Redis.from_url(redis_url) as client:
@@ -174,7 +167,6 @@ async def test_scripts_that_redis_forgot_are_sent_whole(store: Store, redis_url:
 
 
 async def test_a_caller_that_is_cancelled_holds_up_no_other(store: Store, redis_url: str) -> None:
-    """Neither the one who came first nor one who waits; what has begun goes on."""
     log = open_run(redis_url, budget=1000 * CHARGE)
     actors = await servers(store, 8)
     await store.open()
@@ -203,7 +195,6 @@ def serving(store: Store, *, ceiling_bytes: int) -> tuple[ExperienceService, Adm
 
 
 async def test_what_has_begun_is_waited_for_though_its_caller_is_gone(store: Store, redis_url: str) -> None:
-    """Its bytes count as staged until Redis has answered, and then it counts as appended."""
     log = open_run(redis_url, budget=1000 * CHARGE)
     (actor,) = await servers(store, 1)
     await store.open()
@@ -225,7 +216,6 @@ async def test_what_has_begun_is_waited_for_though_its_caller_is_gone(store: Sto
 
 
 async def test_what_waits_for_a_connection_counts_as_staged(redis_server: RedisServer, store: Store) -> None:
-    """So a broker holds no more than its bound while Redis is silent; given back when nothing begins."""
     log = open_run(redis_server.url)
     (actor,) = await servers(store, 1)
     service, admission, staging = serving(store, ceiling_bytes=1)

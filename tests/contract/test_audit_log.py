@@ -73,7 +73,6 @@ def reopen(log: LearnerLog) -> None:
 async def test_an_actor_that_comes_back_says_what_it_had_seen_acknowledged(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
-    """The range is on record; so are sequences that the learner had read, and the ones of a silent actor."""
     log = open_run(redis_server.url, budget=10**6)
     returns, silent, read = [await recorded(store, name, tmp_path) for name in ("one", "two", "three")]
     for actor in (returns, silent, read):
@@ -105,7 +104,6 @@ async def test_an_actor_that_comes_back_says_what_it_had_seen_acknowledged(
 async def test_what_was_not_read_is_booked_when_its_actor_says_so_or_is_gone(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
-    """An Append that claims more than Redis has; a session that ends without having said anything."""
     log = open_run(redis_server.url, budget=10**6)
     returns, ends = [await recorded(store, name, tmp_path) for name in ("one", "two")]
     for actor in (returns, ends):
@@ -134,10 +132,6 @@ async def test_what_was_not_read_is_booked_when_its_actor_says_so_or_is_gone(
 async def test_what_a_session_lost_that_ends_before_the_log_is_open_again(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
-    """The actor drains after Redis is back and before the learner opens the log.
-
-    It was told of fragments that are gone.
-    """
     log = open_run(redis_server.url, budget=10**6)
     actor = await recorded(store, "one", tmp_path)
     await actor.send(2)
@@ -155,7 +149,6 @@ async def test_what_a_session_lost_that_ends_before_the_log_is_open_again(
 async def test_a_session_of_lost_seconds_is_known_by_its_number(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
-    """Its row is not known; no later session has a number like it."""
     log = open_run(redis_server.url, budget=10**6)
     first = await recorded(store, "one", tmp_path)
     await first.send(1)
@@ -175,7 +168,6 @@ async def test_a_session_of_lost_seconds_is_known_by_its_number(
 async def test_without_a_loss_of_redis_nothing_is_excused(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
-    """Also in a session that ended: an acknowledgement before the append shows."""
     open_run(redis_server.url, budget=10**6)
     actor = await recorded(store, "one", tmp_path)
     await actor.send(2)

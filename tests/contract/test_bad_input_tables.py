@@ -35,14 +35,12 @@ def asked(known: set[Words], rows: Iterable[Words]) -> set[Words]:
 
 
 def test_each_command_has_a_row_of_bad_input() -> None:
-    """In the table of commands or in that of services."""
     known = commands()
     rows = [words for table in (COMMANDS, REFUSED) for words, _ in table.values()]
     assert known - asked(known, rows) == set()
 
 
 def test_a_command_that_is_new_would_be_missed() -> None:
-    """Rows of another command do not speak for it, nor do those of its group."""
     new = ("gateway", "token", "renew")
     rows = [("gateway", "--listen", "x"), ("gateway", "token", "add", "t")]
     assert new not in asked({*commands(), new}, rows)

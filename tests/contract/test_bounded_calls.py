@@ -7,7 +7,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_call_says_what_it_can_make_grow() -> None:
-    """A new call of the protocol needs a row, and a row a call."""
     protos = (ROOT / "protos" / "penstock" / "v1").glob("*.proto")
     calls = {
         name for path in protos for name in re.findall(r"^\s*rpc (\w+)\(", path.read_text(), re.MULTILINE)

@@ -33,7 +33,6 @@ def violation(contract: dict[str, Any]) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", CONTRACTS)
 def test_a_contract_can_be_broken_here(name: str) -> None:
-    """The modules that `test_a_contract_fails_when_it_is_broken` would tie together are in the tree."""
     source, forbidden = violation(CONTRACTS[name])
     assert _path(source).exists()
     assert forbidden.split(".")[0] not in LINTER["root_packages"] or _path(forbidden).exists()
@@ -42,7 +41,6 @@ def test_a_contract_can_be_broken_here(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTRACTS)
 def test_a_contract_fails_when_it_is_broken(name: str, tmp_path: Path) -> None:
-    """One forbidden import in a copy of the packages is reported under the contract's name."""
     for package in LINTER["root_packages"]:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

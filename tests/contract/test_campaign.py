@@ -22,21 +22,18 @@ def dooms(seed: int) -> list[Doom]:
 
 
 def test_a_seed_names_a_campaign() -> None:
-    """Every life ends as it did; another seed is another campaign."""
     assert dooms(3) == dooms(3)
     assert dooms(3) != dooms(4)
 
 
 @pytest.mark.parametrize(("role", "members", "seed"), [("actor", 4, OF_ACTORS), ("broker", 2, OF_BROKERS)])
 def test_a_short_campaign_has_every_kind_of_death(role: str, members: int, seed: int) -> None:
-    """Each fail point of the role, and moments between them, are among the first lives of its victims."""
     lives = range(1, SHORT // members + 1)
     dooms = [draw(seed, f"{role}-{index}", life, Pace()) for index in range(members) for life in lives]
     assert {doom.point for doom in dooms} == {*POINTS[role], ""}
 
 
 def test_every_place_and_every_way_is_drawn() -> None:
-    """Over many lives; and each rule is one that a process understands."""
     drawn = [doom for seed in range(20) for doom in dooms(seed)]
     assert {point for points in POINTS.values() for point in points} == {doom.point for doom in drawn} - {""}
     assert set(WAYS) == {doom.way for doom in drawn}
@@ -48,7 +45,6 @@ def test_every_place_and_every_way_is_drawn() -> None:
 
 @pytest.mark.parametrize(("role", "folders"), FOLDERS.items())
 def test_every_place_is_one_that_its_process_passes(role: str, folders: tuple[str, ...]) -> None:
-    """A fail point that was renamed would never be met, which no other test would notice."""
     passed = {
         name
         for folder in folders
@@ -65,7 +61,6 @@ def kill(*, idle: bool) -> Kill:
 
 
 def test_a_campaign_against_idle_processes_fails() -> None:
-    """More than half is too many, and the message says where they were."""
     log = KillLog()
     for idle in (True, False):
         log.add(kill(idle=idle))

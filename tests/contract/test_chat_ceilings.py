@@ -26,14 +26,12 @@ TASTES = pytest.mark.parametrize("taste", [USUAL, CHANGED], ids=["usual", "chang
 
 @TASTES
 def test_half_of_what_the_reference_says_is_liked(taste: Taste) -> None:
-    """And there is something to learn: the best profile is liked by nine of ten or nearly so."""
     liked = taste.thumb_chance(FEATURES)
     assert float(REFERENCE.chances() @ liked) == pytest.approx(0.5, abs=0.02)
     assert liked.max() > 0.87
 
 
 def test_a_changed_taste_makes_the_old_best_no_better_than_the_reference() -> None:
-    """So a policy that does not follow is seen."""
     best = tilted(REFERENCE.chances(), USUAL.thumb_chance(FEATURES), 0.1)
     assert best @ USUAL.thumb_chance(FEATURES) > 0.75
     assert best @ CHANGED.thumb_chance(FEATURES) < 0.55
@@ -41,7 +39,6 @@ def test_a_changed_taste_makes_the_old_best_no_better_than_the_reference() -> No
 
 @TASTES
 def test_drawn_opinions_have_the_chances_that_the_ceilings_are_of(taste: Taste) -> None:
-    """Thumbs and ratings of 4,000 responses, against the expected values of those very responses."""
     people, rng = population(60, seed=0, taste=taste), np.random.default_rng(3)
     expected = {one.name: expected_rating(taste, one, FEATURES)[0] for one in taste.criteria}
     expected[THUMB] = taste.thumb_chance(FEATURES)
@@ -65,7 +62,6 @@ def test_drawn_opinions_have_the_chances_that_the_ceilings_are_of(taste: Taste) 
 
 @TASTES
 def test_no_order_of_profiles_passes_the_ceilings(taste: Taste) -> None:
-    """Neither a random one, nor an attribute alone, nor the order of another taste; the truth reaches it."""
     top, thumbs, rng = ceilings(taste), taste.thumb_chance(FEATURES), np.random.default_rng(4)
     assert 0.7 < top.auc < 0.85
     assert 0.7 < top.pair_accuracy < 0.8
@@ -78,7 +74,6 @@ def test_no_order_of_profiles_passes_the_ceilings(taste: Taste) -> None:
 
 
 def test_an_area_without_knowledge_is_a_half() -> None:
-    """Of equal scores, and of scores upside down what is left to 1."""
     thumbs = USUAL.thumb_chance(FEATURES)
     assert expected_auc(np.zeros(64), thumbs) == pytest.approx(0.5)
     up, down = expected_auc(thumbs, thumbs), expected_auc(-thumbs, thumbs)
@@ -86,7 +81,6 @@ def test_an_area_without_knowledge_is_a_half() -> None:
 
 
 def test_the_tilted_policy_is_the_best_of_many() -> None:
-    """No policy near it has a higher E[r] − β · KL."""
     reference, rewards, rng = REFERENCE.chances(), USUAL.thumb_chance(FEATURES), np.random.default_rng(5)
 
     def worth(policy: np.ndarray, beta: float) -> float:

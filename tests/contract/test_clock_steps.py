@@ -39,7 +39,6 @@ def pass_time(clock: Clock, log: LearnerLog, ms: int) -> int:
 async def test_sessions_live_on_and_end_when_they_are_silent(
     store: Store, redis_url: str, clock: Clock, step_ms: int
 ) -> None:
-    """A step costs no session; silence does, after the timeout and a bound."""
     log, actor = open_run(redis_url), Actor(store, "actor-0")
     timeout_ms = PACING.session_timeout_ms
     assert pass_time(clock, log, timeout_ms + SECOND_MS) == 0
@@ -54,7 +53,6 @@ async def test_sessions_live_on_and_end_when_they_are_silent(
 
 @FORTH_AND_BACK
 async def test_a_lease_is_held_and_ends_as_without_it(redis_url: str, clock: Clock, step_ms: int) -> None:
-    """Another learner neither gets the lease of one that lives nor waits longer for that of a dead one."""
     log, other = open_run(redis_url), LearnerLog.connect(redis_url, wait_s=5.0)
     clock.advance(step_ms)
     waited_ms = 0
@@ -74,7 +72,6 @@ async def test_a_lease_is_held_and_ends_as_without_it(redis_url: str, clock: Clo
 async def test_credit_stays_and_comes_back_as_without_it(
     store: Store, redis_url: str, clock: Clock, step_ms: int
 ) -> None:
-    """A session that works keeps its credit though another waits; from one that falls silent it returns."""
     log = open_run(redis_url, budget=CHARGE)
     working, waiting = Actor(store, "working"), Actor(store, "waiting")
     pass_time(clock, log, PACING.session_timeout_ms + SECOND_MS)

@@ -49,14 +49,12 @@ def mistakes(path: Path) -> list[str]:
 
 
 def test_every_load_of_a_model_refuses_its_code() -> None:
-    """Transformers asks on the terminal otherwise, and runs the code on a `y`."""
     paths = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
     assert sum(len(list(loads(path))) for path in paths) > 6
     assert [mistake for path in paths for mistake in mistakes(path)] == []
 
 
 def test_the_rule_sees_what_it_must(tmp_path: Path) -> None:
-    """A call without the word, with another value, or with it in a dictionary."""
     path = tmp_path / "careless.py"
     path.write_text(
         "AutoTokenizer.from_pretrained(folder)\n"

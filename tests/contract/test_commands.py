@@ -24,7 +24,6 @@ def commit(*answers: Answer, number: int = 1) -> Commit:
 
 
 async def test_a_request_id_is_one_command(store: Store, log: LearnerLog) -> None:
-    """Its number and revision rise once; the same id for something else is refused with what it names."""
     before = log.renew().revision
     first, is_new = await store.command("restore", "good", "id-1", "why")
     again, is_new_again = await store.command("restore", "good", "id-1")
@@ -40,7 +39,6 @@ async def test_a_request_id_is_one_command(store: Store, log: LearnerLog) -> Non
 
 
 async def test_a_commit_answers_what_it_contains(store: Store, log: LearnerLog) -> None:
-    """With it or not at all; a second call changes nothing; another epoch answers nothing."""
     command, _ = await store.command("restore", "good", "id-1")
     answer = done(command.number, "id-1")
     log.commit(commit(answer))
@@ -53,7 +51,6 @@ async def test_a_commit_answers_what_it_contains(store: Store, log: LearnerLog) 
 async def test_a_learner_that_is_fenced_answers_nothing(
     store: Store, log: LearnerLog, redis_url: str
 ) -> None:
-    """Neither with a commit nor alone."""
     command, _ = await store.command("restore", "good", "id-1")
     other = open_run(redis_url)
     answer = done(command.number, "id-1")
@@ -66,7 +63,6 @@ async def test_a_learner_that_is_fenced_answers_nothing(
 
 
 async def test_a_refusal_is_answered_at_once(store: Store, log: LearnerLog) -> None:
-    """Nothing was done, so no checkpoint has to contain it."""
     command, _ = await store.command("restore", "nothing", "id-1")
     refused = Answer(number=1, request_id="id-1", detail="no such name", refusal=CommandRefusal.NAME)
     log.answer(refused)
@@ -75,7 +71,6 @@ async def test_a_refusal_is_answered_at_once(store: Store, log: LearnerLog) -> N
 
 
 async def test_commands_that_wait_and_those_that_are_kept_are_bounded(store: Store, log: LearnerLog) -> None:
-    """Beyond the first bound a command is refused; beyond the second the oldest are forgotten, id and all."""
     for number in range(1, MAX_PENDING_COMMANDS + 1):
         await store.command("checkpoint", "", f"id-{number}")
     with pytest.raises(Refused, match="full: commands"):
@@ -93,7 +88,6 @@ async def test_commands_that_wait_and_those_that_are_kept_are_bounded(store: Sto
 async def test_a_redis_that_went_back_draws_no_number_twice(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """A learner may have done what Redis has forgotten; its number is that command's for ever."""
     for number in (1, 2):
         await store.command("checkpoint", "", f"id-{number}")
     log.commands()
@@ -111,12 +105,10 @@ async def test_a_redis_that_went_back_draws_no_number_twice(
 
 
 async def test_before_a_run_there_is_nothing_to_command(store: Store) -> None:
-    """No learner has taken it."""
     with pytest.raises(Refused, match="not_ready"):
         await store.command("checkpoint", "", "id-1")
 
 
 def test_refusals_have_the_numbers_of_the_protocol() -> None:
-    """One enumeration for Redis and the wire."""
     names = {name.removeprefix("COMMAND_REFUSAL_"): number for name, number in pb.CommandRefusal.items()}
     assert {one.name: one.value for one in CommandRefusal} == {k: v for k, v in names.items() if v}

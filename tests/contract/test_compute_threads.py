@@ -80,7 +80,6 @@ DO_NOT_COMPUTE: Final = {
 
 
 def test_pools_that_compute_keep_the_limit() -> None:
-    """A product takes no more threads of the system than the process allows; in a plain pool it takes all."""
     done = subprocess.run(
         [sys.executable, "-c", POOLS, str(LIMIT)],
         env={**os.environ, "OMP_NUM_THREADS": str(DEFAULT)},
@@ -97,7 +96,6 @@ def test_pools_that_compute_keep_the_limit() -> None:
 
 
 def test_a_server_answers_within_its_limit(tmp_path: Path) -> None:
-    """Of a network that torch runs in the thread for long passes; a first product there is small."""
     run = ServedRun(tmp_path / "run", section=PolicySection(hidden_sizes=(1024,) * 6, hidden_norm="batch"))
     run.describe()
     run.promote(run.next_version())
@@ -159,13 +157,11 @@ def within(name: str, rooms: Iterable[str]) -> bool:
 
 
 def test_no_other_thread_computes() -> None:
-    """Who makes one takes `penstock.runtime.compute_threads`, or says above why it computes nothing."""
     found = list(makers())
     assert [one for one in found if not within(one[0], DO_NOT_COMPUTE)] == []
     assert [room for room in DO_NOT_COMPUTE if not any(within(name, [room]) for name, _ in found)] == []
 
 
 def test_a_thread_without_the_limit_is_found() -> None:
-    """By whichever name it is imported."""
     text = "class A(Thread): ...\nthreading.Thread(target=f)\nfutures.ThreadPoolExecutor(1)\nasyncio.run(f())"
     assert len(list(made_in(ast.parse(text)))) == 4

@@ -46,7 +46,6 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
 def test_every_actor_takes_part_from_the_first_round_on(
     play: Play, actors: int, budget: int, batch: int, weights_first: bool
 ) -> None:
-    """The first update comes after one fragment time, whether weights or actors are there first."""
     outcome = play(Crowd(actors=actors, budget=budget, batch=batch, weights_first=weights_first), 8_000)
     assert outcome.updates[0] <= LONGEST_MS
     assert outcome.rounds_until_all(range(actors)) <= math.ceil(actors / budget) + 1
@@ -57,7 +56,6 @@ def test_every_actor_takes_part_from_the_first_round_on(
 def test_actors_lose_at_most_the_share_of_those_that_are_slow_or_hung(
     play: Play, kind: str, count: int
 ) -> None:
-    """The others do at least what they do in a crowd without such actors."""
     actors, half_ms = 20, 40_000
     usual = play(Crowd(actors=actors, budget=10, batch=5), 2 * half_ms)
     crowd = Crowd(
@@ -71,7 +69,6 @@ def test_actors_lose_at_most_the_share_of_those_that_are_slow_or_hung(
 
 
 def test_hung_first_comers_give_their_credit_to_those_that_come_later(play: Play) -> None:
-    """Before any fragment was appended their silence is bounded by the session timeout."""
     crowd = Crowd(actors=8, budget=4, batch=2, hung=4, hung_after=0)
     outcome = play(crowd, 90_000)
     assert outcome.rounds_until_all(crowd.rest) <= 3
@@ -79,7 +76,6 @@ def test_hung_first_comers_give_their_credit_to_those_that_come_later(play: Play
 
 
 def test_a_lock_step_round_goes_on_without_a_member_that_is_silent(play: Play) -> None:
-    """After a bound; later rounds do not wait for it again."""
     crowd = Crowd(actors=4, budget=4, batch=4, hung=1, hung_after=2, lock_step=True)
     outcome = play(crowd, 60_000)
     gaps = [later - earlier for earlier, later in zip(outcome.updates, outcome.updates[1:], strict=False)]

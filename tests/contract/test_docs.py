@@ -29,7 +29,6 @@ def _anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """Files that pages link to exist, and so do the headings."""
     links = re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)", page.read_text())
     dead = []
     for path, anchor in links:
@@ -41,7 +40,6 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_every_file_that_is_named_exists(page: Path) -> None:
-    """A path in a page is a path in the tree, unless the page has its reader write that file."""
     text = page.read_text()
     folders = (
         "actor|benchmarks|broker|deploy|docs|gateway|launch|learner|penstock|protos|recipes|tests|workloads"
@@ -68,13 +66,11 @@ def _definitions(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_every_function_that_is_linked_is_in_its_file(page: Path) -> None:
-    """A link from the name of a function or class leads to the file that defines it."""
     links = re.findall(r"\[`([A-Za-z_][\w.]*)`\]\(([\w./-]+\.py)\)", page.read_text())
     assert [name for name, path in links if name not in _definitions(page.parent / path)] == []
 
 
 def test_the_tables_of_a_service_for_agents_have_the_columns_that_are_there() -> None:
-    """Each name of the original's stands beside one of ours."""
     page = (ROOT / "docs" / "rlhf-reference.md").read_text()
     for name, table in (("Feedback", RatingRow), ("PolicyVersion", PolicyVersionRow)):
         head, _, rest = page.partition(f"\n| `{name}` | ")[2].partition("\n|---|---|\n")
@@ -86,7 +82,6 @@ def test_the_tables_of_a_service_for_agents_have_the_columns_that_are_there() ->
 
 
 def test_the_table_of_where_to_look_first_answers_each_question_with_a_place() -> None:
-    """Six mechanisms that a newcomer asks for are among them; that the places exist is held above."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     table = page.partition("\n## Where to look first\n")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| (.+?)\? \| (.+) \|$", table, flags=re.MULTILINE))
@@ -97,7 +92,6 @@ def test_the_table_of_where_to_look_first_answers_each_question_with_a_place() -
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_every_diff_has_its_place(page: Path) -> None:
-    """What a page has its reader replace is in the file, once."""
     diffs = re.findall(r"^```diff\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for diff in diffs:
         name, *hunks = re.split(r"^@@.*\n", diff, flags=re.MULTILINE)
@@ -110,14 +104,12 @@ def test_every_diff_has_its_place(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_no_paragraph_is_longer_than_130_words(page: Path) -> None:
-    """A reader who looks for one thing does not have to read ten; code and tables are left out."""
     prose = re.sub(r"^(```.*?^```|\|.*?$)", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", prose)
     assert [paragraph for paragraph in paragraphs if len(paragraph.split()) > 130] == []
 
 
 def test_the_glossary_holds_thirty_words_at_most() -> None:
-    """Whatever is not in it has its usual meaning, so a new word replaces one."""
     words = re.findall(r"^\| \*(.+?)\* \|", (ROOT / "docs" / "glossary.md").read_text(), flags=re.MULTILINE)
     assert 10 < len(words) <= 30
     assert words == sorted(set(words))
@@ -125,10 +117,6 @@ def test_the_glossary_holds_thirty_words_at_most() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_every_setting_that_is_named_exists(page: Path) -> None:
-    """`section.key` in a page is a setting.
-
-    Names of rooms and files, which look alike, are left out.
-    """
     kinds = (*SECTIONS.values(), *algorithm_sections().values())
     sections = "|".join(name for name, field in Settings.model_fields.items() if _keys(field.annotation))
     named = set(re.findall(rf"[`\s'\"](({sections})\.([a-z]\w*))(?==|`)", page.read_text()))
@@ -149,7 +137,6 @@ def _keys(section: object) -> Mapping[str, object]:
 
 
 def test_every_promise_names_a_test_that_exists() -> None:
-    """docs/guarantees.md claims nothing that no test shows."""
     text = (ROOT / "docs" / "guarantees.md").read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     assert named
@@ -163,7 +150,6 @@ def test_every_promise_names_a_test_that_exists() -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 def test_every_refusal_is_explained(reason: Reason) -> None:
-    """docs/operations.md has a row for each: what it means, what to do."""
     assert f"\n| `{reason.name}` | " in (ROOT / "docs" / "operations.md").read_text()
 
 
@@ -184,6 +170,5 @@ def test_every_refusal_is_explained(reason: Reason) -> None:
     ],
 )
 def test_every_make_target_is_in_the_pages(target: str) -> None:
-    """Who reads README or CONTRIBUTING knows what make can do."""
     assert f"\n{target}:" in (ROOT / "Makefile").read_text()
     assert any(f"make {target}" in page.read_text() for page in PAGES)

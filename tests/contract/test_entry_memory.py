@@ -36,7 +36,6 @@ def used_memory(raw: redis.Redis) -> int:
 
 @pytest.mark.parametrize(("count", "size"), [(10_000, 272), (64, 2**20 + 1000)], ids=["small", "large"])
 async def test_counted_is_what_is_used(redis_url: str, count: int, size: int) -> None:
-    """Never less, so that the ceiling holds, and not much more; trimming gives back what was counted."""
     log = open_run(
         redis_url, budget=(count + 1) * small_run.CHARGE, max_log_bytes=2**30, max_log_entries=10**6
     )
@@ -63,7 +62,6 @@ async def test_counted_is_what_is_used(redis_url: str, count: int, size: int) ->
 
 
 async def test_a_log_that_counted_payloads_is_counted_anew(redis_url: str) -> None:
-    """A run begun before entries counted what they take: the learner that takes it over counts them."""
     first, raw, store = open_run(redis_url), redis.Redis.from_url(redis_url), Store.connect(redis_url)
     actor = Actor(store, "actor-0")
     await actor.open()

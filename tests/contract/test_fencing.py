@@ -72,7 +72,6 @@ async def append(url: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", WRITES)
 async def test_a_write_under_an_old_epoch_changes_nothing(redis_url: str, old: LearnerLog, name: str) -> None:
-    """The whole of Redis is as it was."""
     await append(redis_url, 4)
     with redis.Redis.from_url(redis_url) as client:
         # What the scripts of a publication and of a trim would find half-done.
@@ -87,7 +86,6 @@ async def test_a_write_under_an_old_epoch_changes_nothing(redis_url: str, old: L
 
 
 def test_an_old_learner_opens_nothing_again(redis_url: str, old: LearnerLog) -> None:
-    """Opening raises the epoch: it must not be raised by who has lost it."""
     before = everything(redis_url)
     with pytest.raises(Refused) as caught:
         old.reopen(old.snapshot())
@@ -96,17 +94,12 @@ def test_an_old_learner_opens_nothing_again(redis_url: str, old: LearnerLog) -> 
 
 
 def test_release_by_an_old_learner_frees_no_lease(redis_url: str, old: LearnerLog) -> None:
-    """The lease of its successor stays."""
     before = everything(redis_url)
     old.release()
     assert everything(redis_url) == before
 
 
 async def test_a_call_whose_reply_is_lost_is_not_repeated_by_the_client(redis_url: str) -> None:
-    """There is one retry layer, and it is not the Redis client's.
-
-    An actor sends again, a learner's loop asks again.
-    """
     log = open_run(redis_url, budget=64 * CHARGE)
     with Proxy(redis_url.replace("unix://", "unix:"), http2=False) as proxy:
         url = proxy.address.replace("unix:", "unix://")

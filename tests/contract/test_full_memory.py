@@ -39,7 +39,6 @@ def _fill(client: "redis.Redis") -> None:
 
 
 async def test_append_waits_and_stores_nothing(store: Store, log: LearnerLog, full: "redis.Redis") -> None:
-    """FULL(staging): the actor sends the same fragment again later, and then it is taken."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append()
@@ -54,7 +53,6 @@ async def test_append_waits_and_stores_nothing(store: Store, log: LearnerLog, fu
 
 
 async def test_learner_and_sessions_go_on(store: Store, log: LearnerLog, full: "redis.Redis") -> None:
-    """Lease, publish, settle, commit, trim; open, watch, report, control, close."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(6)

@@ -16,7 +16,6 @@ STEPS = 50
 
 
 def test_the_tables_are_probabilities() -> None:
-    """Of every state and action; success mends within the states."""
     model = host_model()
     assert len(STATES) == 72
     assert np.allclose(model.arrivals.sum(1), 1)
@@ -26,7 +25,6 @@ def test_the_tables_are_probabilities() -> None:
 
 
 def test_it_agrees_with_a_search_through_all_futures() -> None:
-    """Three steps ahead, by recursion over what may happen instead of arrays."""
     reward, model = GoalReward(), host_model()
 
     @cache
@@ -47,7 +45,6 @@ def test_it_agrees_with_a_search_through_all_futures() -> None:
 
 
 def test_its_policy_earns_it() -> None:
-    """On the host itself, within four standard errors; no other rule does nearly as well."""
     found = optimum(STEPS, GoalReward())
     mean, error = play(found.policy)
     assert abs(mean - found.value) < 4 * error
@@ -57,7 +54,6 @@ def test_its_policy_earns_it() -> None:
 
 
 def test_the_best_policy_keeps_the_host_healthy() -> None:
-    """Rewards for repairs do not pay for neglect: what can be mended is mended, and else nothing is done."""
     policy = optimum(STEPS, GoalReward()).policy[0]
     chosen = {state: ACTIONS[action] for state, action in zip(STATES, policy, strict=True)}
     assert chosen[HEALTHY] == "nothing"

@@ -38,7 +38,6 @@ async def looks_while_it_starts(server: RedisServer) -> Counter[str]:
 
 
 async def test_a_redis_that_loads_its_file_is_waited_for(redis_binary: Binary, short_folder: Path) -> None:
-    """INFO says aof_enabled:0 until the file is loaded: a broker that believed it ended with an error."""
     first = RedisServer(redis_binary, short_folder)
     first.start()
     with redis.Redis.from_url(first.url) as client:

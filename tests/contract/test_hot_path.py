@@ -129,7 +129,6 @@ def lines(count: int) -> Sequence[Environment]:
 
 @pytest.mark.parametrize("of", [(Discrete(2), cartpoles), (box(1), lines)], ids=["a choice", "reals"])
 def test_calls_of_a_gradient_step(of: tuple[Space, Callable[[int], Sequence[Environment]]]) -> None:
-    """What epochs add to an update of PPO on a dense policy: permuting and taking minibatches included."""
     action, environments = of
     policy = small_policy(0, action)
     batch, counted = collect(policy, environments), []
@@ -145,23 +144,19 @@ def admit(raw: bytes, run: RunSpecification) -> None:
 
 
 def test_calls_of_a_forward_pass(rollout: Rollout) -> None:
-    """The same for one slot and for many."""
     assert calls(rollout.act) <= 75
 
 
 def test_calls_of_a_step(rollout: Rollout) -> None:
-    """Acting, stepping, recording and the share of cutting, for a vector of 16 environments."""
     assert calls(rollout.unroll) / STEPS <= 180
 
 
 def test_calls_to_admit_a_fragment() -> None:
-    """Of many in one request."""
     raw = append.encode(1, 0, [small_fragment(1, sequence) for sequence in range(1, 17)])
     assert calls(lambda: admit(raw, specification())) / 16 <= 115
 
 
 def test_calls_to_read_a_fragment() -> None:
-    """What the learner does with an entry of the log: header, check, views."""
     given = small_fragment(1)
     encoded = header_bytes(given.header)
 
@@ -210,7 +205,6 @@ async def session_of(store: Store) -> int:
 
 
 def test_calls_of_an_append(redis_url: str) -> None:
-    """One fragment and nothing else under way: checked, stored, acknowledged; gRPC's own share left out."""
     log = open_run(redis_url, budget=10_000 * CHARGE)
     with asyncio.Runner() as runner:
         store = Store.connect(redis_url)
@@ -235,7 +229,6 @@ def test_calls_of_an_append(redis_url: str) -> None:
 
 
 def test_calls_of_a_watch(redis_url: str) -> None:
-    """One that is not held."""
     log = open_run(redis_url, budget=10_000 * CHARGE)
     with asyncio.Runner() as runner:
         store, changes = Store.connect(redis_url), Changes()
@@ -312,10 +305,6 @@ def pass_inline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("pass_in_thread")
 @pytest.mark.parametrize(("asked", "most"), [({}, 95), ({"client_key": "ada"}, 113)])
 def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
-    """From bytes to bytes, one of many that share a forward pass.
-
-    Without a key, and with one that chooses an arm.
-    """
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded(**asked))
         act, context = runner.run(act_of(stand)), Asking()
@@ -332,7 +321,6 @@ def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
 
 @pytest.mark.usefixtures("pass_in_thread")
 def test_calls_of_a_step_that_is_learned_from() -> None:
-    """From bytes to bytes: each request brings the last reward, and many episodes share a forward pass."""
     with asyncio.Runner() as runner:
         stand, _ = runner.run(crowded())
         act, context = runner.run(act_of(stand)), Asking()
@@ -352,7 +340,6 @@ def test_calls_of_a_step_that_is_learned_from() -> None:
 
 @pytest.mark.usefixtures("pass_inline")
 def test_calls_to_answer_a_lonely_request() -> None:
-    """From bytes to bytes, with a forward pass to itself."""
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded())
         stand.batcher._expected, stand.batcher._until_probe = 1, 3 * STEPS
@@ -368,10 +355,6 @@ def test_calls_to_answer_a_lonely_request() -> None:
 @pytest.mark.usefixtures("pass_in_thread")
 @pytest.mark.parametrize(("asked", "most"), [({}, 95), ({"client_key": "ada"}, 135)])
 def test_calls_to_answer_a_request_of_a_stream(asked: dict[str, Any], most: int) -> None:
-    """From bytes to bytes, without a task or a future for each.
-
-    A plain one, and one that is read as a message.
-    """
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded(**asked))
         asking = Asking()
@@ -385,7 +368,6 @@ def test_calls_to_answer_a_request_of_a_stream(asked: dict[str, Any], most: int)
 
 
 def test_copies_of_a_payload_on_its_way_out(rollout: Rollout) -> None:
-    """The payload that is cut and no second one beside it."""
     fragment = rollout.unroll()
 
     def refill_and_cut() -> None:
@@ -396,7 +378,6 @@ def test_copies_of_a_payload_on_its_way_out(rollout: Rollout) -> None:
 
 
 def test_a_payload_is_copied_once_on_its_way_out_and_not_at_all_while_it_is_admitted() -> None:
-    """Into the message; checks look at it where it lies."""
     wide = Box(
         np.full(LARGE_BYTES // (4 * (STEPS + 1)), -1, np.float32),
         np.full(LARGE_BYTES // (4 * (STEPS + 1)), 1, np.float32),

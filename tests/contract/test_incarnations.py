@@ -71,7 +71,6 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
 async def test_a_broker_forgets_the_specification_of_the_run_before(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
-    """The first call is to be asked again; then the new run counts, though no session was opened here."""
     first = begin_anew(redis_url, unroll_length=3)
     admission, last_credit = Admission(store.specification, store.confirm, lambda: 0.0), LastCredit()
     store.on_incarnation(admission.forget)
@@ -95,7 +94,6 @@ async def test_a_broker_forgets_the_specification_of_the_run_before(
 async def test_a_broker_forgets_who_opened_the_sessions_of_the_run_before(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
-    """The numbers begin anew: who has one now is not taken for a stranger."""
     first = begin_anew(redis_url, unroll_length=4)
     owners = SessionOwners(store.owner_of, store.confirm)
     store.on_incarnation(owners.forget)
@@ -125,7 +123,6 @@ async def opened_by(store: Store, owner: str) -> int:
 async def test_what_was_checked_for_another_incarnation_is_not_appended(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
-    """A session of the run before has the number of one of this run."""
     first = open_run(redis_url)
     old = Actor(store, "actor-0")
     await old.open()
@@ -146,7 +143,6 @@ async def test_what_was_checked_for_another_incarnation_is_not_appended(
 async def test_a_redis_filled_from_an_older_snapshot_is_another_incarnation(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
-    """It was not restarted: the learner sees that it lacks entries, and opens the log again."""
     log, actor = open_run(redis_url, budget=1000), Actor(store, "actor-0")
     await actor.open()
     await actor.append(2)
@@ -168,7 +164,6 @@ async def test_a_redis_filled_from_an_older_snapshot_is_another_incarnation(
 async def test_a_redis_filled_from_a_snapshot_of_an_earlier_lease_is_opened_again(
     redis_url: str, raw: "redis.Redis"
 ) -> None:
-    """The epoch there is older than the lease's that is held: no other learner has taken it."""
     open_run(redis_url).close()
     held = snapshot(raw)
     log = open_run(redis_url)
@@ -182,7 +177,6 @@ async def test_a_redis_filled_from_a_snapshot_of_an_earlier_lease_is_opened_agai
 async def test_another_layout_is_refused_by_broker_and_learner(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
-    """Both layouts are named, and nothing is written."""
     log = open_run(redis_url)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -202,7 +196,6 @@ async def test_another_layout_is_refused_by_broker_and_learner(
 async def test_a_run_of_before_layouts_is_taken_over_by_a_learner(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
-    """Its state says nothing of layouts and incarnations; until it does, brokers wait."""
     open_run(redis_url).close()
     raw.hdel(keys.STATE, "layout", "incarnation")
     with pytest.raises(StoreUnavailable, match=f"has layout {FIRST_LAYOUT}") as told:

@@ -51,7 +51,6 @@ def ours(text: str) -> list[str]:
 
 
 def test_the_distribution_has_a_name_of_its_own() -> None:
-    """Its extras name it by the same name; the command is another matter."""
     assert PROJECT["name"] == DISTRIBUTION
     assert PROJECT["scripts"].keys() == {"penstock"}
     own = re.findall(r"penstock[\w-]*(?=\[)", str(PROJECT["optional-dependencies"]))
@@ -60,7 +59,6 @@ def test_the_distribution_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["chat", "prompts"])
 def test_what_a_site_begins_is_installed_with_it(name: str) -> None:
-    """`penstock gateway NAME` has its recipe also where it was installed, and does not lie in a checkout."""
     pytest.importorskip("argon2", reason="the gateway needs its extra")
     site: Site = load(find(name).site)()
     found = SETUPTOOLS["packages"]["find"]["include"]
@@ -70,7 +68,6 @@ def test_what_a_site_begins_is_installed_with_it(name: str) -> None:
 
 
 def test_every_command_that_installs_brings_this_program() -> None:
-    """A bare `pip install penstock` would bring somebody else's."""
     wrong = [
         f"{path.relative_to(ROOT)}: {requirement}"
         for path in [*PAGES, *SOURCES]
@@ -81,7 +78,6 @@ def test_every_command_that_installs_brings_this_program() -> None:
 
 
 def test_pages_name_both_ways() -> None:
-    """Where a page names the distribution, it also says how to install from a checkout."""
     for page in PAGES:
         found = ours(page.read_text())
         if any(requirement.startswith(DISTRIBUTION) for requirement in found):
@@ -90,7 +86,6 @@ def test_pages_name_both_ways() -> None:
 
 
 def test_every_extra_that_is_named_exists() -> None:
-    """In pages as in remedies."""
     known = set(PROJECT["optional-dependencies"])
     named = {
         extra.strip()
@@ -107,7 +102,6 @@ def test_every_extra_that_is_named_exists() -> None:
 
 @pytest.mark.parametrize("extra", ["ui", "rlhf"])
 def test_a_remedy_says_both_ways(extra: str) -> None:
-    """From a checkout, and by the distribution's name."""
     assert ours(how_to_install(extra)) == [f".[{extra}]", f"{DISTRIBUTION}[{extra}]"]
 
 
@@ -141,7 +135,6 @@ def required(names: Iterable[str]) -> set[str]:
 
 @pytest.mark.parametrize("module", ["launch.cli.app", "launch.inspection.status", "launch.control"])
 def test_an_operator_needs_no_extra(module: str) -> None:
-    """A run is looked at and steered from any image, also from that of the brokers."""
     of = packages_distributions()
     loaded = tops(LOADED.format(module=module)) - tops(NOTHING)
     there = required(PROJECT["dependencies"]) | {canonicalize_name(DISTRIBUTION)}

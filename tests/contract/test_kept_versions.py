@@ -55,7 +55,6 @@ async def status(url: str) -> Status:
 
 
 async def test_a_kept_version_stays_until_it_is_kept_no_longer(redis_url: str) -> None:
-    """However many are published after it; then its bytes go at once."""
     log = open_run(redis_url)
     first, second = publish(log, 2)
     assert log.kept.keep({first}, highest=second, traffic_revision=0) == ()
@@ -69,7 +68,6 @@ async def test_a_kept_version_stays_until_it_is_kept_no_longer(redis_url: str) -
 
 
 async def test_the_end_of_an_evaluation_does_not_let_go_of_what_is_kept(redis_url: str) -> None:
-    """The two reasons to hold bytes know nothing of each other."""
     log = open_run(redis_url)
     version = log.publish(BLOB, update=1, settled=0, scalars={}, pin=True).version
     log.kept.keep({version}, highest=version, traffic_revision=0)
@@ -80,7 +78,6 @@ async def test_the_end_of_an_evaluation_does_not_let_go_of_what_is_kept(redis_ur
 
 
 async def test_bytes_that_redis_let_go_come_back_and_the_pointer_stays(redis_url: str) -> None:
-    """Several chunks; actors go on with the newest version, and publications in between change nothing."""
     log = open_run(redis_url)
     (old,) = publish(log, 1, LARGE)
     newest = publish(log, 3)[-1]
@@ -96,7 +93,6 @@ async def test_bytes_that_redis_let_go_come_back_and_the_pointer_stays(redis_url
 
 
 async def test_bytes_half_put_back_go_with_the_version(redis_url: str) -> None:
-    """A learner that died in between leaves nothing for ever, also when publications came after it."""
     log = open_run(redis_url)
     (old,) = publish(log, 1, LARGE)
     publish(log, 3)
@@ -111,7 +107,6 @@ async def test_bytes_half_put_back_go_with_the_version(redis_url: str) -> None:
 
 
 async def test_what_is_not_kept_is_not_put_back(redis_url: str) -> None:
-    """It was retired while its bytes were on their way."""
     log = open_run(redis_url)
     (old,) = publish(log, 1)
     publish(log, 3)
@@ -123,7 +118,6 @@ async def test_what_is_not_kept_is_not_put_back(redis_url: str) -> None:
 
 
 async def test_the_next_learner_finds_what_is_kept(redis_url: str) -> None:
-    """A restart lets evaluations go, not what was registered."""
     log = open_run(redis_url)
     first = publish(log, 1)[0]
     log.kept.keep({first}, highest=first, traffic_revision=0)
@@ -138,7 +132,6 @@ async def test_the_next_learner_finds_what_is_kept(redis_url: str) -> None:
 
 
 def test_a_registered_number_is_never_drawn_again(redis_url: str) -> None:
-    """Also when the registry drew it while no learner lived."""
     log = open_run(redis_url)
     log.kept.keep((), highest=1000, traffic_revision=0)
     assert publish(log, 1) == [1001]
@@ -149,7 +142,6 @@ def test_a_registered_number_is_never_drawn_again(redis_url: str) -> None:
 
 
 async def test_a_watch_learns_the_revision_of_the_traffic(redis_url: str) -> None:
-    """As the learner last saw it in the registry."""
     log = open_run(redis_url)
     log.kept.keep((), highest=0, traffic_revision=7)
     store = Store.connect(redis_url)

@@ -30,7 +30,6 @@ def loaded_by(statement: str, output: Path, *, with_torch: bool) -> set[str]:
 
 
 def test_imports_run_one_way() -> None:
-    """Every contract of pyproject.toml is kept by the code as it is written."""
     lint = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run(
         [lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
@@ -54,13 +53,11 @@ def test_imports_run_one_way() -> None:
 def test_a_process_loads_no_more_than_its_role_needs(
     statement: str, absent: set[str], tmp_path: Path
 ) -> None:
-    """What is really imported, beside what the contracts say about source text."""
     loaded = loaded_by(statement, tmp_path / "loaded.json", with_torch="torch" not in absent)
     assert loaded & absent == set()
 
 
 def test_no_installed_distribution_owns_a_name_of_ours() -> None:
-    """`actor`, `broker`, `launch` … are short names; another package may want them."""
     owners = packages_distributions()
     for package in PACKAGES:
         assert set(owners.get(package, [DISTRIBUTION])) == {DISTRIBUTION}, package
@@ -79,7 +76,6 @@ def third_party_imports() -> set[str]:
 
 
 def test_every_import_is_a_declared_dependency_and_pinned() -> None:
-    """An extra that forgets a package, or constraints without it, fail here and not for a user."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {
         re.split(r"[\s\[<>=;]", requirement)[0].lower()
@@ -96,7 +92,6 @@ def test_every_import_is_a_declared_dependency_and_pinned() -> None:
 
 
 def test_nothing_unsafe_is_called() -> None:
-    """No pickle and no torch.load: what comes from disk or the wire is data."""
     unsafe = re.compile(
         r"\bimport (?:pickle|cloudpickle|dill|marshal)\b|\btorch\.load\(|(?<![\w.])eval\(|\bexec\("
     )
@@ -111,7 +106,6 @@ def test_nothing_unsafe_is_called() -> None:
 
 @pytest.mark.parametrize("room", PACKAGES)
 def test_a_file_name_says_one_thing_in_a_room(room: str) -> None:
-    """Two files of one name cannot be told apart in a traceback, an editor's tabs or a sentence."""
     files: dict[str, list[str]] = {}
     for path in sorted((ROOT / room).rglob("*.py")):
         if path.name not in {"__init__.py", "__main__.py"}:

@@ -52,7 +52,6 @@ async def read_command(reader: asyncio.StreamReader) -> list[bytes]:
 
 
 async def test_replies_come_to_those_who_asked(calls: Line) -> None:
-    """Of 500 calls at once, and an error among them is for its own caller."""
     await asyncio.gather(*(calls.ask("SET", f"key:{i}", i) for i in range(500)))
     asked = [calls.ask("GET", f"key:{i}") for i in range(500)]
     with pytest.raises(ResponseError, match="wrong number"):
@@ -63,7 +62,6 @@ async def test_replies_come_to_those_who_asked(calls: Line) -> None:
 
 
 async def test_what_is_larger_than_a_socket_takes_arrives_whole(calls: Line) -> None:
-    """In its place among small commands."""
     await calls.open()
     large = bytes(range(256)) * (5 * MIB // 256)
     replies = [asyncio.get_running_loop().create_future() for _ in range(3)]
@@ -79,7 +77,6 @@ async def test_what_is_larger_than_a_socket_takes_arrives_whole(calls: Line) -> 
 
 
 async def test_a_database_is_chosen_by_the_url(redis_url: str) -> None:
-    """Every connection of the line speaks to it."""
     third, first = Line(f"{redis_url}?db=3", None), Line(redis_url, None)
     await third.ask("SET", "key", "third")
     third.renew()
@@ -89,7 +86,6 @@ async def test_a_database_is_chosen_by_the_url(redis_url: str) -> None:
 
 
 async def test_a_line_that_is_renewed_ends_what_is_under_way(calls: Line) -> None:
-    """On the old connection; the next call opens another one."""
     numbers = [await calls.ask("CLIENT", "ID")]
     under_way = asyncio.ensure_future(calls.ask("CLIENT", "ID"))
     await asyncio.sleep(0)
@@ -99,7 +95,6 @@ async def test_a_line_that_is_renewed_ends_what_is_under_way(calls: Line) -> Non
 
 
 async def test_what_was_to_be_written_goes_on_though_the_line_is_to_be_renewed(calls: Line) -> None:
-    """On the connection that there is; it is closed when another one is there and its replies have come."""
     own = int(await calls.ask("CLIENT", "ID"))
     calls.renew()
     late = asyncio.get_running_loop().create_future()
@@ -114,7 +109,6 @@ async def test_what_was_to_be_written_goes_on_though_the_line_is_to_be_renewed(c
 async def test_a_server_that_says_nothing_is_not_waited_for(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one by one either: all that is under way fails at once, and the next call opens another one."""
     monkeypatch.setattr(line, "REPLY_TIMEOUT_S", 0.2)
     opened = 0
 
@@ -135,7 +129,6 @@ async def test_a_server_that_says_nothing_is_not_waited_for(
 async def test_a_server_that_answers_slowly_is_waited_for(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Silence counts, not how long a call that waits behind others has waited."""
     monkeypatch.setattr(line, "REPLY_TIMEOUT_S", 1.0)
 
     async def answer_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -152,7 +145,6 @@ async def test_a_server_that_answers_slowly_is_waited_for(
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b":1\r\n:2\r\n"])
 async def test_what_is_no_reply_breaks_the_line(short_folder: Path, said: bytes) -> None:
-    """And so does a reply that nobody asked for: it may be anybody's."""
     ended = asyncio.get_running_loop().create_future()
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -169,7 +161,6 @@ async def test_what_is_no_reply_breaks_the_line(short_folder: Path, said: bytes)
 
 
 async def test_a_line_that_cannot_be_opened_says_so_to_all_who_wait(short_folder: Path) -> None:
-    """Nothing listens there."""
     absent = Line(f"unix://{short_folder}/absent.sock", None)
     failed = await asyncio.gather(*(absent.ask("PING") for _ in range(3)), return_exceptions=True)
     assert {type(error) for error in failed} == {RedisConnectionError}
@@ -210,7 +201,6 @@ def certificates(folder: Path, of: str) -> TlsFiles:
 
 
 async def test_a_line_goes_over_tls(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Large payloads, too, which go in parts."""
     own = certificates(tmp_path / "own", "broker")
     async with over_tls(redis_server, certificates(tmp_path / "own", "redis")) as url:
         secure = Line(url, None, own)
@@ -224,7 +214,6 @@ async def test_a_line_goes_over_tls(redis_server: RedisServer, tmp_path: Path) -
 async def test_files_of_the_url_come_before_those_of_the_settings(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """As for the connections of a pool."""
     own, other = (certificates(tmp_path / name, "broker") for name in ("own", "other"))
     async with over_tls(redis_server, certificates(tmp_path / "own", "redis")) as url:
         named = f"ssl_ca_certs={own.authority}&ssl_certfile={own.certificate}&ssl_keyfile={own.key}"
@@ -234,7 +223,6 @@ async def test_files_of_the_url_come_before_those_of_the_settings(
 
 
 async def test_a_line_over_tcp_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nothing is said on it; by unix socket there is no need."""
     taken: list[tuple[int, int]] = []
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -259,7 +247,6 @@ async def test_a_line_over_tcp_is_kept_alive(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_server_of_another_authority_or_name_is_not_spoken_to(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Nor one that the system's authorities do not know, where none is named."""
     own, other = (certificates(tmp_path / name, "broker") for name in ("own", "other"))
     its = certificates(tmp_path / "own", "redis")
     async with over_tls(redis_server, its) as url, over_tls(redis_server, its, "127.0.0.2") as elsewhere:
@@ -272,7 +259,6 @@ async def test_a_server_of_another_authority_or_name_is_not_spoken_to(
 
 
 async def test_who_has_no_certificate_is_not_served(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Nor who has one of another authority; the line says that it is closed and waits for nothing."""
     own, other = (certificates(tmp_path / name, "broker") for name in ("own", "other"))
     async with over_tls(redis_server, certificates(tmp_path / "own", "redis")) as url:
         for files in (TlsFiles(authority=own.authority), replace(other, authority=own.authority)):

@@ -13,13 +13,11 @@ MODULES = sorted(set(re.findall(r"python -m (\S+) .*\$\(ARGS\)", (ROOT / "Makefi
 
 
 def test_the_long_measurements_are_among_them() -> None:
-    """Else nothing is tested here."""
     assert {"benchmarks", "benchmarks.proofs"} <= {*MODULES}
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_tells_how_it_is_used(module: str, tmp_path: Path) -> None:
-    """An import in a circle ends only the one that is started first."""
     said = tmp_path / "help.txt"
     code = ForkedProcess(MODULE, module, "--help", output=said).wait(PATIENCE_S)
     assert code == 0, said.read_text()

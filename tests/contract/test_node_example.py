@@ -39,7 +39,6 @@ def policy(server: ScriptedServer) -> ScriptedPolicy:
 
 
 def test_the_physics_are_those_of_gymnasium() -> None:
-    """The same states and ends from the same start and actions."""
     environment = gym.make("CartPole-v1").unwrapped
     first, _ = environment.reset(seed=3)
     state = [float(number) for number in environment.state]  # type: ignore[attr-defined]
@@ -60,7 +59,6 @@ def test_the_physics_are_those_of_gymnasium() -> None:
 
 
 async def test_episodes_are_played_with_their_rewards(server: ScriptedServer, policy: ScriptedPolicy) -> None:
-    """Inline, and the last one with the end."""
     result = await asyncio.to_thread(node_client.play, server.address, 3, learn=True)
     assert result["episodes"] == 3
     assert 8 <= result["mean_return"] <= 11
@@ -73,7 +71,6 @@ async def test_episodes_are_played_with_their_rewards(server: ScriptedServer, po
 async def test_lost_replies_and_overloads_cost_nothing(
     server: ScriptedServer, policy: ScriptedPolicy
 ) -> None:
-    """The same request again; an episode that the server lost is played anew."""
     policy.lost["Act"] = [server.closes]
     policy.script["EndEpisode"] = [refuses(Reason.OVERLOADED, 50), refuses(Reason.EPISODE_UNKNOWN)]
     result = await asyncio.to_thread(node_client.play, server.address, 1)

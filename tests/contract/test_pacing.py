@@ -69,10 +69,6 @@ async def _everybody(actors: list[Actor], learner: Learner, fragments: int) -> s
 
 
 async def test_64_actors_share_a_budget_of_four_fragments(store: Store, redis_url: str, clock: Clock) -> None:
-    """No actor waits for ever, and outstanding stays below the budget plus one fragment.
-
-    The time stands still: no actor is silent for too long on a busy machine.
-    """
     log = open_run(redis_url)
     actors = [Actor(store, f"actor-{index}") for index in range(64)]
     for actor in actors:
@@ -88,7 +84,6 @@ async def test_64_actors_share_a_budget_of_four_fragments(store: Store, redis_ur
 async def test_an_actor_that_dies_with_the_only_credit_gives_it_back(
     store: Store, redis_url: str, clock: Clock
 ) -> None:
-    """It is silent for one timeout; another worker is let on, and its session expires."""
     log = open_run(redis_url, budget=CHARGE, session_timeout_ms=2 * TICK_MS)
     dead, alive = Actor(store, "dead"), Actor(store, "alive")
     await dead.open()
@@ -106,7 +101,6 @@ async def test_an_actor_that_dies_with_the_only_credit_gives_it_back(
 
 
 async def test_an_actor_that_waits_for_credit_keeps_its_session(store: Store, redis_url: str) -> None:
-    """However long it has nothing to send; one that asks no more loses its own."""
     log = open_run(redis_url, budget=CHARGE, session_timeout_ms=1000)
     waiting, gone = Actor(store, "waiting"), Actor(store, "gone")
     await waiting.open()
@@ -124,7 +118,6 @@ async def test_an_actor_that_waits_for_credit_keeps_its_session(store: Store, re
 
 
 async def test_a_third_of_the_replies_is_lost(store: Store, redis_url: str) -> None:
-    """Credit is absolute: 30% lost replies of every call change nothing and duplicate nothing."""
     log = open_run(redis_url)
     actors = [Actor(store, f"actor-{index}") for index in range(6)]
     for actor in actors:
@@ -150,7 +143,6 @@ async def test_a_third_of_the_replies_is_lost(store: Store, redis_url: str) -> N
 
 
 async def test_a_skipped_update_gives_its_budget_back(store: Store, redis_url: str) -> None:
-    """Batches that are dropped for NaN settle without a publication."""
     log = open_run(redis_url)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -168,7 +160,6 @@ async def test_a_skipped_update_gives_its_budget_back(store: Store, redis_url: s
 async def test_credit_goes_one_fragment_at_a_time_and_further_ones_while_no_session_waits(
     store: Store, redis_url: str
 ) -> None:
-    """Who is alone gets more as it shows to work, up to its share; a newcomer has the next that is free."""
     log = open_run(redis_url, budget=6 * CHARGE, fragment_charge=CHARGE)
     first, second, third = (Actor(store, f"actor-{index}") for index in range(3))
     await first.open()
@@ -190,7 +181,6 @@ async def test_credit_goes_one_fragment_at_a_time_and_further_ones_while_no_sess
 
 
 async def test_what_a_short_fragment_leaves_is_for_sessions_that_wait(store: Store, redis_url: str) -> None:
-    """The session that appends it gets no further credit before that."""
     log = open_run(redis_url, budget=6 * CHARGE, fragment_charge=CHARGE)
     sender, waiting = Actor(store, "sender"), Actor(store, "waiting")
     await sender.open()
@@ -205,7 +195,6 @@ async def test_what_a_short_fragment_leaves_is_for_sessions_that_wait(store: Sto
 
 
 async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store, redis_url: str) -> None:
-    """Its numbers stay: what is begun with them later waits for its turn when it is appended."""
     log = open_run(redis_url, budget=2 * CHARGE)
     leaving, waiting = Actor(store, "leaving"), Actor(store, "waiting")
     await leaving.open()
@@ -226,7 +215,6 @@ async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store,
 
 
 async def test_credit_names_the_version_at_which_it_was_given(store: Store, redis_url: str) -> None:
-    """A worker that begins the newest sequence must have applied at least that version."""
     log = open_run(redis_url, budget=CHARGE)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -239,7 +227,6 @@ async def test_credit_names_the_version_at_which_it_was_given(store: Store, redi
 
 
 async def test_no_session_has_credit_before_the_first_weights(store: Store, redis_url: str) -> None:
-    """There is nothing to act with."""
     log = open_run(redis_url, publish=False)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -250,7 +237,6 @@ async def test_no_session_has_credit_before_the_first_weights(store: Store, redi
 
 
 async def test_a_short_fragment_replaces_its_full_charge(store: Store, redis_url: str) -> None:
-    """Outstanding counts F for credit and the true charge for what is appended."""
     log = open_run(redis_url, budget=2 * CHARGE)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -261,7 +247,6 @@ async def test_a_short_fragment_replaces_its_full_charge(store: Store, redis_url
 
 
 async def test_taking_the_lease_sets_settled_back(store: Store, redis_url: str) -> None:
-    """The steps since the checkpoint are outstanding again, and credit waits for them."""
     log = open_run(redis_url)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -283,7 +268,6 @@ def _lock_step(redis_url: str, actors: int, **pacing: Any) -> LearnerLog:
 
 
 async def test_a_round_gives_each_session_one_fragment(store: Store, redis_url: str) -> None:
-    """Round 0 opens with `actor.count` sessions; entries carry the stamp of their round."""
     log = _lock_step(redis_url, 2)
     first, second = Actor(store, "actor-0"), Actor(store, "actor-1")
     await first.open()
@@ -301,7 +285,6 @@ async def test_a_round_gives_each_session_one_fragment(store: Store, redis_url: 
 
 
 async def test_who_opens_later_joins_the_next_round(store: Store, redis_url: str) -> None:
-    """And who closes leaves the roster; what it appended stays."""
     log = _lock_step(redis_url, 1)
     first, late = Actor(store, "actor-0"), Actor(store, "actor-1")
     await first.open()
@@ -320,7 +303,6 @@ async def test_who_opens_later_joins_the_next_round(store: Store, redis_url: str
 
 
 async def test_three_actors_and_one_stops(store: Store, redis_url: str) -> None:
-    """S = 0: the stopped one expires and the rounds go on."""
     log = _lock_step(redis_url, 3, session_timeout_ms=1000)
     actors = [Actor(store, f"actor-{index}") for index in range(3)]
     for actor in actors:
@@ -342,7 +324,6 @@ async def test_three_actors_and_one_stops(store: Store, redis_url: str) -> None:
 
 
 async def test_a_round_without_workers_waits_for_the_next_one(store: Store, redis_url: str) -> None:
-    """The learner is not sent round after empty round."""
     log = _lock_step(redis_url, 1)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -357,7 +338,6 @@ async def test_a_round_without_workers_waits_for_the_next_one(store: Store, redi
 
 
 async def test_a_resumed_learner_finds_past_rounds_complete(store: Store, redis_url: str) -> None:
-    """It replays rounds by their stamp; publishing for a past round opens nothing."""
     log = _lock_step(redis_url, 1)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -377,7 +357,6 @@ async def test_a_resumed_learner_finds_past_rounds_complete(store: Store, redis_
 
 
 async def test_a_repeated_append_in_lock_step_takes_nothing_twice(store: Store, redis_url: str) -> None:
-    """The stamp and the roster follow the first."""
     log = _lock_step(redis_url, 1)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -393,7 +372,6 @@ async def test_a_repeated_append_in_lock_step_takes_nothing_twice(store: Store, 
 async def test_a_policy_server_has_its_turn_beside_busy_rollout_workers(
     store: Store, redis_url: str, clock: Clock, batch: int
 ) -> None:
-    """Workers that wait for each part of the budget leave a server one turn in each round of theirs."""
     log = open_run(redis_url)
     workers = [Actor(store, f"worker-{index}") for index in range(3)]
     server = Actor(store, "server", role=Role.SERVER)
@@ -416,7 +394,6 @@ async def test_a_policy_server_has_its_turn_beside_busy_rollout_workers(
 async def test_room_is_kept_no_longer_for_a_server_that_does_not_come_back(
     store: Store, redis_url: str, clock: Clock
 ) -> None:
-    """A worker waits for it for some seconds and no more."""
     log = open_run(redis_url, budget=CHARGE)
     worker, server = Actor(store, "worker"), Actor(store, "server", role=Role.SERVER)
     await worker.open()

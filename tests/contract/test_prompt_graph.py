@@ -14,7 +14,6 @@ REWARD = QualityReward()
 
 
 def test_it_is_the_best_and_the_mean_of_all_ways() -> None:
-    """Of a prompt from each of five draws."""
     random, source = np.random.default_rng(5), PromptSource()
     for _ in range(5):
         graph = text_graph(source.draw(random)[0], REWARD)
@@ -25,7 +24,6 @@ def test_it_is_the_best_and_the_mean_of_all_ways() -> None:
 
 
 def test_a_way_through_the_graph_earns_what_the_texts_do() -> None:
-    """Step by step with the functions themselves; a policy that is sure of it as well."""
     start = text = "Please, write a Python script."
     graph, total = text_graph(start, REWARD), 0.0
     policy = np.zeros((len(graph.texts), 5))

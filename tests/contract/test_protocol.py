@@ -23,10 +23,6 @@ def _breaking(protos: Path) -> str:
 
 
 def test_nothing_that_was_released_is_broken() -> None:
-    """Fields, numbers, types, services.
-
-    Nothing is taken away or changed (CONTRIBUTING.md says how to release).
-    """
     assert _breaking(PROTOS) == ""
 
 
@@ -39,7 +35,6 @@ def test_nothing_that_was_released_is_broken() -> None:
     ],
 )
 def test_what_would_break_a_client_is_found(tmp_path: Path, old: str, new: str, complaint: str) -> None:
-    """Taken away, of another type, of another name."""
     shutil.copytree(PROTOS / "penstock", tmp_path / "penstock")
     policy = tmp_path / "penstock" / "v1" / "policy.proto"
     text = policy.read_text()

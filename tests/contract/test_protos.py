@@ -23,12 +23,10 @@ def generator() -> ModuleType:
 
 
 def test_regenerating_the_stubs_changes_nothing(generator: ModuleType) -> None:
-    """What is checked in is what the .proto files say."""
     assert generator.drift(STUBS) == []
 
 
 def test_a_stub_that_was_edited_is_named(generator: ModuleType, tmp_path: Path) -> None:
-    """The drift check sees changed, foreign and missing files."""
     generator.generate(tmp_path)
     stubs = tmp_path / "penstock" / "v1"
     (stubs / "weights_pb2.py").write_text("edited")
@@ -38,14 +36,12 @@ def test_a_stub_that_was_edited_is_named(generator: ModuleType, tmp_path: Path) 
 
 
 def test_no_stub_is_kept_that_holds_no_service() -> None:
-    """A gRPC stub exists where a service is declared."""
     services = {path.stem for path in PROTOS if "\nservice " in path.read_text()}
     assert {path.name.removesuffix("_pb2_grpc.py") for path in STUBS.glob("*_pb2_grpc.py")} == services
 
 
 @pytest.mark.parametrize("path", PROTOS, ids=lambda path: path.name)
 def test_every_declaration_is_commented(path: Path) -> None:
-    """Messages, enumerations, services, fields, values and calls each follow a comment."""
     lines = path.read_text().splitlines()
     declaration = re.compile(r"\s*(message|enum|service|rpc|oneof|repeated|map<|\w+ \w+ = |[A-Z_0-9]+ = )")
     bare = [
@@ -58,7 +54,6 @@ def test_every_declaration_is_commented(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PROTOS, ids=lambda path: path.name)
 def test_field_numbers_have_no_holes(path: Path) -> None:
-    """A number that is missing was removed without being reserved."""
     module = importlib.import_module(f"penstock.v1.{path.stem}_pb2")
     file = FileDescriptorProto()
     module.DESCRIPTOR.CopyToProto(file)
@@ -69,7 +64,6 @@ def test_field_numbers_have_no_holes(path: Path) -> None:
 
 
 def test_the_stubs_need_no_newer_libraries_than_the_declared_floors() -> None:
-    """An image built with the lowest allowed grpcio and protobuf can import them."""
     declared = (ROOT / "pyproject.toml").read_text()
     for path in STUBS.glob("*_pb2_grpc.py"):
         wanted = re.search(r"GRPC_GENERATED_VERSION = '([\d.]+)'", path.read_text())

@@ -91,7 +91,6 @@ def _rows_of_the_readme() -> dict[str, str]:
 
 
 def test_every_row_has_its_source() -> None:
-    """A row that is added names where its figures come from."""
     rows = _rows_of_the_readme()
     assert [row for row in rows if not any(row.startswith(known) for known in SOURCES)] == []
     assert len(rows) == len(SOURCES)
@@ -99,7 +98,6 @@ def test_every_row_has_its_source() -> None:
 
 @pytest.mark.parametrize("row", SOURCES)
 def test_a_figure_is_the_one_of_the_page(row: str) -> None:
-    """To the digits that the README gives, each number in its place."""
     (text,) = [text for name, text in _rows_of_the_readme().items() if name.startswith(row)]
     told = _numbers(text)
     expected = [_value(source) for source in SOURCES[row]]
@@ -113,7 +111,6 @@ def test_a_figure_is_the_one_of_the_page(row: str) -> None:
 
 
 def test_the_readme_says_which_aims_are_missed() -> None:
-    """Steps per second beside the best other system, and how many of the aims for the path."""
     text = " ".join(_section("README.md", "How fast").split())
     bars = {row[0]: row for row in _rows(_section("docs/performance.md", "Bars"))}
     steps = bars["steps/s of CartPole-v1"]

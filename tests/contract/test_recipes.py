@@ -23,7 +23,6 @@ GIB: Final = 1024**3
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_it_resolves(recipe: Path, tmp_path: Path) -> None:
-    """Every key is known and every value allowed, also those that the workload reads itself."""
     if 'vectorise = "envpool"' in recipe.read_text():
         pytest.importorskip("envpool", reason="EnvPool is an extra")
     plan = make_plan(Request(what=str(recipe), run_dir=tmp_path / "run"))
@@ -35,7 +34,6 @@ def test_it_resolves(recipe: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", SERVICES, ids=lambda path: path.stem)
 def test_a_template_resolves_with_its_defaults_and_its_bounds(file: Path, tmp_path: Path) -> None:
-    """The least, the most and the default of every number are values that the settings take."""
     template = read_templates(file.parent)[file.stem]
     for bound in ("least", "most", "default"):
         recipe = recipe_of(file)
@@ -47,7 +45,6 @@ def test_a_template_resolves_with_its_defaults_and_its_bounds(file: Path, tmp_pa
 
 @pytest.mark.parametrize("file", TEXT, ids=lambda path: path.stem)
 def test_a_template_of_text_has_fragments_that_find_room(file: Path, tmp_path: Path) -> None:
-    """With the numbers that it has when nothing is chosen; an update is of a fragment."""
     template = read_templates(file.parent)[file.stem]
     recipe = recipe_of(file)
     lay_over(recipe, chosen_settings(template, template.chosen({})))
@@ -64,10 +61,6 @@ def test_a_template_of_text_has_fragments_that_find_room(file: Path, tmp_path: P
 
 
 def test_the_memory_of_the_gpu_adds_up() -> None:
-    """The total is the sum of the column.
-
-    The rows that follow from the model's dimensions are what these give.
-    """
     text = (FOLDER / "rlhf-gpu.toml").read_text().partition("# B·T·V is")[0]
     *rows, total = [float(number) for number in re.findall(r"  (\d+\.\d\d)$", text, re.MULTILINE)]
     assert sum(rows) == pytest.approx(total, abs=0.005)
@@ -103,7 +96,6 @@ def test_the_memory_of_the_gpu_adds_up() -> None:
 
 
 def test_the_reference_has_the_numbers_of_the_presets() -> None:
-    """Tokens of an answer, rank and updates, of each file of the kind."""
     page = (FOLDER.parent / "docs" / "rlhf-reference.md").read_text()
     rows = re.findall(r"^\| `(\w+)`.*?\| (\d+) tokens \| (\d+) \| ([\d,]+) \|", page, re.MULTILINE)
     told = {name: [int(one.replace(",", "")) for one in figures] for name, *figures in rows}

@@ -76,7 +76,6 @@ def called_by_source(user: str) -> set[str]:
 
 
 def test_each_user_may_exactly_what_its_code_calls() -> None:
-    """A command that is new in a script or gone from it fails here until the file says so."""
     learner_scripts = set(script.names()) - BROKER_SCRIPTS | {"greet"}
     assert allowed()["broker"] == called_by_source("broker") | called_by_scripts(BROKER_SCRIPTS)
     assert allowed()["learner"] == called_by_source("learner") | called_by_scripts(learner_scripts)
@@ -100,7 +99,6 @@ def denied(admin: Any, user: str) -> set[str]:
 
 
 async def test_the_users_are_enough_for_a_whole_run(server: GuardedRedis) -> None:
-    """Begun, rewound, gone on with, ended; then read by an audit. Nothing was refused."""
     admin = server.admin()
     clear(admin)
     await play(server, "broker", "learner")
@@ -112,7 +110,6 @@ async def test_the_users_are_enough_for_a_whole_run(server: GuardedRedis) -> Non
 
 @pytest.mark.parametrize("user", ["broker", "learner"])
 async def test_each_command_is_needed(server: GuardedRedis, user: str) -> None:
-    """Without it the same run ends in a refusal of that very command."""
     admin = server.admin()
     for command in sorted(allowed()[user] - UNREACHED[user]):
         clear(admin)
@@ -155,7 +152,6 @@ def _is_refused(client: Any, words: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("user", ["broker", "learner", "operator"])
 def test_nothing_else_is_allowed(server: GuardedRedis, user: str) -> None:
-    """Each ends NOPERM."""
     client: Any = redis.Redis.from_url(server.url_of(user), password=server.password(user))
     served = [what for what, words in FORBIDDEN.items() if not _is_refused(client, words)]
     assert served == []
@@ -168,7 +164,6 @@ def test_nothing_else_is_allowed(server: GuardedRedis, user: str) -> None:
     "command", [("SET", "penstock:state", "1"), ("DEL", "penstock:log"), ("EVAL", "return 1", "0")]
 )
 def test_an_operator_changes_nothing(server: GuardedRedis, command: tuple[str, ...]) -> None:
-    """Its user reads a run and no more."""
     client: Any = redis.Redis.from_url(server.url_of("operator"), password=server.password("operator"))
     with pytest.raises(redis.exceptions.NoPermissionError):
         client.execute_command(*command)
@@ -176,7 +171,6 @@ def test_an_operator_changes_nothing(server: GuardedRedis, command: tuple[str, .
 
 
 async def test_what_users_have_written_outlives_a_restart(server: GuardedRedis) -> None:
-    """All of it: a server replays the transactions of its file with the rights of the default user."""
     admin = server.admin()
     clear(admin)
     await play(server, "broker", "learner")
@@ -188,7 +182,6 @@ async def test_what_users_have_written_outlives_a_restart(server: GuardedRedis) 
 
 
 async def test_a_server_that_would_forget_at_a_restart_is_refused(server: GuardedRedis) -> None:
-    """A broker says which rights its user `default` lacks; where it may not ask, it warns."""
     admin = server.admin()
     asker: Any = asyncio_redis.Redis.from_url(server.url_of("broker"), password=server.password("broker"))
     version = guard.parse_version((await guard.examine(asker, server.url, BrokerSection())).version)
@@ -218,7 +211,6 @@ def contents(admin: Any) -> dict[bytes, Any]:
 
 
 async def test_without_a_password_no_caller_is_served(server: GuardedRedis) -> None:
-    """Neither the default user, nor a user with another's password."""
     for url, password in (
         (f"unix://{server.folder / 'redis.sock'}", None),
         (server.url_of("broker"), server.password("learner")),
@@ -244,7 +236,6 @@ def tls_server(redis_binary: Binary, short_folder: Path) -> Iterator[GuardedRedi
 
 
 async def test_a_whole_run_goes_over_tls(tls_server: GuardedRedis) -> None:
-    """With the certificates of broker and learner, the server's checked against the authority."""
     admin = tls_server.admin()
     clear(admin)
     await play(tls_server, "broker", "learner")
@@ -254,7 +245,6 @@ async def test_a_whole_run_goes_over_tls(tls_server: GuardedRedis) -> None:
 async def test_who_has_no_certificate_or_trusts_another_authority_is_not_served(
     tls_server: GuardedRedis, tmp_path: Path
 ) -> None:
-    """The password alone opens nothing; and no client gives it to a server that it does not know."""
     from launch.commands.certificates import Order, main
     from penstock.rpc.tls_files import TlsFiles
 

@@ -95,7 +95,6 @@ def numbers(versions: tuple[PolicyVersion, ...]) -> list[int]:
 
 
 def test_a_registered_version_is_read_as_it_was_said(registry: Registry) -> None:
-    """Every field, with an evaluation and without, times aware and in UTC."""
     said = new(7, parent=3, evaluation=Evaluation(mean=480.0, std=12.5, episodes=20), reason="best so far")
     stored = registry.register(said, by="learner")
     assert stored == registry.get("default", 7)
@@ -107,7 +106,6 @@ def test_a_registered_version_is_read_as_it_was_said(registry: Registry) -> None
 
 
 def test_registering_again_changes_nothing(registry: Registry) -> None:
-    """A learner that resumes says again what it said; the status stays and there is one event."""
     register(registry, 7)
     registry.promote("default", 7, "good", by="ada")
     assert Status.ACTIVE is registry.register(new(7), by="learner").status
@@ -116,7 +114,6 @@ def test_registering_again_changes_nothing(registry: Registry) -> None:
 
 @pytest.mark.parametrize("change", [{"sha256": "f" * 64}, {"run": "another-run"}])
 def test_a_number_names_one_version_for_ever(registry: Registry, change: dict[str, Any]) -> None:
-    """Other bytes, or another run, under a number that is taken."""
     register(registry, 7)
     with pytest.raises(DifferentBytes, match="version=7 of policy='default' is registered with sha256=0"):
         registry.register(new(7, **change), by="learner")
@@ -124,7 +121,6 @@ def test_a_number_names_one_version_for_ever(registry: Registry, change: dict[st
 
 
 def test_runs_that_train_one_policy_have_numbers_of_their_own(url: str, registry: Registry) -> None:
-    """Behind what is registered, also when they ask at the same time; the same again for the same run."""
     assert registry.reserve("alpha/My_agent", "first") == 1
     registry.register(new(40), by="learner")
     assert registry.reserve("default", "b") == RANGE + 1
@@ -142,7 +138,6 @@ def test_runs_that_train_one_policy_have_numbers_of_their_own(url: str, registry
 
 
 def test_an_unknown_version_is_named(registry: Registry) -> None:
-    """By every call that names one."""
     for call in (
         lambda: registry.get("default", 9),
         lambda: registry.promote("default", 9, "x", by="ada"),
@@ -156,7 +151,6 @@ def test_an_unknown_version_is_named(registry: Registry) -> None:
 
 
 def test_promotion_moves_the_arms_and_keeps_the_one_before(registry: Registry) -> None:
-    """The old active version is retired and stays pinned; the one before it is let go."""
     register(registry, 1, 2, 3)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "second", by="ada", to=Status.CANARY, canary_share=0.25)
@@ -178,7 +172,6 @@ def test_promotion_moves_the_arms_and_keeps_the_one_before(registry: Registry) -
 
 
 def test_a_repeated_promotion_changes_nothing(registry: Registry) -> None:
-    """A reply was lost and the call is made again: same arms, same revision, no second event."""
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "second", by="ada")
@@ -189,7 +182,6 @@ def test_a_repeated_promotion_changes_nothing(registry: Registry) -> None:
 
 
 def test_what_may_not_be_promoted_is_refused_with_the_remedy(registry: Registry) -> None:
-    """A second canary, a retired version, one that was rolled back, and an active one made canary."""
     register(registry, 1, 2, 3, 4)
     registry.retire("default", 1, "old", by="ada")
     registry.promote("default", 2, "first", by="ada")
@@ -212,7 +204,6 @@ def test_what_may_not_be_promoted_is_refused_with_the_remedy(registry: Registry)
 
 
 def test_a_canary_that_is_rolled_back_leaves_the_active_version(registry: Registry) -> None:
-    """No client is sent to it any more: neither by share, nor as shadow, nor by a pin."""
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "try", by="ada", to=Status.CANARY, canary_share=0.1)
@@ -227,7 +218,6 @@ def test_a_canary_that_is_rolled_back_leaves_the_active_version(registry: Regist
 
 
 def test_the_version_before_takes_over_when_the_active_one_is_rolled_back(registry: Registry) -> None:
-    """Once: then nothing is kept to go back to, and the remedy is named."""
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
     with pytest.raises(NotAllowed, match="keeps no version from before version=1: promote another"):
@@ -242,7 +232,6 @@ def test_the_version_before_takes_over_when_the_active_one_is_rolled_back(regist
 
 
 def test_who_comes_second_with_a_verdict_changes_nothing(registry: Registry) -> None:
-    """Two servers judge the same canary: the second rollback does not reach the active version."""
     register(registry, 1, 2, 3)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "second", by="ada")
@@ -256,7 +245,6 @@ def test_who_comes_second_with_a_verdict_changes_nothing(registry: Registry) -> 
 
 
 def test_a_rollback_is_recorded_as_a_new_version_with_old_content(registry: Registry) -> None:
-    """It takes over from the version whose content it has; said again it changes nothing."""
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "second", by="ada")
@@ -280,7 +268,6 @@ def test_a_rollback_is_recorded_as_a_new_version_with_old_content(registry: Regi
 
 
 def test_content_that_a_rollback_made_active_again_awaits_a_number(registry: Registry) -> None:
-    """Until it is published anew, or another version is promoted; not when a canary was withdrawn."""
     for version in (1, 2, 3):
         registry.register(new(version), by="learner")
     assert registry.awaiting_number("default") is None
@@ -308,7 +295,6 @@ def test_content_that_a_rollback_made_active_again_awaits_a_number(registry: Reg
 
 
 def test_at_most_sixteen_versions_are_pinned(registry: Registry) -> None:
-    """The refusal names them; what is retired makes room; a promotion never needs room."""
     register(registry, *range(1, MAX_PINNED + 1))
     with pytest.raises(TooManyPinned, match=r"keeps 16 versions, at most 16: retire one of 1, 2, 3, .*16"):
         register(registry, 17)
@@ -321,10 +307,6 @@ def test_at_most_sixteen_versions_are_pinned(registry: Registry) -> None:
 
 
 def test_room_is_made_from_what_serves_no_client_and_is_worth_least(registry: Registry) -> None:
-    """The rolled back first, then periodic ones by age.
-
-    Never arms, the standby, what traffic names, or all best.
-    """
     register(registry, 1, 2, 3)
     register(registry, 4, origin=Origin.BEST)
     register(registry, *range(5, 17))
@@ -341,7 +323,6 @@ def test_room_is_made_from_what_serves_no_client_and_is_worth_least(registry: Re
 
 
 def test_what_serves_is_not_retired(registry: Registry) -> None:
-    """Neither the active version nor one that traffic names; a canary is, and gives its share back."""
     register(registry, 1, 2, 3)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "try", by="ada", to=Status.CANARY, canary_share=0.5)
@@ -356,7 +337,6 @@ def test_what_serves_is_not_retired(registry: Registry) -> None:
 
 
 def test_the_standby_can_be_let_go(registry: Registry) -> None:
-    """Its weights are then held no longer."""
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "second", by="ada")
@@ -365,10 +345,6 @@ def test_the_standby_can_be_let_go(registry: Registry) -> None:
 
 
 def test_traffic_is_changed_as_it_was_read(registry: Registry) -> None:
-    """Its revision rises by one; the same again changes nothing.
-
-    What was changed in between is a conflict.
-    """
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "try", by="ada", to=Status.CANARY)
@@ -382,7 +358,6 @@ def test_traffic_is_changed_as_it_was_read(registry: Registry) -> None:
 
 
 def test_traffic_to_what_is_not_there_is_refused(registry: Registry) -> None:
-    """A share without a canary, a shadow and a pin of a version that is not held."""
     register(registry, 1)
     empty = registry.traffic("default")
     for wanted, message in (
@@ -396,7 +371,6 @@ def test_traffic_to_what_is_not_there_is_refused(registry: Registry) -> None:
 
 
 def test_the_arms_are_read_together(registry: Registry) -> None:
-    """For routing: what serves, and what is held."""
     assert follow(registry.arms("default"), Arm.ACTIVE).arm is Arm.LATEST
     register(registry, 1, 2, 3)
     registry.promote("default", 1, "first", by="ada")
@@ -407,7 +381,6 @@ def test_the_arms_are_read_together(registry: Registry) -> None:
 
 
 def test_the_audit_says_who_did_what_and_why(registry: Registry) -> None:
-    """Newest first, bounded, of one policy; a change that is refused leaves no trace."""
     register(registry, 1, 2)
     register(registry, 1, policy="other")
     registry.promote("default", 1, "held up for a week", by="operator/ada")
@@ -425,7 +398,6 @@ def test_the_audit_says_who_did_what_and_why(registry: Registry) -> None:
 
 @pytest.mark.parametrize(("reason", "by"), [("", "ada"), ("x", " "), ("x" * 2000, "ada")])
 def test_a_change_without_reason_or_name_is_refused(registry: Registry, reason: str, by: str) -> None:
-    """And leaves nothing behind."""
     register(registry, 1)
     with pytest.raises(ValueError, match="what the audit shall show"):
         registry.promote("default", 1, reason, by=by)
@@ -435,7 +407,6 @@ def test_a_change_without_reason_or_name_is_refused(registry: Registry, reason: 
 def test_the_database_itself_admits_one_active_version(
     url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write past the registry is stopped by the tables."""
     monkeypatch.setattr("penstock.registry.database.RETRY_S", 0.1)
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
@@ -509,10 +480,6 @@ def race(url: str, call: str, *turns: list[int]) -> dict[int, str]:
 
 
 def test_processes_that_promote_at_once_take_turns(url: str, registry: Registry) -> None:
-    """Each promotion is made, one after the other.
-
-    One is active at the end, one kept, and the audit is a chain.
-    """
     register(registry, *range(1, 13))
     said = race(url, "promote", [1, 3, 5, 7, 9, 11], [2, 4, 6, 8, 10, 12])
     assert dict.fromkeys(range(1, 13), "done") == dict(sorted(said.items()))
@@ -529,7 +496,6 @@ def test_processes_that_promote_at_once_take_turns(url: str, registry: Registry)
 
 
 def test_of_processes_that_want_the_canary_one_gets_it(url: str, registry: Registry) -> None:
-    """The others are told who has it."""
     register(registry, 1, 2, 3)
     said = race(url, "canary", [1], [2], [3])
     assert ["NotAllowed", "NotAllowed", "done"] == sorted(said.values())
@@ -537,7 +503,6 @@ def test_of_processes_that_want_the_canary_one_gets_it(url: str, registry: Regis
 
 
 def test_no_change_of_traffic_hides_another(url: str, registry: Registry) -> None:
-    """Each that is made raises the revision; one that builds on what has changed since is a conflict."""
     said = race(url, "traffic", list(range(1, 60)), list(range(101, 160)))
     assert {"done", "Conflict"} >= set(said.values())
     done = [number for number, ending in said.items() if ending == "done"]
@@ -548,17 +513,12 @@ def test_no_change_of_traffic_hides_another(url: str, registry: Registry) -> Non
 
 
 def test_the_bound_holds_against_processes_that_register_at_once(url: str, registry: Registry) -> None:
-    """Sixteen are kept, the others refused."""
     said = race(url, "register", list(range(1, 20)), list(range(101, 120)))
     assert {"done", "TooManyPinned"} == set(said.values())
     assert MAX_PINNED == len(registry.pinned("default")) == list(said.values()).count("done")
 
 
 def test_who_opens_a_new_registry_at_the_same_time_makes_one(url: str) -> None:
-    """One brings the tables up, the others find them.
-
-    Threads, which meet within a millisecond, and processes.
-    """
     together = Barrier(6)
 
     def open_and_look() -> int:
@@ -575,7 +535,6 @@ def test_who_opens_a_new_registry_at_the_same_time_makes_one(url: str) -> None:
 def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_behind(
     url: str, registry: Registry
 ) -> None:
-    """Neither half a promotion nor a lock."""
     register(registry, 1)
     code = """
 import sys, time
@@ -602,7 +561,6 @@ Database(sys.argv[1]).write(promote)
 
 
 def test_a_database_that_stays_busy_is_a_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers go on meanwhile; the message says what to do."""
     monkeypatch.setattr("penstock.registry.database.BUSY_S", 0.05)
     monkeypatch.setattr("penstock.registry.database.RETRY_S", 0.2)
     file = tmp_path / "registry.sqlite"
@@ -620,7 +578,6 @@ def test_a_database_that_stays_busy_is_a_conflict(tmp_path: Path, monkeypatch: p
 
 
 def test_a_database_that_does_not_answer_is_unavailable(tmp_path: Path, short_folder: Path) -> None:
-    """No such folder, no such server; no password in the message."""
     with pytest.raises(Unavailable, match="does not answer: unable to open"):
         Registry.open(f"sqlite:///{tmp_path}/none/registry.sqlite", migrate=True)
     with pytest.raises(Unavailable, match="does not answer") as caught:
@@ -631,7 +588,6 @@ def test_a_database_that_does_not_answer_is_unavailable(tmp_path: Path, short_fo
 @pytest.mark.postgresql
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
 def test_a_server_that_comes_back_is_used_again(short_folder: Path) -> None:
-    """While it is away calls say so; afterwards what was answered is there, on the same open registry."""
     programs = find_programs()
     assert programs is not None
     server = PostgresqlServer(programs, short_folder)
@@ -654,7 +610,6 @@ def test_a_server_that_comes_back_is_used_again(short_folder: Path) -> None:
 @pytest.mark.postgresql
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
 def test_a_database_without_a_locale_serves(postgresql: PostgresqlServer) -> None:
-    """Made by an `initdb` that found none; its driver answered bytes where text was expected."""
     url = postgresql.new_database("ascii", "--encoding", "SQL_ASCII", "--locale", "C")
     with Registry.open(url, migrate=True) as registry:
         assert registry.policies() == ()

@@ -30,7 +30,6 @@ def log(redis_url: str) -> Iterator[LearnerLog]:
 async def test_a_restarted_redis_is_closed_until_the_learner_opens_it(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """Actors are asked to wait, writes of the learner too; opening lets everybody go on where they were."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(2)
@@ -60,7 +59,6 @@ async def test_a_restarted_redis_is_closed_until_the_learner_opens_it(
 async def test_an_actor_cannot_book_more_lost_than_a_log_ever_held(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """The word of one actor would else raise the books to where doubles round."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(1)
@@ -76,7 +74,6 @@ async def test_an_actor_cannot_book_more_lost_than_a_log_ever_held(
 async def test_allocators_leap_and_the_old_epoch_is_fenced(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """What was drawn in lost seconds is never drawn again: session, version, epoch."""
     actor = Actor(store, "actor-0")
     await actor.open()
     redis_server.restart()
@@ -99,7 +96,6 @@ async def test_allocators_leap_and_the_old_epoch_is_fenced(
 async def test_lost_entries_are_found_booked_and_passed(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """Six acknowledged, the learner has read four, Redis comes back with two: the books balance."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(2)
@@ -130,7 +126,6 @@ async def test_lost_entries_are_found_booked_and_passed(
 async def test_what_is_lost_and_not_yet_read_is_in_the_books(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """A run may end before the hole is consumed: its numbers are lost, its marker is no entry."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(2)
@@ -149,7 +144,6 @@ async def test_what_is_lost_and_not_yet_read_is_in_the_books(
 async def test_an_actor_whose_appends_were_all_lost_gets_credit_again(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """It waits with all its credit used; the row in Redis believes that it is still busy."""
     actor = Actor(store, "actor-0")
     await actor.open()
     copy = redis_server.save_aof()
@@ -167,7 +161,6 @@ async def test_an_actor_whose_appends_were_all_lost_gets_credit_again(
 async def test_an_actor_that_lies_after_a_re_opening_holds_no_more_than_its_share(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """What it says it has begun and seen acknowledged is taken once, and only as far as it can be true."""
     liar, honest = Actor(store, "actor-0"), Actor(store, "actor-1")
     await liar.open()
     await honest.open()
@@ -193,7 +186,6 @@ async def test_an_actor_that_lies_after_a_re_opening_holds_no_more_than_its_shar
 async def test_a_session_opened_after_a_re_opening_has_no_privilege(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """It lost nothing: no acknowledgement of its own, no credit."""
     redis_server.restart()
     await reconnect(store)
     log.reopen(log.snapshot())
@@ -212,7 +204,6 @@ async def test_a_session_opened_after_a_re_opening_has_no_privilege(
 async def test_credit_given_in_lost_seconds_is_honoured(
     redis_server: RedisServer, store: Store, redis_url: str
 ) -> None:
-    """The actor began a sequence that the returned row knows nothing of."""
     log = open_run(redis_url, budget=CHARGE)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -231,7 +222,6 @@ async def test_credit_given_in_lost_seconds_is_honoured(
 async def test_lock_step_goes_on_after_its_round_was_lost(
     redis_server: RedisServer, store: Store, redis_url: str
 ) -> None:
-    """The roster of the returned Redis waits for a session that has appended already."""
     log = open_run(redis_url, lock_step=True)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -251,7 +241,6 @@ async def test_lock_step_goes_on_after_its_round_was_lost(
 async def test_sessions_are_not_expired_sooner_than_one_timeout_after_opening(
     redis_server: RedisServer, store: Store, redis_url: str
 ) -> None:
-    """Every row's last-seen becomes now."""
     log = open_run(redis_url, session_timeout_ms=300)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -271,7 +260,6 @@ async def test_sessions_are_not_expired_sooner_than_one_timeout_after_opening(
 async def test_a_leap_that_redis_has_lost_is_not_made_again(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """Two power losses in a row, the learner's death in between: no session, version or epoch comes twice."""
     copy, kept = redis_server.save_aof(), log.snapshot()
     sessions, versions, epochs = set[int](), set[int](), set[int]()
     for index in range(3):
@@ -292,7 +280,6 @@ async def test_a_leap_that_redis_has_lost_is_not_made_again(
 async def test_a_session_opened_in_lost_seconds_expires(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """Its actor opens a new one, with a number never drawn."""
     copy = redis_server.save_aof()
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -311,7 +298,6 @@ async def test_a_session_opened_in_lost_seconds_expires(
 async def test_reports_are_taken_again_after_a_rewind(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """The learner's position in the reports stays valid."""
     actor = Actor(store, "actor-0")
     await actor.open()
     episode = Episode(slot_id=0, episode_id=0, episode_return=1, length=1, terminated=True, version=1)
@@ -329,7 +315,6 @@ async def test_reports_are_taken_again_after_a_rewind(
 async def test_an_empty_redis_is_opened_from_memory(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """The file is gone: run, specification, numbers and commits come from the learner."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(4)
@@ -356,7 +341,6 @@ async def test_an_empty_redis_is_opened_from_memory(
 async def test_an_empty_redis_is_opened_from_a_checkpoint(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    """Learner and Redis both died: what lies behind the checkpoint is a hole that is found at once."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(6)
@@ -385,7 +369,6 @@ async def test_an_empty_redis_is_opened_from_a_checkpoint(
 async def test_a_learner_that_takes_over_a_returned_redis_fences_the_one_it_forgot(
     redis_server: RedisServer, log: LearnerLog
 ) -> None:
-    """The returned epoch is older than the true one; a take-over leaps past it."""
     log.release()
     copy = redis_server.save_aof()
     first = LearnerLog.connect(redis_server.url, wait_s=5)
@@ -402,7 +385,6 @@ async def test_a_learner_that_takes_over_a_returned_redis_fences_the_one_it_forg
 async def test_a_trim_floor_that_was_lost_is_raised_and_trimmed_again(
     redis_server: RedisServer, store: Store, log: LearnerLog, redis_url: str
 ) -> None:
-    """Entries that came back from the dead are forgotten once more; no payload leaks."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(6)
@@ -421,7 +403,6 @@ async def test_a_trim_floor_that_was_lost_is_raised_and_trimmed_again(
 def test_a_redis_that_restarts_while_it_is_opened_is_opened_again(
     redis_server: RedisServer, log: LearnerLog
 ) -> None:
-    """The second restart falls between the opening and the trimming that follows it."""
     redis_server.restart()
     names: list[str] = []
     run = log._calls.run
@@ -438,7 +419,6 @@ def test_a_redis_that_restarts_while_it_is_opened_is_opened_again(
 
 
 def test_opening_again_with_the_same_nonce_leaps_once(redis_server: RedisServer, log: LearnerLog) -> None:
-    """A lost reply of the opening is repeated by the retry loop; the learner keeps its epoch."""
     redis_server.restart()
     calls: list[tuple[object, ...]] = []
     run = log._calls.run
@@ -461,10 +441,6 @@ def test_opening_again_with_the_same_nonce_leaps_once(redis_server: RedisServer,
 def test_commits_keep_their_order_however_often_a_log_is_opened_again(
     redis_server: RedisServer, log: LearnerLog
 ) -> None:
-    """A learner that resumes knows one commit more than Redis keeps.
-
-    The oldest, which must not become the newest.
-    """
     commits = [
         Commit(checkpoint_id=f"{number:012d}-00000001", manifest_sha256="", position=0, trim=0)
         for number in range(1, 10)

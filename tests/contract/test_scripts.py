@@ -26,13 +26,11 @@ from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_
 
 @pytest.mark.parametrize("name", scripts.names())
 def test_every_script_compiles(redis_url: str, name: str) -> None:
-    """Redis accepts the source and knows it by the hash that we compute."""
     script = scripts.load(name)
     assert script.sha1 == redis.Redis.from_url(redis_url).script_load(script.source)
 
 
 def test_a_script_has_the_functions_that_it_calls_and_no_names_of_constants() -> None:
-    """Redis makes each function anew for every call."""
     source = scripts.load("confirm").source
     assert source.count("local function") == 3, "reading the start, the envelope, the script itself"
     assert "penstock:state" in source
@@ -40,7 +38,6 @@ def test_a_script_has_the_functions_that_it_calls_and_no_names_of_constants() ->
 
 
 def test_the_state_is_a_table(log: LearnerLog, raw: "redis.Redis") -> None:
-    """Its fields are found without walking over all others."""
     assert raw.object("encoding", keys.STATE) == b"hashtable"
 
 
@@ -48,7 +45,6 @@ def test_the_state_is_a_table(log: LearnerLog, raw: "redis.Redis") -> None:
 
 
 async def test_a_session_is_not_ready_before_the_specification(store: Store) -> None:
-    """Without a learner there is nothing to do, and the reply says when to ask again."""
     refusal = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.NOT_READY
@@ -56,7 +52,6 @@ async def test_a_session_is_not_ready_before_the_specification(store: Store) -> 
 
 
 async def test_a_session_carries_the_specification_and_first_credit(store: Store, log: LearnerLog) -> None:
-    """An actor's first session in an empty run has salt 0 and credit for a fragment."""
     opened = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(opened, Opened)
     assert specification().encode() == opened.specification
@@ -65,7 +60,6 @@ async def test_a_session_carries_the_specification_and_first_credit(store: Store
 
 
 async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Store, log: LearnerLog) -> None:
-    """Two processes with one name: the older is told to exit."""
     first = Actor(store, "actor-0")
     await first.open()
     again = await store.open_session("actor-0", Role.ROLLOUT)
@@ -79,7 +73,6 @@ async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Sto
 async def test_no_other_identity_takes_over_the_name_of_an_owned_session(
     store: Store, log: LearnerLog
 ) -> None:
-    """Not while it is open, for any caller: another identity, or one without a name."""
     first = await store.open_session("actor-0", Role.ROLLOUT, "actor gpu-1")
     assert isinstance(first, Opened)
     for other in ("actor gpu-2", ""):
@@ -94,7 +87,6 @@ async def test_no_other_identity_takes_over_the_name_of_an_owned_session(
 
 
 async def test_a_closed_session_is_refused_for_ever(store: Store, log: LearnerLog) -> None:
-    """Closing is safe to repeat; afterwards nothing of the session is served."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await store.close_session(actor.session)
@@ -108,7 +100,6 @@ async def test_a_closed_session_is_refused_for_ever(store: Store, log: LearnerLo
 
 
 async def test_a_stopping_run_opens_no_session_but_takes_what_is_left(store: Store, log: LearnerLog) -> None:
-    """A drain still delivers."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await store.control("stop", "enough")
@@ -122,7 +113,6 @@ async def test_a_stopping_run_opens_no_session_but_takes_what_is_left(store: Sto
 
 
 async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) -> None:
-    """A repeated fragment is acknowledged and not stored; one too far ahead is a GAP."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.watch()
@@ -137,7 +127,6 @@ async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) 
 
 
 async def test_an_actor_that_saw_more_acknowledged_gets_a_gap(store: Store, log: LearnerLog) -> None:
-    """In a run that was never re-opened that is a contradiction, not a loss."""
     actor = Actor(store, "actor-0")
     await actor.open()
     reply = await store.append(actor.session, 7, [item(actor.session, 1)])
@@ -148,7 +137,6 @@ async def test_an_actor_that_saw_more_acknowledged_gets_a_gap(store: Store, log:
 async def test_no_more_sessions_are_opened_than_a_run_may_have(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    """A flood of names ends at a ceiling; who had a session keeps it, and one that closes makes room."""
     honest = Actor(store, "honest")
     await honest.open()
     now_ms = time.time() * 1000
@@ -162,7 +150,6 @@ async def test_no_more_sessions_are_opened_than_a_run_may_have(
 
 
 async def test_a_fragment_of_weights_from_the_future_is_invalid(store: Store, log: LearnerLog) -> None:
-    """No version beyond the allocator's exists; it would be taken for the freshest there is."""
     actor = Actor(store, "actor-0")
     await actor.open()
     good = item(actor.session, 1)
@@ -178,7 +165,6 @@ async def test_a_fragment_of_weights_from_the_future_is_invalid(store: Store, lo
 async def test_a_payload_in_the_log_never_expires(
     redis_url: str, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    """RENAME keeps the staging expiry; the script takes it off. The bytes are there long after."""
     short = Store.connect(redis_url, staging_expiry_s=0.2)
     actor = Actor(short, "actor-0")
     await actor.open()
@@ -193,7 +179,6 @@ async def test_a_payload_in_the_log_never_expires(
 
 
 async def test_nothing_staged_stays_behind(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
-    """Refused and repeated fragments leave no staging key."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(2)
@@ -202,7 +187,6 @@ async def test_nothing_staged_stays_behind(store: Store, log: LearnerLog, raw: "
 
 
 async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: LearnerLog) -> None:
-    """Nothing is stored for it, and the same fragment is taken the next time."""
     actor = Actor(Store.connect(redis_url), "actor-0")
     await actor.open()
     script = scripts.load("append")
@@ -228,7 +212,6 @@ async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: 
 
 
 async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redis_url: str) -> None:
-    """Entries and bytes each have a ceiling; the reply names it."""
     budget = 100 * CHARGE
     log = open_run(redis_url, budget=budget, max_log_entries=3, max_log_bytes=2**20)
     actor = Actor(store, "actor-0")
@@ -251,7 +234,6 @@ async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redi
 async def test_a_fragment_of_more_steps_than_those_of_the_run_is_invalid(
     store: Store, log: LearnerLog
 ) -> None:
-    """Credit counts fragments: with as many columns as it likes one would be nearly all of a batch."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.watch()
@@ -268,7 +250,6 @@ async def test_a_fragment_of_more_steps_than_those_of_the_run_is_invalid(
 async def test_a_sequence_without_credit_is_invalid_for_a_rollout_worker(
     store: Store, redis_url: str
 ) -> None:
-    """Pacing cannot be talked round."""
     log = open_run(redis_url, budget=CHARGE)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -280,7 +261,6 @@ async def test_a_sequence_without_credit_is_invalid_for_a_rollout_worker(
 
 
 async def test_a_policy_server_needs_no_credit_and_is_paced_by_full(store: Store, redis_url: str) -> None:
-    """Its fragments are admitted while outstanding is below the budget."""
     log = open_run(redis_url, budget=2 * CHARGE)
     server = Actor(store, "server-0", role=Role.SERVER)
     await server.open()
@@ -294,7 +274,6 @@ async def test_a_policy_server_needs_no_credit_and_is_paced_by_full(store: Store
 
 
 async def test_an_evaluation_session_appends_nothing(store: Store, log: LearnerLog) -> None:
-    """It only measures."""
     actor = Actor(store, "evaluation-0", role=Role.EVALUATION)
     await actor.open()
     reply = await actor.append()
@@ -303,7 +282,6 @@ async def test_an_evaluation_session_appends_nothing(store: Store, log: LearnerL
 
 
 async def test_shadow_fragments_are_in_no_count(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
-    """They go to a side stream, at most so many, and share only the sequence."""
     server = Actor(store, "server-0", role=Role.SERVER)
     await server.open()
     for _ in range(5):
@@ -319,7 +297,6 @@ async def test_shadow_fragments_are_in_no_count(store: Store, log: LearnerLog, r
 
 
 async def test_reports_are_idempotent_in_order_and_read_by_position(store: Store, log: LearnerLog) -> None:
-    """A repeated report is acknowledged once more and kept once."""
     actor = Actor(store, "actor-0")
     await actor.open()
     episode = Episode(slot_id=0, episode_id=1, episode_return=1.5, length=3, terminated=True, version=1)
@@ -345,7 +322,6 @@ async def test_reports_are_idempotent_in_order_and_read_by_position(store: Store
 async def test_only_an_evaluation_session_reports_an_evaluation(
     store: Store, log: LearnerLog, role: Role
 ) -> None:
-    """A result decides when a run is solved; what else such a session reports is taken."""
     actor, evaluator = Actor(store, "actor-0", role=role), Actor(store, "eval-0", role=Role.EVALUATION)
     await actor.open()
     await evaluator.open()
@@ -366,7 +342,6 @@ async def test_only_an_evaluation_session_reports_an_evaluation(
 async def test_reports_have_a_number_and_bytes_of_which_the_oldest_go(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    """Whatever actors report while no learner reads."""
     actor = Actor(store, "actor-0")
     await actor.open()
     episode = Episode(slot_id=0, episode_id=1, episode_return=1.5, length=3, terminated=True, version=1)
@@ -398,7 +373,6 @@ async def test_reports_have_a_number_and_bytes_of_which_the_oldest_go(
 
 
 async def test_watch_tells_the_newest_weights_and_scalars(store: Store, log: LearnerLog) -> None:
-    """Version, update, hash, size, scalars, state and revision."""
     actor = Actor(store, "actor-0")
     await actor.open()
     publication = log.publish(b"x" * 9, update=3, settled=0, scalars={"epsilon": 0.25})
@@ -410,7 +384,6 @@ async def test_watch_tells_the_newest_weights_and_scalars(store: Store, log: Lea
 
 
 async def test_only_evaluation_sessions_are_asked_to_evaluate(store: Store, log: LearnerLog) -> None:
-    """The request is part of the watch."""
     rollout, evaluation = Actor(store, "actor-0"), Actor(store, "eval-0", role=Role.EVALUATION)
     await rollout.open()
     await evaluation.open()
@@ -420,7 +393,6 @@ async def test_only_evaluation_sessions_are_asked_to_evaluate(store: Store, log:
 
 
 async def test_the_learner_sees_probe_answers(store: Store, log: LearnerLog) -> None:
-    """Session, actor, version, hash and log-probabilities."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await store.watch(
@@ -435,7 +407,6 @@ async def test_the_learner_sees_probe_answers(store: Store, log: LearnerLog) -> 
 async def test_the_end_of_one_evaluation_does_not_take_back_the_next_request(
     store: Store, log: LearnerLog
 ) -> None:
-    """The result of a version may arrive while a newer one is asked for already."""
     first, second = (log.publish(BLOB, update=u, settled=0, scalars={}, pin=True).version for u in (1, 2))
     log.request_evaluation(first)
     log.request_evaluation(second)
@@ -448,7 +419,6 @@ async def test_the_end_of_one_evaluation_does_not_take_back_the_next_request(
 async def test_pins_of_a_learner_that_died_do_not_keep_their_bytes(
     store: Store, log: LearnerLog, redis_url: str
 ) -> None:
-    """It waited for an evaluation; the learner that begins after it waits for none."""
     pinned = log.publish(BLOB, update=1, settled=0, scalars={}, pin=True).version
     log.request_evaluation(pinned)
     resumed = open_run(redis_url)
@@ -460,7 +430,6 @@ async def test_pins_of_a_learner_that_died_do_not_keep_their_bytes(
 
 
 async def test_control_is_followed_and_stopping_is_not_taken_back(store: Store, log: LearnerLog) -> None:
-    """Repeating changes no revision; a checkpoint request has a revision of its own."""
     start = log.renew().revision
     assert (start + 1, RunState.PAUSED) == await store.control("pause")
     assert (start + 1, RunState.PAUSED) == await store.control("pause")
@@ -474,7 +443,6 @@ async def test_control_is_followed_and_stopping_is_not_taken_back(store: Store, 
 async def test_a_stop_outlives_a_learner_that_crashes_and_ends_with_one_that_followed_it(
     store: Store, log: LearnerLog, redis_url: str
 ) -> None:
-    """To start the crashed one again is not to ask the run to go on."""
     await store.control("stop")
     crashed = open_run(redis_url)
     assert crashed.renew().desired is RunState.STOPPING
@@ -486,13 +454,11 @@ async def test_a_stop_outlives_a_learner_that_crashes_and_ends_with_one_that_fol
 
 
 async def test_control_before_a_run_is_refused(store: Store) -> None:
-    """There is nothing to control."""
     with pytest.raises(Refused, match="not_ready"):
         await store.control("pause")
 
 
 async def test_status_shows_run_log_and_sessions(store: Store, log: LearnerLog) -> None:
-    """One moment, one script."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append()
@@ -514,13 +480,11 @@ async def test_status_shows_run_log_and_sessions(store: Store, log: LearnerLog) 
 
 
 async def test_status_of_an_empty_server_has_no_run(store: Store) -> None:
-    """And the log is closed."""
     status = await store.status()
     assert (status.run, status.closed, status.sessions) == ("", True, ())
 
 
 async def test_changes_wake_a_waiter(store: Store, log: LearnerLog) -> None:
-    """A publication ends a wait well before the heartbeat."""
     changes = store.changes()
     await anext(changes)
     loop = asyncio.get_running_loop()
@@ -536,7 +500,6 @@ async def test_changes_wake_a_waiter(store: Store, log: LearnerLog) -> None:
 
 
 def test_the_lease_is_for_one_holder(redis_url: str, log: LearnerLog) -> None:
-    """Another holder waits; the same one takes over at once with a higher epoch and fences the first."""
     other = LearnerLog.connect(redis_url, wait_s=1)
     with pytest.raises(Refused) as refused:
         other.acquire(RUN, "other", TTL_MS)
@@ -551,7 +514,6 @@ def test_the_lease_is_for_one_holder(redis_url: str, log: LearnerLog) -> None:
 
 
 def test_a_released_lease_is_free_and_an_expired_one_too(redis_url: str, log: LearnerLog) -> None:
-    """Expiry is judged by Redis."""
     log.release()
     other = LearnerLog.connect(redis_url, wait_s=1)
     assert other.acquire(RUN, "other", 1).epoch == 2
@@ -567,13 +529,11 @@ def test_a_released_lease_is_free_and_an_expired_one_too(redis_url: str, log: Le
 
 
 def test_a_redis_of_another_run_is_refused(redis_url: str, log: LearnerLog) -> None:
-    """One run = one Redis."""
     with pytest.raises(ConfigurationError, match="holds run 'run-a', not 'run-b'"):
         log.acquire("run-b", "learner", TTL_MS)
 
 
 async def test_weights_stay_for_two_versions_and_for_pins(store: Store, log: LearnerLog) -> None:
-    """Chunks of at most 1 MiB; older versions go, pinned ones stay until their evaluation ends."""
     blob = bytes(2 * WEIGHT_CHUNK_BYTES + 5)
     pinned = log.publish(blob, update=1, settled=0, scalars={}, pin=True)
     for update in (2, 3, 4):
@@ -589,7 +549,6 @@ async def test_weights_stay_for_two_versions_and_for_pins(store: Store, log: Lea
 
 
 async def test_a_publication_that_comes_late_moves_nothing_back(store: Store, log: LearnerLog) -> None:
-    """Its reply was lost, it is repeated, and a newer one came in between."""
     published: list[tuple[object, ...]] = []
     fenced = log._calls.fenced
 
@@ -610,7 +569,6 @@ async def test_a_publication_that_comes_late_moves_nothing_back(store: Store, lo
 async def test_weights_of_a_publisher_that_died_are_dropped(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    """Chunks without a publication go with the next publication; their version is never used."""
     version = int(log._calls.fenced("allocate_version", 1)[1])
     log._calls.fenced("store_chunk", version, 0, b"half")
     assert await store.publication(version) is None
@@ -619,7 +577,6 @@ async def test_weights_of_a_publisher_that_died_are_dropped(
 
 
 async def test_commit_trims_and_is_idempotent(store: Store, redis_url: str, raw: "redis.Redis") -> None:
-    """Entries and payloads up to the trim go; bytes are given back; the commit is kept once."""
     log = open_run(redis_url, budget=100 * CHARGE)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -641,7 +598,6 @@ async def test_commit_trims_and_is_idempotent(store: Store, redis_url: str, raw:
 
 
 async def test_a_start_behind_the_trim_floor_is_refused(store: Store, log: LearnerLog) -> None:
-    """Falling back further than the log reaches loses experience: say so first."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(4)
@@ -654,7 +610,6 @@ async def test_a_start_behind_the_trim_floor_is_refused(store: Store, log: Learn
 async def test_large_payloads_are_read_a_few_at_a_time(
     store: Store, log: LearnerLog, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis holds each reply until it is read: none has more bytes than is set aside for it."""
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(4)

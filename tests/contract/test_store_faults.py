@@ -19,7 +19,6 @@ from tests.support.storage.redis_server import RedisServer
 
 
 async def test_a_dead_redis_is_unavailable_and_comes_back(redis_server: RedisServer, store: Store) -> None:
-    """The caller is told at once; the same store serves again when Redis does."""
     log = open_run(redis_server.url)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -36,7 +35,6 @@ async def test_a_dead_redis_is_unavailable_and_comes_back(redis_server: RedisSer
 
 
 def test_a_learner_gives_up_on_a_dead_redis_after_its_time(redis_server: RedisServer) -> None:
-    """The last word names the server and how long it was waited for."""
     redis_server.kill()
     with pytest.raises(Fatal, match=r"did not answer for 0\.2 s"):
         LearnerLog.connect(redis_server.url, wait_s=0.2)
@@ -46,7 +44,6 @@ def test_a_learner_gives_up_on_a_dead_redis_after_its_time(redis_server: RedisSe
 def test_a_password_that_redis_refuses_a_learner_is_told_as_such(
     redis_url: str, password: str | None
 ) -> None:
-    """It is neither waited for nor called silence; the message holds no password."""
     right = "right"
     with redis.Redis.from_url(redis_url) as client:
         client.config_set("requirepass", right)
@@ -57,7 +54,6 @@ def test_a_password_that_redis_refuses_a_learner_is_told_as_such(
 
 
 def test_a_learner_waits_for_a_redis_that_comes_back(redis_server: RedisServer) -> None:
-    """Every call is repeated; here over a restart."""
     log = open_run(redis_server.url)
     redis_server.restart()
     assert log.renew().closed
@@ -65,7 +61,6 @@ def test_a_learner_waits_for_a_redis_that_comes_back(redis_server: RedisServer) 
 
 
 async def test_a_redis_that_refuses_writes_is_unavailable(store: Store, redis_url: str) -> None:
-    """A full disk or missing replicas are not a bug of the caller."""
     log = open_run(redis_url)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -79,7 +74,6 @@ async def test_a_redis_that_refuses_writes_is_unavailable(store: Store, redis_ur
 
 
 async def test_scripts_are_loaded_again_when_redis_forgot_them(store: Store, redis_url: str) -> None:
-    """The script cache is emptied by a restart, and by people."""
     log = open_run(redis_url)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -94,7 +88,6 @@ async def test_scripts_are_loaded_again_when_redis_forgot_them(store: Store, red
 
 
 async def test_cancelled_calls_leave_no_reply_behind(store: Store, redis_url: str) -> None:
-    """500 appends and watches, half of them cancelled anywhere: every later reply is its own."""
     log = open_run(redis_url, budget=10_000 * CHARGE, max_log_entries=100_000, max_log_bytes=2**30)
     actors = [Actor(store, f"actor-{index}") for index in range(4)]
     for actor in actors:
@@ -126,7 +119,6 @@ async def test_cancelled_calls_leave_no_reply_behind(store: Store, redis_url: st
 
 
 async def test_two_stores_may_send_the_same_fragment_at_once(store: Store, redis_url: str) -> None:
-    """A retry over another broker meets the first attempt: one of them is new."""
     log = open_run(redis_url)
     other = Store.connect(redis_url)
     actor = Actor(store, "actor-0")
@@ -146,6 +138,5 @@ async def test_two_stores_may_send_the_same_fragment_at_once(store: Store, redis
 
 @pytest.mark.parametrize("url", ["localhost:6379", "http://redis", ""])
 def test_a_url_of_another_kind_is_refused(url: str) -> None:
-    """The remedy is named."""
     with pytest.raises(ValueError, match="start the URL with one of redis://"):
         check_url(url)

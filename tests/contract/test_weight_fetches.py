@@ -71,7 +71,6 @@ async def fetch_all(actor: FetchingActor) -> None:
 async def test_every_actor_gets_newer_weights_while_each_chunk_meets_a_publication(
     store: Store, log: LearnerLog, chunks: int, count: int, brokers: int
 ) -> None:
-    """Once per one and a half times what the line needs to carry one version to each."""
     learner = Learner(log, chunks)
     learner.publish()
     line = SlowLine(await fetching_actors(store, count, brokers=brokers))
@@ -85,7 +84,6 @@ async def test_every_actor_gets_newer_weights_while_each_chunk_meets_a_publicati
 async def test_only_so_many_versions_stay_for_fetches(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    """An actor that begins when they are being fetched joins the newest of them."""
     learner = Learner(log, 2)
     actors = await fetching_actors(store, 24)
     for actor in actors:
@@ -105,10 +103,6 @@ async def test_only_so_many_versions_stay_for_fetches(
 async def test_actors_on_slow_lines_do_not_keep_the_others_from_newer_weights(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    """Four take a chunk in turn, beside a fast one: it gets a version each time, and they theirs in time.
-
-    Each chunk comes from a broker with an empty cache: what counts is what Redis keeps.
-    """
     learner = Learner(log, 2)
     fast, *slow = await fetching_actors(store, 5)
     arrived = dict.fromkeys((actor.session for actor in slow), 0)
@@ -128,7 +122,6 @@ async def test_actors_on_slow_lines_do_not_keep_the_others_from_newer_weights(
 async def test_a_session_that_has_all_versions_being_fetched_gets_a_newer_one(
     store: Store, log: LearnerLog
 ) -> None:
-    """In place of the second oldest, whose session goes on with the oldest that it lacks."""
     learner = Learner(log, 2)
     sessions = [actor.session for actor in await fetching_actors(store, MOST_FETCHED + 1)]
     for session in sessions[:MOST_FETCHED]:
@@ -144,7 +137,6 @@ async def test_a_session_that_has_all_versions_being_fetched_gets_a_newer_one(
 
 
 async def test_a_fetch_goes_on_at_another_broker(store: Store, log: LearnerLog) -> None:
-    """The first one was killed, and the learner has published since: the bytes are in Redis still."""
     learner = Learner(log, 3)
     learner.publish()
     (actor,) = await fetching_actors(store, 1)
@@ -159,7 +151,6 @@ async def test_a_fetch_goes_on_at_another_broker(store: Store, log: LearnerLog) 
 async def test_credit_never_asks_for_a_version_that_the_session_cannot_have(
     store: Store, redis_url: str
 ) -> None:
-    """It is given while the session fetches an older version than the newest."""
     log = open_run(redis_url, publish=False, budget=small_run.CHARGE)
     learner = Learner(log, 2)
     learner.publish()
@@ -175,7 +166,6 @@ async def test_credit_never_asks_for_a_version_that_the_session_cannot_have(
 
 
 async def test_a_fetch_renews_the_session(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
-    """Every chunk does: weights may take longer than a session lives in silence."""
     learner = Learner(log, 3)
     learner.publish()
     (actor,) = await fetching_actors(store, 1)
@@ -192,7 +182,6 @@ async def test_a_fetch_renews_the_session(store: Store, log: LearnerLog, raw: "r
 async def test_a_session_that_ends_lets_go_of_what_it_fetched(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    """Closed or expired: the next publication drops the bytes."""
     learner = Learner(log, 2)
     learner.publish()
     (actor,) = await fetching_actors(store, 1)
@@ -208,7 +197,6 @@ async def test_a_session_that_ends_lets_go_of_what_it_fetched(
 async def test_chunks_come_from_the_brokers_cache_when_redis_has_dropped_them(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    """The last reply of a fetch was lost, and the version has been dropped since. No fetch begins with it."""
     learner = Learner(log, 2)
     learner.publish()
     (actor,) = await fetching_actors(store, 1)

@@ -43,7 +43,6 @@ TORCH_FREE = (
 
 @pytest.mark.parametrize("package", CORE)
 def test_no_module_of_the_core_names_a_workload(package: str) -> None:
-    """Neither imported nor in a string, a comment, a docstring or a page; what others wrote is left out."""
     sources = [
         path
         for path in (ROOT / package).rglob("*")
@@ -63,7 +62,6 @@ def test_no_module_of_the_core_names_a_workload(package: str) -> None:
     "module", sorted((ROOT / "workloads" / "plugin").glob("[a-z]*.py")), ids=lambda module: module.stem
 )
 def test_every_module_of_the_surface_is_described(module: Path) -> None:
-    """In the docstring of the package and in the tutorial; its own docstring lists the names it offers."""
     package = ast.get_docstring(ast.parse((module.parent / "__init__.py").read_text())) or ""
     assert re.search(rf"^    {module.stem} ", package, flags=re.MULTILINE)
     tutorial = (ROOT / "docs" / "tutorials" / "add-a-workload.md").read_text()
@@ -79,7 +77,6 @@ def test_every_module_of_the_surface_is_described(module: Path) -> None:
 
 
 def test_records_commands_and_fragments_load_no_torch() -> None:
-    """They are read where torch is not installed, or where help is to be fast; who loads it first is told."""
     code = (
         f"import importlib, sys\nfor name in {TORCH_FREE}:\n    importlib.import_module(name)\n"
         "    print(name, [heavy for heavy in ('torch', 'transformers') if heavy in sys.modules])"

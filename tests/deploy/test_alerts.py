@@ -33,20 +33,17 @@ def promtool(*arguments: str | Path) -> None:
 @with_promtool
 @pytest.mark.parametrize("cases", sorted(RULES.parent.glob("*_test.yml")), ids=lambda path: path.stem)
 def test_each_rule_gives_what_its_cases_say(cases: Path) -> None:
-    """Each alert firing and not firing, with promtool itself."""
     promtool("test", "rules", cases)
 
 
 @with_promtool
 @pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
 def test_prometheus_takes_the_configuration(name: str) -> None:
-    """With the files of rules that it names."""
     promtool("check", "config", RULES.with_name(name))
 
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_has_both_cases_and_an_entry_in_the_runbook(alert: str) -> None:
-    """Firing and quiet; the link leads to a heading."""
     cases = RULES.with_name("alerts_test.yml").read_text()
     assert f"- name: {alert} fires" in cases
     assert f"- name: {alert} is quiet" in cases
@@ -56,18 +53,15 @@ def test_an_alert_has_both_cases_and_an_entry_in_the_runbook(alert: str) -> None
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_is_fired_for_real_and_clears(alert: str) -> None:
-    """Somewhere in `test_alerts_fire*.py` its cause is brought about, and removed."""
     for word in ("fires", "clears"):
         assert re.search(rf'scene\.{word}\([^)]*"{alert}"', FIRED), word
 
 
 def test_the_runbook_names_no_alert_that_is_not_there() -> None:
-    """A heading without an alert would promise a warning that never comes."""
     assert re.findall(r"^### (Penstock\w+)$", PAGE.read_text(), re.MULTILINE) == ALERTS
 
 
 def test_alerts_ask_for_metrics_that_exist() -> None:
-    """A name that is neither exported nor recorded never fires."""
     exported = {
         name
         for line in metrics.exposition("every role").decode().splitlines()
@@ -87,5 +81,4 @@ def _family(line: str) -> str | None:
 
 @pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.label)
 def test_every_refusal_is_explained(reason: Reason) -> None:
-    """A row of the table."""
     assert f"\n| `{reason.name}` |" in PAGE.read_text()

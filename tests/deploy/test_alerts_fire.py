@@ -30,7 +30,6 @@ def scene(run: Training, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def test_a_learner_that_stands_still(scene: Scene, run: Training) -> None:
-    """No progress; and none is missed once it goes on."""
     scene.clears("PenstockNoProgress")
     with stopped(run, "learner"):
         scene.fires("PenstockNoProgress")
@@ -38,7 +37,6 @@ def test_a_learner_that_stands_still(scene: Scene, run: Training) -> None:
 
 
 def test_a_learner_that_was_killed(scene: Scene, run: Training) -> None:
-    """No progress either, while its launcher cannot start it again."""
     scene.clears("PenstockNoProgress")
     with launcher_stopped(run):
         os.kill(run.pids()["learner"], signal.SIGKILL)
@@ -47,7 +45,6 @@ def test_a_learner_that_was_killed(scene: Scene, run: Training) -> None:
 
 
 def test_a_learner_that_is_slow(scene: Scene, run: Training) -> None:
-    """The workers wait for it, and fewer of them are wanted than there are."""
     scene.clears("PenstockLearnerSaturated")
     with slowed(run, "learner", still_s=0.9, going_s=0.1):
         scene.fires("PenstockLearnerSaturated")
@@ -56,7 +53,6 @@ def test_a_learner_that_is_slow(scene: Scene, run: Training) -> None:
 
 
 def test_a_learner_without_experience(scene: Scene, run: Training) -> None:
-    """It starves: its actors stand still."""
     scene.clears("PenstockLearnerStarving")
     with stopped(run, "actor-0", "actor-1"):
         scene.fires("PenstockLearnerStarving")
@@ -64,7 +60,6 @@ def test_a_learner_without_experience(scene: Scene, run: Training) -> None:
 
 
 def test_an_actor_that_stands_still_in_the_middle_of_its_fragments(scene: Scene, run: Training) -> None:
-    """The other one feeds the learner meanwhile: what it delivers then is too old and is dropped."""
     scene.clears("PenstockStale")
     with slowed(run, "actor-1", still_s=6.0, going_s=0.5):
         scene.fires("PenstockStale")
@@ -72,7 +67,6 @@ def test_an_actor_that_stands_still_in_the_middle_of_its_fragments(scene: Scene,
 
 
 def test_a_broker_that_is_slow(scene: Scene, run: Training) -> None:
-    """Acknowledgements take more than a second."""
     scene.clears("PenstockAckSlow")
     with slowed(run, "broker", still_s=2.5, going_s=0.2):
         scene.fires("PenstockAckSlow")
@@ -80,7 +74,6 @@ def test_a_broker_that_is_slow(scene: Scene, run: Training) -> None:
 
 
 def test_a_redis_that_does_not_answer(scene: Scene, run: Training) -> None:
-    """The broker says so as long as it lasts."""
     scene.clears("PenstockRedisDown")
     with stopped(run, "redis"):
         scene.fires("PenstockRedisDown")
@@ -88,7 +81,6 @@ def test_a_redis_that_does_not_answer(scene: Scene, run: Training) -> None:
 
 
 def test_actors_that_die_again_and_again(scene: Scene, run: Training) -> None:
-    """Each is started again; four deaths within the alert's window are too many."""
     scene.clears("PenstockRestarting")
     over = threading.Event()
     killer = threading.Thread(target=_kill_twice, args=(run, over))

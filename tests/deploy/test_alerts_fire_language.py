@@ -44,7 +44,6 @@ def install(folder: Path, forgets: Path) -> Path:
 def test_an_engine_that_draws_from_other_weights_than_it_names(
     tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The probe does not show it, and training goes on: the difference of what it learns from does."""
     forgets, socket = tmp_path / "forgets", short_folder / "text.sock"
     monkeypatch.setenv("PYTHONPATH", str(install(tmp_path / "packages", forgets)))
     base = make_guesser(tmp_path / "base", steps=40)

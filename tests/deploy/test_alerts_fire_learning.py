@@ -104,7 +104,6 @@ def scene(run: Training, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def test_an_update_that_is_not_finite(scene: Scene, run: Training) -> None:
-    """One absurd observation: the update is skipped, the run goes on, the alert passes with its window."""
     scene.clears("PenstockNotFinite")
     (run.run_dir.parent / "once").touch()
     scene.fires("PenstockNotFinite")
@@ -112,7 +111,6 @@ def test_an_update_that_is_not_finite(scene: Scene, run: Training) -> None:
 
 
 def test_a_fragment_that_an_update_is_made_without(tmp_path: Path) -> None:
-    """No update is skipped, and the alert fires all the same."""
     with absurd(tmp_path, "--actors=1", FOUR_AT_ONCE) as run, seen(tmp_path / "prometheus", run) as scene:
         scene.clears("PenstockNotFinite")
         (tmp_path / "once").touch()
@@ -123,7 +121,6 @@ def test_a_fragment_that_an_update_is_made_without(tmp_path: Path) -> None:
 
 
 def test_an_actor_that_stands_still_now_and_then(scene: Scene, run: Training) -> None:
-    """They are older at their turn than was asked for, and trained."""
     scene.clears("PenstockStalenessOverBound")
     with slowed(run, "actor-1", still_s=5.0, going_s=0.5):
         scene.fires("PenstockStalenessOverBound")
@@ -131,7 +128,6 @@ def test_an_actor_that_stands_still_now_and_then(scene: Scene, run: Training) ->
 
 
 def test_an_actor_that_weights_do_not_reach(scene: Scene, run: Training) -> None:
-    """It falls behind; started again it has none at all, and the alert stays until its network is well."""
     scene.clears("PenstockActorLag")
     with through_proxy(run) as proxy:
         kill(run, "actor-1")
@@ -167,7 +163,6 @@ def through_proxy(run: Training) -> Iterator[Proxy]:
 
 
 def test_an_actor_that_does_not_act_with_the_weights_it_names(scene: Scene, run: Training) -> None:
-    """Its answer to the probe is wrong; told once, the alert passes with its window."""
     scene.clears("PenstockProbeMismatch")
     with stranger(run) as actor:
 
@@ -181,7 +176,6 @@ def test_an_actor_that_does_not_act_with_the_weights_it_names(scene: Scene, run:
 
 
 def test_a_checkpoint_that_has_rotted(scene: Scene, run: Training) -> None:
-    """The learner that begins from the one before says so for as long as it lives, an hour at most."""
     scene.clears("PenstockCheckpointRefused")
     with launcher_stopped(run):
         os.kill(run.pids()["learner"], signal.SIGKILL)
@@ -203,10 +197,6 @@ def committed(run: Training) -> str:
 
 
 def test_a_registry_that_keeps_nothing(scene: Scene, run: Training) -> None:
-    """A file lies where the folder of the versions was.
-
-    Training goes on, and they are kept once it is back.
-    """
     scene.clears("PenstockRegistryFailing")
     before = committed(run)
     run.until(lambda: committed(run) != before)  # a learner that was just started needs the folder
@@ -222,10 +212,6 @@ def test_a_registry_that_keeps_nothing(scene: Scene, run: Training) -> None:
 
 
 def test_updates_that_end_the_run(tmp_path: Path) -> None:
-    """Three in a row that are not finite, between two looks of the shipped Prometheus.
-
-    It still gets to see them.
-    """
     with (
         absurd(tmp_path, "--actors=1") as run,
         watching(tmp_path / "prometheus", run.run_dir / "targets.json", every_s=15) as prometheus,

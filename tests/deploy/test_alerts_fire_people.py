@@ -96,7 +96,6 @@ def people(tmp_path: Path) -> Iterator[People]:
 
 
 def test_a_database_that_is_gone(people: People, tmp_path: Path) -> None:
-    """Requests are answered 503 until it is back."""
     with (
         watched(tmp_path, gateway=people.gateway.endpoint) as scene,
         going_on(lambda: people.call("GET", "/api/me")),
@@ -108,7 +107,6 @@ def test_a_database_that_is_gone(people: People, tmp_path: Path) -> None:
 
 
 def test_a_training_that_fails(people: People, tmp_path: Path) -> None:
-    """Its template names an environment that there is not."""
     with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
         people.submit("wrong")
         scene.fires("PenstockJobsFailing")
@@ -116,7 +114,6 @@ def test_a_training_that_fails(people: People, tmp_path: Path) -> None:
 
 
 def test_a_training_that_is_stuck(people: People, tmp_path: Path) -> None:
-    """All of its processes are stopped, and go on."""
     with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
         people.submit("quick", maxSteps=100_000)
         scene.until_seen("penstock_gateway_job_heard_timestamp_seconds > 0")
@@ -129,7 +126,6 @@ def test_a_training_that_is_stuck(people: People, tmp_path: Path) -> None:
 
 
 def test_a_flood_of_ratings(people: People, tmp_path: Path) -> None:
-    """A program sends one file of them after another."""
     with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
         with going_on(people.rate_many):
             scene.fires("PenstockRatingFlood")
@@ -137,7 +133,6 @@ def test_a_flood_of_ratings(people: People, tmp_path: Path) -> None:
 
 
 def test_passwords_that_are_tried(people: People, tmp_path: Path) -> None:
-    """Until the caller that tries them goes away."""
     with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
         with going_on(people.try_password):
             scene.fires("PenstockSignInsRefused")
@@ -145,7 +140,6 @@ def test_passwords_that_are_tried(people: People, tmp_path: Path) -> None:
 
 
 def test_the_dashboard_shows_what_people_do(people: People, tmp_path: Path) -> None:
-    """No panel is empty, and none lies at 0 all the time but where 0 is right."""
     (file,) = [one for one in queries.files() if one.stem == "people"]
     asked = [(panel, query) for panel in queries.panels(file) for query in panel.queries]
     began_s = time.time()

@@ -75,7 +75,6 @@ def client(run: Training) -> Iterator[Any]:
 
 
 def test_one_fragment_in_none_of_the_books(scene: Scene, client: Any) -> None:
-    """Somebody raises the count of what was acknowledged; put right, the books balance again."""
     scene.clears("PenstockLedgerUnbalanced")
     client.hincrby(keys.STATE, "acked", 1)
     try:
@@ -86,7 +85,6 @@ def test_one_fragment_in_none_of_the_books(scene: Scene, client: Any) -> None:
 
 
 def test_somebody_else_who_fills_redis(scene: Scene, client: Any) -> None:
-    """Foreign values take the memory while the run goes on; the alert passes with them."""
     scene.clears("PenstockRedisMemory")
     names = [f"foreign:{number}" for number in range(MEMORY // MIB)]
     for name in names:
@@ -101,7 +99,6 @@ def test_somebody_else_who_fills_redis(scene: Scene, client: Any) -> None:
 def test_an_append_only_file_that_cannot_be_written_or_rewritten(
     scene: Scene, run: Training, client: Any, tmp_path: Path
 ) -> None:
-    """As on a full disk: appends wait for room; a rewrite that failed is told until one succeeds."""
     scene.clears("PenstockRedisPersistence")
     disk = SizeLimit(tmp_path, lambda: run.pids()["redis"])
     disk.fill(1)
@@ -121,11 +118,6 @@ def test_an_append_only_file_that_cannot_be_written_or_rewritten(
 def test_a_redis_that_comes_back_without_its_last_moments_and_finds_no_learner(
     scene: Scene, run: Training, tmp_path: Path
 ) -> None:
-    """The log stays closed until the learner goes on; what was lost is booked as the actor tells of it.
-
-    The actor is held at both turns: so that it has credit left for what the learner never sees, and so that
-    Prometheus has seen the learner again before the loss is booked.
-    """
     scene.clears("PenstockLogClosed", "PenstockExperienceLost")
     _copy_files(run.run_dir / "redis", tmp_path)
     run.until_steps(run.steps() - run.began_steps + 10_000)
@@ -158,7 +150,6 @@ def _copy_files(source: Path, target: Path) -> None:
 
 
 def test_a_client_whose_fragments_break_the_schema(scene: Scene, run: Training) -> None:
-    """Refused each time; the alert says why and passes when it gives up."""
     scene.clears("PenstockRefusals")
     with stranger(run) as actor:
 
@@ -171,7 +162,6 @@ def test_a_client_whose_fragments_break_the_schema(scene: Scene, run: Training) 
 
 
 def test_a_log_that_fills_up(tmp_path: Path, redis_url: str) -> None:
-    """Near its ceiling, then full; a learner that commits and trims frees it."""
     learner = open_run(redis_url, max_log_bytes=8192, budget=10**6)
     with ExitStack() as stack:
         broker = launch(redis_url, tmp_path)

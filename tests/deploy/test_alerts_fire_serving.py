@@ -27,7 +27,6 @@ pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def test_a_certificate_that_runs_out(tmp_path: Path, redis_url: str) -> None:
-    """Replaced while the broker runs."""
     certificates(Order(folder=tmp_path / "tls", run="run-a", days=3))
     security = {"certificate": "broker.pem", "key": "broker.key", "authority": "authority.pem"}
     said = [f"--set=security.tls_{name}={tmp_path / 'tls' / file}" for name, file in security.items()]
@@ -53,7 +52,6 @@ def test_a_certificate_that_runs_out(tmp_path: Path, redis_url: str) -> None:
 
 
 def test_a_canary_that_is_worse(tmp_path: Path) -> None:
-    """Its clients earn nothing; it is withdrawn, and the alert passes."""
     run = ServedRun(tmp_path / "run")
     run.describe()
     run.promote(good := run.next_version())
@@ -84,7 +82,6 @@ def test_a_canary_that_is_worse(tmp_path: Path) -> None:
 
 
 def test_answers_that_another_version_gives(tmp_path: Path) -> None:
-    """The active version answers no numbers, until another one is active."""
     run = ServedRun(tmp_path / "run")
     run.describe()
     broken = run.build(1)
@@ -102,7 +99,6 @@ def test_answers_that_another_version_gives(tmp_path: Path) -> None:
 
 
 def test_answers_that_take_long(tmp_path: Path) -> None:
-    """Clients ask for more at once than the network has time for."""
     run = ServedRun(tmp_path / "run", section=PolicySection(hidden_sizes=(4096, 4096)))
     run.describe()
     run.promote(run.next_version())
@@ -124,7 +120,6 @@ def address_of(run: Training) -> str:
 
 
 def test_steps_that_are_not_learned(tmp_path: Path) -> None:
-    """The broker stands still: clients are answered on, and what they do finds no room."""
     room = ("--set=serving.outbox_fragments=2", "--set=algorithm.stale_after=1000000")
     words = ("--actors=1", "--serve=127.0.0.1:0", *room, *ENDLESS)
     with (
@@ -146,7 +141,6 @@ def test_steps_that_are_not_learned(tmp_path: Path) -> None:
 
 
 def test_a_canary_that_is_not_judged_and_one_that_is_undecided(tmp_path: Path) -> None:
-    """Its clients report nothing; then they do, and it is as good as the active version."""
     run = ServedRun(tmp_path / "run")
     run.describe()
     run.promote(good := run.next_version())

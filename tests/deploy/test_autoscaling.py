@@ -76,25 +76,18 @@ def evaluate(folder: Path, given: list[dict[str, str]], expected: float | None) 
 
 
 def test_a_starved_learner_gets_more_actors(tmp_path: Path) -> None:
-    """It waits three quarters of its time for two actors that never wait."""
     evaluate(tmp_path, series(2, actor_waits=0.0, learner_waits=0.75), 8.0)
 
 
 def test_a_saturated_learner_gives_actors_back(tmp_path: Path) -> None:
-    """It never waits, and eight actors wait three quarters of their time."""
     evaluate(tmp_path, series(8, actor_waits=0.75, learner_waits=0.0), 2.0)
 
 
 def test_where_both_wait_in_turns_more_actors_would_only_wait(tmp_path: Path) -> None:
-    """The budget is what is small."""
     evaluate(tmp_path, series(4, actor_waits=0.5, learner_waits=0.5), 4.0)
 
 
 def test_without_a_learner_the_number_stays(tmp_path: Path) -> None:
-    """No answer, which KEDA is told to take as none and not as zero.
-
-    An answer is the number of actors itself.
-    """
     evaluate(tmp_path, series(2, actor_waits=1.0, learner_waits=None), None)
     assert trigger()["ignoreNullValues"] == "false"
     (found,) = scaled_object()["triggers"]
@@ -102,7 +95,6 @@ def test_without_a_learner_the_number_stays(tmp_path: Path) -> None:
 
 
 def test_actors_leave_one_by_one_and_have_time_to_flush() -> None:
-    """Scaling down is slower than one actor's grace period; up it is not."""
     rules = scaled_object()["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     (down,) = rules["scaleDown"]["policies"]
     (actor,) = [
@@ -115,7 +107,6 @@ def test_actors_leave_one_by_one_and_have_time_to_flush() -> None:
 
 
 def test_scalers_own_the_numbers_that_they_set() -> None:
-    """A number in the Deployment would undo theirs at each `apply`."""
     objects = overlay("production")
     targets = {scaled_object()["scaleTargetRef"]["name"]}
     targets |= {one["spec"]["scaleTargetRef"]["name"] for one in kinds(objects, "HorizontalPodAutoscaler")}

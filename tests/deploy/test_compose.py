@@ -31,14 +31,12 @@ OURS: Final = sorted(name for name, one in SERVICES.items() if one["image"].star
 
 
 def test_it_is_valid_by_the_specification() -> None:
-    """Checked offline, with the schema that check-jsonschema carries."""
     words = ["-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(FILE)]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_it_has_everybody() -> None:
-    """Two actors; no service is forgotten."""
     everybody = {
         "prepare",
         "renew",
@@ -57,13 +55,11 @@ def test_it_has_everybody() -> None:
 
 @pytest.mark.parametrize("name", [name for name in OURS if name not in PREPARING])
 def test_commands_and_settings_are_known(name: str) -> None:
-    """The command line takes the words, the configuration the variables."""
     command_line.check(SERVICES[name]["command"], SERVICES[name]["environment"])
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_no_service_has_privileges(name: str) -> None:
-    """What prepares the volumes is root of its container, may change owners, and has no network."""
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -74,7 +70,6 @@ def test_no_service_has_privileges(name: str) -> None:
 
 
 def test_files_and_volumes_that_are_named_are_there() -> None:
-    """Relative to the file."""
     for configuration in COMPOSE["configs"].values():
         assert (FILE.parent / configuration["file"]).is_file()
     for service in SERVICES.values():
@@ -108,7 +103,6 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def test_each_role_is_given_its_own_secrets_and_nothing_else(tmp_path: Path) -> None:
-    """An actor that read the authority's key could sign itself operator."""
     prepare(tmp_path / "secrets", tmp_path)
     for role, files in SECRETS.items():
         folder = tmp_path / "secrets" / role
@@ -123,7 +117,6 @@ def test_each_role_is_given_its_own_secrets_and_nothing_else(tmp_path: Path) -> 
 
 
 def test_certificates_are_renewed_before_they_end_and_passwords_stay(tmp_path: Path) -> None:
-    """Of an age of 60 days of 90; Redis would not know new passwords until it starts again."""
     secrets = tmp_path / "secrets"
     prepare(secrets, tmp_path)
     first = read(secrets)
@@ -140,7 +133,6 @@ def test_certificates_are_renewed_before_they_end_and_passwords_stay(tmp_path: P
 
 
 def test_only_brokers_and_the_learner_reach_redis() -> None:
-    """Two networks; what watches the run does not reach it either."""
     on_redis = {name for name, one in SERVICES.items() if "redis" in one.get("networks", ())}
     assert on_redis == {"redis", "broker", "learner"}
     assert SERVICES["redis"]["networks"] == ["redis"]

@@ -33,7 +33,6 @@ def name_of(panel: Panel) -> str:
 
 
 def test_the_files_are_what_the_code_writes() -> None:
-    """`python -m deploy.grafana` after a change."""
     done = subprocess.run(
         [sys.executable, "-m", "deploy.grafana", "--check"],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
@@ -42,7 +41,6 @@ def test_the_files_are_what_the_code_writes() -> None:
 
 
 def test_the_dashboards_are_there() -> None:
-    """Each with a name that links to it can keep."""
     boards = {file.stem: json.loads(file.read_text()) for file in FILES}
     assert set(boards) == {"training", "flow", "serving", "fleet", "people"}
     assert {name: board["uid"] for name, board in boards.items()} == {
@@ -52,7 +50,6 @@ def test_the_dashboards_are_there() -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=name_of)
 def test_a_panel_says_what_it_shows(panel: Panel) -> None:
-    """Title, description, unit, a legend per query, and limits; the first limit holds from the beginning."""
     assert panel.title
     assert len(panel.description) > 15
     assert panel.description.endswith(".")
@@ -67,7 +64,6 @@ def test_a_panel_says_what_it_shows(panel: Panel) -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=name_of)
 def test_a_panel_asks_for_what_is_exported_or_recorded(panel: Panel) -> None:
-    """For the runs that are chosen; over a range that Grafana fits to the zoom."""
     recorded = re.findall(r"record: (\S+)", (ROOT / "deploy/prometheus/rules.yml").read_text())
     exported = re.findall(r"^# TYPE (\S+) ", metrics.exposition("every role").decode(), re.MULTILINE)
     for query in panel.queries:
@@ -80,7 +76,6 @@ def test_a_panel_asks_for_what_is_exported_or_recorded(panel: Panel) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_no_two_panels_lie_on_one_another(file: Path) -> None:
-    """Each in its own place of the grid."""
     taken: set[tuple[int, int]] = set()
     for panel in queries.panels(file):
         place = panel.place
@@ -95,7 +90,6 @@ def test_no_two_panels_lie_on_one_another(file: Path) -> None:
 
 
 def test_grafana_is_told_where_both_are() -> None:
-    """The data source and the folder of dashboards."""
     folder = ROOT / "deploy" / "grafana" / "provisioning"
     assert "type: prometheus" in (folder / "datasources" / "prometheus.yml").read_text()
     assert "type: file" in (folder / "dashboards" / "penstock.yml").read_text()

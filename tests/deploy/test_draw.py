@@ -25,23 +25,19 @@ UNITS = sorted({panel.unit for file in queries.files() for panel in queries.pane
     ],
 )
 def test_a_value_has_its_unit(unit: str, value: float, text: str) -> None:
-    """As Grafana writes it, or nearly."""
     assert formatter(unit)(value) == text
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_unit_of_the_dashboards_can_be_written(unit: str) -> None:
-    """Also nothing, and what is below it."""
     assert all(formatter(unit)(value) for value in (0.0, -1.5, 1e-9, 1e12))
 
 
 def test_a_legend_names_what_tells_curves_apart() -> None:
-    """A picture shows one run and does not name it."""
     assert legend("{{role}} {{run}}", {"role": "actor", "run": "a"}) == "actor"
     assert legend("p99 {{run}}", {}) == "p99"
 
 
 def test_every_colour_of_the_limits_can_be_drawn() -> None:
-    """The names are Grafana's."""
     limits = [panel.limits for file in queries.files() for panel in queries.panels(file)]
     assert {colour for steps in limits for _, colour in steps} <= set(COLOURS)

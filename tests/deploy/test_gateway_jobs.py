@@ -66,14 +66,12 @@ def workload_of(job: dict[str, Any]) -> Workload:
 def test_every_object_is_valid_and_of_the_namespace(
     objects: tuple[dict[str, Any], ...], job: dict[str, Any]
 ) -> None:
-    """By Kubernetes' own schemas without unknown keys, the Job of a training among them."""
     for one in (*objects, job):
         kubernetes_validate.validate(one, "1.30", strict=True)
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == NAMESPACE, called(one)
 
 
 def test_the_gateway_may_do_what_its_runner_does_and_no_more(objects: tuple[dict[str, Any], ...]) -> None:
-    """In its namespace; only its own pods have a token, and those of trainings have no rights."""
     (role,) = kinds(objects, "Role")
     found = {
         (group, resource): set(rule["verbs"])
@@ -90,7 +88,6 @@ def test_the_gateway_may_do_what_its_runner_does_and_no_more(objects: tuple[dict
 
 
 def test_a_training_has_no_privilege_and_a_bound_on_everything(job: dict[str, Any]) -> None:
-    """No root, no token, no writable root; it runs once, and its folder is all of the claim that it sees."""
     assert (job["spec"]["backoffLimit"], job["spec"]["template"]["spec"]["restartPolicy"]) == (0, "Never")
     pod = workload_of(job)
     assert pod.spec["securityContext"]["runAsNonRoot"] is True
@@ -112,7 +109,6 @@ def test_a_training_has_no_privilege_and_a_bound_on_everything(job: dict[str, An
 def test_what_a_training_names_is_there(
     objects: tuple[dict[str, Any], ...], job: dict[str, Any], cluster: Cluster
 ) -> None:
-    """Claim, account and secret are those of the overlay; the folder is that of the gateway's state."""
     there = {called(one) for one in objects}
     assert {f"PersistentVolumeClaim/{cluster.claim}", f"ServiceAccount/{cluster.service_account}"} <= there
     (gateway,) = [one for one in workloads(objects) if one.name == "gateway"]
@@ -130,7 +126,6 @@ def test_what_a_training_names_is_there(
 
 
 def test_the_gateway_s_words_are_known_and_read_what_is_mounted(objects: tuple[dict[str, Any], ...]) -> None:
-    """A flag that does not exist fails here."""
     (gateway,) = [one for one in workloads(objects) if one.name == "gateway"]
     ((_, container),) = gateway.containers()
     command: Any = typer.main.get_command(app)
@@ -147,7 +142,6 @@ def test_the_gateway_s_words_are_known_and_read_what_is_mounted(objects: tuple[d
 def test_trainings_reach_the_database_and_nothing_else_inside(
     objects: tuple[dict[str, Any], ...], job: dict[str, Any]
 ) -> None:
-    """And nothing reaches them."""
     policies = {one["metadata"]["name"]: one["spec"] for one in kinds(objects, "NetworkPolicy")}
     inside = {name: spec for name, spec in policies.items() if name != "to-api-server"}
     pods = [*workloads(objects), workload_of(job)]

@@ -39,7 +39,6 @@ def objects() -> tuple[dict[str, Any], ...]:
 
 
 def test_every_object_is_valid_and_of_the_namespace(objects: tuple[dict[str, Any], ...]) -> None:
-    """By Kubernetes' own schemas without unknown keys; each is named once."""
     names = [name_of(one) for one in objects]
     assert sorted(set(names)) == sorted(names)
     for one in objects:
@@ -48,7 +47,6 @@ def test_every_object_is_valid_and_of_the_namespace(objects: tuple[dict[str, Any
 
 
 def test_what_is_named_is_there(objects: tuple[dict[str, Any], ...]) -> None:
-    """Accounts, maps, and no secret but those that the page has the operator make."""
     there = {name_of(one) for one in objects}
     secrets = set()
     for workload in workloads(objects):
@@ -72,7 +70,6 @@ def test_what_is_named_is_there(objects: tuple[dict[str, Any], ...]) -> None:
 
 
 def test_no_password_stands_in_an_address(objects: tuple[dict[str, Any], ...]) -> None:
-    """Neither in a word of a command nor in a map."""
     (addresses,) = kinds(objects, "ConfigMap")
     words = [word for _, one in all_containers(objects) for word in one.get("args", ())]
     for text in (*words, *addresses["data"].values()):
@@ -80,7 +77,6 @@ def test_no_password_stands_in_an_address(objects: tuple[dict[str, Any], ...]) -
 
 
 def test_commands_and_settings_are_known(objects: tuple[dict[str, Any], ...]) -> None:
-    """A flag that does not exist fails here; so does an image or a command that is another's."""
     ours = [one for _, one in all_containers(objects) if one.get("command", [])[:1] == ["penstock"]]
     found = []
     for container in ours:
@@ -97,7 +93,6 @@ def test_commands_and_settings_are_known(objects: tuple[dict[str, Any], ...]) ->
 
 
 def test_pods_have_no_privilege(objects: tuple[dict[str, Any], ...]) -> None:
-    """No root, no token, no writable root, a bound on everything."""
     for workload in workloads(objects):
         assert workload.spec["securityContext"]["runAsNonRoot"] is True
         assert workload.spec["automountServiceAccountToken"] is False
@@ -111,7 +106,6 @@ def test_pods_have_no_privilege(objects: tuple[dict[str, Any], ...]) -> None:
 
 
 def test_only_the_paths_to_the_database_are_open_inside(objects: tuple[dict[str, Any], ...]) -> None:
-    """From pod to pod, where both sides allow it; all else is denied first."""
     policies = {one["metadata"]["name"]: one["spec"] for one in kinds(objects, "NetworkPolicy")}
     assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     pods = workloads(objects)
@@ -139,7 +133,6 @@ def allows(policies: dict[str, Any], way: str, pod: Workload, peer: Workload) ->
 
 
 def test_the_service_leads_to_the_gateway(objects: tuple[dict[str, Any], ...]) -> None:
-    """By its label, to a port that it has."""
     for service in kinds(objects, "Service"):
         (workload,) = [
             one for one in workloads(objects) if service["spec"]["selector"].items() <= one.labels.items()
@@ -149,7 +142,6 @@ def test_the_service_leads_to_the_gateway(objects: tuple[dict[str, Any], ...]) -
 
 
 def test_who_calls_is_told_by_the_ingress_alone(objects: tuple[dict[str, Any], ...]) -> None:
-    """It is a proxy that the gateway knows, by a network that the operator names beside the host."""
     (settings,) = kinds(objects, "ConfigMap")
     (gateway,) = [one for _, one in all_containers(objects) if "--proxy=$(PROXY)" in one.get("args", ())]
     named = {

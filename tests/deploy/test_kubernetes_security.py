@@ -41,14 +41,12 @@ OF_RESTRICTED = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", 
 
 
 def test_the_namespace_enforces_the_restricted_profile(name: str) -> None:
-    """Whatever is added later is held to it as well."""
     (namespace,) = kinds(overlay(name), "Namespace")
     for mode in ("enforce", "audit", "warn"):
         assert namespace["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"] == "restricted"
 
 
 def test_pods_run_without_privileges_and_token(name: str) -> None:
-    """A numeric user, the runtime's seccomp profile, no token, nothing of the node."""
     for workload in workloads(overlay(name)):
         spec = workload.spec
         context = spec["securityContext"]
@@ -62,7 +60,6 @@ def test_pods_run_without_privileges_and_token(name: str) -> None:
 
 
 def test_accounts_have_no_token_and_no_rights(name: str) -> None:
-    """One account for each role; no role, no binding."""
     objects = overlay(name)
     accounts = kinds(objects, "ServiceAccount")
     assert all(account["automountServiceAccountToken"] is False for account in accounts)
@@ -73,7 +70,6 @@ def test_accounts_have_no_token_and_no_rights(name: str) -> None:
 
 
 def test_containers_have_no_privilege_and_no_writable_root(name: str) -> None:
-    """Those that begin first included."""
     for label, container in all_containers(overlay(name)):
         context = container["securityContext"]
         assert context["allowPrivilegeEscalation"] is False, label
@@ -83,7 +79,6 @@ def test_containers_have_no_privilege_and_no_writable_root(name: str) -> None:
 
 
 def test_containers_say_what_they_need_and_may_take(name: str) -> None:
-    """Processor and memory, both ways; no request above its limit."""
     for label, container in all_containers(overlay(name)):
         requests, limits = container["resources"]["requests"], container["resources"]["limits"]
         for key in ("cpu", "memory"):
@@ -98,7 +93,6 @@ def _amount(text: str) -> float:
 
 
 def test_temporary_volumes_are_bounded(name: str) -> None:
-    """One that fills the node's disk takes others along."""
     for workload in workloads(overlay(name)):
         for volume in workload.spec["volumes"]:
             if "emptyDir" in volume:
@@ -106,10 +100,6 @@ def test_temporary_volumes_are_bounded(name: str) -> None:
 
 
 def test_what_serves_is_probed(name: str) -> None:
-    """Our own processes on their HTTP port: alive and ready are different questions.
-
-    Who is not there is not asked.
-    """
     for workload in filter(lambda w: w.serves and w.replicas, workloads(overlay(name))):
         (container,) = workload.spec["containers"]
         probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
@@ -122,7 +112,6 @@ def test_what_serves_is_probed(name: str) -> None:
 
 
 def test_images_have_a_version(name: str) -> None:
-    """`latest`, said or meant, is another program tomorrow."""
     for label, container in all_containers(overlay(name)):
         tag = container["image"].rpartition("/")[2].partition("@")[0].partition(":")[2]
         assert tag, label
@@ -130,7 +119,6 @@ def test_images_have_a_version(name: str) -> None:
 
 
 def test_no_secret_stands_in_the_manifests(name: str) -> None:
-    """A variable named like one comes from a Secret or names a file; a Secret here holds no password."""
     objects = overlay(name)
     for label, container in all_containers(objects):
         for variable in container.get("env", ()):
@@ -157,7 +145,6 @@ def _certificate_files(workload: Workload) -> dict[str, str]:
 
 
 def test_a_pod_that_shares_a_volume_is_shown_its_own_files(name: str) -> None:
-    """One that is mounted whole holds what is the role's alone: a secret, or what is written by the Job."""
     roles = {"redis", "broker", "learner", "actor", "evaluator", "server", "operator"}
     for workload in workloads(overlay(name)):
         role, files = workload.labels[COMPONENT], _certificate_files(workload)
@@ -173,7 +160,6 @@ def test_a_pod_that_shares_a_volume_is_shown_its_own_files(name: str) -> None:
 
 
 def test_only_the_job_is_shown_the_whole_volume_of_certificates(name: str) -> None:
-    """Also before a pod starts: the authority's key lies there."""
     for workload in workloads(overlay(name)):
         shared = {one["name"] for one in workload.spec["volumes"] if "persistentVolumeClaim" in one}
         for label, container in workload.containers():
@@ -186,7 +172,6 @@ def test_only_the_job_is_shown_the_whole_volume_of_certificates(name: str) -> No
 
 
 def test_what_sees_no_new_certificates_is_started_anew(name: str) -> None:
-    """Kubernetes mounts a file of a volume (`subPath`) once: the page names these overlays and what to do."""
     pods = workloads(overlay(name))
     frozen = {workload.name for workload in pods if _certificate_files(workload)}
     page = (ROOT / "docs" / "kubernetes.md").read_text()
@@ -199,7 +184,6 @@ def test_what_sees_no_new_certificates_is_started_anew(name: str) -> None:
 
 
 def test_everything_is_denied_first(name: str) -> None:
-    """For every pod, both ways."""
     (policy,) = [
         one for one in kinds(overlay(name), "NetworkPolicy") if one["metadata"]["name"] == "default-deny"
     ]
@@ -207,7 +191,6 @@ def test_everything_is_denied_first(name: str) -> None:
 
 
 def test_exactly_the_needed_paths_are_open(name: str) -> None:
-    """From pod to pod, where both sides allow it, and nothing else."""
     objects = overlay(name)
     pods = workloads(objects)
     policies = kinds(objects, "NetworkPolicy")
@@ -250,7 +233,6 @@ def _is_side(side: dict[str, Any], peer: Workload) -> bool:
 
 
 def test_what_comes_from_elsewhere_is_named(name: str) -> None:
-    """Names for all of ours, clients for servers, Prometheus, and in production the registry's address."""
     objects = overlay(name)
     seen = set()
     for policy in kinds(objects, "NetworkPolicy"):
@@ -272,7 +254,6 @@ def test_what_comes_from_elsewhere_is_named(name: str) -> None:
 
 
 def test_prometheus_gets_to_metrics_and_nowhere_else(name: str) -> None:
-    """By the labels that the operator gives it; only where the component `monitoring` is."""
     objects = overlay(name)
     ports = {
         (workload.name, port["name"])
@@ -286,7 +267,6 @@ def test_prometheus_gets_to_metrics_and_nowhere_else(name: str) -> None:
 
 
 def test_every_pod_is_of_a_known_component(name: str) -> None:
-    """Policies go by this label."""
     known = {"redis", "broker", "learner", "actor", "evaluator", "server"}
     inside = {"registry", "certificates", "operator"} if name in {"local", "gpu"} else set()
     assert {w.labels[COMPONENT] for w in workloads(overlay(name))} == known | inside

@@ -97,7 +97,6 @@ def check_pod(workload: Workload, stories: dict[str, Any], words: str) -> None:
 @needs_kubectl
 @pytest.mark.timeout(600)
 def test_local_solves_cartpole(short_folder: Path, tmp_path: Path) -> None:
-    """Job, Redis, PostgreSQL, brokers, learner, actors, server, each in its pod; all of `local`, watched."""
     watched = with_components(tmp_path / "watched", "monitoring")
     assert [one for one in render(LOCAL) if one not in render(watched)] == []
     check(watched, run(watched, short_folder, whole_drain=False))
@@ -107,10 +106,6 @@ def test_local_solves_cartpole(short_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_production_solves_cartpole(short_folder: Path) -> None:
-    """With cert-manager's and the operator's secrets, and a database outside.
-
-    Deleted at once, each as it says.
-    """
     report = run(PRODUCTION, short_folder, whole_drain=True)
     check(PRODUCTION, report)
     if "absent" not in report["prometheus"]:
@@ -122,7 +117,6 @@ def test_production_solves_cartpole(short_folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_learner_of_two_pods_solves_cartpole(short_folder: Path, tmp_path: Path) -> None:
-    """Under torchrun: they meet by name and share every update, and learner-0 alone keeps the run."""
     ranks = with_components(tmp_path / "ranks", "monitoring", "ranks")
     report = run(ranks, short_folder, whole_drain=False)
     check(ranks, report)

@@ -40,14 +40,12 @@ def learner(objects: tuple[Object, ...]) -> Workload:
 
 
 def test_every_object_is_valid(objects: tuple[Object, ...]) -> None:
-    """By Kubernetes' own schemas."""
     for one in objects:
         if one["kind"] not in KINDS:
             kubernetes_validate.validate(one, "1.30", strict=True)
 
 
 def test_torchrun_starts_the_same_learner_in_every_pod(objects: tuple[Object, ...]) -> None:
-    """As many pods as it waits for; its options and those of the learner are known."""
     workload = learner(objects)
     (container,) = workload.spec["containers"]
     environment = {one["name"]: one.get("value", "of a secret") for one in container["env"]}
@@ -65,7 +63,6 @@ def test_torchrun_starts_the_same_learner_in_every_pod(objects: tuple[Object, ..
 
 
 def test_ranks_find_one_another_before_they_are_ready(objects: tuple[Object, ...]) -> None:
-    """The endpoint is the first pod by the name that its Service gives it."""
     (container,) = learner(objects).spec["containers"]
     assert "--rdzv-endpoint=learner-0.learner:29400" in container["args"]
     (service,) = [one for one in kinds(objects, "Service") if one["metadata"]["name"] == "learner"]
@@ -73,7 +70,6 @@ def test_ranks_find_one_another_before_they_are_ready(objects: tuple[Object, ...
 
 
 def test_only_ranks_talk_to_ranks(objects: tuple[Object, ...]) -> None:
-    """On any port, both ways; no other policy lets anybody in to a learner but who reads its metrics."""
     labels = learner(objects).labels
     for policy in kinds(objects, "NetworkPolicy"):
         if policy["metadata"]["name"] == "ranks":

@@ -84,7 +84,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     ("panel", "query"), QUERIES, ids=lambda one: getattr(one, "title", None) or getattr(one, "legend", "")
 )
 def test_a_panel_shows_what_happened(watched: Watched, panel: Panel, query: Query) -> None:
-    """No error, no empty panel, and no curve that lies at 0 all the time but where 0 is right."""
     values, key = watched.values(query), (panel.dashboard, panel.title, query.legend)
     if key in NO_SERIES:
         assert values == [], f"{key} has values: take it off the list"
@@ -94,13 +93,11 @@ def test_a_panel_shows_what_happened(watched: Watched, panel: Panel, query: Quer
 
 
 def test_the_lists_of_what_is_quiet_name_panels_that_are_there() -> None:
-    """A reason outlives no panel."""
     assert nowhere(NOTHING_WRONG.keys() | NO_SERIES.keys()) == set()
 
 
 @pytest.mark.parametrize(("alert", "expression"), ALERTS, ids=[name for name, _ in ALERTS])
 def test_an_alert_asks_for_series_that_are_there(watched: Watched, alert: str, expression: str) -> None:
-    """Prometheus takes it, and each of its series has a value: it is quiet for a reason."""
     watched.prometheus.query(expression.lstrip("|"))
     selectors = re.findall(r"penstock[_:]\w+(?:\{[^}]*\})?", expression)
     assert selectors
@@ -110,12 +107,10 @@ def test_an_alert_asks_for_series_that_are_there(watched: Watched, alert: str, e
 
 
 def test_every_alert_was_read_from_the_file() -> None:
-    """The pattern above misses none."""
     assert [name for name, _ in ALERTS] == re.findall(r"- alert: (\w+)", (RULES / "alerts.yml").read_text())
 
 
 def test_prometheus_reaches_every_process(watched: Watched) -> None:
-    """By the names that the launcher gave it."""
     names = {"launcher", "redis", "broker", "learner", "actor-0", "actor-1", "server", "evaluator"}
     watched.prometheus.until(
         lambda: {one["metric"]["instance"] for one in watched.prometheus.query("up == 1")} == names,
@@ -126,7 +121,6 @@ def test_prometheus_reaches_every_process(watched: Watched) -> None:
 
 
 def test_the_pictures_show_what_grafana_shows(watched: Watched) -> None:
-    """Every panel of a dashboard is drawn, and none is empty but those of what the run has not."""
     view = View(prometheus=watched.prometheus, began_s=watched.began_s, ended_s=time.time(), scrape_s=STEP_S)
     file = next(file for file in queries.files() if file.stem == "serving")
     figure = draw(file, view)

@@ -28,14 +28,12 @@ def commands(file: Path) -> list[str]:
 
 
 def test_they_are_valid_by_the_schema() -> None:
-    """Checked offline, with the schema that check-jsonschema carries."""
     words = ["-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, FILES)]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_lint_test_build_and_both_deployments_follow_one_another() -> None:
-    """Nothing is built before it was checked, no tag either, and production comes behind staging."""
     checks, deploy = content("checks")["jobs"], content("deploy")["jobs"]
     assert checks["build"]["needs"] == ["lint", "test"]
     assert "workflow_call" in content("checks")[True]
@@ -52,7 +50,6 @@ def test_lint_test_build_and_both_deployments_follow_one_another() -> None:
 
 
 def test_what_tests_start_is_installed_where_there_are_packages_of_it() -> None:
-    """Debian has one of Chromium; Ubuntu, on which a job runs that names no image, has none."""
     job = content("checks")["jobs"]["test"]
     assert job["container"]["image"] == "python:3.11-bookworm"
     (install,) = [step["run"] for step in job["steps"] if "apt-get install" in step.get("run", "")]
@@ -61,13 +58,11 @@ def test_what_tests_start_is_installed_where_there_are_packages_of_it() -> None:
 
 
 def test_every_image_is_built() -> None:
-    """Of each file in deploy/docker."""
     assert content("images")["jobs"]["image"]["strategy"]["matrix"]["name"] == NAMES
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_what_is_called_is_there(file: Path) -> None:
-    """Targets of make, overlays, other workflows."""
     text = file.read_text()
     called = set(re.findall(r"make ([a-z-]+)", "\n".join(commands(file))))
     assert called <= TARGETS
@@ -79,14 +74,12 @@ def test_what_is_called_is_there(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_they_may_read_and_nothing_else(file: Path) -> None:
-    """Secrets reach a command by its environment, and what others may write is no part of one."""
     assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}
     for command in commands(file):
         assert not re.search(r"\$\{\{ *(secrets|github\.(event|head_ref)|inputs|vars)", command), command
 
 
 def test_the_rollout_names_the_image_of_the_gateway(tmp_path: Path) -> None:
-    """Its command finds the line of the overlay that it changes."""
     (command,) = [one for one in commands(ROOT / ".github/workflows/rollout.yml") if "sed" in one]
     (tmp_path / "kustomization.yaml").write_bytes(
         (KUBERNETES / "overlays" / "gateway" / "kustomization.yaml").read_bytes()

@@ -65,7 +65,6 @@ def runners(
 
 
 def test_the_job_of_a_training_is_accepted(installation: Installation) -> None:
-    """By the server's own schemas and the namespace's restricted standard, without a warning."""
     base = read_cluster(COMPONENT / "cluster.toml")
     described = base.model_copy(update={"namespace": installation.namespace})
     folder = Path("/state/jobs/0123")
@@ -78,7 +77,6 @@ def test_the_job_of_a_training_is_accepted(installation: Installation) -> None:
 def test_the_account_of_the_gateway_may_do_what_its_runner_does(
     installation: Installation, described: Described
 ) -> None:
-    """And nothing beside it."""
     account = f"--as=system:serviceaccount:{described.namespace}:gateway"
 
     def may(*words: str) -> bool:
@@ -99,7 +97,6 @@ def test_the_account_of_the_gateway_may_do_what_its_runner_does(
 def test_a_job_is_made_once_found_again_and_taken_away(
     installation: Installation, runners: Callable[[], KubernetesRunner]
 ) -> None:
-    """By whichever gateway asks; an image that there is not is its cause, and it is begun no more."""
     runner, one = runners(), taken_job()
     assert runner.find(one.id) is Stage.NOT_BEGUN
     runner.begin(one, {})
@@ -125,7 +122,6 @@ def test_a_job_is_made_once_found_again_and_taken_away(
 def test_a_job_that_is_cancelled_is_gone(
     installation: Installation, runners: Callable[[], KubernetesRunner]
 ) -> None:
-    """Its pod first; what is not there cannot be asked."""
     runner, one = runners(), taken_job()
     assert runner.stop(one.id) is False
     runner.begin(one, {})

@@ -111,7 +111,6 @@ def check_books(installation: Installation) -> None:
 
 
 def test_from_nothing_to_a_solved_cartpole(solved: dict[str, Any], installation: Installation) -> None:
-    """Applied once, nothing else done: the target is reached, and nothing acknowledged is missing."""
     assert solved["solved"]
     assert solved["ledger"]["balanced"], solved["ledger"]
     for component, count in PODS.items():
@@ -122,7 +121,6 @@ def test_from_nothing_to_a_solved_cartpole(solved: dict[str, Any], installation:
 
 
 def test_the_same_is_applied_again(running: Installation) -> None:
-    """The Job has run: it is not run anew, no pod is replaced, no certificate is made."""
     eventually("no Job", lambda: no_job(running))
     before = names(running)
     made = certificate(running)
@@ -149,7 +147,6 @@ def names(installation: Installation) -> set[str]:
 
 
 def test_of_two_brokers_one_may_be_evicted(running: Installation) -> None:
-    """The budget lets one go and keeps the other, until there are two again."""
     first, second = (pod["metadata"]["name"] for pod in running.wait_for_pods("broker", 2))
     evict(running, first)
     with pytest.raises(KubectlError, match="disruption budget"):
@@ -166,7 +163,6 @@ def evict(installation: Installation, pod: str) -> None:
 
 
 def test_a_learner_that_is_gone_at_once_comes_back(running: Installation) -> None:
-    """Without a word, as when its node dies: another takes the lease and goes on from a checkpoint."""
     before = running.status()
     replace(running, "learner-0", "--force", "--grace-period=0")
     after = eventually("a newer epoch", lambda: newer(running, int(before["epoch"])))
@@ -197,7 +193,6 @@ def replace(installation: Installation, pod: str, *words: str) -> None:
 
 
 def test_redis_goes_and_comes_back(running: Installation) -> None:
-    """It is deleted, waits for those who still write, and reads its file when it is back."""
     before = int(running.status()["acked"])
     replace(running, "redis-0")
     after = eventually("a broker that knows more", lambda: acked_since(running, before))
@@ -211,7 +206,6 @@ def acked_since(installation: Installation, before: int) -> int | None:
 
 
 def test_actors_are_scaled_up_and_down(running: Installation) -> None:
-    """1, then 8, then 2: each that is there takes part, and each that goes gives back what it held."""
     for count in (1, 8, 2):
         running.kubectl("scale", "deployment/actor", f"--replicas={count}")
         running.wait_for_pods("actor", count)
@@ -225,7 +219,6 @@ def sessions(installation: Installation, count: int) -> bool | None:
 
 
 def test_a_process_takes_no_more_memory_than_is_reserved_for_it(running: Installation) -> None:
-    """What a pod requests is from measured use: its first process, while it learns. Prints memory and CPU."""
     before = {component: first_process(running, component) for component in MEASURED}
     began = time.monotonic()
     wait_until_it_learns(running)
@@ -254,7 +247,6 @@ def first_process(installation: Installation, component: str) -> tuple[float, in
 
 
 def test_an_upgrade_under_load(running: Installation, caller: PolicyCaller) -> None:
-    """Another tag is applied as the page says, while it learns: each part is replaced, the run goes on."""
     _, new = running.cluster.tags
     before = running.status()
     running.write(new, ENDLESS)
@@ -292,7 +284,6 @@ def keep_timeline(rows: list[dict[str, Any]], marks: dict[str, float]) -> None:
 
 
 def test_a_node_is_drained(running: Installation) -> None:
-    """Its pods leave within the budget, which keeps a broker, without its Redis; all return with the node."""
     if "KUBECONFIG" in os.environ:
         pytest.skip("drains a node: on a cluster of the tests' own only")
     (node,) = running.cluster.get("nodes")["items"]
@@ -309,7 +300,6 @@ def test_a_node_is_drained(running: Installation) -> None:
 
 
 def test_certificates_and_passwords_are_renewed(running: Installation) -> None:
-    """By the documented commands; afterwards every process shows another certificate."""
     made = certificate(running)
     running.status()  # the operator is there
     running.kubectl("exec", "deployment/operator", "--", "rm", "/made/all")
@@ -321,7 +311,6 @@ def test_certificates_and_passwords_are_renewed(running: Installation) -> None:
 
 
 def test_a_setting_that_is_not_one_is_told_in_the_logs(running: Installation) -> None:
-    """The learner ends with its name; put right, it goes on."""
     running.write(running.cluster.tags[1], ENDLESS.replace("total_steps", "total_step"))
     running.apply()
     eventually("an error in the log of the learner", lambda: told(running, "total_step"))
@@ -346,7 +335,6 @@ def told(installation: Installation, word: str) -> bool | None:
 
 
 def test_at_the_end_of_all_that_the_books_balance(endless: Installation) -> None:
-    """Every fragment that was acknowledged was trained on, dropped for a reason, or is in the log."""
     endless.status()  # the operator is there
     words = ["penstock", "control", "stop", "broker:50051", "--config=/etc/penstock/run.toml"]
     endless.kubectl("exec", "deployment/operator", "--", *words)

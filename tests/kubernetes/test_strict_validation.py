@@ -34,7 +34,6 @@ def with_namespace(made: Installation) -> Iterator[Installation]:
 
 
 def test_every_object_is_accepted(installation: Installation) -> None:
-    """A dry run of the server's: nothing is refused, nothing is warned of."""
     words = ["apply", "--validate=strict", "--dry-run=server", f"--kustomize={installation.folder}"]
     said = installation.kubectl(*words).splitlines()
     assert len(said) == len(render(installation.folder)), said
@@ -42,7 +41,6 @@ def test_every_object_is_accepted(installation: Installation) -> None:
 
 
 def test_production_is_accepted_where_its_operators_are(cluster: Cluster, tmp_path: Path) -> None:
-    """With the definitions of cert-manager, KEDA and the Prometheus operator."""
     there = cluster.kubectl("api-resources", "--output=name")
     added: list[Path] = []
     if not all(name in there for name in OPERATORS):
@@ -62,7 +60,6 @@ def test_production_is_accepted_where_its_operators_are(cluster: Cluster, tmp_pa
 
 
 def test_a_mistake_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    """Otherwise these tests would accept everything: an unknown field, and a pod with privileges."""
     for made in with_namespace(Installation(cluster, tmp_path / "overlay", "local")):
         (budget,) = kinds(render(made.folder), "PodDisruptionBudget")
         budget = {**budget, "spec": {**budget["spec"], "maxUnavailible": 1}}
@@ -90,6 +87,5 @@ def privileged() -> Object:
 
 
 def test_every_overlay_is_tried() -> None:
-    """A new one is added above."""
     there = {path.parent.name for path in (KUBERNETES / "overlays").glob("*/kustomization.yaml")}
     assert there == {*OVERLAYS, "production"}

@@ -127,10 +127,6 @@ CASES: dict[str, tuple[Space | None, Any]] = {"discrete": (None, cartpoles), "co
 @pytest.mark.parametrize("epochs", [1, EPOCHS])
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_is_that_of_stable_baselines(case: str, epochs: int) -> None:
-    """Losses, the last gradients and all parameters agree.
-
-    The experience is that of an older policy, and some of it is clipped.
-    """
     action, make = CASES[case]
     policy, acted = (small_policy(seed, action) for seed in (1, 2))
     with torch.no_grad():

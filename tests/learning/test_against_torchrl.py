@@ -158,7 +158,6 @@ PLAIN: dict[str, Any] = {
 
 @pytest.mark.parametrize(("rho_clip", "c_clip"), [(1.0, 1.0), (1.25, 0.75)])
 def test_impala_has_the_loss_and_the_gradients_of_torchrls(rho_clip: float, c_clip: float) -> None:
-    """V-trace targets, ρ-weighted policy gradient, value loss and entropy bonus."""
     policy, acted = policies()
     batch = experience(acted)
     library = Library(policy, batch)
@@ -181,7 +180,6 @@ def test_impala_has_the_loss_and_the_gradients_of_torchrls(rho_clip: float, c_cl
     ids=["monte-carlo", "gae"],
 )
 def test_reinforce_has_the_loss_and_the_gradients_of_torchrls(section: dict[str, Any], trace: float) -> None:
-    """Returns less a baseline, not corrected for the policy that acted."""
     policy, acted = policies()
     batch = experience(acted)
     library = Library(policy, batch)
@@ -196,7 +194,6 @@ def test_reinforce_has_the_loss_and_the_gradients_of_torchrls(section: dict[str,
 
 
 def test_ppo_estimates_advantages_and_targets_as_torchrls_gae() -> None:
-    """Before they are standardised."""
     policy, acted = policies()
     batch = experience(acted)
     library = Library(policy, batch)

@@ -70,7 +70,6 @@ def reached(task: str, base: Path, folder: Path, socket: Path, *, seed: int, mos
 def test_a_tool_is_learned_without_which_there_is_a_ceiling(
     base: Path, tmp_path: Path, short_folder: Path, seed: int
 ) -> None:
-    """It is called, and what it told is said: more than any guess can earn."""
     found = reached("lookup", base, tmp_path, short_folder / "text.sock", seed=seed, most=MOST)
     assert found >= SOLVED
 
@@ -79,7 +78,6 @@ def test_a_tool_is_learned_without_which_there_is_a_ceiling(
 def test_without_the_tool_the_ceiling_holds(
     base: Path, tmp_path: Path, short_folder: Path, seed: int
 ) -> None:
-    """The same agent, of which the model cannot ask: the means stay within noise of one half."""
     found = reached("guess", base, tmp_path, short_folder / "text.sock", seed=seed, most=CONTROL)
     assert found < CEILING + 0.15
 
@@ -88,7 +86,6 @@ def test_without_the_tool_the_ceiling_holds(
 def test_a_first_turn_is_learned_that_pays_in_the_third(
     base: Path, tmp_path: Path, short_folder: Path, seed: int
 ) -> None:
-    """The agent names one conversation in all three requests, so that they are one column."""
     found = reached("opening", base, tmp_path, short_folder / "text.sock", seed=seed, most=MOST)
     assert found >= SOLVED
 
@@ -97,6 +94,5 @@ def test_a_first_turn_is_learned_that_pays_in_the_third(
 def test_with_a_column_for_each_turn_it_is_not(
     base: Path, tmp_path: Path, short_folder: Path, seed: int
 ) -> None:
-    """The agent names another conversation in each request; all else is the same."""
     found = reached("opening-apart", base, tmp_path, short_folder / "text.sock", seed=seed, most=CONTROL)
     assert found < SOLVED - 0.2

@@ -53,7 +53,6 @@ def follows(folder: Path, seed: int, after: int, *words: str) -> None:
 
 
 def test_people_who_like_it_choose_the_policy(tmp_path: Path) -> None:
-    """From one seed, with a weight of 0.1; a policy that chooses evenly is far from there."""
     found, best = served_policy(tmp_path, 0.1, 0, "--total-steps", "150000"), best_policy(liked(USUAL), 0.1)
     assert total_variation(np.full_like(best, 1 / CANDIDATES), best).mean() > 0.4
     assert total_variation(found, best).mean() <= CLOSE
@@ -61,7 +60,6 @@ def test_people_who_like_it_choose_the_policy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_change_of_taste_is_followed(tmp_path: Path) -> None:
-    """From one seed, in half of the steps of the recipe."""
     follows(tmp_path, 0, 1150, "--total-steps", "150000")
 
 
@@ -69,7 +67,6 @@ def test_a_change_of_taste_is_followed(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_taste_that_changes_is_followed(tmp_path: Path, seed: int) -> None:
-    """In the middle of a run, to its end."""
     follows(tmp_path, seed, 2300)
 
 
@@ -78,7 +75,6 @@ def test_a_taste_that_changes_is_followed(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
 def test_every_weight_is_learned_from_every_seed(tmp_path: Path, beta: float, seed: int) -> None:
-    """To the end of the recipe's steps; beside it what the best and an even policy earn."""
     found, best = served_policy(tmp_path, beta, seed), best_policy(liked(USUAL), beta)
     apart = total_variation(found, best)
     earned = {

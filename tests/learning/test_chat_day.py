@@ -29,10 +29,6 @@ def check(day: Day, conversations: int) -> None:
 
 @pytest.mark.slow
 def test_satisfaction_rises_within_four_hundred_conversations(tmp_path: Path) -> None:
-    """By thumbs alone, each of which falls by chance as the answer says.
-
-    Of a model that learns nothing the first and the last third differ by about 0.014, one standard deviation.
-    """
     day = play(tmp_path, Plan(conversations=SHORT, at_once=8, seed=0))
     thirds = day.chances(3)
     print([round(one, 3) for one in thirds])
@@ -44,7 +40,6 @@ def test_satisfaction_rises_within_four_hundred_conversations(tmp_path: Path) ->
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(3))
 def test_people_are_satisfied_in_the_end(tmp_path: Path, seed: int) -> None:
-    """Nine tenths of what the best policy has, or three quarters of thumbs up."""
     day = play(tmp_path, Plan(conversations=LONG, at_once=8, seed=seed))
     print(f"seed {seed}: {[round(one, 3) for one in day.chances(PARTS)]}, {day.summary['updates']} updates")
     check(day, LONG)

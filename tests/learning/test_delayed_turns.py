@@ -91,7 +91,6 @@ def learned(layout: Layout, seed: int) -> float:
 
 
 def test_a_first_turn_is_learned_from_what_the_third_earns() -> None:
-    """With a conversation per column, from each of three seeds."""
     before = [chance(SmallTokenPolicy(seed)) for seed in range(3)]
     after = [learned("conversation", seed) for seed in range(3)]
     assert max(before) < 0.2
@@ -100,6 +99,5 @@ def test_a_first_turn_is_learned_from_what_the_third_earns() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_with_a_column_per_turn_it_is_not(seed: int) -> None:
-    """The first turn's own reward is always 0: nothing tells what it was good for."""
     after = learned("turn", seed)
     assert after < 0.5, np.round([chance(SmallTokenPolicy(seed)), after], 3)

@@ -98,7 +98,6 @@ def withdrawn(folder: Path, seed: int) -> None:
 
 
 def test_a_flipped_adapter_is_withdrawn_by_itself(tmp_path: Path) -> None:
-    """Within as many clients as a canary has until it is called undecided; then all are back."""
     withdrawn(tmp_path, 0)
 
 
@@ -106,5 +105,4 @@ def test_a_flipped_adapter_is_withdrawn_by_itself(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_it_is_withdrawn_from_every_seed(tmp_path: Path, seed: int) -> None:
-    """The same."""
     withdrawn(tmp_path, seed)

@@ -64,7 +64,6 @@ def rule(*actions: int) -> float:
 
 
 def test_goals_are_learned(tmp_path: Path) -> None:
-    """By PPO, from one seed, as the recipe stands; rules that learn nothing earn less than none."""
     assert max(rule(*range(11)), rule(1), rule(0)) < 0
     found = learned("ppo", 0, tmp_path / "run", "learner.total_steps=120000")
     assert found >= ENOUGH * best()
@@ -75,7 +74,6 @@ def test_goals_are_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("algorithm", NUMBERS)
 def test_goals_are_learned_from_every_seed(algorithm: str, seed: int, tmp_path: Path) -> None:
-    """By PPO and DQN, to the end of their steps, which no lucky evaluation ends early."""
     settings = ("learner.stop_at_target=false", *NUMBERS[algorithm])
     found = learned(algorithm, seed, tmp_path / "run", *settings)
     print(f"{algorithm} seed {seed}: {found:.2f} of {best():.2f}, {found / best():.3f}")

@@ -134,7 +134,6 @@ def wait_for_server(training: "subprocess.Popen[bytes]", endpoints: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_goals_succeed_more_often_as_the_day_goes_on(tmp_path: Path) -> None:
-    """By a fifth of all goals at least; every step that was acknowledged is in the books."""
     day = play(tmp_path, hosts=4, intervals=INTERVALS)
     hours = day.by_hour()
     print([round(one, 2) for one in hours], len(day.success))

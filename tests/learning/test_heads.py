@@ -64,7 +64,6 @@ def judged(model: HeadsModel, seed: int) -> dict[str, Any]:
 
 
 def test_several_heads_come_close_to_their_ceilings(tmp_path: Path) -> None:
-    """One seed of the longer test; with fewer rows it hangs on the processor whether a thumb is learned."""
     model = learned(tmp_path / "model", feedback(tmp_path / "said.jsonl", 0, 4000, 3000), 0, epochs=8)
     found = judged(model, 0)
     print(found)
@@ -76,10 +75,6 @@ def test_several_heads_come_close_to_their_ceilings(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_seed_comes_close_and_thumbs_gain_from_the_other_heads(tmp_path: Path, seed: int) -> None:
-    """Area, criteria and pairs beside their ceilings; then one network for each head, on the same rows.
-
-    A criterion may be learned better alone, so those are printed beside one another, and not compared.
-    """
     file = feedback(tmp_path / "said.jsonl", seed, 4000, 3000)
     found = judged(learned(tmp_path / "model", file, seed, epochs=8), seed)
     apart: dict[str, Any] = {}

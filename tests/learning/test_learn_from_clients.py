@@ -25,7 +25,6 @@ LOOK_EVERY_S: Final = 1.0
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_cartpole_is_learned_from_clients_that_are_killed_and_restarted(tmp_path: Path) -> None:
-    """A return of 450 over 100 evaluation episodes; what was acknowledged is in the books, once."""
     address = f"unix:{tmp_path}/serve.sock"
     training = Training(
         tmp_path / "run", "CartPole-v1", "--seed", "1", "--actors", "0", "--serve", address,

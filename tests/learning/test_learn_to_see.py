@@ -51,16 +51,11 @@ BLIND_AIM = 1 / 3 * 1 / 2
 
 
 def test_an_image_is_learned_from() -> None:
-    """A ball is caught in nearly every one of 64 episodes; a blind policy catches one in five."""
     settings = settings_of(f"{TASKS}:Catch-v0", 1, 12_288, environment=SMALL_CATCH)
     assert learned(settings) >= 0.8 > BLIND_CATCH + 1.0
 
 
 def test_every_part_of_a_dict_is_learned_from() -> None:
-    """Within 0.13 of the optimum, 7/12 on average.
-
-    A policy that does not know where to go runs into the time limit.
-    """
     assert learned(settings_of(f"{TASKS}:Courier-v0", 1, 16_384)) >= 0.45
 
 
@@ -68,7 +63,6 @@ def test_every_part_of_a_dict_is_learned_from() -> None:
 def test_both_parts_of_a_hybrid_action_are_learned(
     section: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through every kind of hidden layer; 1 is the optimum."""
     gymnasium.register("Aim-v0", lambda **_: Aim())
     try:
         algorithm = {

@@ -22,12 +22,10 @@ SHORT: dict[str, Any] = {
     "policy", [{"recurrent": "gru"}, {"recurrent": "lstm"}, {"recurrent": "none", "frame_stack": 6}], ids=str
 )
 def test_a_policy_that_remembers_recalls_the_cue(policy: dict[str, Any]) -> None:
-    """At least 95% of the optimum, 1: a cue of two, asked for after two to four steps."""
     assert learned(settings_of(RECALL, 1, 20_000, policy=policy, **SHORT)) >= 0.95
 
 
 def test_a_policy_that_cannot_remember_stays_at_chance() -> None:
-    """A quarter, give or take four standard deviations of 64 episodes: no return can be better."""
     found = learned(
         settings_of(RECALL, 1, 6_000, policy={"recurrent": "none"}, algorithm={"batch_steps": 1024})
     )
@@ -35,6 +33,5 @@ def test_a_policy_that_cannot_remember_stays_at_chance() -> None:
 
 
 def test_masks_make_the_best_of_every_menu() -> None:
-    """At least 95% of the optimum, 8.19; who does not see them gets little more than nothing."""
     assert learned(settings_of(MENU, 2, 8_000)) >= 7.78
     assert learned(settings_of(MENU, 2, 4_000, environment={"mask_key": ""})) <= 2.0

@@ -119,7 +119,6 @@ def _outcome(
 
 @pytest.mark.parametrize("advantage", ESTIMATES)
 def test_the_best_policy_is_found(base: Path, advantage: str) -> None:
-    """With every estimate of the advantage, at one β: within 0.05 in short, from more than 0.25."""
     outcome = learned(base, 0.5, 0, SHORT, advantage=advantage, **ESTIMATES[advantage])
     start = learned(base, 0.5, 0, 0)
     assert outcome.distance <= 0.05
@@ -127,7 +126,6 @@ def test_the_best_policy_is_found(base: Path, advantage: str) -> None:
 
 
 def test_the_best_policy_is_found_with_an_adapter_of_the_critics_own(base: Path) -> None:
-    """As near as its neighbours come that have a head alone."""
     assert learned(base, 0.5, 0, SHORT, critic="adapter").distance <= 0.05
 
 
@@ -135,7 +133,6 @@ def test_the_best_policy_is_found_with_an_adapter_of_the_critics_own(base: Path)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("advantage", ESTIMATES)
 def test_the_best_policy_is_found_at_every_coefficient(base: Path, advantage: str, seed: int) -> None:
-    """TV ≤ 0.05, KL within 10 % and reward within 5 % of the closed form, and the KL falls as β rises."""
     settings = {"advantage": advantage, **ESTIMATES[advantage]}
     outcomes = [learned(base, beta, seed, LONG, **settings) for beta in (0.1, 0.5, 1.0)]
     for outcome in outcomes:

@@ -62,7 +62,6 @@ def permutations(ppo: PPO, count: int) -> list[Tensor]:
 @pytest.mark.parametrize("normalise", [False, True], ids=["raw", "normalised"])
 @pytest.mark.parametrize("name", CASES)
 def test_twenty_updates_give_the_parameters_of_a_plain_ppo(name: str, *, normalise: bool) -> None:
-    """Same fragments, some of them stale, and same permutations: equal to 1e-9 in float64."""
     section = PPOSection(learning_rate=1e-3, **CASES[name])
     policy = small_policy(3, normalise_observations=normalise).double()
     plain = PlainPPO(layers(policy, "actor"), layers(policy, "critic"), plain_settings(section))
@@ -87,7 +86,6 @@ def test_twenty_updates_give_the_parameters_of_a_plain_ppo(name: str, *, normali
 
 
 def test_the_oracle_shares_no_code() -> None:
-    """It imports nothing from `learner`, nor from the policy."""
     tree = ast.parse((Path(__file__).parent / "plain_ppo.py").read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}

@@ -20,7 +20,6 @@ PATIENCE_S: Final = 280.0
 
 
 def test_a_small_network_comes_above_the_best_fixed_sequence(tmp_path: Path) -> None:
-    """By two standard errors, and at least three quarters of the way; the built-in prompts."""
     options = [word for setting in SMALL for word in ("--set", setting)]
     run = tmp_path / "run"
     training = Training(run, "recipes/prompts.toml", "--seed", "1", "--total-steps", "24576", *options)
@@ -35,7 +34,6 @@ def test_a_small_network_comes_above_the_best_fixed_sequence(tmp_path: Path) -> 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
 def test_the_recipe_comes_within_a_fifth_of_the_optimum(tmp_path: Path, seed: int) -> None:
-    """With the very network, on prompts of a corpus; and above the best fixed sequence."""
     pytest.importorskip("chatterbot_corpus", reason="needs the extra data")
     train(seed, tmp_path / "run")
     found, beside = judge(tmp_path / "run"), fixed()

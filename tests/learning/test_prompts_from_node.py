@@ -67,7 +67,6 @@ def _free_port() -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_a_node_process_alone_comes_above_the_best_fixed_sequence(tmp_path: Path) -> None:
-    """By two standard errors and at least three quarters of the way, on prompts that it never saw."""
     node_client.install(PACKAGE)
     source, random = PromptSource("builtin", "train"), np.random.default_rng(1)
     drawn = {source.draw(random)[0] for _ in range(4000)}

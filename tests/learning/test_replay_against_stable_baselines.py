@@ -110,7 +110,6 @@ def assert_same(source: nn.Module, target: list[nn.Linear], start: list[Tensor])
 
 @pytest.mark.parametrize("max_norm", [10.0, 0.3])
 def test_dqn_learns_what_stable_baselines_learns(max_norm: float) -> None:
-    """Loss and parameters agree after each of three gradient steps, with and without clipping."""
     model = theirs("DQN", gymnasium.spaces.Discrete(2), max_grad_norm=max_norm)
     section = DQNSection(
         double=False, discount=DISCOUNT, learning_rate=RATE, adam_epsilon=EPSILON, max_gradient_norm=max_norm
@@ -136,7 +135,6 @@ def test_dqn_learns_what_stable_baselines_learns(max_norm: float) -> None:
 
 @pytest.mark.parametrize("tuned", [True, False])
 def test_sac_learns_what_stable_baselines_learns(tuned: bool) -> None:
-    """Losses, temperature, actor, critics and the critics that follow, after each of three gradient steps."""
     model = theirs(
         "SAC", gymnasium.spaces.Box(-1, 1, (1,), np.float32), tau=0.05, ent_coef="auto_0.5" if tuned else 0.5
     )

@@ -46,7 +46,6 @@ def kill(training: Training) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("end", [stop, kill], ids=["sigterm", "kill-9"])
 def test_the_curve_continues_and_nothing_is_stale(end: object, tmp_path: Path) -> None:
-    """No fall below the level before the stop beyond noise; the restart costs no experience."""
     assert callable(end)
     first = Training(tmp_path / "run", *RUN)
     first.until_steps(HALF)

@@ -47,7 +47,6 @@ def check(found: Pleased) -> None:
 
 
 def test_people_like_more_in_short(tmp_path: Path) -> None:
-    """In one process, by the chance itself; with the rewards of other answers nothing is learned."""
     base = make_people_base(tmp_path / "base")
     batches = in_short(base, tmp_path, LIKED)
     others = in_short(base, tmp_path, OF_OTHERS)
@@ -64,7 +63,6 @@ def test_people_like_more_in_short(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(3))
 def test_people_get_what_they_like(tmp_path: Path, seed: int) -> None:
-    """From a half of thumbs up to three quarters, by noisy ratings alone."""
     stage = prepare(tmp_path / "stage", seed)
     began, found = supervised(stage), ppo(stage)
     print(f"{began}\n{found}")
@@ -76,7 +74,6 @@ def test_people_get_what_they_like(tmp_path: Path, seed: int) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(3))
 def test_ratings_of_other_answers_teach_nothing(tmp_path: Path, seed: int) -> None:
-    """So it is what people say of an answer that decides."""
     found = ppo(prepare(tmp_path / "stage", seed, is_mixed_up=True))
     print(found)
     assert found.satisfaction <= optimum(1e6)[0] + 2 * BEGIN

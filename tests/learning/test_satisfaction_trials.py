@@ -57,19 +57,16 @@ def found_share(active: float, canary: float, cause: Cause, trials: int) -> tupl
 
 
 def test_thumbs_that_are_alike_are_seldom_told_apart() -> None:
-    """Of 60 A/A trials with 300 conversations, within what chance does to the bound."""
     assert false_share(60, 300) <= BOUNDS.false_alarm + 2.33 * (0.05 * 0.95 / 60) ** 0.5
 
 
 def test_ten_points_less_are_found() -> None:
-    """From .6 to .5: four of five canaries are withdrawn within 1,300 conversations an arm."""
     share, within = found_share(0.6, 0.5, Cause.LOWER_RETURN, 20)
     print(f"withdrawn: {share:.2f}; 80 % after {within} conversations of both arms")
     assert share >= 0.8
 
 
 def test_a_canary_whose_people_only_speak_more_is_not_promoted() -> None:
-    """Six in ten of what is rated are liked with both, and all conversations with the canary are rated."""
     found = [trial(0.48, 0.6, 2 * AN_ARM, 20_000 + seed, 0.2)[0] for seed in range(20)]
     assert sum(one.verdict is Verdict.BETTER for one in found) <= 2
     assert sum(one.rates_differ for one in found) >= 18
@@ -78,7 +75,6 @@ def test_a_canary_whose_people_only_speak_more_is_not_promoted() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_thousand_trials_of_the_same_version_stay_within_the_bound() -> None:
-    """With a look after every conversation, 600 of them each."""
     share = false_share(1000, 600)
     print(f"false verdicts: {share:.3f} of 1,000; the bound is {BOUNDS.false_alarm}")
     assert share <= BOUNDS.false_alarm
@@ -91,7 +87,6 @@ def test_a_thousand_trials_of_the_same_version_stay_within_the_bound() -> None:
     [(0.5, 0.6, Cause.HIGHER_RETURN), (0.6, 0.5, Cause.LOWER_RETURN)],
 )
 def test_ten_points_are_found_both_ways(active: float, canary: float, cause: Cause) -> None:
-    """In 200 trials each, by 1,300 conversations an arm."""
     share, within = found_share(active, canary, cause, 200)
     print(f"{active} to {canary}: found {share:.3f}; 80 % after {within} conversations of both arms")
     assert share >= 0.8

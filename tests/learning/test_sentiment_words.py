@@ -137,7 +137,6 @@ def check(found: Measured) -> None:
 
 
 def test_the_true_reward_rises_in_short(tmp_path: Path) -> None:
-    """In one process, by the true reward itself: from about 0 to 0.4 within twenty updates."""
     base = make_base(tmp_path / "base", steps=200, texts=4000, spread=0.25)
     batches, _ = learned(settings_of(base, tmp_path, 0, **SHORT), UPDATES)
     assert abs(np.mean([batch.reward for batch in batches[:3]])) <= 0.2
@@ -150,7 +149,6 @@ def test_the_true_reward_rises_in_short(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_true_reward_rises(seed: int, tmp_path: Path) -> None:
-    """From about 0 to 0.6 and more, through a reward model that has seen only noisy opinions."""
     check(trained(tmp_path / "run", seed))
 
 
@@ -158,7 +156,6 @@ def test_the_true_reward_rises(seed: int, tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_true_reward_rises_while_processes_are_killed(seed: int, tmp_path: Path) -> None:
-    """The learner, the actor, the reward service and Redis, each once; the audit finds every fragment."""
     check(trained(tmp_path / "run", seed, victims=random.Random(seed).sample(VICTIMS, len(VICTIMS))))
 
 
@@ -166,7 +163,6 @@ def test_the_true_reward_rises_while_processes_are_killed(seed: int, tmp_path: P
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_opposite_is_learned_from_the_opposite_opinions(seed: int, tmp_path: Path) -> None:
-    """So it is the feedback that decides, and nothing else that the run does."""
     file = tmp_path / "opinions.jsonl"
     rows = [{**row, "score": 100 - row["score"]} for row in TASK.scored(np.random.default_rng(seed), 2500)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

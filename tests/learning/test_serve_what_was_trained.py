@@ -20,10 +20,6 @@ PATIENCE_S: Final = 300.0
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_clients_in_python_and_node_solve_cartpole_by_what_a_run_has_learned(tmp_path: Path) -> None:
-    """Each reaches a mean return of 475 over 20 episodes.
-
-    The environment is in the client, and no broker runs.
-    """
     node_client.install()
     training = Training(tmp_path / "run", "CartPole-v1", "--seed", "1")
     code, _, errors = training.end(PATIENCE_S)

@@ -53,7 +53,6 @@ NUMBERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_late_reward_is_learned_from_lagging_experience(name: str, seed: int) -> None:
-    """At least 85% of the optimum per step, while actors act with weights of LAG updates ago."""
     section = load([{"algorithm": {"name": name, "discount": 0.95, **NUMBERS[name]}}]).algorithm
     algorithm = ALGORITHMS[name](small_policy(seed), section, seed=seed)
     behaviour = small_policy(seed)

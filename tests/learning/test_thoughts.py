@@ -82,7 +82,6 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 
 
 def test_thoughts_are_learned_and_called_honest(learned: tuple[Path, dict[str, Any]]) -> None:
-    """From a start that guesses, sampled and greedy, one seed answers with thoughts that it follows."""
     run_dir, summary = learned
     found = summary["theatre"]
     assert summary["ending"] == "updates"
@@ -123,7 +122,6 @@ def checked(run_dir: Path, *options: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_a_check_of_a_run_exits_by_its_verdict(learned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    """0 for thoughts that are followed, drawn and likeliest; 1 for those of a run that learned nothing."""
     run_dir, _ = learned
     drawn, likeliest = (checked(run_dir, "--json", *words) for words in ((), ("--deterministic",)))
     assert drawn[0] == likeliest[0] == 0
@@ -177,7 +175,6 @@ def right(client: TextClient, **options: Any) -> tuple[float, list[str]]:
 
 
 def test_a_run_is_served_behind_its_thoughts_through_a_kill(learned: tuple[Path, dict[str, Any]]) -> None:
-    """Answers are right with thoughts and guesses without; a server that is killed comes back as it was."""
     run_dir, _ = learned
     with (
         serving(run_dir.parent, run_dir, "first") as server,
@@ -215,7 +212,6 @@ def test_a_run_is_served_behind_its_thoughts_through_a_kill(learned: tuple[Path,
 
 
 def test_a_canary_that_does_not_think_is_withdrawn(learned: tuple[Path, dict[str, Any]]) -> None:
-    """By what people pay for right answers: nothing differs but that its arm has no thoughts."""
     run_dir, _ = learned
     with Registry.open(registry_url(run_dir)) as registry:
         versions = [one.version for one in registry.list("default") if one.status is not Status.RETIRED]
@@ -253,7 +249,6 @@ def test_a_canary_that_does_not_think_is_withdrawn(learned: tuple[Path, dict[str
 def test_conditions_go_on_where_they_were_cut_off(
     learned: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """What was measured is kept byte for byte, and a run in the middle of its updates is gone on with."""
     kwargs = {"kwargs": {"model": str(learned[0] / "start_model")}}
     words = [
         "thoughts",
@@ -298,7 +293,6 @@ def test_conditions_go_on_where_they_were_cut_off(
 def test_seven_conditions_of_one_seed_are_made_by_one_command(
     learned: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """All files are there; filler and another question's reward are called theatre, own rewards honest."""
     file = recipe(tmp_path, environment={"kwargs": {"model": str(learned[0] / "start_model")}})
     out = tmp_path / "out"
     words = ["thoughts", "conditions", str(file), "--out", str(out), "--seeds", "1"]
@@ -331,7 +325,6 @@ def test_seven_conditions_of_one_seed_are_made_by_one_command(
 def test_thoughts_that_lag_five_updates_behind_are_learned_from(
     learned: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """They do lag, and what they teach is followed."""
     start = {"kwargs": {"model": str(learned[0] / "start_model")}}
     summary = trained(
         tmp_path, 0, environment=start, algorithm={"staleness": 5}, learner={"total_updates": 200}
@@ -346,7 +339,6 @@ def test_thoughts_that_lag_five_updates_behind_are_learned_from(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(3))
 def test_another_questions_reward_is_called_theatre(seed: int, tmp_path: Path) -> None:
-    """It ends the run when its grace is over, with the best version restored; words say what is missing."""
     summary = trained(tmp_path, seed, algorithm={"reward_from": "another"})
     found = summary["theatre"]
     assert summary["ending"] == "theatre"
@@ -363,7 +355,6 @@ def test_another_questions_reward_is_called_theatre(seed: int, tmp_path: Path) -
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(3))
 def test_thoughts_are_learned_from_every_seed_through_kills(seed: int, tmp_path: Path) -> None:
-    """By the recipe; actor, learner and Redis are killed on the way, and the books balance all the same."""
     often = {"learner": {"checkpoint_interval_s": 3}}
     training = Training(tmp_path / "run", str(recipe(tmp_path, **often)), "--seed", str(seed))
     for steps, name in ((3_000, "actor-0"), (9_000, "learner"), (18_000, "redis")):
@@ -383,7 +374,6 @@ def test_thoughts_are_learned_from_every_seed_through_kills(seed: int, tmp_path:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_early_stopping_saves_updates_and_restores_the_best_byte_for_byte(tmp_path: Path) -> None:
-    """Of twice the recipe's updates a tenth at least is saved, and the best thoughts are as good."""
     patience = {"patience": 2, "min_improvement": 0.005}
     summary = trained(tmp_path, 0, learner={"total_updates": 600}, evaluation=patience)
     assert summary["ending"] == "no_improvement"
@@ -395,7 +385,6 @@ def test_early_stopping_saves_updates_and_restores_the_best_byte_for_byte(tmp_pa
 
 @pytest.mark.slow
 def test_thoughts_before_real_text_are_learned_from_and_judged(tmp_path: Path) -> None:
-    """At four places behind one another, with a mixing head, through all processes and a killed actor."""
     kwargs = {"task": "text:12:1:4", "start_updates": 100}
     over: dict[str, Any] = {
         "environment": {"kwargs": kwargs},
@@ -438,7 +427,6 @@ def test_thoughts_before_real_text_are_learned_from_and_judged(tmp_path: Path) -
 def test_a_task_of_ones_own_is_called_what_it_is(
     made: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Task and lengths of docs/thoughts.md, as they stand there: with something to think about, or none."""
     page = (RECIPE.parents[1] / "docs" / "thoughts.md").read_text()
     (source,) = re.findall(r"^```python\n# bosses.py\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "bosses.py").write_text(source)

@@ -93,7 +93,6 @@ def rewards() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(2 * WITHIN_S)
 def test_a_policy_from_20000_lines_beats_the_one_that_logged_them(tmp_path: Path) -> None:
-    """Its whole interval lies above, on lines that it has not seen; with shuffled propensities below."""
     (tmp_path / "true").mkdir()
     (tmp_path / "shuffled").mkdir()
     good = learned(tmp_path / "true", shuffled=False)

@@ -39,13 +39,11 @@ def value(policy: Policy, shown: Observation) -> float:
 
 
 def test_only_truncation_learns_the_endless_return() -> None:
-    """V = r/(1−γ) = 10 within 5%, although no episode is longer than five steps."""
     found = value(trained("truncated"), {"observation": np.array([0, 1, 0, 0], np.float32)})
     assert abs(found - 1 / (1 - DISCOUNT)) < 0.05 / (1 - DISCOUNT)
 
 
 def test_termination_learns_the_reward_at_the_last_step() -> None:
-    """V = r = 1 one step before the end, and the discounted sum before."""
     policy = trained("terminated")
     for position in range(5):
         expected = sum(DISCOUNT**k for k in range(5 - position))
@@ -82,13 +80,11 @@ def values(kwargs: dict[str, Any], mask_key: str) -> list[float]:
 
 @pytest.mark.parametrize("way", held_memory.WAYS)
 def test_the_endless_return_is_learned_whatever_memory_observations_lie_in(way: str) -> None:
-    """10, and −21 before it, within 1%."""
     expected = [held_memory.FIRST_VALUE, held_memory.LATER_VALUE]
     assert values({"way": way}, "") == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("way", ["new", "one_dict_with_the_mask"])
 def test_an_environment_that_raises_for_an_action_outside_its_mask_is_trained(way: str) -> None:
-    """The policy takes every action of it. Masks come by `info`, or in the observation."""
     expected = [held_memory.FIRST_VALUE, held_memory.LATER_VALUE]
     assert values({"way": way, "strict": True}, "mask") == pytest.approx(expected, rel=0.01)

@@ -10,7 +10,6 @@ from tests.mutations.campaign import ROOT, Mutation, apply, read_table
 
 @pytest.mark.parametrize("mutation", read_table(), ids=lambda mutation: mutation.name)
 def test_a_mutation_changes_what_it_names(mutation: Mutation, tmp_path: Path) -> None:
-    """Exactly one place for each edit, in a copy."""
     files = {edit.file for edit in mutation.edits}
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -21,7 +20,6 @@ def test_a_mutation_changes_what_it_names(mutation: Mutation, tmp_path: Path) ->
 
 @pytest.mark.parametrize("mutation", read_table(), ids=lambda mutation: mutation.name)
 def test_the_tests_of_a_mutation_exist(mutation: Mutation) -> None:
-    """By file, and by name where one is given."""
     for test in mutation.tests:
         path, _, name = test.partition("::")
         assert (ROOT / path).exists(), test
@@ -29,7 +27,6 @@ def test_the_tests_of_a_mutation_exist(mutation: Mutation) -> None:
 
 
 def test_every_row_under_fire_can_be_seen_to_fail() -> None:
-    """Each test that docs/guarantees.md names there guards a mechanism that a mutation switches off."""
     _, _, fire = (ROOT / "docs" / "guarantees.md").read_text().partition("\n## Under fire\n")
     guards = {test for mutation in read_table() for test in mutation.tests}
     named = set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", fire))

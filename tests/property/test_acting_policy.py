@@ -60,7 +60,6 @@ def trained(observation: Tuple, action: Tuple, section: PolicySection, seed: int
 
 
 def test_every_setting_of_the_section_is_drawn_or_settled() -> None:
-    """One that is new changes the network, perhaps."""
     assert DRAWN.keys() | SETTLED == PolicySection.model_fields.keys()
 
 
@@ -75,7 +74,6 @@ def test_every_setting_of_the_section_is_drawn_or_settled() -> None:
 def test_it_acts_as_the_module_does_and_answers_the_probe_as_the_learner(
     observation: Tuple, action: Tuple, drawn: dict[str, Any], seed: int, deterministic: bool
 ) -> None:
-    """Actions and their log-probabilities to the last bit, the answer within rounding."""
     section = PolicySection(**drawn)
     assert is_enough(observation, section)
     policy, arrays = (

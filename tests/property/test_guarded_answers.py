@@ -59,7 +59,6 @@ async def answered(base: Path, guard: Guard, seeds: list[int]) -> list[tuple[str
     seeds=st.lists(st.integers(0, 2**31), min_size=2, max_size=4),
 )
 def test_no_blocked_text_leaves(dialogue: Path, banned: list[str], seeds: list[int]) -> None:
-    """What is streamed is what the reply says; ids of what was kept back stay, too."""
     rule = Rule(
         "banned", re.compile("|".join(map(re.escape, map(fold, banned)))), frozenset({Direction.OUTPUT})
     )

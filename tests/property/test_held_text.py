@@ -32,7 +32,6 @@ def answers(draw: st.DrawFn) -> tuple[str, list[str]]:
 @example(("never. say it", ["never. ", "say it"]))  # a rule that spans sentences which leave one by one
 @given(answers())
 def test_what_has_left_would_pass_at_every_moment(answer: tuple[str, list[str]]) -> None:
-    """It is a beginning of the answer; the whole of it where nothing of it is blocked."""
     text, pieces = answer
     held, left = HeldText(GUARD), ""
     for piece in [*pieces, None]:
@@ -51,8 +50,6 @@ def test_what_has_left_would_pass_at_every_moment(answer: tuple[str, list[str]])
 
 @given(st.text(max_size=50), st.integers(1, 9))
 def test_a_guard_that_fails_lets_nothing_leave(text: str, size: int) -> None:
-    """An error in a check blocks."""
-
     class Broken(Guard):
         def _checked(self, text: str, direction: Direction) -> None:  # type: ignore[override]
             raise RuntimeError("broken")
@@ -64,7 +61,6 @@ def test_a_guard_that_fails_lets_nothing_leave(text: str, size: int) -> None:
 
 
 def test_what_has_no_sentences_is_not_held_for_ever() -> None:
-    """After so many characters it is checked and leaves."""
     held = HeldText(GUARD)
     assert held.feed("a" * (MAX_HELD - 1)) == ""
     assert held.feed("aa") == "a" * (MAX_HELD + 1)

@@ -163,11 +163,6 @@ class LockStepMachine(RuleBasedStateMachine):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("examples", [24, pytest.param(500, marks=pytest.mark.slow)])
 def test_every_history_of_rounds_agrees_with_the_model(redis_server: RedisServer, examples: int) -> None:
-    """A round opens once, closes when all have appended or gone, and survives a Redis that forgot it.
-
-    The examples are shared among the servers that were found.
-    """
-
     class Machine(LockStepMachine):
         url = redis_server.url
 

@@ -46,7 +46,6 @@ def test_recorded_log_probabilities_are_the_learners(
     masked: bool,
     burn_in: int,
 ) -> None:
-    """Of every step that is experience, over the whole batch and in each minibatch of it."""
     recurrent = {"burn_in": burn_in} if "recurrent" in section else {}
     policy = remembering(seed, **section, **recurrent)
     actor = Actor(policy, mode=mode, longest=longest, unroll=UNROLL, seed=seed, masked=masked)

@@ -37,11 +37,6 @@ def server(redis_binary: Binary) -> Iterator[RedisServer]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("examples", [50, pytest.param(2000, marks=pytest.mark.slow)])
 def test_every_history_agrees_with_the_model(server: RedisServer, examples: int) -> None:
-    """No duplicate, no silent gap, no leak of credit, no number drawn twice, whatever the order of events.
-
-    The examples are shared among the servers that were found.
-    """
-
     class Machine(HostileMachine):
         url = server.url
         server_process = server
@@ -58,11 +53,6 @@ def test_every_history_agrees_with_the_model(server: RedisServer, examples: int)
 
 
 def test_credit_of_two_rewinds_counts_no_further_than_one_session_may_have(server: RedisServer) -> None:
-    """A history that Hypothesis found.
-
-    What was honoured after the first rewind was more than is ever given.
-    """
-
     class Machine(HostileMachine):
         url = server.url
         server_process = server

@@ -26,7 +26,6 @@ FRAGMENTS: dict[str, st.SearchStrategy[Any]] = {
 
 @given(**FRAGMENTS)
 def test_every_fragment_crosses_the_wire_unchanged(**drawn: Any) -> None:
-    """Whatever its size and codecs, what arrives conforms and holds the same arrays."""
     check_crossing(**drawn)
 
 
@@ -35,7 +34,6 @@ def test_every_fragment_crosses_the_wire_unchanged(**drawn: Any) -> None:
 @settings(max_examples=10_000)
 @given(**FRAGMENTS)
 def test_ten_thousand_fragments_cross_the_wire_unchanged(**drawn: Any) -> None:
-    """The same for longer."""
     check_crossing(**drawn)
 
 
@@ -65,7 +63,6 @@ ENTRY_FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 @given(data=st.data())
 def test_a_changed_table_is_refused_or_reads_within_its_payload(data: st.DataObject) -> None:
-    """Any one field of any one row, set to anything: a ValueError, or arrays of the declared shapes."""
     fragment = fragment_of(compress=("observation/camera",))
     index = data.draw(st.integers(0, len(fragment.header.tensors) - 1))
     field = data.draw(st.sampled_from(sorted(ENTRY_FIELDS)))
@@ -88,7 +85,6 @@ def test_a_changed_table_is_refused_or_reads_within_its_payload(data: st.DataObj
 def test_a_flipped_byte_of_the_payload_is_refused_or_stays_in_its_place(
     position: float, value: int, compress: tuple[str, ...]
 ) -> None:
-    """Damage never reads outside the payload and never raises anything but ValueError."""
     fragment = fragment_of(compress=compress)
     payload = bytearray(fragment.payload)
     payload[int(position * len(payload))] ^= value
@@ -103,7 +99,6 @@ def test_a_flipped_byte_of_the_payload_is_refused_or_stays_in_its_place(
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_header_or_a_value_error(data: bytes) -> None:
-    """The broker has one kind of error to map."""
     try:
         parse_header(data)
     except ValueError as error:
@@ -116,7 +111,6 @@ def test_any_bytes_are_a_header_or_a_value_error(data: bytes) -> None:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_every_array_survives_as_a_tensor(dtype: str, shape: list[int], seed: int) -> None:
-    """Any bit pattern of any allowed dtype, NaN payloads included; of bool the two that are one."""
     size = int(np.prod(shape, dtype=int)) * DTYPES[dtype].itemsize
     raw = np.random.default_rng(seed).bytes(size)
     if dtype == "bool":
@@ -127,7 +121,6 @@ def test_every_array_survives_as_a_tensor(dtype: str, shape: list[int], seed: in
 
 @given(shape=st.lists(st.integers(-(2**63), 2**63), max_size=9), offset=st.integers(-(2**63), 2**63))
 def test_no_shape_or_offset_reads_outside_the_bytes(shape: list[int], offset: int) -> None:
-    """Either the view lies within, or a ValueError says why not."""
     data = bytes(64)
     try:
         array = read_array("x", data, "float32", shape, offset)
@@ -138,7 +131,6 @@ def test_no_shape_or_offset_reads_outside_the_bytes(shape: list[int], offset: in
 
 
 def test_the_fixture_itself_conforms() -> None:
-    """The properties above start from a fragment that is whole."""
     check(fragment_of(), SCHEMA, RUN)
     with pytest.raises(ValueError, match="this broker serves 'other'"):
         check(fragment_of(), SCHEMA, "other")

@@ -43,20 +43,17 @@ spaces = st.recursive(
 
 @given(spaces)
 def test_every_space_survives_the_wire(space: Space) -> None:
-    """Any nesting of any kinds."""
     assert space == from_proto("space", pb.Space.FromString(to_proto(space).SerializeToString()))
 
 
 @given(spaces)
 def test_flattening_is_undone(space: Space) -> None:
-    """A value taken apart by path comes back in its shape, the very same leaves in it."""
     values = {path: zeros(leaf) for path, leaf in leaves(space, "x")}
     assert flatten(space, unflatten(space, values, "x"), "x") == values
 
 
 @given(st.binary(max_size=100))
 def test_any_message_is_a_space_or_a_value_error(data: bytes) -> None:
-    """Bytes from elsewhere raise nothing else."""
     message = pb.Space()
     try:
         message.MergeFromString(data)

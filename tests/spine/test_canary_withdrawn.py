@@ -35,7 +35,6 @@ def client(run: ServedRun) -> Iterator[PolicyClient]:
 
 @pytest.mark.parametrize("kind", ["nan", "negated"])
 def test_a_bad_canary_is_withdrawn(run: ServedRun, client: PolicyClient, kind: str) -> None:
-    """A tenth of the clients meets it; its episodes are judged, and no client is sent to it any more."""
     follow(run, client, good := run.next_version())
     policy, bad = run.policies[good], run.build(good)
     if kind == "nan":

@@ -21,7 +21,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 
 
 def test_ctrl_c_drains_within_15_seconds_and_resume_goes_on(start: Callable[..., Training]) -> None:
-    """Exit 130 with a summary; the resumed run has the same name and continues the same count of steps."""
     first = start("CartPole-v1", *LONG)
     first.until_steps(2_000)
     status = subprocess.run(

@@ -37,11 +37,6 @@ def audit(folder: Path, cwd: Path) -> dict[str, Any]:
 def test_a_run_goes_on_after_the_death_of_each_of_its_parts(
     start: Callable[..., Training], tmp_path: Path
 ) -> None:
-    """`kill -9` of an actor, the broker, the learner and Redis.
-
-    Then it drains when asked, its books balance, and it accounts for every fragment that its actors saw
-    acknowledged: while it goes on, with journals relative to the folder it is started from, and at its end.
-    """
     journals = os.path.relpath(tmp_path / "acknowledged")
     training = start("CartPole-v1", *LONG, *OFTEN, "--set", f"actor.ack_journal={journals}")
     for name in PARTS:
@@ -75,7 +70,6 @@ def assert_accounted(run_dir: Path, cwd: Path, ledger: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_a_run_survives_the_death_of_each_of_its_parts(start: Callable[..., Training]) -> None:
-    """`kill -9` of an actor, the broker, the learner and Redis: it still solves and the books balance."""
     training = start(
         "CartPole-v1", "--total-steps", "400000", "--set", "learner.stop_at_target=false", *OFTEN
     )

@@ -70,10 +70,6 @@ def test_a_wrong_adapter_is_caught_by_the_first_answer(
     base: Path,
     prompts: Path,
 ) -> None:
-    """It names the version and the digest that were published, and is held.
-
-    The next whole adapter sets it free.
-    """
     judged = Judged(begin())
     places = {"model": str(base), "prompts": str(prompts), "reward": TRUE}
     with actors(ActorThread(broker.address, "actor-0", places=places)):

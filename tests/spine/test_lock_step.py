@@ -45,7 +45,6 @@ def restart_empty(server: RedisServer) -> None:
 
 
 def test_two_runs_are_equal_bit_by_bit_whatever_the_order(redis_server: RedisServer, tmp_path: Path) -> None:
-    """A round is trained in order of actor id, not of arrival."""
     first = run_once(redis_server, tmp_path / "first", ("actor-0", "actor-1"))
     restart_empty(redis_server)
     second = run_once(redis_server, tmp_path / "second", ("actor-1", "actor-0"))
@@ -57,7 +56,6 @@ def test_two_runs_are_equal_bit_by_bit_whatever_the_order(redis_server: RedisSer
 
 
 def test_a_run_that_was_killed_ends_like_one_that_was_not(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Kill -9 behind a checkpoint: rounds are replayed by their stamp to the same bytes."""
     run_once(redis_server, tmp_path / "whole", ("actor-0", "actor-1"))
     restart_empty(redis_server)
     broken = tmp_path / "broken"
@@ -80,7 +78,6 @@ def test_a_run_that_was_killed_ends_like_one_that_was_not(redis_server: RedisSer
 
 
 def test_a_round_goes_on_without_an_actor_that_stopped(redis_url: str, tmp_path: Path) -> None:
-    """Three actors, one closes in the middle of a round: the others' fragments are the round."""
     given = lock_step(rounds=6, actors=3)
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         sessions = [producer.open(f"actor-{index}") for index in range(3)]

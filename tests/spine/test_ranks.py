@@ -92,10 +92,6 @@ def two_ranks(folder: Path, url: str, given: Settings, *, torchrun: bool = False
 
 
 def test_two_ranks_train_one_run_and_drain_together(redis_url: str, tmp_path: Path) -> None:
-    """Both read, both compute; what either finds invalid is booked, and its session quarantined.
-
-    SIGTERM leaves a checkpoint and whole books.
-    """
     with (
         Producer(redis_url, tmp_path) as producer,
         two_ranks(tmp_path, redis_url, endless(ranks=2)) as ranks,
@@ -128,7 +124,6 @@ def test_two_ranks_train_one_run_and_drain_together(redis_url: str, tmp_path: Pa
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_rank_that_dies_takes_the_other_along(redis_url: str, tmp_path: Path, victim: int) -> None:
-    """Neither waits for what does not come."""
     with Producer(redis_url) as producer, two_ranks(tmp_path, redis_url, endless(ranks=2)) as ranks:
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 2)
@@ -146,10 +141,6 @@ def test_a_rank_that_dies_takes_the_other_along(redis_url: str, tmp_path: Path, 
 def test_torchrun_starts_all_ranks_again_from_the_checkpoint(
     redis_url: str, tmp_path: Path, victim: int
 ) -> None:
-    """Kill -9 of either in the middle.
-
-    Both begin anew, the run goes on, and every fragment is accounted for.
-    """
     with (
         Producer(redis_url, tmp_path) as producer,
         two_ranks(tmp_path, redis_url, endless(), torchrun=True) as ranks,
@@ -173,10 +164,6 @@ def test_torchrun_starts_all_ranks_again_from_the_checkpoint(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_train_goes_on_when_a_rank_of_its_learner_is_killed(tmp_path: Path) -> None:
-    """`penstock train --ranks 2`.
-
-    The launcher starts the learner again with all its ranks, and the books are whole.
-    """
     training = Training(
         tmp_path / "run",
         *("CartPole-v1", "--ranks", "2", "--total-steps", "100000000"),

@@ -73,7 +73,6 @@ def assert_equal_learning(one: Path, other: Path) -> None:
 
 
 def test_a_replayed_run_ends_with_the_same_bytes(redis_server: RedisServer, tmp_path: Path) -> None:
-    """At the default staleness, with drops in between: batches and turns come from the recording."""
     folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"
     given = recorded(short(), folder)
     with LearnerThread(redis_server.url, first, given) as learner, Producer(redis_server.url) as producer:
@@ -106,7 +105,6 @@ def test_a_replayed_run_ends_with_the_same_bytes(redis_server: RedisServer, tmp_
 def test_a_replayed_run_in_lock_step_ends_with_the_same_bytes(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Rounds of two actors."""
     folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"
     given = recorded(lock_step(), folder)
     with LearnerThread(redis_server.url, first, given) as learner, Producer(redis_server.url) as producer:
@@ -119,7 +117,6 @@ def test_a_replayed_run_in_lock_step_ends_with_the_same_bytes(
 
 
 def test_what_an_operator_did_is_replayed(redis_server: RedisServer, tmp_path: Path) -> None:
-    """A named checkpoint and its restore stand in the recording; the learner dies behind the restore."""
     folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"
     given = recorded(short(), folder)
     with Producer(redis_server.url, first) as producer:
@@ -150,7 +147,6 @@ def test_what_an_operator_did_is_replayed(redis_server: RedisServer, tmp_path: P
 def test_a_recording_holds_what_a_killed_learner_learned_once(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """What was consumed behind the checkpoint is consumed again, and stands in the recording once."""
     folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"
     given = recorded(short(), folder)
     with Producer(redis_server.url, first) as producer:
@@ -177,7 +173,6 @@ def test_a_recording_holds_what_a_killed_learner_learned_once(
 def test_a_replay_that_was_killed_ends_like_one_that_was_not(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint knows how many batches were taken."""
     folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"
     given = recorded(short(), folder)
     with LearnerThread(redis_server.url, first, given) as learner, Producer(redis_server.url) as producer:
@@ -197,7 +192,6 @@ def test_a_replay_that_was_killed_ends_like_one_that_was_not(
 
 
 def test_a_recording_that_was_begun_elsewhere_is_refused(redis_url: str, tmp_path: Path) -> None:
-    """Before anything is learned; the folder stays as it is."""
     (tmp_path / "recording").mkdir()
     (tmp_path / "recording" / "recording.json").write_text("{}")
     given = recorded(short(), tmp_path / "recording")

@@ -82,7 +82,6 @@ def configuration(folder: Path, server: GuardedRedis, party: str, password_of: s
 def test_every_process_works_with_the_certificates_of_the_command(
     server: GuardedRedis, tmp_path: Path
 ) -> None:
-    """The learner ends its run, the others drain when asked, an operator looks on; Redis refused nothing."""
     server.admin().acl_log_reset()
     config = {
         "broker": configuration(tmp_path, server, "broker", "broker"),
@@ -138,7 +137,6 @@ def status(address: str, config: Path) -> tuple[int, str]:
 
 
 def test_the_command_makes_what_it_says(tmp_path: Path) -> None:
-    """As a process: the same authority twice, new certificates, one per name that was asked for."""
     folder = tmp_path / "certificates"
     command = [
         PENSTOCK,

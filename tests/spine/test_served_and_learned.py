@@ -9,7 +9,6 @@ from tests.support.run.training import PATIENCE_S, Training
 
 
 def test_what_clients_play_is_learned_and_accounted_for(tmp_path: Path) -> None:
-    """Updates use served experience, and the audit joins the server's journal with the log."""
     address = f"unix:{tmp_path}/serve.sock"
     training = Training(
         tmp_path / "run", "CartPole-v1", "--seed", "1", "--actors", "0", "--serve", address,

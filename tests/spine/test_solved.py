@@ -22,7 +22,6 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 def test_cartpole_is_solved_by_separate_processes_and_the_books_balance(
     start: Callable[..., Training],
 ) -> None:
-    """The main promise: exit 0, solved, four roles, summary, curve and final policy on disk."""
     training = start("CartPole-v1", "--seed", "1", "--json")
     code, out, err = training.end()
     assert code == 0, err

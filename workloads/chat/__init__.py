@@ -1,14 +1,5 @@
 """Chat: a model that gets better by what people say of it, and falls back when it gets worse.
 
-    people          simulated people who chat and rate
-    candidates      prompts with eight responses each
-    ratings         what of people's ratings counts: caps, repetitions, liars
-    tasks           `Candidates-v0`, `Chat-v0`
-    loop            ratings train the next version, which is tried as a canary
-    http            the page `/chat`, and its API
-    commands        `penstock chat`
-    chat_defaults   settings of a run
-
 Importing this package imports nothing heavy.
 """
 

@@ -1,16 +1,5 @@
 """Goals: learn from logs of tasks, and which goal a live system should have next.
 
-    traces          lines of a log: read, checked, encoded, rewarded
-    off_policy      what a policy would have earned, from what another one did
-    host            a small host with faults, simulated
-    executors       what carries goals out: the simulated host, or commands of this machine
-    injector        which proposals of a policy are carried out, and how likely that is
-    tasks           `Goals-v0`, `Traces-v0`
-    live_host       runs whose goals are commands: who may carry them out
-    http            the page `/rl` of a gateway
-    commands        `penstock traces`, `penstock inject`
-    goals_defaults  settings of a run
-
 Importing this package imports nothing heavy.
 """
 

@@ -1,23 +1,5 @@
 """Reinforcement learning from feedback: feedback trains a reward model, whose scores train a language model.
 
-    language_section      what `environment.kwargs` of a run may hold
-    language_environment  spaces and target of a run
-    language_defaults     its settings
-    response_generator    what a rollout worker generates with
-    response_evaluation   what an evaluation measures with
-    preparation           what a run needs before it starts
-    chat_task             a small model that has learned conversations
-    rehearsal             the same in short
-    artefacts             what a run leaves
-    text_server           what answers clients of a run
-    final_answers         responses of the final policy of a run
-    policy_service        routes of a gateway by which programs have an agent trained
-    policy_answers        what they answer, as the document has it
-    feedback_training     the jobs behind them
-    api                   names for programs in Python
-    sentiment             a task whose true reward and best policy are known
-    commands/             `penstock reward …`, `penstock feedback export` and `penstock generate`
-
 What it shares with other workloads of language models is in `workloads.language`. Importing this package
 imports nothing heavy; `pip install 'penstock-rl[rlhf]'` brings what the modules need.
 """

@@ -1,20 +1,5 @@
 """Thoughts: a model learns to think before it answers, and is told when its thoughts are theatre.
 
-    tasks                what is asked: rings, and the seam for a task of one's own
-    thought_layout       tokens of question, thought and answer in a row
-    thinking_policy      the policy of a run, with a head that mixes its answers where one is asked for
-    thinking_model       a language model that thinks before it answers
-    thought_section      what `environment.kwargs` of a run may hold
-    thought_settings     how thoughts are learned: `algorithm.name = "thought_reinforce"`
-    thought_environment  spaces and lengths of a run
-    thought_defaults     its settings
-    thought_server       answers of a run behind its thoughts
-    start                the model that training begins with
-    acting               generating thoughts, and measuring them
-    algorithm            learning them
-    validation           whether they are worth anything
-    commands             `penstock thoughts`
-
 It stands on `workloads.language`. Importing this package imports nothing heavy; `pip install
 'penstock-rl[rlhf]'` brings what the modules need.
 """

@@ -79,7 +79,6 @@ def stand(tmp_path: Path) -> Stand:
 
 
 def test_the_calls_are_those_of_the_application(stand: Stand) -> None:
-    """As its document has them, and as its table of access has them; a reason is of a call that there is."""
     document = stand.gateway.get("/api/openapi.json", {}).json()
     described = {
         f"{method.upper()} {path}" for path, operations in document["paths"].items() for method in operations
@@ -93,7 +92,6 @@ def test_the_calls_are_those_of_the_application(stand: Stand) -> None:
 
 @pytest.mark.parametrize("call", [one for one in CALLS if one not in WITHOUT])
 def test_a_change_leaves_one_row_and_a_refusal_none(stand: Stand, call: str) -> None:
-    """With who, what, of what, and of which project."""
     assert call in CHANGES, f"{call}: it leaves no row: say in CHANGES how it is made, or in WITHOUT why not"
     change, method = CHANGES[call](stand), call.partition(" ")[0]
     refused = [*strangers(stand, call, change), *change.refused]
@@ -129,7 +127,6 @@ def strangers(stand: Stand, call: str, change: Change) -> list[tuple[str, Mappin
 
 
 def test_an_order_that_is_asked_after_again_leaves_one_row(stand: Stand) -> None:
-    """Another order, and the same one of another kind, leave their own."""
     job, before = stand.job(), len(stand.rows())
     for action, request in (
         *(("checkpoint", "r-1"), ("checkpoint", "r-1"), ("checkpoint", "r-2"), ("flush", "r-1")),
@@ -143,7 +140,6 @@ def test_an_order_that_is_asked_after_again_leaves_one_row(stand: Stand) -> None
 
 
 def test_what_may_have_been_done_keeps_its_row(stand: Stand) -> None:
-    """A run that does not answer may have heard it; one whose earlier order is refused keeps that one's."""
     job, before = stand.job(), len(stand.rows())
     lost = stand.send("POST", f"{job}/control/checkpoint", json={"name": "lost", "requestId": "r-1"})
     assert lost.status_code == 409
@@ -153,7 +149,6 @@ def test_what_may_have_been_done_keeps_its_row(stand: Stand) -> None:
 
 
 def test_weights_that_are_read_leave_a_row(stand: Stand) -> None:
-    """It changes nothing, and takes something along; what there is not leaves none."""
     job, before = stand.job(), len(stand.rows())
     assert stand.send("GET", f"{job}/versions/7/weights").status_code == 409
     assert len(stand.rows()) == before
@@ -162,7 +157,6 @@ def test_weights_that_are_read_leave_a_row(stand: Stand) -> None:
 
 
 def test_a_row_is_found_by_what_is_asked_for_again(small_gateway: SmallGateway) -> None:
-    """On each kind of database; of another project, action or thing it is another one."""
     same = {"project": "alpha", "action": "run: flush", "subject": "job/1"}
     small_gateway.accounts.run(lambda session, now: audit.note(session, now, by="t", request="r", **same))
 

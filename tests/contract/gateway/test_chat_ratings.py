@@ -32,7 +32,6 @@ def saying_nul(folder: Path) -> Path:
 def test_what_no_database_holds_is_kept_as_another_character(
     database_url: str, tmp_path: Path, short_folder: Path
 ) -> None:
-    """In what was rated, in what is worse than a correction, and in what was said before."""
     base = saying_nul(tmp_path / "base")
     with upstream_of(base, tmp_path, short_folder / "text.sock", tokenizer=TOKENIZER) as run:
         known = RunSettings(task={}, registry=database_url, folder=tmp_path)

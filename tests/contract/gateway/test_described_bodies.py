@@ -84,7 +84,6 @@ def resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]
 
 
 def test_every_answer_with_a_body_has_a_shape(document: dict[str, Any]) -> None:
-    """Fields, all of them: no object is left open; or it is a named kind of file or stream."""
     seen = 0
     for method, path, operation in described(document):
         for status, answer in operation["responses"].items():
@@ -106,7 +105,6 @@ def test_every_answer_with_a_body_has_a_shape(document: dict[str, Any]) -> None:
 
 
 def test_an_answer_is_sent_as_it_was_made(gateway: SmallGateway, document: dict[str, Any]) -> None:
-    """Models describe it and change nothing: whole numbers stay whole, fields stay in their order."""
     text = send(gateway, document, "POST /api/projects/{project}/jobs").text
     known = re.sub(r'"(id|by|created)":"[^"]+"', r'"\1":"…"', text)
     assert known == (
@@ -117,7 +115,6 @@ def test_an_answer_is_sent_as_it_was_made(gateway: SmallGateway, document: dict[
 
 
 def test_every_example_is_answered_as_success(gateway: SmallGateway, document: dict[str, Any]) -> None:
-    """As it stands in the document; one that is about something that was made comes behind it."""
     assert {f"{method} {path}" for method, path, _ in examples_of(document)} == SENT.keys()
     give_ratings(gateway, "trained")
     link = ""
@@ -132,7 +129,6 @@ def test_every_example_is_answered_as_success(gateway: SmallGateway, document: d
 def test_the_example_of_a_dry_run_is_answered_as_success(
     gateway: SmallGateway, document: dict[str, Any]
 ) -> None:
-    """Apart from the others: it trains for some seconds."""
     assert send(gateway, document, DRY_RUN).json()["memory_bytes"] > 0
 
 

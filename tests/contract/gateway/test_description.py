@@ -8,7 +8,6 @@ from tests.support.gateway.small_gateway import SmallGateway
 
 
 def test_every_route_is_described_with_what_it_may_answer(small_gateway: SmallGateway) -> None:
-    """Those for anybody ask for no token; each reference leads somewhere."""
     document = small_gateway.get("/api/openapi.json", {}).json()
     described = {
         (method.upper(), path): operation
@@ -30,7 +29,6 @@ def test_every_route_is_described_with_what_it_may_answer(small_gateway: SmallGa
 
 
 def test_an_answer_with_an_id_says_which_calls_take_it(small_gateway: SmallGateway) -> None:
-    """Each link names a call of the document, and parameters of its path."""
     paths = small_gateway.get("/api/openapi.json", {}).json()["paths"]
     places = {one["operationId"]: path for path, operations in paths.items() for one in operations.values()}
     links = [
@@ -46,14 +44,12 @@ def test_an_answer_with_an_id_says_which_calls_take_it(small_gateway: SmallGatew
 
 
 def test_a_refusal_has_the_shape_that_is_described(small_gateway: SmallGateway) -> None:
-    """With all its fields and no other."""
     schema = small_gateway.get("/api/openapi.json", {}).json()["components"]["schemas"]["Error"]
     refused = small_gateway.client.post("/api/auth/token", data={"grant_type": "none"}).json()
     assert refused.keys() == schema["properties"].keys() == set(schema["required"])
 
 
 def test_the_page_and_its_files_are_served_and_nothing_else(small_gateway: SmallGateway) -> None:
-    """Each as what it is; a name that leads elsewhere is none."""
     page = small_gateway.get("/", {})
     assert page.headers["content-type"].startswith("text/html")
     for name, kind in (("console.js", "text/javascript"), ("console.css", "text/css")):

@@ -59,7 +59,6 @@ def asked(gateway: SmallGateway, headers: dict[str, str], project: str = "alpha"
 
 
 def test_a_project_that_asks_without_end_keeps_out_nobody(gateway: SmallGateway, runner: HeldRunner) -> None:
-    """It was 409 for everybody else as long as one went on; more of one's own than the bound is 429."""
     ada, bob = gateway.bearer("ada"), gateway.bearer("bob")
     turns = dispatcher_turns(gateway)
     with ThreadPoolExecutor(2) as pool:
@@ -76,7 +75,6 @@ def test_a_project_that_asks_without_end_keeps_out_nobody(gateway: SmallGateway,
 
 
 def test_who_waits_in_vain_is_told_when_to_ask_again(gateway: SmallGateway, runner: HeldRunner) -> None:
-    """And what is wrong is told at once, whoever has the turn."""
     assert gateway.parts.dispatcher is not None
     gateway.parts.dispatcher.dry_runs = DryRunTurns(wait_s=0.0)
     ada, bob = gateway.bearer("ada"), gateway.bearer("bob")

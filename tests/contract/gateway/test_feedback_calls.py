@@ -31,7 +31,6 @@ def exported(gateway: SmallGateway, headers: dict[str, str]) -> list[dict[str, A
 
 
 def test_a_rating_is_stored_as_it_was_given(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """Under the project's policy; who rated is an opaque id."""
     reply = small_gateway.client.post(PATH, json=ONE | {"notes": "ä"}, headers=editor)
     assert reply.status_code == 200, reply.text
     (kept,) = small_gateway.registry.ratings("alpha/my_agent")
@@ -61,7 +60,6 @@ def test_a_rating_is_stored_as_it_was_given(small_gateway: SmallGateway, editor:
 def test_what_is_wrong_is_refused_by_field(
     small_gateway: SmallGateway, editor: dict[str, str], change: dict[str, Any], field: str
 ) -> None:
-    """And nothing is stored."""
     reply = small_gateway.client.post(PATH, json=ONE | change, headers=editor)
     assert (reply.status_code, reply.json()["field"]) == (422, field)
     assert small_gateway.registry.ratings() == ()
@@ -70,7 +68,6 @@ def test_what_is_wrong_is_refused_by_field(
 def test_a_request_that_comes_again_stores_nothing_more(
     small_gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
-    """Its key with another rating is a conflict."""
     headers = editor | {"Idempotency-Key": "a-1"}
     first, second = (small_gateway.client.post(PATH, json=ONE, headers=headers) for _ in range(2))
     assert first.json() == second.json()
@@ -80,7 +77,6 @@ def test_a_request_that_comes_again_stores_nothing_more(
 
 
 def test_an_export_may_be_taken_in_elsewhere(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """As it is; taken in twice, it is stored once."""
     for score in (0.5, 0.7):
         headers = editor | {"Idempotency-Key": str(score)}
         small_gateway.client.post(PATH, json=ONE | {"score": score}, headers=headers)
@@ -97,7 +93,6 @@ def test_an_export_may_be_taken_in_elsewhere(small_gateway: SmallGateway, editor
 def test_long_ratings_come_a_few_at_a_time(
     small_gateway: SmallGateway, editor: dict[str, str], said: tuple[str, str]
 ) -> None:
-    """An answer is as large as its bound and one rating at most; asking on brings all of them, once."""
     longest: dict[str, Any] = {name: name[0] * MAX_TEXT for name in ("prompt", *said)}
     if "response" in said:
         longest["score"] = 0.5
@@ -115,7 +110,6 @@ def test_long_ratings_come_a_few_at_a_time(
 
 
 def test_one_wrong_line_keeps_all_others_out(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """It is named by its number."""
     good = json.dumps(ONE)
     for bad in ('{"prompt": 1}', "{", '{"score": NaN}', "[" * 50_000, '"text"'):
         reply = small_gateway.client.post(LINES, content=f"{good}\n{bad}\n", headers=editor)
@@ -127,7 +121,6 @@ def test_one_wrong_line_keeps_all_others_out(small_gateway: SmallGateway, editor
 def test_a_person_s_ratings_are_deleted_on_request(
     small_gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
-    """Their own by themselves, those of a program's user by the owner; those of others stay."""
     ada = small_gateway.bearer("ada")
     small_gateway.client.post(PATH, json=ONE, headers=ada)
     small_gateway.client.post(PATH, json=ONE | {"rater": "user-7"}, headers=editor)
@@ -144,7 +137,6 @@ def test_a_person_s_ratings_are_deleted_on_request(
 
 
 def test_what_the_audit_cannot_have_is_not_done(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """Neither is anything taken in nor deleted, so that the same request may be sent again."""
     ada, line = small_gateway.bearer("ada"), json.dumps(ONE)
     assert small_gateway.client.post(PATH, json=ONE, headers=ada).status_code == 200
 
@@ -165,7 +157,6 @@ def test_what_the_audit_cannot_have_is_not_done(small_gateway: SmallGateway, edi
 
 @pytest.mark.parametrize("agent", ["..", "a b", "x" * 40, "a%2fb", "%00", "-a"])
 def test_an_agent_s_name_is_a_name(small_gateway: SmallGateway, editor: dict[str, str], agent: str) -> None:
-    """Nothing that could lead elsewhere."""
     reply = small_gateway.client.post(f"/api/policies/feedback/{agent}", json=ONE, headers=editor)
     assert reply.status_code in {404, 405, 422}
     assert small_gateway.registry.ratings() == ()

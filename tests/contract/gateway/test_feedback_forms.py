@@ -38,7 +38,6 @@ def stored(gateway: SmallGateway, agent: str = "my_agent") -> list[dict[str, Any
 
 
 def test_which_of_two_is_better_is_stored_once(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """As it was given; the key with another pair is a conflict, and a score under it, too."""
     headers = editor | {"Idempotency-Key": "p-1"}
     first, second = (small_gateway.client.post(PAIRS, json=PAIR, headers=headers) for _ in range(2))
     assert first.status_code == 201, first.text
@@ -67,7 +66,6 @@ def test_which_of_two_is_better_is_stored_once(small_gateway: SmallGateway, edit
 def test_what_is_no_pair_is_refused_by_field(
     small_gateway: SmallGateway, editor: dict[str, str], change: dict[str, Any], field: str
 ) -> None:
-    """And nothing is stored: neither two answers that are the same, nor a pair with a score."""
     reply = small_gateway.client.post(PAIRS, json=PAIR | change, headers=editor)
     assert (reply.status_code, reply.json()["field"]) == (422, field), reply.text
     assert stored(small_gateway) == []
@@ -83,7 +81,6 @@ def give_both(gateway: SmallGateway, editor: dict[str, str]) -> None:
 def test_an_export_of_both_forms_is_what_reward_models_are_trained_from(
     small_gateway: SmallGateway, editor: dict[str, str], tmp_path: Path
 ) -> None:
-    """Nothing in it is a bad row."""
     give_both(small_gateway, editor)
     reply = small_gateway.get(FEEDBACK, editor)
     assert reply.status_code == 200, reply.text
@@ -98,7 +95,6 @@ def test_an_export_of_both_forms_is_what_reward_models_are_trained_from(
 def test_an_export_of_both_forms_may_be_taken_in_elsewhere(
     small_gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
-    """With all that was said; what has a key is stored once, however often it is sent."""
     give_both(small_gateway, editor)
     reply = small_gateway.get(FEEDBACK, editor)
     headers = editor | {"Content-Type": reply.headers["content-type"]}
@@ -111,7 +107,6 @@ def test_an_export_of_both_forms_may_be_taken_in_elsewhere(
 
 
 def test_one_wrong_row_keeps_all_others_out(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """It is named by its line and field; what is no JSON at all is refused in words."""
     good = {"prompt": "a", "response": "b", "score": 0.5}
     for bad, detail in (
         ({"prompt": "a", "response": "b", "score": 7.0}, "line 2: score: "),
@@ -135,7 +130,6 @@ def test_one_wrong_row_keeps_all_others_out(small_gateway: SmallGateway, editor:
 def test_late_rewards_are_kept_shown_and_evaluated_by(
     small_gateway: SmallGateway, editor: dict[str, str], tmp_path: Path
 ) -> None:
-    """Those of people and those that a server was too late for, together; an export is read as it is."""
     reply = small_gateway.client.post(LATE, json={"rewards": REWARDS}, headers=editor)
     assert (reply.status_code, reply.json()) == (201, {"stored": 3})
     small_gateway.registry.add_feedback("alpha/my_agent", [("tuesday", 0, -1.0)], caller="a server")
@@ -161,7 +155,6 @@ def test_late_rewards_are_kept_shown_and_evaluated_by(
 def test_a_late_reward_that_is_sent_again_counts_once(
     small_gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
-    """Within a request and over several; its key with another one is a conflict, and nothing is kept."""
     keyed = [one | {"request": f"k-{number // 2}"} for number, one in enumerate(REWARDS[:2] * 2)]
     for _ in range(2):
         assert small_gateway.client.post(LATE, json={"rewards": keyed}, headers=editor).status_code == 201
@@ -190,7 +183,6 @@ def test_a_late_reward_that_is_sent_again_counts_once(
 def test_a_late_reward_that_is_none_is_refused_by_field(
     small_gateway: SmallGateway, editor: dict[str, str], change: dict[str, Any], field: str
 ) -> None:
-    """And nothing is stored."""
     body = {"rewards": [REWARDS[0] | change, REWARDS[1]]}
     reply = small_gateway.client.post(LATE, json=body, headers=editor)
     assert (reply.status_code, reply.json()["field"]) == (422, field), reply.text
@@ -200,7 +192,6 @@ def test_a_late_reward_that_is_none_is_refused_by_field(
 def test_who_is_deleted_takes_their_pairs_and_late_rewards_along(
     small_gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
-    """Those in this project, of this rater; an owner reaches nothing of other projects or of servers."""
     ada, beta = small_gateway.bearer("ada"), small_gateway.token("beta")
     for rater in ("user-7", "user-8"):
         small_gateway.client.post(PAIRS, json=PAIR | {"rater": rater}, headers=editor)

@@ -39,7 +39,6 @@ def said(gateway: SmallGateway, link: dict[str, Any], body: dict[str, Any]) -> A
 
 
 def test_its_holder_rates_each_response_once(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
-    """They see what they rate and nothing of who asks; a second opinion of the same response is refused."""
     link = made(small_gateway, ada)
     path, _, secret = link["page"].partition("#")
     assert small_gateway.get(path, {}).headers["content-type"].startswith("text/html")
@@ -60,7 +59,6 @@ def test_its_holder_rates_each_response_once(small_gateway: SmallGateway, ada: d
 
 
 def test_its_holder_chooses_between_two_responses(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
-    """Once, beside responses that are scored; what is kept is a pair as one of a program's would be."""
     link = made(small_gateway, ada, items=[PAIR, *ITEMS, PAIR])
     seen = small_gateway.get("/api/link", {"Penstock-Link": link["link"]}).json()
     shown = {"prompt": "2 + 2?", "responses": ["4", "5"]}
@@ -102,7 +100,6 @@ def test_its_holder_chooses_between_two_responses(small_gateway: SmallGateway, a
 def test_what_does_not_fit_an_item_is_refused_by_field(
     small_gateway: SmallGateway, ada: dict[str, str], body: dict[str, Any], field: str
 ) -> None:
-    """And nothing is stored: neither a score of two responses, nor a choice where there is one."""
     link = made(small_gateway, ada, items=[PAIR, ITEMS[0]])
     reply = said(small_gateway, link, body)
     assert (reply.status_code, reply.json()["field"]) == (422, field), reply.text
@@ -125,14 +122,12 @@ def test_what_does_not_fit_an_item_is_refused_by_field(
 def test_what_cannot_be_rated_makes_no_link(
     small_gateway: SmallGateway, ada: dict[str, str], change: dict[str, Any], field: str
 ) -> None:
-    """Two responses that are the same, three, one and two at once."""
     reply = small_gateway.client.post(LINKS, json={"items": [ITEMS[0], PAIR | change]}, headers=ada)
     assert (reply.status_code, reply.json()["field"]) == (422, field), reply.text
     assert small_gateway.get(LINKS, ada).json() == {"links": []}
 
 
 def test_it_ends(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
-    """With its time, when it is revoked, and with the membership of who made it."""
     small_gateway.person("bob", "alpha", Role.EDITOR)
     late, revoked, orphan = (
         made(small_gateway, ada),
@@ -154,7 +149,6 @@ def test_it_ends(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
 
 
 def test_its_secret_is_kept_as_a_digest(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
-    """A list of links does not give it."""
     link = made(small_gateway, ada)
     listed = small_gateway.get(LINKS, ada).json()["links"]
     assert [one["id"] for one in listed] == [link["id"]]
@@ -162,7 +156,6 @@ def test_its_secret_is_kept_as_a_digest(small_gateway: SmallGateway, ada: dict[s
 
 
 def test_a_list_of_links_holds_none_of_their_texts(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
-    """Nor does the gateway while it makes it: a few hundred links of long texts would end it."""
     item, count = {"prompt": "p" * MAX_TEXT, "response": "r" * MAX_TEXT}, 20
     for _ in range(count):
         assert small_gateway.client.post(LINKS, json={"items": [item, item]}, headers=ada).status_code == 201

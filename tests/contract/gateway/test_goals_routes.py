@@ -27,7 +27,6 @@ def gateway(tmp_path: Path) -> SmallGateway:
 
 
 def test_a_viewer_looks_and_an_editor_decides(gateway: SmallGateway, tmp_path: Path) -> None:
-    """Each decision is in the files and in the audit, with who made it."""
     viewer, editor = gateway.token("alpha", Role.VIEWER), gateway.token("alpha")
     listed = gateway.get(INJECTORS, viewer).json()["injectors"]
     assert [(one["name"], one["state"], one["auto"]) for one in listed] == [("host", "ended", False)]
@@ -59,7 +58,6 @@ def test_a_viewer_looks_and_an_editor_decides(gateway: SmallGateway, tmp_path: P
 def test_a_veto_that_holds_nothing_is_refused(
     gateway: SmallGateway, goal_id: str, status: int, word: str
 ) -> None:
-    """With why; an answer repeats nothing of what was sent."""
     body = {"goalId": goal_id}
     reply = gateway.client.post(f"{INJECTORS}/host/vetoes", json=body, headers=gateway.token("alpha"))
     assert (reply.status_code, word in reply.json()["detail"]) == (status, True)
@@ -69,7 +67,6 @@ def test_a_veto_that_holds_nothing_is_refused(
     "path", ["/absent", "/%2e%2e%2fbeta%2fhost", "/host%00", "/%2e%2e%2f%2e%2e%2falpha%2fhost"]
 )
 def test_a_name_is_looked_up_and_never_a_path(gateway: SmallGateway, tmp_path: Path, path: str) -> None:
-    """Another project's injector is answered as one that does not exist."""
     beside = tmp_path / "injectors" / "beta" / "host"
     beside.mkdir(parents=True)
     write_goals(beside, goal("secret"))
@@ -80,7 +77,6 @@ def test_a_name_is_looked_up_and_never_a_path(gateway: SmallGateway, tmp_path: P
 
 
 def test_files_that_cannot_be_read_are_told(gateway: SmallGateway, tmp_path: Path) -> None:
-    """By file and field; the gateway lives."""
     folder = tmp_path / "injectors" / "alpha" / "host"
     write_goals(folder, {**goal("waits"), "confidence": 7})
     viewer = gateway.token("alpha", Role.VIEWER)
@@ -91,7 +87,6 @@ def test_files_that_cannot_be_read_are_told(gateway: SmallGateway, tmp_path: Pat
 
 
 def test_the_page_and_its_files_are_anybodys(gateway: SmallGateway) -> None:
-    """They hold nothing; what they show is asked for with a token."""
     for path, kind in (("/rl", "text/html"), ("/rl/rl.js", "text/javascript"), ("/rl/rl.css", "text/css")):
         reply = gateway.client.get(path)
         assert reply.status_code == 200

@@ -50,7 +50,6 @@ BODIES = [
 def test_bodies_that_are_wrong_are_refused_by_field(
     small_gateway: SmallGateway, owner: dict[str, str]
 ) -> None:
-    """4xx, never 500, and what was sent is not repeated."""
     before = stored(small_gateway)
     headers = owner | {"Content-Type": "application/json"}
     for what, body in BODIES:
@@ -61,7 +60,6 @@ def test_bodies_that_are_wrong_are_refused_by_field(
 
 
 def test_the_name_of_a_field_is_repeated_in_part(small_gateway: SmallGateway, owner: dict[str, str]) -> None:
-    """Whoever sends a name as long as a body gets no answer of that size, from a line of a file neither."""
     long = '{"prompt": "a", "response": "b", "score": 0.5, "%s": 1}' % ("n" * 500_000)
     for path in ("/api/policies/feedback/my_agent", "/api/projects/alpha/agents/my_agent/feedback"):
         headers = owner | {"Content-Type": "application/json"}
@@ -78,7 +76,6 @@ def test_the_name_of_a_field_is_repeated_in_part(small_gateway: SmallGateway, ow
 def test_a_number_that_no_database_holds_is_refused(
     small_gateway: SmallGateway, owner: dict[str, str], path: str
 ) -> None:
-    """By field; the largest that one does hold is a number like any other."""
     at = f"/api/projects/alpha/{path}"
     assert small_gateway.get(f"{at}{2**63 - 1}", owner).status_code == 200
     for number in (2**63, 10**30):
@@ -90,7 +87,6 @@ def test_a_number_that_no_database_holds_is_refused(
 def test_a_number_of_a_training_is_a_number(
     small_gateway: SmallGateway, owner: dict[str, str], number: str
 ) -> None:
-    """No text that looks like one, and no yes."""
     reply = small_gateway.client.post(
         "/api/projects/alpha/jobs",
         content=f'{{"agent": "a", "template": "t", "numbers": {{"maxSteps": {number}}}}}',
@@ -101,13 +97,11 @@ def test_a_number_of_a_training_is_a_number(
 
 @pytest.mark.parametrize("name", [NUL, "a b", "ä", "x" * 200, "'; DROP TABLE users; --", ""])
 def test_names_that_are_none_find_no_account(small_gateway: SmallGateway, name: str) -> None:
-    """Signing in says no more than that it failed."""
     reply = small_gateway.sign_in(grant_type="password", username=name, password="x")
     assert reply.status_code in {401, 422}
 
 
 def test_ids_from_a_path_are_only_looked_up(small_gateway: SmallGateway, owner: dict[str, str]) -> None:
-    """Whatever they hold."""
     before = stored(small_gateway)
     for odd in ("a%00b", "%ff", "..%2f..", "' OR 1=1 --", "x" * 3000, "%F0%9F%92%A9"):
         for method, path in (
@@ -121,7 +115,6 @@ def test_ids_from_a_path_are_only_looked_up(small_gateway: SmallGateway, owner: 
 
 
 def test_credentials_that_are_none_are_refused(small_gateway: SmallGateway) -> None:
-    """In every scheme."""
     small_gateway.person("ada", "alpha", Role.OWNER)
     for header in (
         "",
@@ -143,7 +136,6 @@ def test_credentials_that_are_none_are_refused(small_gateway: SmallGateway) -> N
 
 
 def test_other_grants_are_refused(small_gateway: SmallGateway) -> None:
-    """With a word for programs."""
     reply = small_gateway.sign_in(grant_type="implicit")
     assert (reply.status_code, reply.json()["error"]) == (400, "unsupported_grant_type")
     secret = small_gateway.sign_in(grant_type="client_credentials", client_secret="x\0")
@@ -154,7 +146,6 @@ def test_other_grants_are_refused(small_gateway: SmallGateway) -> None:
 def test_json_that_is_not_said_to_be_json_is_told_how(
     small_gateway: SmallGateway, owner: dict[str, str], kind: str
 ) -> None:
-    """What `curl -d` sends by itself; with the right type the same is taken."""
     content, path = b'{"prompt": "a", "response": "b", "score": 0.5}', "/api/policies/feedback/a"
     headers = owner | ({"Content-Type": kind} if kind else {})
     refused = small_gateway.client.post(path, content=content, headers=headers)

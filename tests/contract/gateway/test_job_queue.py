@@ -53,7 +53,6 @@ def now(gateway: SmallGateway, job: Job) -> Job:
 
 
 def test_places_take_jobs_in_order_each_once(small_gateway: SmallGateway) -> None:
-    """However many ask at the same time, and no place takes more than it runs."""
     made = [submit(small_gateway, f"agent-{number}") for number in range(6)]
     with ThreadPoolExecutor(6) as pool:
         taken = list(pool.map(lambda place: claim(small_gateway, place), [f"p{n % 3}" for n in range(6)]))
@@ -65,7 +64,6 @@ def test_places_take_jobs_in_order_each_once(small_gateway: SmallGateway) -> Non
 
 
 def test_projects_take_turns(small_gateway: SmallGateway) -> None:
-    """Who comes first with many jobs keeps out nobody; of one project the oldest is taken."""
     for project, count in (("alpha", 4), ("beta", 2), ("gamma", 1)):
         for number in range(count):
             submit(small_gateway, f"agent-{number}", project=project)
@@ -82,7 +80,6 @@ def test_projects_take_turns(small_gateway: SmallGateway) -> None:
 
 
 def test_a_key_stands_for_one_job(small_gateway: SmallGateway) -> None:
-    """Also once it has ended; with something else it is a conflict. An agent is trained once at a time."""
     first = submit(small_gateway, "agent", key="k", maxSteps=2)
     assert submit(small_gateway, "agent", key="k", maxSteps=2).id == first.id
     with pytest.raises(AccountConflict, match="another job"):
@@ -100,7 +97,6 @@ def test_a_key_stands_for_one_job(small_gateway: SmallGateway) -> None:
 
 
 def test_a_job_ends_once(small_gateway: SmallGateway) -> None:
-    """One that is cancelled in the queue is never taken; what has ended stays as it ended."""
     queued, other = submit(small_gateway, "queued"), submit(small_gateway, "other")
 
     def cancel(job: Job) -> Job:
@@ -143,7 +139,6 @@ def test_a_job_ends_once(small_gateway: SmallGateway) -> None:
     ],
 )
 def test_a_template_gives_its_numbers_and_nothing_else(said: dict[str, float], field: str) -> None:
-    """Between their bounds."""
     number = Number(settings={"learner.total_steps": 512}, least=1, most=10, default=2, whole=True)
     template = Template(name="quick", title="", numbers={"maxSteps": number})
     assert template.chosen({}) == {"maxSteps": 2}

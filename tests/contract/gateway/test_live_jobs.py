@@ -61,7 +61,6 @@ async def news(stream: AsyncIterator[str]) -> tuple[str, Any]:
 
 
 def test_what_changes_is_sent_and_nothing_twice(gateway: SmallGateway) -> None:
-    """The list, the job that is looked at, and then what somebody else does."""
     gateway.person("ada", "alpha", Role.OWNER)
     first = submitted(gateway, "mine")
 
@@ -86,7 +85,6 @@ def test_what_changes_is_sent_and_nothing_twice(gateway: SmallGateway) -> None:
 
 
 def test_a_job_of_another_project_is_not_there(gateway: SmallGateway) -> None:
-    """404 before the first event, as for one that does not exist."""
     gateway.person("bob", "beta", Role.OWNER)
     job = submitted(gateway, "mine")
     absent = gateway.get("/api/projects/beta/events?job=nothing", gateway.bearer("bob"))
@@ -95,7 +93,6 @@ def test_a_job_of_another_project_is_not_there(gateway: SmallGateway) -> None:
 
 
 def test_a_hundred_readers_look_once(gateway: SmallGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gets the list, from one look at the database."""
     monkeypatch.setattr(live_jobs, "LOOK_S", 3600.0)
     submitted(gateway, "mine")
     who, looked, looks = member(gateway), live(gateway), list[str]()
@@ -116,7 +113,6 @@ def test_a_hundred_readers_look_once(gateway: SmallGateway, monkeypatch: pytest.
 
 
 def test_who_is_no_member_any_more_is_told_nothing_more(gateway: SmallGateway) -> None:
-    """The stream that was open ends with `refused`."""
     gateway.person("owner", "alpha", Role.OWNER)
     gateway.person("ada", "alpha", Role.VIEWER)
     submitted(gateway, "mine")
@@ -136,8 +132,6 @@ def test_who_is_no_member_any_more_is_told_nothing_more(gateway: SmallGateway) -
 
 
 def test_a_registry_that_does_not_answer_hides_nothing_else(gateway: SmallGateway) -> None:
-    """What cannot be shown is told as trouble, once, and the job goes on being shown."""
-
     class Away(RunSteering):
         def versions(self, job: str) -> dict[str, Any]:
             raise Unavailable("the registry does not answer")

@@ -81,7 +81,6 @@ async def next_news(stream: AsyncIterator[str]) -> dict[str, Any]:
 def test_a_hundred_readers_look_once(
     gateway: SmallGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each gets every line."""
     monkeypatch.setattr(log_stream, "LOOK_S", 3600.0)
     job, runner = begun(gateway, tmp_path), gateway.parts.dispatcher.runner  # type: ignore[union-attr]
     member = member_of(gateway, gateway.token("alpha"))
@@ -99,7 +98,6 @@ def test_a_hundred_readers_look_once(
 def test_readers_that_look_together_do_not_wake_together(
     gateway: SmallGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their rests are spread over a second: no tenth of it has the ends of half of them."""
     monkeypatch.setattr(log_stream, "LOOK_S", 1.0)
     rests, sleep = list[float](), asyncio.sleep
 
@@ -130,7 +128,6 @@ def test_readers_that_look_together_do_not_wake_together(
 def test_who_may_read_no_more_reads_no_more(
     gateway: SmallGateway, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream that was open ends as the rights do, in seconds."""
     monkeypatch.setattr(log_stream, "LOOK_S", 0.01)
     job = begun(gateway, tmp_path)
     gateway.person("owner", "alpha", Role.OWNER)

@@ -80,7 +80,6 @@ def nothing_stored(gateway: SmallGateway) -> bool:
 def test_a_person_of_the_domain_signs_in_and_is_the_same_the_next_time(
     gateway: SmallGateway, provider: IdentityProvider
 ) -> None:
-    """The code is exchanged with the verifier of the challenge; the session's cookie is good once."""
     begun = gateway.client.post("/api/auth/oidc", json={})
     cookie = begun.headers["set-cookie"].lower()
     assert "httponly" in cookie
@@ -105,7 +104,6 @@ def test_a_person_of_the_domain_signs_in_and_is_the_same_the_next_time(
 
 
 def test_an_address_alone_makes_no_owner_of_an_account(gateway: SmallGateway) -> None:
-    """Neither one that is not verified, nor a name that is taken: an identity is the provider's subject."""
     gateway.person("alice", "alpha", Role.OWNER)
     assert arrived(gateway, sent_back(gateway, "mallory")) == "/#/not-invited"
     assert nothing_stored(gateway)
@@ -117,7 +115,6 @@ def test_an_address_alone_makes_no_owner_of_an_account(gateway: SmallGateway) ->
 
 
 def test_a_newcomer_brings_an_invitation(gateway: SmallGateway) -> None:
-    """Good once, and for the role that it says."""
     owner = gateway.bearer("owner")
     made = gateway.client.post("/api/projects/alpha/invitations", json={"role": "editor"}, headers=owner)
     secret = made.json()["invitation"]
@@ -129,7 +126,6 @@ def test_a_newcomer_brings_an_invitation(gateway: SmallGateway) -> None:
 
 
 def test_who_is_disabled_stays_out(gateway: SmallGateway) -> None:
-    """The provider is not asked whether they may."""
     from gateway.accounts import users
     from gateway.store.tables import UserRow
 
@@ -143,7 +139,6 @@ def test_who_is_disabled_stays_out(gateway: SmallGateway) -> None:
 
 
 def test_what_was_not_begun_in_this_browser_is_refused(gateway: SmallGateway) -> None:
-    """Another state, no cookie, a cookie that is too old, one of another kind, a code that is used again."""
     place = sent_back(gateway, "alice")
     query = parse_qs(urlsplit(place).query)
     wrong = [
@@ -190,7 +185,6 @@ FORGED: Final[dict[str, Forge]] = {
 def test_a_token_that_is_wrong_lets_no_person_in(
     gateway: SmallGateway, provider: IdentityProvider, forge: Forge
 ) -> None:
-    """By whichever claim, or by how it is signed; one that is right, signed by the same key, does."""
     provider.forge = forge
     assert arrived(gateway, sent_back(gateway, "alice")) == "/#/not-signed-in"
     assert nothing_stored(gateway)
@@ -201,7 +195,6 @@ def test_a_token_that_is_wrong_lets_no_person_in(
 def test_a_provider_that_fails_is_said_and_codes_cannot_be_tried_for_long(
     gateway: SmallGateway, provider: IdentityProvider
 ) -> None:
-    """Ten from one address in a quarter of an hour."""
     place = sent_back(gateway, "alice")
     provider.fails = True
     assert arrived(gateway, place) == "/#/not-signed-in"
@@ -215,7 +208,6 @@ def test_a_provider_that_fails_is_said_and_codes_cannot_be_tried_for_long(
 
 
 def test_without_a_provider_there_is_none(database_url: str, tmp_path: Path) -> None:
-    """The default."""
     made = SmallGateway.at(database_url, f"sqlite:///{tmp_path}/registry.sqlite", tmp_path)
     assert made.client.get("/api/auth/oidc").json() == {"title": None}
     assert made.client.post("/api/auth/oidc", json={}).status_code == 404

@@ -83,7 +83,6 @@ def trained(gateway: SmallGateway, agent: str, label: str, mean: float | None) -
 
 
 def test_submit_feedback(gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """The fields that a program of the service sends; the answer names the rating."""
     body = {"prompt": "2 + 2?", "response": "4", "score": 0.9, "runId": "run-1", "notes": "right"}
     reply = post(gateway, FEEDBACK, editor, body)
     assert reply.status_code == 200
@@ -96,7 +95,6 @@ def test_submit_feedback(gateway: SmallGateway, editor: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("score", [-0.1, 1.1, "NaN", None, "high", True])
 def test_submit_feedback_invalid_score(gateway: SmallGateway, editor: dict[str, str], score: Any) -> None:
-    """422, which names the field; nothing is stored."""
     content = '{"prompt": "a", "response": "b", "score": NaN}' if score == "NaN" else None
     body = None if content else {"prompt": "a", "response": "b", "score": score}
     headers = editor | {"Content-Type": "application/json"}
@@ -106,12 +104,10 @@ def test_submit_feedback_invalid_score(gateway: SmallGateway, editor: dict[str, 
 
 
 def test_list_policies_empty(gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """An agent of which nothing is known has no versions."""
     assert gateway.get(POLICIES, editor).json() == []
 
 
 def test_list_policies_with_data(gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """Newest first, with what their trainings came to; others see none of them."""
     ids = [trained(gateway, "my_agent", "v15", 0.5), trained(gateway, "my_agent", "v20", None)]
     trained(gateway, "another", "v11", 0.1)
     found = gateway.get(POLICIES, editor).json()
@@ -130,7 +126,6 @@ def test_list_policies_with_data(gateway: SmallGateway, editor: dict[str, str]) 
 
 
 def test_train_policy_insufficient_feedback(gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """Below ten ratings it is 400, dry or not; so it is where all of them are of one prompt."""
     give(gateway, editor, 9)
     for asked in ({}, {"dryRun": True}):
         reply = post(gateway, TRAIN, editor, asked)
@@ -144,7 +139,6 @@ def test_train_policy_insufficient_feedback(gateway: SmallGateway, editor: dict[
 
 
 def test_a_number_out_of_bounds_is_refused_by_name(gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """And so is a preset that is none, and whatever is no field."""
     give(gateway, editor, 10)
     for wrong, field in (
         ({"maxSteps": 0}, "maxSteps"),
@@ -161,7 +155,6 @@ def test_a_number_out_of_bounds_is_refused_by_name(gateway: SmallGateway, editor
 
 
 def test_who_does_not_wait_gets_the_address_of_the_job(gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """At once; the same key is the same training, also once it was cancelled; another one is a conflict."""
     give(gateway, editor, 10)
     asked = {"Prefer": "wait=0", "Idempotency-Key": "k"}
     first = post(gateway, TRAIN, editor, {"maxSteps": 8}, **asked)
@@ -179,7 +172,6 @@ def test_who_does_not_wait_gets_the_address_of_the_job(gateway: SmallGateway, ed
 def test_who_waits_when_the_gateway_ends_gets_the_address_of_the_job(
     gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
-    """The training goes on, and nobody waits for it to hold the gateway up."""
     give(gateway, editor, 10)
     ending = asyncio.Event()
     ending.set()
@@ -192,7 +184,6 @@ def test_who_waits_when_the_gateway_ends_gets_the_address_of_the_job(
 def test_a_reward_model_is_used_again_by_the_label_of_its_version(
     gateway: SmallGateway, editor: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same agent and project; never by a path, and not where its files have gone."""
     monkeypatch.chdir(tmp_path)
     give(gateway, editor, 10)
     trained(gateway, "my_agent", "v15", 0.5)
@@ -216,7 +207,6 @@ def test_a_reward_model_is_used_again_by_the_label_of_its_version(
 
 
 def test_a_training_that_failed_is_500_with_its_cause(gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """The one 500 that the description declares."""
     give(gateway, editor, 10)
     asked = {"Prefer": "wait=0", "Idempotency-Key": "k"}
     id_ = post(gateway, TRAIN, editor, {}, **asked).json()["policyId"]
@@ -228,7 +218,6 @@ def test_a_training_that_failed_is_500_with_its_cause(gateway: SmallGateway, edi
 
 
 def test_only_editors_train_and_every_member_lists(gateway: SmallGateway) -> None:
-    """Of the project; the routes of a workload are in the table as all others are."""
     viewer, editor = gateway.token("alpha", Role.VIEWER), gateway.token("alpha")
     give(gateway, editor, 10)
     assert post(gateway, TRAIN, viewer, {}).status_code == 403
@@ -240,7 +229,6 @@ def test_only_editors_train_and_every_member_lists(gateway: SmallGateway) -> Non
 
 
 def test_a_deletion_names_what_was_trained_from_it(gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """The trainings that have begun since, of that agent; not those of before, nor what still waits."""
     trained(gateway, "my_agent", "v15", 0.5)
     give(gateway, editor, 10)
     asked = {"Prefer": "wait=0"}
@@ -266,7 +254,6 @@ def test_a_deletion_names_what_was_trained_from_it(gateway: SmallGateway, editor
 
 @pytest.mark.parametrize("preset", ["quick", "rlhf", "small", "production"])
 def test_the_shipped_presets_are_configurations(preset: str) -> None:
-    """Each has the numbers of the service, and what they choose fits the settings."""
     template = read_templates(TEMPLATES)[preset]
     assert template.kind == "rlhf"
     recipe = recipe_of(TEMPLATES / f"{preset}.toml")
@@ -280,7 +267,6 @@ def test_the_shipped_presets_are_configurations(preset: str) -> None:
 def test_pairs_are_trained_from_as_scores_are(
     gateway: SmallGateway, editor: dict[str, str], tmp_path: Path
 ) -> None:
-    """They count, and have no score: what is said of scores is of those that there are, or null."""
     for number in range(10):
         pair = {"prompt": f"question {number % 5}", "chosen": f"yes {number}", "rejected": "no"}
         reply = post(gateway, "/api/projects/alpha/agents/my_agent/pairs", editor, pair)

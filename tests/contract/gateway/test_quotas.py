@@ -78,7 +78,6 @@ def rows(gateway: SmallGateway, kind: Any) -> int:
 
 
 def test_ratings_are_bounded_by_number(gateway: SmallGateway, ada: dict[str, str]) -> None:
-    """A repetition is answered as before, others have their own room, and a deletion makes some."""
     first = give(gateway, ada, key="k-0")
     for number in range(1, 5):
         assert give(gateway, ada, key=f"k-{number}").status_code == 200
@@ -92,7 +91,6 @@ def test_ratings_are_bounded_by_number(gateway: SmallGateway, ada: dict[str, str
 
 
 def test_ratings_are_bounded_by_their_text(gateway: SmallGateway, ada: dict[str, str]) -> None:
-    """All of a rating counts, in bytes; an import that does not fit leaves nothing, not even in the audit."""
     third = "é" * (MIB // 6)
     assert give(gateway, ada, notes=third, response=third).status_code == 200
     assert is_quota(give(gateway, ada, prompt=third), "feedback_mib")
@@ -106,7 +104,6 @@ def test_ratings_are_bounded_by_their_text(gateway: SmallGateway, ada: dict[str,
 
 
 def test_what_comes_by_a_link_counts(gateway: SmallGateway, ada: dict[str, str]) -> None:
-    """For the project that made it."""
     link = gateway.client.post(f"{AGENT}/links", json=LINK, headers=ada).json()["link"]
     for _ in range(5):
         assert give(gateway, ada).status_code == 200
@@ -126,7 +123,6 @@ def test_what_comes_by_a_link_counts(gateway: SmallGateway, ada: dict[str, str])
 def test_what_is_handed_out_is_bounded(
     gateways: list[SmallGateway], ada: dict[str, str], path: str, body: Any, name: str, kind: Any
 ) -> None:
-    """By all gateways together, and with no row in the audit for what is refused."""
     before = len(gateways[0].actions())
     found = at_once(gateways, lambda one: one.client.post(path, json=body, headers=ada))
     assert {one.status_code for one in found} == {201, 409}
@@ -136,7 +132,6 @@ def test_what_is_handed_out_is_bounded(
 
 
 def test_what_has_ended_makes_room(gateway: SmallGateway, ada: dict[str, str]) -> None:
-    """A token at once; a link, whose texts are on the disk, once it is deleted, a day later."""
     tokens, links = "/api/projects/alpha/tokens", f"{AGENT}/links"
     made = [gateway.client.post(tokens, json={"name": "ci"}, headers=ada).json()["id"] for _ in range(2)]
     assert gateway.client.delete(f"{tokens}/{made[0]}", headers=ada).status_code == 204
@@ -150,7 +145,6 @@ def test_what_has_ended_makes_room(gateway: SmallGateway, ada: dict[str, str]) -
 
 
 def test_conversations_are_bounded(gateways: list[SmallGateway], ada: dict[str, str]) -> None:
-    """Each counts once, and all of a call or none is told."""
     gateway, path = gateways[0], f"{AGENT}/conversations"
 
     def tell(*names: str) -> Any:
@@ -167,7 +161,6 @@ def test_conversations_are_bounded(gateways: list[SmallGateway], ada: dict[str, 
 def test_many_writers_at_two_gateways_reach_a_quota_and_do_not_pass_it(
     gateways: list[SmallGateway], ada: dict[str, str]
 ) -> None:
-    """Each is answered, by success or by the quota; who deletes meanwhile spoils no count."""
     for one in gateways:
         one.client.app.state.parts = replace(one.parts, quotas=Quotas(ratings=20))  # type: ignore[attr-defined]
     found = Counter(one.status_code for one in at_once(gateways, lambda one: give(one, ada)))
@@ -187,7 +180,6 @@ def test_many_writers_at_two_gateways_reach_a_quota_and_do_not_pass_it(
 def test_the_oldest_session_of_a_person_gives_way(
     gateway: SmallGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its refresh tokens; sessions of others stay."""
     monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
     other = gateway.bearer("bob")
     signed_in = list[dict[str, str]]()
@@ -199,8 +191,6 @@ def test_the_oldest_session_of_a_person_gives_way(
 
 
 def test_who_had_sessions_without_end_signs_in(gateway: SmallGateway) -> None:
-    """More than parameters of a statement: nothing bounded them before."""
-
     def many(session: Any, now: Any) -> None:
         ada = users.known(session, "ada").id
         made = [{"id": f"s{one}", "user": ada, "expires": now, "reason": ""} for one in range(70_000)]
@@ -214,7 +204,6 @@ def test_who_had_sessions_without_end_signs_in(gateway: SmallGateway) -> None:
 def test_a_session_is_exchanged_a_bounded_number_of_times(
     gateway: SmallGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then it ends, and its person signs in again."""
     monkeypatch.setattr(sessions, "MAX_EXCHANGES", 3)
 
     def begin(session: Any, now: Any) -> sessions.Grant:

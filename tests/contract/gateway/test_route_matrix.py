@@ -82,7 +82,6 @@ class _Filled(dict[str, str]):
 
 
 def test_every_route_admits_whom_the_table_says(gateway: SmallGateway, callers: list[Caller]) -> None:
-    """A project is unknown to people who have no part in it: 404, the same as for one that is absent."""
     for (method, path), access in table_of(gateway).items():
         place = f"{method} {path}"
         if access is not Access.ANYBODY:
@@ -120,7 +119,6 @@ def check(gateway: SmallGateway, method: str, path: str, caller: Caller, least: 
 def test_what_is_another_project_s_is_not_found_under_one_s_own(
     gateway: SmallGateway, callers: list[Caller], tmp_path: Path
 ) -> None:
-    """A job, a token, a link, a member and an injector that exist: 404 to each, and none of them changes."""
     theirs = things_of_beta(gateway, tmp_path)
     before = seen_by_beta(gateway)
     about = [place for place in table_of(gateway) if set(re.findall(r"{(\w+)}", place[1])) & theirs.keys()]
@@ -168,7 +166,6 @@ def seen_by_beta(gateway: SmallGateway) -> list[Any]:
 
 
 def test_a_route_without_an_access_rule_is_not_served(small_gateway: SmallGateway) -> None:
-    """Neither one without a line in the table, nor one of the framework's own kind."""
     from fastapi import APIRouter, FastAPI
 
     from gateway.frame.route_access import GuardedRoute, add_routes

@@ -43,7 +43,6 @@ def asked(gateway: SmallGateway, caller: dict[str, str], query: str = "") -> lis
 def test_thumbs_up_are_counted_among_all_conversations(
     small_gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
-    """The newest score of a conversation counts; those of no version, and of other aspects, do not."""
     assert told(small_gateway, editor, 7, 0, 40) == 40
     assert told(small_gateway, editor, 7, 30, 50) == 10
     for number in range(10):
@@ -62,7 +61,6 @@ def test_thumbs_up_are_counted_among_all_conversations(
 
 
 def test_too_little_is_said_to_be_too_little(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
-    """Below the least number, and where the conversations were not reported, however many rate."""
     told(small_gateway, editor, 7, 0, LEAST - 1)
     rate(small_gateway, editor, 1.0, version=7, conversation="c0")
     for _ in range(LEAST):
@@ -78,7 +76,6 @@ def test_too_little_is_said_to_be_too_little(small_gateway: SmallGateway, editor
 def test_conversations_of_others_are_none_of_ours(
     small_gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
-    """Nor may a wrong one be told."""
     told(small_gateway, editor, 7, 0, 3)
     stranger = small_gateway.token("beta")
     assert small_gateway.get(ASK, stranger).status_code == 404

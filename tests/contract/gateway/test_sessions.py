@@ -34,7 +34,6 @@ def bearer(grant: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_password_gives_tokens_and_a_wrong_one_does_not(ada: SmallGateway) -> None:
-    """The wrong one of an account and of no account look the same."""
     grant = granted(ada.sign_in(grant_type="password", username="Ada", password=PASSWORD))
     assert grant["token_type"] == "bearer"  # noqa: S105 - none
     assert ada.get("/api/me", bearer(grant)).json()["projects"] == [{"project": "alpha", "role": "owner"}]
@@ -45,7 +44,6 @@ def test_a_password_gives_tokens_and_a_wrong_one_does_not(ada: SmallGateway) -> 
 
 
 def test_a_password_that_was_kept_as_no_hash_is_refused_as_a_wrong_one(ada: SmallGateway) -> None:
-    """Signing in and changing it both answer 401, until the operator sets a new one."""
     ada.person("bob", "alpha")
     reply = ada.sign_in(grant_type="password", username="bob", password="-")
     wrong = ada.sign_in(grant_type="password", username="ada", password="wrong")
@@ -56,7 +54,6 @@ def test_a_password_that_was_kept_as_no_hash_is_refused_as_a_wrong_one(ada: Smal
 
 
 def test_a_refresh_token_is_exchanged_and_a_stolen_copy_ends_the_session(ada: SmallGateway) -> None:
-    """The thief who comes later, and the owner, both have to sign in again; the audit says why."""
     first = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
     second = granted(ada.sign_in(grant_type="refresh_token", refresh_token=first["refresh_token"]))
     assert second["refresh_token"] != first["refresh_token"]
@@ -70,7 +67,6 @@ def test_a_refresh_token_is_exchanged_and_a_stolen_copy_ends_the_session(ada: Sm
 
 
 def test_two_tabs_may_present_the_same_refresh_token_at_once(ada: SmallGateway) -> None:
-    """Each gets a successor of its own, and both go on."""
     first = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda _: ada.accounts.refresh(first["refresh_token"]), range(2)))
@@ -82,7 +78,6 @@ def test_two_tabs_may_present_the_same_refresh_token_at_once(ada: SmallGateway) 
 
 
 def test_a_password_change_ends_every_session_everywhere(ada: SmallGateway) -> None:
-    """Access tokens count no more from the next request on, not only when they expire."""
     here = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
     there = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
     body = {"current": PASSWORD, "new": NEW}
@@ -97,7 +92,6 @@ def test_a_password_change_ends_every_session_everywhere(ada: SmallGateway) -> N
 
 
 def test_a_new_password_must_be_hard_to_guess(ada: SmallGateway) -> None:
-    """The answer names the field; the password of today goes on."""
     grant = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
     for weak in ("short", "ada ada ada ada", "aaaaaaaaaaaaaaaa"):
         body = {"current": PASSWORD, "new": weak}
@@ -107,7 +101,6 @@ def test_a_new_password_must_be_hard_to_guess(ada: SmallGateway) -> None:
 
 
 def test_signing_out_ends_one_session(ada: SmallGateway) -> None:
-    """The other browser stays signed in."""
     here = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
     there = granted(ada.sign_in(grant_type="password", username="ada", password=PASSWORD))
     assert ada.client.post("/api/auth/sign-out", headers=bearer(here)).status_code == 204
@@ -116,7 +109,6 @@ def test_signing_out_ends_one_session(ada: SmallGateway) -> None:
 
 
 def test_tokens_expire(small_gateway: SmallGateway) -> None:
-    """An API token on its day, a session after 30."""
     small_gateway.person("ada", "alpha", Role.OWNER)
     owner = small_gateway.bearer("ada")
     made = small_gateway.client.post(
@@ -131,7 +123,6 @@ def test_tokens_expire(small_gateway: SmallGateway) -> None:
 
 
 def test_passwords_cannot_be_tried_for_long(small_gateway: SmallGateway) -> None:
-    """Ten attempts in a quarter of an hour from one address, also when they come at once."""
     replies = [
         small_gateway.sign_in(grant_type="password", username="eve", password=str(n))
         for n in range(MOST_OF_BOTH + 2)
@@ -144,7 +135,6 @@ def test_passwords_cannot_be_tried_for_long(small_gateway: SmallGateway) -> None
 
 
 def test_many_people_may_sign_in_from_one_address(ada: SmallGateway) -> None:
-    """Of an office, or behind one proxy; attempts that fail count as before, however many succeed between."""
     for _ in range(MOST_OF_ADDRESS + 5):
         assert ada.sign_in(grant_type="password", username="ada", password=PASSWORD).status_code == 200
     codes = list[int]()
@@ -155,7 +145,6 @@ def test_many_people_may_sign_in_from_one_address(ada: SmallGateway) -> None:
 
 
 def test_an_address_that_invents_names_fills_no_table(small_gateway: SmallGateway) -> None:
-    """Beyond its bound its attempts are refused, and leave nothing behind."""
     codes = [
         small_gateway.sign_in(grant_type="password", username=f"name-{n}", password="x").status_code
         for n in range(2 * MOST_OF_ADDRESS)
@@ -167,7 +156,6 @@ def test_an_address_that_invents_names_fills_no_table(small_gateway: SmallGatewa
 
 
 def test_a_program_signs_in_by_its_token_in_three_ways(small_gateway: SmallGateway) -> None:
-    """Bearer, Basic with it as the password, and exchanged for an access token; revoked, by none."""
     small_gateway.person("ada", "alpha", Role.OWNER)
     owner = small_gateway.bearer("ada")
     made = small_gateway.client.post(
@@ -190,13 +178,11 @@ def test_a_program_signs_in_by_its_token_in_three_ways(small_gateway: SmallGatew
 
 
 def test_the_password_of_a_person_is_not_taken_by_basic(ada: SmallGateway) -> None:
-    """It would lie in netrc files."""
     basic = base64.b64encode(f"ada:{PASSWORD}".encode()).decode()
     assert ada.get("/api/me", {"Authorization": f"Basic {basic}"}).status_code == 401
 
 
 def test_an_invitation_lets_one_person_in_once(small_gateway: SmallGateway) -> None:
-    """A second use, an expired one and an invented one are refused alike, and leave no account."""
     small_gateway.person("ada", "alpha", Role.OWNER)
     owner = small_gateway.bearer("ada")
 
@@ -223,7 +209,6 @@ def test_an_invitation_lets_one_person_in_once(small_gateway: SmallGateway) -> N
 
 
 def test_an_invitation_makes_nobody_less(small_gateway: SmallGateway) -> None:
-    """Who may do as much already keeps role and tokens, and the invitation counts for somebody else."""
     for name, role in (("ada", Role.OWNER), ("bob", Role.OWNER), ("eve", Role.VIEWER)):
         small_gateway.person(name, "alpha", role)
     ada, bob, eve = map(small_gateway.bearer, ("ada", "bob", "eve"))
@@ -241,7 +226,6 @@ def test_an_invitation_makes_nobody_less(small_gateway: SmallGateway) -> None:
 
 
 def test_the_last_owner_stays(small_gateway: SmallGateway) -> None:
-    """Neither leaves nor becomes less; with a second one they may."""
     ada = small_gateway.person("ada", "alpha", Role.OWNER)
     owner = small_gateway.bearer("ada")
     path = f"/api/projects/alpha/members/{ada}"
@@ -253,7 +237,6 @@ def test_the_last_owner_stays(small_gateway: SmallGateway) -> None:
 
 
 def test_the_audit_says_who_did_what(small_gateway: SmallGateway) -> None:
-    """Newest first; no secret is in it."""
     small_gateway.person("ada", "alpha", Role.OWNER)
     owner = small_gateway.bearer("ada")
     made = small_gateway.client.post("/api/projects/alpha/tokens", json={"name": "ci"}, headers=owner).json()

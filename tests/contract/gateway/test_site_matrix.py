@@ -22,7 +22,6 @@ SITES = {"chat": chat(), "prompts": prompts()}
 def test_every_route_of_a_site_admits_members_alone(
     small_gateway: SmallGateway, name: str, tmp_path: Path
 ) -> None:
-    """Nobody without a token, none of another project, and a viewer only to what a viewer may call."""
     site = SITES[name]
     for role in reversed(Role):
         small_gateway.person(role.value, "alpha", role)

@@ -52,7 +52,6 @@ def is_refused(body: type[BaseModel], name: str, value: Any) -> bool:
 
 
 def test_neither_truth_nor_digits_are_a_number() -> None:
-    """In any field of any body; where the original service took digits, they are taken."""
     found = set(numbers())
     assert len(found) >= 30
     assert KNOWN_ELSEWHERE <= found
@@ -64,7 +63,6 @@ def test_neither_truth_nor_digits_are_a_number() -> None:
 def test_a_version_that_is_no_number_is_refused_and_nothing_kept(
     small_gateway: SmallGateway, version: Any
 ) -> None:
-    """By its field; a table with gaps writes a whole number as 7.0, which is one."""
     small_gateway.person("ada", "alpha", Role.OWNER)
     ada, path = small_gateway.bearer("ada"), "/api/policies/feedback/my_agent"
     body = {"prompt": "2 + 2?", "response": "4", "score": 1}

@@ -67,7 +67,6 @@ def finished(gateway: SmallGateway, editor: dict[str, str], folder: Path, versio
 
 
 def test_the_newest_version_of_each_job_gets_its_label(gateway: SmallGateway, tmp_path: Path) -> None:
-    """A job that registered none names none; what was named keeps its name."""
     editor = gateway.token("alpha")
     finished(gateway, editor, tmp_path, [3, 8])
     finished(gateway, editor, tmp_path, [])

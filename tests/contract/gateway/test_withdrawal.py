@@ -54,7 +54,6 @@ def status(gateway: SmallGateway, headers: dict[str, str]) -> int:
 def test_a_member_who_is_removed_acts_no_more_through_tokens(
     small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
 ) -> None:
-    """Nor through an invitation of theirs; the tokens of others count."""
     ada, bob = owners
     gone, stays = token_of(small_gateway, bob, "editor"), token_of(small_gateway, ada, "editor")
     invited = small_gateway.client.post(INVITATIONS, json={"role": "owner"}, headers=bob).json()
@@ -74,7 +73,6 @@ def test_a_member_who_is_removed_acts_no_more_through_tokens(
 def test_a_member_who_becomes_less_keeps_tokens_of_no_more(
     small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
 ) -> None:
-    """Those that the new role includes go on."""
     ada, bob = owners
     editor, viewer = token_of(small_gateway, bob, "editor"), token_of(small_gateway, bob, "viewer")
     member = f"/api/projects/alpha/members/{small_gateway.people['bob']}"
@@ -85,7 +83,6 @@ def test_a_member_who_becomes_less_keeps_tokens_of_no_more(
 def test_who_is_disabled_acts_no_more_through_what_they_handed_out(
     small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
 ) -> None:
-    """In no project; a new account by an invitation of one's own would be the old one."""
     ada, bob = owners
     gone, stays = token_of(small_gateway, bob, "editor"), token_of(small_gateway, ada, "editor")
     invited = small_gateway.client.post(INVITATIONS, json={"role": "owner"}, headers=bob).json()
@@ -107,7 +104,6 @@ def test_who_is_disabled_acts_no_more_through_what_they_handed_out(
 def test_links_end_with_the_token_that_made_them(
     small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
 ) -> None:
-    """When it is revoked; when it has only expired, as was planned, they have their days."""
     ada, _ = owners
     tokens = [
         small_gateway.client.post(TOKENS, json={"name": "ci", "days": 1}, headers=ada).json()
@@ -129,7 +125,6 @@ def test_links_end_with_the_token_that_made_them(
 def test_links_end_with_the_person_whose_token_made_them(
     small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
 ) -> None:
-    """Who is removed, or disabled, made the token that made the link."""
     ada, bob = owners
     small_gateway.person("eve", "alpha", Role.OWNER)
     removed, disabled, stays = (
@@ -186,7 +181,6 @@ def test_who_is_let_in_hands_out_nothing_once_they_are_removed(
     role: Role | None,
     refused: int,
 ) -> None:
-    """A body may come half a minute after its head: what it asks for would outlive all that is withdrawn."""
     ada, bob = owners
     member = f"/api/projects/alpha/members/{small_gateway.people['bob']}"
 
@@ -202,8 +196,6 @@ def test_who_is_let_in_hands_out_nothing_once_they_are_removed(
 
 
 def test_what_has_expired_is_deleted_and_what_counts_stays(small_gateway: SmallGateway) -> None:
-    """Sessions with their tokens, invitations, links; the audit loses nothing."""
-
     def counts() -> list[int]:
         kinds: list[Any] = [SessionRow, RefreshRow, InvitationRow, FeedbackLinkRow]
         return small_gateway.accounts.look(
@@ -231,7 +223,6 @@ def test_what_has_expired_is_deleted_and_what_counts_stays(small_gateway: SmallG
 
 
 def test_a_session_that_was_ended_is_deleted_a_day_later(small_gateway: SmallGateway) -> None:
-    """Until then its reason can be looked at."""
     small_gateway.person("ada", "alpha", Role.OWNER)
     small_gateway.client.post("/api/auth/sign-out", headers=small_gateway.bearer("ada"))
     assert small_gateway.accounts.run(delete_expired) == 0

@@ -47,7 +47,6 @@ def disk(
 def test_a_disk_that_takes_nothing_is_told_with_the_word_that_named_it(
     words: tuple[str, ...], named: str, disk: tuple[str, Path]
 ) -> None:
-    """Exit 2, the cause in the last line, no traceback, no file and no half of one."""
     told, folder = disk
     given = [word.replace("RUN", str(SOLVED_RUN)).replace("DISK", str(folder)) for word in words]
     done = subprocess.run(penstock(*given), capture_output=True, text=True, timeout=ENDS_S, check=False)

@@ -159,7 +159,6 @@ def content(folder: Path) -> dict[str, bytes | None]:
 def test_a_service_refuses_bad_input_and_changes_nothing(
     words: tuple[str, ...], told: str, here: Path
 ) -> None:
-    """Exit 2, and every file byte for byte as it was."""
     before = content(here)
     done = subprocess.run(
         penstock(*words), cwd=here, capture_output=True, text=True, timeout=ENDS_S, check=False
@@ -172,7 +171,6 @@ def test_a_service_refuses_bad_input_and_changes_nothing(
 
 
 def test_a_working_folder_that_was_deleted_is_told(tmp_path: Path) -> None:
-    """By any command, before it does anything."""
     (tmp_path / "gone").mkdir()
     words = ("sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *penstock("doctor"))
     done = subprocess.run(
@@ -183,7 +181,6 @@ def test_a_working_folder_that_was_deleted_is_told(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_room_for_sockets_is_told_what_to_do(tmp_path: Path) -> None:
-    """Doctor says of each check what came of it, also where a folder and every program is absent."""
     environment = {**os.environ, "TMPDIR": str(tmp_path / "absent"), "PATH": ""}
     done = subprocess.run(
         penstock("doctor"), env=environment, capture_output=True, text=True, timeout=ENDS_S, check=False
@@ -195,7 +192,6 @@ def test_a_machine_without_room_for_sockets_is_told_what_to_do(tmp_path: Path) -
 
 
 def test_the_name_of_a_file_is_printed_byte_for_byte(here: Path, tmp_path: Path) -> None:
-    """Also where it is no text."""
     file = os.fsencode(tmp_path) + b"/gr\xf6\xdfe.png"
     done = subprocess.run(
         [*penstock("plot", "run", "-o"), file], cwd=here, capture_output=True, timeout=ENDS_S, check=False

@@ -25,7 +25,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_before_it_is_unfolded(stage: Stage, name: str) -> None:
-    """With a reason, and the broker's memory stays what it was."""
     pid = stage.broker.process.pid
     with (
         unharmed(stage),
@@ -40,7 +39,6 @@ def test_a_bomb_is_refused_before_it_is_unfolded(stage: Stage, name: str) -> Non
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_compressed_message_is_refused_too(stage: Stage, name: str) -> None:
-    """There is no size from which on it is: experience is compressed by its codec, never by the line."""
     with unharmed(stage), nothing_stored(stage), RawChannel(stage.address) as channel:
         answer = channel.send(
             f"{EXPERIENCE}Append", bytes(MAX_MESSAGE_BYTES // 1024), compression=BOMBS[name]

@@ -64,7 +64,6 @@ def _given_back(pid: int, before: int) -> None:
 
 @pytest.mark.parametrize("greeted", [False, True], ids=["silent", "greeted"])
 def test_five_hundred_idle_connections_take_nothing_from_others(stage: Stage, greeted: bool) -> None:
-    """Whether they have begun to speak HTTP/2 or say nothing at all."""
     pid = stage.broker.process.pid
     before = open_files(pid)
     host, _, port = stage.address.rpartition(":")
@@ -81,10 +80,6 @@ def test_five_hundred_idle_connections_take_nothing_from_others(stage: Stage, gr
 
 
 def test_replies_that_are_not_read_are_bounded(stage: Stage) -> None:
-    """Calls for 2,560 MiB of weights, not a byte of it read.
-
-    When the reader is gone the room is free again.
-    """
     pid = stage.broker.process.pid
     before = open_files(pid)
     with unharmed(stage), memory_within(pid, 1024 * MIB):
@@ -105,7 +100,6 @@ def test_replies_that_are_not_read_are_bounded(stage: Stage) -> None:
 
 
 def test_a_caller_that_reads_nothing_is_refused_more(stage: Stage) -> None:
-    """In words, by a reply that needs no window; what it has not read stays within its bound."""
     with unharmed(stage), Connection(stage.address, window=0) as slow:
         for _ in range(STREAMS):
             slow.call(GET_WEIGHTS, _chunk())
@@ -117,7 +111,6 @@ def test_a_caller_that_reads_nothing_is_refused_more(stage: Stage) -> None:
 
 
 def test_messages_that_are_half_sent_hold_up_no_other_call(stage: Stage) -> None:
-    """256 calls that promise 8 MiB each and send 16 KiB."""
     pid = stage.broker.process.pid
     before = open_files(pid)
     with unharmed(stage), nothing_stored(stage), memory_within(pid, 128 * MIB), ExitStack() as stack:
@@ -188,7 +181,6 @@ FLOODS: Final[dict[str, Callable[[Connection], None]]] = {
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_of_frames_hurts_only_who_sends_it(stage: Stage, name: str) -> None:
-    """The broker may close that connection; every other goes on."""
     pid = stage.broker.process.pid
     before = open_files(pid)
     with unharmed(stage), nothing_stored(stage), memory_within(pid, 64 * MIB):
@@ -203,7 +195,6 @@ def test_a_flood_of_frames_hurts_only_who_sends_it(stage: Stage, name: str) -> N
 
 
 def test_a_call_without_a_message_ends_with_its_deadline(stage: Stage) -> None:
-    """Nothing is parsed, nothing stays; a thousand of them leave the memory flat."""
     pid = stage.broker.process.pid
     with unharmed(stage), memory_within(pid, 32 * MIB), RawChannel(stage.address) as channel:
         call = channel.channel.stream_unary(GET_WEIGHTS, None, None)
@@ -213,7 +204,6 @@ def test_a_call_without_a_message_ends_with_its_deadline(stage: Stage) -> None:
 
 
 def test_a_health_watcher_that_reads_nothing_does_not_hold_up_the_drain(short_folder: Path) -> None:
-    """It held the lock that the drain waits for: a broker that was told to end never did."""
     with staged(short_folder) as stage, Connection(stage.address, window=0) as slow:
         slow.call("/grpc.health.v1.Health/Watch", b"")
         slow.read_until(HEADERS)

@@ -160,7 +160,6 @@ def _floods(session: int) -> dict[str, tuple[str, bytes]]:
 def test_one_actor_at_a_hundred_times_the_rate_does_not_stop_the_others(
     stage: Stage, name: str, calls: int, each: int
 ) -> None:
-    """Their fragments are acknowledged one by one; the flood is refused and gets no more than its budget."""
     memory = Memory(stage.broker.process.pid)
     quiet, crowd = Crowd(stage, each), Crowd(stage, each)
     with session_of(stage, "flood", Role.EVALUATION) as actor:
@@ -178,7 +177,6 @@ def test_one_actor_at_a_hundred_times_the_rate_does_not_stop_the_others(
 
 
 def test_held_calls_of_one_peer_do_not_stop_the_others(stage: Stage) -> None:
-    """As many as 20 connections may hold, of one session: only the newest of them goes on asking Redis."""
     memory = Memory(stage.broker.process.pid)
     crowd = Crowd(stage, 40)
     with session_of(stage, "flood", Role.EVALUATION) as actor, ExitStack() as stack:
@@ -201,7 +199,6 @@ def test_held_calls_of_one_peer_do_not_stop_the_others(stage: Stage) -> None:
 
 @pytest.mark.parametrize("names", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_a_flood_of_names_does_not_stop_who_works(short_folder: Path, names: int) -> None:
-    """Each opens a session that it never uses, up to the ceiling; Status still answers."""
     with (
         staged(short_folder) as stage,
         session_of(stage, "honest") as honest,

@@ -44,7 +44,6 @@ def write_log(folder: Path, *commands: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("words", (REACHING | STEERING).values(), ids=(REACHING | STEERING).keys())
 def test_an_audit_carries_out_nothing_of_a_foreign_log(words: tuple[str, ...], tmp_path: Path) -> None:
-    """It ends and names the command."""
     run = shutil.copytree(SOLVED_RUN, tmp_path / "run")
     write_log(run / "redis", ("SELECT", "0"), words)
     done = subprocess.run(
@@ -58,7 +57,6 @@ def test_an_audit_carries_out_nothing_of_a_foreign_log(words: tuple[str, ...], t
 def test_a_resumed_run_carries_out_nothing_of_a_foreign_log(
     words: tuple[str, ...], short_folder: Path
 ) -> None:
-    """Its Redis does not start, and says why."""
     write_log(short_folder / "redis", ("SELECT", "0"), words)
     command = ("redis", "--socket", str(short_folder / "s"), "--dir", str(short_folder / "redis"))
     done = subprocess.run(penstock(*command), capture_output=True, text=True, check=False, timeout=ENDS_S)
@@ -67,7 +65,6 @@ def test_a_resumed_run_carries_out_nothing_of_a_foreign_log(
 
 
 def test_a_log_of_data_is_read(tmp_path: Path) -> None:
-    """So what is refused is refused for its command."""
     run = shutil.copytree(SOLVED_RUN, tmp_path / "run")
     write_log(run / "redis", ("SELECT", "0"), ("SET", "theirs", "1"))
     done = subprocess.run(

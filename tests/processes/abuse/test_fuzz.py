@@ -112,7 +112,6 @@ def _open_far_ahead(actor: SimulatedActor) -> int:
     "cases", [5_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def test_no_bytes_at_all_break_a_broker_or_are_stored(stage: Stage, cases: int) -> None:
-    """Every case ends with a reason of ours, nothing of it is in the log, and memory does not grow."""
     memory = Memory(stage.broker.process.pid)
     with (
         RawChannel(stage.address) as channel,
@@ -132,7 +131,6 @@ def test_no_bytes_at_all_break_a_broker_or_are_stored(stage: Stage, cases: int) 
 
 
 def test_the_same_case_is_made_again_from_seed_and_number() -> None:
-    """What failed once can be looked at alone."""
     for rpc in unary_rpcs():
         for number in range(20):
             assert make_case(rpc, SEED, number, 300).data == make_case(rpc, SEED, number, 300).data

@@ -41,7 +41,6 @@ STATUS: Final = "/penstock.v1.ControlService/Status"
 
 
 def test_every_rpc_stands_in_the_table() -> None:
-    """One that is forgotten is not served; one that is gone has no row. Those of other servers wait."""
     described = {
         f"/{service.full_name}/{method.name}"
         for file in (experience_pb2, weights_pb2, control_pb2)
@@ -93,10 +92,6 @@ def matrix(secure: Secure, callers: dict[str, Credentials], rest: dict[str, Stat
 
 
 def test_with_certificates_every_role_is_served_what_is_its_own(certified: Secure) -> None:
-    """Every role calls every RPC, and so do callers without a valid certificate.
-
-    Theirs is missing, expired, a stranger's, another run's, or has no role.
-    """
     before = certified.keys()
     outsiders = {
         "": StatusCode.UNAVAILABLE,
@@ -115,7 +110,6 @@ def test_with_certificates_every_role_is_served_what_is_its_own(certified: Secur
 
 
 def test_with_tokens_every_role_is_served_what_is_its_own(tokened: Secure) -> None:
-    """Role × RPC, and who has no token, a wrong one or one of another run."""
     before = tokened.keys()
     callers = {name: tokened.credentials(name, token=True) for name in ("other-run", "stranger", "client")}
     assert matrix(tokened, {"": tokened.credentials(""), **callers}, {}) == []
@@ -142,7 +136,6 @@ HEADERS: Final[dict[str, tuple[tuple[str, str | bytes], ...]]] = {
 
 
 def test_a_malformed_token_is_no_token(tokened: Secure) -> None:
-    """Each is UNAUTHENTICATED, and the answer repeats nothing of it."""
     token = (tokened.folder / "operator.token").read_text().strip()
     known = {"token": token, "half": token[: len(token) // 2], "digest": digest(token)}
     with open_channel(tokened.broker.address, tokened.credentials("")) as channel:
@@ -157,7 +150,6 @@ def test_a_malformed_token_is_no_token(tokened: Secure) -> None:
 
 
 def test_a_token_that_is_taken_back_or_new_counts_at_once(tokened: Secure) -> None:
-    """Neither server nor client is started again."""
     tokens = tokened.folder / "tokens"
     own = tokened.credentials("operator", token=True)
     with open_channel(tokened.broker.address, own) as channel:
@@ -172,7 +164,6 @@ def test_a_token_that_is_taken_back_or_new_counts_at_once(tokened: Secure) -> No
 
 
 def test_new_tokens_leave_those_before_known_until_the_next_ones(tmp_path: Path) -> None:
-    """They are still on their way to the process that shows them."""
     order = Order(folder=tmp_path, run=RUN)
     shown = []
     for _ in range(3):
@@ -185,7 +176,6 @@ def test_new_tokens_leave_those_before_known_until_the_next_ones(tmp_path: Path)
 
 
 def test_a_line_of_the_tokens_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    """With file and number."""
     (tmp_path / "tokens").write_text(f"# ours\n{'0' * 64} penstock://{RUN}/unknown\n")
     with pytest.raises(ValueError, match=r"tokens:2: "):
         AcceptedTokens(tmp_path / "tokens")
@@ -199,7 +189,6 @@ def replace(path: Path, text: str) -> None:
 
 
 def test_a_token_is_never_sent_in_plaintext(tokened: Secure) -> None:
-    """To a server that speaks plaintext the call fails, and nothing that arrives holds the token."""
     token = (tokened.folder / "operator.token").read_bytes().strip()
     heard = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -256,7 +245,6 @@ def theft(thief: SimulatedActor, session: int) -> dict[str, Callable[[], Any]]:
 
 
 def test_a_session_belongs_to_who_opened_it(certified: Secure) -> None:
-    """Session numbers can be guessed; another actor's certificate opens nothing with one."""
     first, second = NAMES
     with (
         TlsActor(certified, f"actor-{first}", first) as owner,
@@ -278,7 +266,6 @@ def test_a_session_belongs_to_who_opened_it(certified: Secure) -> None:
 def test_while_redis_is_away_who_opened_a_session_at_another_broker_is_told_to_wait(
     certified: Secure, tmp_path: Path
 ) -> None:
-    """This one has to ask Redis whose it is: FULL and NOT_READY with a time where a reply has room for it."""
     name = NAMES[0]
     other = launch(certified.server.url, tmp_path, settings=certified.settings)
     elsewhere = dataclasses.replace(certified, broker=other)
@@ -317,10 +304,6 @@ def test_while_redis_is_away_who_opened_a_session_at_another_broker_is_told_to_w
 
 
 def test_the_log_says_who_did_what(certified: Secure) -> None:
-    """Sessions with actor and identity, commands with operator and reason.
-
-    What a reason holds stays on its line.
-    """
     broker, name = certified.broker, f"actor-{NAMES[0]}"
     broker_client = BrokerClient(broker.address, certified.credentials(name))
     opened = broker_client.open_session(NAMES[0], Role.ROLLOUT, threading.Event())
@@ -339,7 +322,6 @@ def test_the_log_says_who_did_what(certified: Secure) -> None:
 
 
 def test_a_certificate_with_a_name_acts_under_no_other(certified: Secure) -> None:
-    """It would close the other's session and take its place."""
     first, second = NAMES
     with (
         TlsActor(certified, f"actor-{first}", f"{first}-0") as owner,
@@ -355,10 +337,6 @@ def test_a_certificate_with_a_name_acts_under_no_other(certified: Secure) -> Non
 
 
 def test_replaced_certificates_are_used_without_a_restart(certified: Secure, tmp_path: Path) -> None:
-    """A new authority for everybody.
-
-    The broker asks for it, clients that run connect anew, held calls end well.
-    """
     old = tmp_path / "old"
     old.mkdir()
     for path in certified.folder.glob("a*.*"):
@@ -405,7 +383,6 @@ def served_certificate(address: str) -> str:
 
 
 def test_a_certificate_without_its_key_is_not_taken_up(certified: Secure) -> None:
-    """Half of a replacement, or a broken one: the server goes on with what it has, and says so."""
     key = certified.folder / "broker.key"
     good = key.read_text()
     replace(key, (certified.folder / "actor.key").read_text())
@@ -416,7 +393,6 @@ def test_a_certificate_without_its_key_is_not_taken_up(certified: Secure) -> Non
 
 
 def test_an_actor_cannot_pass_for_the_broker(certified: Secure) -> None:
-    """Its certificate is for calling only, whatever name it is reached by."""
     listener = grpc.server(ThreadPoolExecutor(1))
     pair = ((certified.folder / "actor.key").read_bytes(), (certified.folder / "actor.pem").read_bytes())
     port = listener.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
@@ -441,7 +417,6 @@ REFUSED: Final = {
 def test_a_broker_that_could_not_tell_its_callers_does_not_start(
     tmp_path: Path, files: dict[str, str | None], run: str, listen: str, message: str
 ) -> None:
-    """Exit 2, the last line says what to set; Redis is not even asked."""
     main(Order(folder=tmp_path, run=RUN))
     named = {
         "tls_certificate": "broker.pem",
@@ -458,7 +433,6 @@ def test_a_broker_that_could_not_tell_its_callers_does_not_start(
 
 
 def test_a_broker_serves_no_run_but_its_callers_own(certified: Secure, tmp_path: Path) -> None:
-    """Certificates of one run open no log of another: exit 1 names both."""
     broker = launch(certified.server.url, tmp_path, settings={"run": OTHER_RUN})
     code, last = broker.wait()
     assert code == 1
@@ -467,7 +441,6 @@ def test_a_broker_serves_no_run_but_its_callers_own(certified: Secure, tmp_path:
 
 
 def test_a_flood_of_one_caller_slows_only_that_caller(short_folder: Path) -> None:
-    """Over two connections of one name one budget holds; another name is served meanwhile."""
     first, second = NAMES
     with secured(short_folder, max_calls_per_s=5) as secure:
         loud = [open_channel(secure.broker.address, secure.credentials(f"actor-{first}")) for _ in range(2)]
@@ -491,10 +464,6 @@ def test_a_flood_of_one_caller_slows_only_that_caller(short_folder: Path) -> Non
 
 
 def test_bytes_are_counted_too(short_folder: Path) -> None:
-    """Two large messages fit the bucket.
-
-    Those behind them wait or are refused, a small one of another is not.
-    """
     first, second = NAMES
     with secured(short_folder, max_bytes_per_s=1024 * 1024) as secure:
         large = b"\x0a" + b"\x80\x80\x80\x02" + b"x" * (4 * 1024 * 1024)
@@ -520,7 +489,6 @@ def hold(actor: TlsActor) -> Any:
 
 
 def test_calls_and_connections_are_bounded(short_folder: Path) -> None:
-    """What is beyond the bounds is refused at once; what is within goes on, and room is found again."""
     with secured(short_folder, max_concurrent_calls=2, max_connections=3) as secure:
         actors = [TlsActor(secure, "actor", f"actor-{index}") for index in range(2)]
         for actor in actors:
@@ -545,10 +513,6 @@ def test_calls_and_connections_are_bounded(short_folder: Path) -> None:
 
 
 def test_an_old_connection_comes_again_and_the_actor_goes_on(short_folder: Path) -> None:
-    """Certificates that have run out do not live on in a connection.
-
-    A call that meets its end is repeated.
-    """
     ports: set[str] = set()
     with secured(short_folder, max_connection_age_s=0.5) as secure:
         broker_client = BrokerClient(secure.broker.address, secure.credentials("actor"))

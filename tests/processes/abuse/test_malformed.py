@@ -53,7 +53,6 @@ def _refusal(answer: Answer) -> tuple[Reason, str]:
 
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_a_malformed_fragment_is_refused_as_invalid(stage: Stage, actor: SimulatedActor, name: str) -> None:
-    """By an ordinary reply whose detail names the fault."""
     make, words = FRAGMENTS[name]
     request = experience.AppendRequest(session=actor.session, fragments=[to_proto(make(actor.session))])
     reason, detail = _refusal(_send(stage, APPEND, request.SerializeToString()))
@@ -63,7 +62,6 @@ def test_a_malformed_fragment_is_refused_as_invalid(stage: Stage, actor: Simulat
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_malformed_call_is_refused(stage: Stage, actor: SimulatedActor, name: str) -> None:
-    """As INVALID_ARGUMENT with a text that names the fault, or inside the reply where it is a fragment's."""
     path, make, words = CALLS[name]
     answer = _send(stage, path, make(actor.session))
     if words.startswith("INVALID "):
@@ -76,7 +74,6 @@ def test_a_malformed_call_is_refused(stage: Stage, actor: SimulatedActor, name: 
 
 
 def test_all_of_them_leave_an_honest_actor_unharmed(stage: Stage) -> None:
-    """Sent one behind the other while its session is open."""
     assert len(FRAGMENTS) + len(CALLS) >= LEAST_NAMES
     with (
         unharmed(stage),
@@ -92,7 +89,6 @@ def test_all_of_them_leave_an_honest_actor_unharmed(stage: Stage) -> None:
 
 
 def test_one_session_cannot_break_status_for_everybody(stage: Stage, actor: SimulatedActor) -> None:
-    """Its applied version of 2^64 - 1 came back from Redis as a negative number, which no reply holds."""
     with RawChannel(stage.address) as channel:
         for name in ("watch that applied version 2^64 - 1", "watch that began sequence 2^64 - 1"):
             path, make, _ = CALLS[name]

@@ -103,7 +103,6 @@ def _fire(payload: bytes, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", PAYLOADS)
 def test_the_payloads_are_armed(tmp_path: Path, name: str) -> None:
-    """Otherwise the tests below would prove nothing."""
     path = tmp_path / "canary"
     _fire(PAYLOADS[name](path), tmp_path)
     assert path.exists()
@@ -111,7 +110,6 @@ def test_the_payloads_are_armed(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", PAYLOADS)
 def test_a_pickle_in_the_place_of_weights_is_refused(canary: Path, name: str) -> None:
-    """As no safetensors; the module keeps what it had."""
     payload = PAYLOADS[name](canary)
     module = torch.nn.Linear(2, 2)
     before = encode(module)
@@ -127,7 +125,6 @@ def test_a_pickle_in_the_place_of_weights_is_refused(canary: Path, name: str) ->
 def test_a_pickle_in_the_place_of_a_payload_is_refused_and_not_stored(
     stage: Stage, canary: Path, name: str
 ) -> None:
-    """Raw, as an lz4 frame, and inside one that promises too much: each names its fault."""
     payload = PAYLOADS[name](canary)
     with unharmed(stage), session_of(stage, "evil") as actor, nothing_stored(stage):
         good = fragment(actor.session)
@@ -143,7 +140,6 @@ def test_a_pickle_in_the_place_of_a_payload_is_refused_and_not_stored(
 
 
 def test_a_pickle_of_the_right_size_is_numbers(stage: Stage, canary: Path) -> None:
-    """Nothing tells such bytes from an observation: it is taken, read as floats and never loaded."""
     payload = _protocol_0(canary).ljust(OBSERVATION_BYTES, b"\0")
     assert len(payload) == OBSERVATION_BYTES
     with session_of(stage, "evil") as actor:
@@ -164,7 +160,6 @@ def test_a_pickle_of_the_right_size_is_numbers(stage: Stage, canary: Path) -> No
 def test_an_actor_ends_on_published_pickles(
     redis_server: RedisServer, short_folder: Path, canary: Path, name: str
 ) -> None:
-    """A real actor process: it says what is wrong with the weights, exits with 1 and loads nothing."""
     learner = ScriptedLearner(redis_server.url, Plan())
     learner.log.publish(PAYLOADS[name](canary), update=0, settled=0, scalars={})
     listen = f"unix:{short_folder}/broker.sock"

@@ -61,7 +61,6 @@ COMMANDS: Final = {
 def test_commands_that_read_work_on_a_run_that_is_only_read(
     words: tuple[str, ...], mounted: Path, tmp_path: Path
 ) -> None:
-    """And leave it as it is."""
     before = content(SOLVED_RUN)
     mount_read_only(SOLVED_RUN, mounted)
     given = [word.replace("RUN", str(mounted)).replace("OUT", str(tmp_path / "out")) for word in words]
@@ -75,7 +74,6 @@ def test_commands_that_read_work_on_a_run_that_is_only_read(
     [("plot", "RUN"), ("train", "--resume", "RUN"), ("policy", "promote", "RUN", "22", "--reason", "x")],
 )
 def test_what_would_write_there_says_so(words: tuple[str, ...], mounted: Path) -> None:
-    """The cause in the last line, no traceback."""
     mount_read_only(SOLVED_RUN, mounted)
     given = [str(mounted) if word == "RUN" else word for word in words]
     done = subprocess.run(penstock(*given), capture_output=True, text=True, timeout=60, check=False)
@@ -86,7 +84,6 @@ def test_what_would_write_there_says_so(words: tuple[str, ...], mounted: Path) -
 
 
 def test_the_page_shows_it(mounted: Path) -> None:
-    """Facts and curve."""
     mount_read_only(SOLVED_RUN, mounted)
     (run,) = Catalogue(mounted).runs()
     assert run.facts().state in ("solved", "ended")
@@ -94,7 +91,6 @@ def test_the_page_shows_it(mounted: Path) -> None:
 
 
 def test_a_server_answers_from_it(mounted: Path, tmp_path: Path) -> None:
-    """And writes nothing, although its registry would be told of clients."""
     run = begun(tmp_path / "run")
     before = content(run.folder)
     mount_read_only(run.folder, mounted)
@@ -112,7 +108,6 @@ def test_a_server_answers_from_it(mounted: Path, tmp_path: Path) -> None:
 
 
 def test_an_empty_file_is_not_made_a_registry(tmp_path: Path) -> None:
-    """A listing names what is wrong with it, and leaves it empty."""
     file = tmp_path / "empty.sqlite"
     file.touch()
     done = CliRunner().invoke(app, ("policy", "list", f"sqlite:///{file}"))
@@ -123,7 +118,6 @@ def test_an_empty_file_is_not_made_a_registry(tmp_path: Path) -> None:
 
 
 def test_reading_a_registry_that_is_open_elsewhere_sees_what_was_committed(tmp_path: Path) -> None:
-    """The write-ahead log that is there is read."""
     url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
     with Registry.open(url, migrate=True) as writer, Registry.read(url) as reader:
         written = writer.traffic("default")

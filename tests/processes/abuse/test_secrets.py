@@ -70,7 +70,6 @@ WAYS: Final = {
 def test_a_password_is_shown_nowhere_however_it_was_given(
     locked: RedisServer, tmp_path: Path, more: tuple[str, ...], environment: dict[str, str]
 ) -> None:
-    """The broker serves with it, and neither `ps`, logs nor pages have it."""
     file = tmp_path / "password"
     file.write_text(f"{PASSWORD}\n")
     words = ("--redis", f"unix://{locked.folder / 'redis.sock'}", *(word.format(file=file) for word in more))
@@ -81,7 +80,6 @@ def test_a_password_is_shown_nowhere_however_it_was_given(
 
 
 def test_a_wrong_password_is_not_repeated_in_the_message(locked: RedisServer, tmp_path: Path) -> None:
-    """Exit 2 names the setting."""
     url = f"unix://{locked.folder / 'redis.sock'}"
     with broker(tmp_path, "--redis", url, **{VARIABLE: f"{PASSWORD}x"}) as running:
         code, last = running.wait()
@@ -90,7 +88,6 @@ def test_a_wrong_password_is_not_repeated_in_the_message(locked: RedisServer, tm
 
 
 def test_print_config_shows_stars(tmp_path: Path) -> None:
-    """Given in the environment or in the file."""
     file = tmp_path / "run.toml"
     file.write_text(f'[security]\nredis_password = "{PASSWORD}"\n')
     shown = [
@@ -102,7 +99,6 @@ def test_print_config_shows_stars(tmp_path: Path) -> None:
 
 
 def test_settings_and_credentials_show_no_secret(short_folder: Path) -> None:
-    """A representation may end in a traceback, JSON in a file."""
     settings = load([{"security": {"redis_password": PASSWORD}}])
     assert PASSWORD not in repr(settings) + str(settings) + settings.model_dump_json()
     with pytest.raises(ValueError, match="redis_password") as caught:
@@ -111,16 +107,11 @@ def test_settings_and_credentials_show_no_secret(short_folder: Path) -> None:
 
 
 def test_a_whole_run_leaves_no_secret_behind(locked: RedisServer, tmp_path: Path) -> None:
-    """`penstock train` with twenty secrets: no file, line, process, page or reply to an actor has one.
-
-    Its files can be read by their user alone.
-    """
     settings = ("learner.total_steps=1024", "evaluation.episodes=2", "serving.listen=127.0.0.1:0")
     leaves_no_secret(locked, tmp_path, "CartPole-v1", settings)
 
 
 def test_the_log_of_an_embedded_redis_is_of_its_user_alone(tmp_path: Path) -> None:
-    """Whatever the umask: 0600 in a 0700 folder."""
     run = tmp_path / "run"
     words = ("train", "CartPole-v1", "--run-dir", str(run), "--total-steps", "512", "--set", "actor.count=1")
     done = subprocess.run(
@@ -134,7 +125,6 @@ def test_the_log_of_an_embedded_redis_is_of_its_user_alone(tmp_path: Path) -> No
 
 
 def test_keys_tokens_and_passwords_are_readable_by_their_owner_alone(short_folder: Path) -> None:
-    """0600 in a folder 0700; digests stand where a server only compares."""
     server = GuardedRedis(find_binaries()[0], short_folder, run=RUN)
     folder = server.certificates
     open_files = {path.name for path in folder.iterdir() if path.stat().st_mode & 0o077}
@@ -150,7 +140,6 @@ def test_keys_tokens_and_passwords_are_readable_by_their_owner_alone(short_folde
 
 
 def test_metrics_name_no_caller(tmp_path: Path, locked: RedisServer) -> None:
-    """Labels are enumerations: no actor, address or identity."""
     words = ("--redis", f"unix://{locked.folder / 'redis.sock'}")
     with broker(tmp_path, *words, **{VARIABLE: PASSWORD}) as running:
         eventually(running.is_ready, "readiness of the broker", within_s=60)

@@ -130,7 +130,6 @@ WRONG: Final[dict[str, tuple[dict[str, Any], Reason, str]]] = {
 
 
 def test_wrong_requests_are_refused_by_name(server: BrokerProcess) -> None:
-    """As a call of their own and over a stream; no detail is longer than what it names."""
     with unharmed(server), stub_of(server) as stub:
         requests = {name: asking(**({"request_id": name} | fields)) for name, (fields, _, _) in WRONG.items()}
         streamed = list(stub.ActStream(iter(requests.values()), timeout=PATIENCE_S))
@@ -146,7 +145,6 @@ def test_wrong_requests_are_refused_by_name(server: BrokerProcess) -> None:
 
 
 def test_a_message_beyond_the_limit_is_refused_by_the_transport(server: BrokerProcess) -> None:
-    """And one just below it by name."""
     with unharmed(server, 4 * MAX_MESSAGE_BYTES + GROWTH_BYTES), RawChannel(server.address) as channel:
         path = STREAM.replace("ActStream", "Act")
         large = asking(observation=part(dtype="float32", shape=[4], data=bytes(2 * MAX_MESSAGE_BYTES)))
@@ -158,7 +156,6 @@ def test_a_message_beyond_the_limit_is_refused_by_the_transport(server: BrokerPr
 
 
 def test_calls_that_grpc_itself_refuses_write_no_lines(server: BrokerProcess) -> None:
-    """However often a peer sends what comes compressed, it does not fill the disk of the log."""
     size = server.log.stat().st_size
     with unharmed(server), RawChannel(server.address) as channel:
         for _ in range(100):
@@ -168,7 +165,6 @@ def test_calls_that_grpc_itself_refuses_write_no_lines(server: BrokerProcess) ->
 
 
 def test_a_call_that_is_replayed_a_thousand_times_counts_once(server: BrokerProcess) -> None:
-    """Start, Act, Reward and End; a replay of an earlier step is refused."""
     with unharmed(server), stub_of(server) as stub:
         start = pb.StartEpisodeRequest(request_id="replayed", client_key="replay")
         (episode,) = {stub.StartEpisode(start).episode_id for _ in range(100)}
@@ -188,7 +184,6 @@ def test_a_call_that_is_replayed_a_thousand_times_counts_once(server: BrokerProc
 
 
 def test_an_episode_of_somebody_elses_cannot_be_guessed(server: BrokerProcess) -> None:
-    """Its server and its number are not enough."""
     with (
         unharmed(server),
         PolicyClient(server.address, deadline_s=PATIENCE_S) as client,
@@ -212,7 +207,6 @@ def late_rewards(episode_id: str, first_step: int = 0) -> pb.RewardRequest:
 
 
 def test_late_rewards_of_episodes_that_never_were_are_not_stored(server: BrokerProcess) -> None:
-    """An id that is forged, endless or another's, and a step that no episode has, are refused by name."""
     with unharmed(server), PolicyClient(server.address) as client, stub_of(server) as stub:
         episode = client.start_episode()
         name, number, token = episode.episode_id.split("-")
@@ -240,7 +234,6 @@ def registry_bytes(server: BrokerProcess) -> int:
 
 
 def test_a_connection_that_asks_too_often_is_refused_alone(tmp_path: Path) -> None:
-    """By the server's own bound, whatever a broker's is."""
     run = ServedRun(tmp_path / "run")
     run.describe()
     run.promote(run.next_version())
@@ -294,7 +287,6 @@ def plan(cases: int, seed: int) -> Iterator[tuple[str, bytes]]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cases", [600, pytest.param(20_000, marks=[pytest.mark.slow])])
 def test_no_bytes_at_all_break_a_policy_server(server: BrokerProcess, cases: int) -> None:
-    """Every case ends with a reply or a reason, and memory does not grow."""
     with RawChannel(server.address) as channel:
         send_all(channel, plan(200, SEED + 1))
         with unharmed(server):
@@ -307,7 +299,6 @@ def test_no_bytes_at_all_break_a_policy_server(server: BrokerProcess, cases: int
 
 
 def test_no_bytes_at_all_break_a_stream(server: BrokerProcess) -> None:
-    """What is no request ends the stream with a reason; what was asked before it may be answered."""
     ends: Counter[str] = Counter()
     with unharmed(server), RawChannel(server.address) as channel:
         for number in range(200):
@@ -328,7 +319,6 @@ def test_no_bytes_at_all_break_a_stream(server: BrokerProcess) -> None:
 
 
 def test_ten_thousand_abandoned_episodes_are_bounded(server: BrokerProcess) -> None:
-    """So many are open and no more: the others are OVERLOADED. Those on which no call comes are given up."""
     with unharmed(server, 64 * MIB), RawChannel(server.address) as channel:
         path = STREAM.replace("ActStream", "StartEpisode")
         flying: list[Any] = []
@@ -370,7 +360,6 @@ def open_episodes(server: BrokerProcess) -> int:
 
 
 def test_who_was_given_up_is_told_so(server: BrokerProcess) -> None:
-    """EPISODE_UNKNOWN; and the client's name is free for another."""
     with unharmed(server), PolicyClient(server.address, deadline_s=PATIENCE_S) as client:
         episode = client.start_episode()
         eventually(lambda: open_episodes(server) == 0, "given up", within_s=60)
@@ -379,10 +368,6 @@ def test_who_was_given_up_is_told_so(server: BrokerProcess) -> None:
 
 
 def test_a_stream_whose_client_does_not_read_is_not_read_either(server: BrokerProcess) -> None:
-    """Replies that wait are bounded, and with them the requests; others are served.
-
-    What was sent is let go of.
-    """
     sent = itertools.count()
     taken = 0
 
@@ -414,7 +399,6 @@ def test_a_stream_whose_client_does_not_read_is_not_read_either(server: BrokerPr
 
 @pytest.mark.parametrize("streams", [100, pytest.param(5000, marks=pytest.mark.slow)])
 def test_streams_that_are_given_up_leave_nothing(server: BrokerProcess, streams: int) -> None:
-    """Cancelled with requests unanswered and replies unread: no memory, no task and no file is kept."""
     files = open_files(server.process.pid)
     request = asking("given up", observation=observing(np.zeros((128, 4))), batch=128)
     with unharmed(server), stub_of(server) as stub:

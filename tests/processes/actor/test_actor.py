@@ -63,7 +63,6 @@ def assert_dense(learner: ScriptedLearner) -> None:
 
 
 def test_fragments_are_what_the_published_weights_did(broker: BrokerProcess, begin: Begin) -> None:
-    """Each step's log-probability is that of its action under the version that the header names."""
     learner = begin()
     with actors(ActorThread(broker.address, "actor-0")):
         eventually(lambda: learner.learn() >= 30, "thirty fragments")
@@ -80,7 +79,6 @@ def test_fragments_are_what_the_published_weights_did(broker: BrokerProcess, beg
 
 
 def test_every_episode_that_ended_is_reported_once(broker: BrokerProcess, begin: Begin) -> None:
-    """Return and length agree with the rewards in the fragments."""
     learner = begin()
     actor = ActorThread(broker.address, "actor-0")
     eventually(lambda: learner.learn() >= 40, "forty fragments")
@@ -95,7 +93,6 @@ def test_every_episode_that_ended_is_reported_once(broker: BrokerProcess, begin:
 
 
 def test_an_actor_stands_still_without_credit(broker: BrokerProcess, begin: Begin) -> None:
-    """It fills the budget and begins nothing more until something is settled."""
     learner = begin(budget_fragments=3)
     with actors(ActorThread(broker.address, "actor-0")):
         eventually(lambda: learner.read() == 3, "the budget")
@@ -108,7 +105,6 @@ def test_an_actor_stands_still_without_credit(broker: BrokerProcess, begin: Begi
 def test_credit_without_new_weights_is_followed_by_the_next_watch_at_once(
     broker: BrokerProcess, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pause of a watch that brought nothing new is long here: none is made, or the actor stands still."""
     monkeypatch.setattr("actor.link.session._IDLE_S", 600.0)
     learner = begin(budget_fragments=1)
 
@@ -124,7 +120,6 @@ def test_credit_without_new_weights_is_followed_by_the_next_watch_at_once(
 
 
 def test_replies_that_get_lost_cost_no_fragment(broker: BrokerProcess, begin: Begin) -> None:
-    """A third of all replies is lost: every fragment is in the log once and in order."""
     learner = begin()
     line = LossyLine(broker.address, 0.3)
     actor = ActorThread(line.address, "actor-0")
@@ -140,7 +135,6 @@ def test_replies_that_get_lost_cost_no_fragment(broker: BrokerProcess, begin: Be
 def test_an_actor_goes_on_when_the_broker_is_killed(
     broker: BrokerProcess, begin: Begin, redis_url: str, tmp_path: Path
 ) -> None:
-    """It reconnects by itself and keeps its session."""
     learner = begin()
     with actors(ActorThread(broker.address, "actor-0")):
         eventually(lambda: learner.learn() >= 10, "ten fragments")
@@ -158,7 +152,6 @@ def test_an_actor_goes_on_when_the_broker_is_killed(
 def test_an_actor_goes_on_when_redis_is_killed(
     redis_server: RedisServer, broker: BrokerProcess, begin: Begin
 ) -> None:
-    """It waits until the learner has opened the log again."""
     learner = begin()
     with actors(ActorThread(broker.address, "actor-0")):
         eventually(lambda: learner.learn() >= 10, "ten fragments")
@@ -170,7 +163,6 @@ def test_an_actor_goes_on_when_redis_is_killed(
 
 
 def test_a_lost_session_is_followed_by_another_with_new_seeds(broker: BrokerProcess, begin: Begin) -> None:
-    """What is closed is closed for ever; the first observations differ."""
     learner = begin()
     channel = open_channel(broker.address, Credentials())
     with actors(ActorThread(broker.address, "actor-0")):
@@ -191,7 +183,6 @@ def test_a_lost_session_is_followed_by_another_with_new_seeds(broker: BrokerProc
 def test_an_actor_keeps_nothing_of_the_sessions_that_it_lost(
     broker: BrokerProcess, begin: Begin, role: Role
 ) -> None:
-    """Each holds the weights it was told of; an actor may lose thousands."""
     learner = begin(session_timeout_ms=3_000)
     stub = experience_pb2_grpc.ExperienceServiceStub(channel := open_channel(broker.address, Credentials()))
 
@@ -232,7 +223,6 @@ def session_numbers() -> list[int]:
 def test_an_actor_that_was_frozen_or_killed_comes_back_in_a_new_session(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    """Its old session expires meanwhile; the log stays dense and the frozen process does not end."""
     learner = begin(session_timeout_ms=1_000)
     actor = launch_actor(broker.address, "actor-0")
     try:
@@ -253,7 +243,6 @@ def test_an_actor_that_was_frozen_or_killed_comes_back_in_a_new_session(
 
 
 def test_a_second_actor_of_the_same_name_ends_the_first(broker: BrokerProcess, begin: Begin) -> None:
-    """The newer one goes on."""
     learner = begin()
     first = ActorThread(broker.address, "actor-0")
     eventually(lambda: learner.learn() >= 3, "fragments of the first")
@@ -269,7 +258,6 @@ def test_a_second_actor_of_the_same_name_ends_the_first(broker: BrokerProcess, b
 def test_an_environment_whose_rewards_are_no_numbers_ends_the_actor(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    """Three sessions are refused as invalid; the cause is named and nothing of it is stored."""
     module = "tests.support.experience.faulty_environments"
     learner = begin(environment={"id": f"{module}:NotANumber-v0", "count": 2})
     actor = ActorThread(broker.address, "actor-0", allow_modules=[module])
@@ -284,10 +272,6 @@ def test_an_environment_whose_rewards_are_no_numbers_ends_the_actor(
 def test_an_episode_that_ends_with_a_reward_that_is_no_number_costs_its_session_only(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    """Three sessions have a good fragment each, then one that is refused.
-
-    Nothing of its episode is reported.
-    """
     module = "tests.support.experience.faulty_environments"
     learner = begin(environment={"id": f"{module}:NotANumberAtItsEnd-v0", "count": 2})
     with actors(ActorThread(broker.address, "actor-0", allow_modules=[module])):
@@ -299,10 +283,6 @@ def test_an_episode_that_ends_with_a_reward_that_is_no_number_costs_its_session_
 def test_what_was_collected_before_an_environment_stands_still_is_delivered(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    """While it does. When it comes back, it is reset in another session.
-
-    The step that hung is dropped.
-    """
     module = "tests.support.experience.faulty_environments"
     faulty_environments.GOES_ON.clear()
     learner = begin(environment={"id": f"{module}:StandsStill-v0", "count": 2})
@@ -326,7 +306,6 @@ def counted(fragment: Fragment) -> list[int]:
 
 
 def test_a_module_is_imported_only_if_allowed_here(broker: BrokerProcess, begin: Begin) -> None:
-    """The specification alone cannot make an actor run code."""
     module = "tests.support.experience.faulty_environments"
     begin(environment={"id": f"{module}:NotANumber-v0", "count": 2}, actor={"allow_modules": [module]})
     error = ActorThread(broker.address, "actor-0").join()
@@ -337,7 +316,6 @@ def test_a_module_is_imported_only_if_allowed_here(broker: BrokerProcess, begin:
 def test_an_actor_with_another_environment_refuses_to_start(
     broker: BrokerProcess, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both spaces are named."""
     begin()
     from gymnasium import envs
 
@@ -351,7 +329,6 @@ def test_an_actor_with_another_environment_refuses_to_start(
 
 
 def test_a_full_log_makes_the_actor_wait_and_drops_nothing(broker: BrokerProcess, begin: Begin) -> None:
-    """A ceiling of bytes that holds some fragments; space comes back when the learner commits."""
     learner = begin(budget_fragments=64, max_log_bytes=6_000)
     with actors(ActorThread(broker.address, "actor-0")):
         eventually(lambda: broker.refused("full") > 0, "the ceiling")
@@ -365,10 +342,6 @@ def test_a_full_log_makes_the_actor_wait_and_drops_nothing(broker: BrokerProcess
 def test_what_a_lost_session_had_not_sent_is_not_sent_by_the_next(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    """A full log leaves it in the outbox.
-
-    The experience would be doubled if some of it had arrived after all.
-    """
     learner = begin(budget_fragments=64, max_log_bytes=6_000)
     channel = open_channel(broker.address, Credentials())
     with actors(ActorThread(broker.address, "actor-0")):
@@ -402,7 +375,6 @@ def make_room(learner: ScriptedLearner) -> None:
 
 
 def test_an_actor_follows_pause_resume_and_stop(broker: BrokerProcess, begin: Begin) -> None:
-    """It stands still, goes on, and ends with everything acknowledged and its session closed."""
     learner = begin()
     channel = open_channel(broker.address, Credentials())
     control = control_pb2_grpc.ControlServiceStub(channel)
@@ -421,7 +393,6 @@ def test_an_actor_follows_pause_resume_and_stop(broker: BrokerProcess, begin: Be
 
 
 def test_an_actor_waits_for_the_run(broker: BrokerProcess, begin: Begin) -> None:
-    """Started before the learner, it begins when there is something to do."""
     actor = ActorThread(broker.address, "actor-0")
     with actors(actor):
         eventually(lambda: broker.get("/metrics")[1].count('reason="not_ready"') > 0, "a first refusal")
@@ -430,7 +401,6 @@ def test_an_actor_waits_for_the_run(broker: BrokerProcess, begin: Begin) -> None
 
 
 def test_weights_above_one_message_come_in_chunks(broker: BrokerProcess, begin: Begin) -> None:
-    """A policy of some MiB."""
     learner = begin(policy={"hidden_sizes": [500, 500]})
     with actors(ActorThread(broker.address, "actor-0")):
         eventually(lambda: learner.learn() >= 10, "ten fragments")
@@ -438,7 +408,6 @@ def test_weights_above_one_message_come_in_chunks(broker: BrokerProcess, begin: 
 
 
 def test_an_actor_says_what_it_really_acts_with(broker: BrokerProcess, begin: Begin) -> None:
-    """Its answers to the probe are those of the version that it names."""
     learner = begin()
     answers: list[ProbeAnswer] = []
     with actors(ActorThread(broker.address, "actor-0")):
@@ -455,7 +424,6 @@ def test_an_actor_says_what_it_really_acts_with(broker: BrokerProcess, begin: Be
 
 
 def test_an_evaluation_actor_measures_the_version_asked_for(broker: BrokerProcess, begin: Begin) -> None:
-    """Once each, also a pinned one that is no longer among the newest."""
     learner = begin()
     old = learner.publish(pin=True)
     for _ in range(5):
@@ -474,7 +442,6 @@ def test_an_evaluation_actor_measures_the_version_asked_for(broker: BrokerProces
 def test_an_evaluation_actor_draws_its_actions_where_the_run_says_so(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    """And reports that it did."""
     learner = begin(evaluation={"episodes": 3, "deterministic": False})
     with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
         learner.log.request_evaluation(1)
@@ -485,10 +452,6 @@ def test_an_evaluation_actor_draws_its_actions_where_the_run_says_so(
 def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    """Each from the same seeds every time, so equal weights have equal results.
-
-    The way that counts comes first.
-    """
     learner = begin(evaluation={"episodes": 4, "both": True})
     blob = encode(learner.policies[1])
     again = learner.log.publish(blob, update=1, settled=learner.position, scalars={})
@@ -509,7 +472,6 @@ def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
 def test_a_version_that_is_gone_is_not_evaluated_and_the_next_one_is(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    """The evaluation actor says so and goes on."""
     learner = begin()
     for _ in range(5):
         newest = learner.publish()
@@ -552,7 +514,6 @@ def record(binary: Any, folder: Path, rounds: int) -> dict[tuple[int, str], byte
 
 
 def test_two_lock_step_runs_with_one_seed_are_equal(redis_server: RedisServer, short_folder: Path) -> None:
-    """Same seeds, same weights, same rounds: the same bytes."""
     first, second = (record(redis_server.binary, short_folder / name, 6) for name in ("one", "two"))
     assert first == second
     assert len(first) == 12

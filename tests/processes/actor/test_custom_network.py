@@ -23,7 +23,6 @@ def learner(redis_url: str) -> Iterator[ScriptedLearner]:
 
 
 def test_an_actor_acts_with_what_was_published(broker: BrokerProcess, learner: ScriptedLearner) -> None:
-    """Each step's log-probability is that of its action under the version that the header names."""
     with actors(ActorThread(broker.address, "actor-0", allow_modules=[MODULE])):
         eventually(lambda: learner.learn() >= 8, "eight fragments")
     learner.read()
@@ -37,7 +36,6 @@ def test_an_actor_acts_with_what_was_published(broker: BrokerProcess, learner: S
 
 
 def test_an_actor_that_does_not_allow_it_ends(broker: BrokerProcess, learner: ScriptedLearner) -> None:
-    """With the remedy, before it has imported anything of the run's."""
     error = ActorThread(broker.address, "actor-0").join()
     assert isinstance(error, ConfigurationError)
     assert f'actor.allow_modules=["{MODULE}"]' in str(error)

@@ -64,7 +64,6 @@ def hasty_threads() -> Iterator[None]:
 def test_each_step_is_in_one_fragment_while_another_thread_cuts(
     generator: EnvironmentGenerator, hasty_threads: None
 ) -> None:
-    """Each fragment begins where the one before ended, wherever in a step it was cut."""
     fragments: list[Fragment] = []
     over = threading.Event()
 
@@ -89,7 +88,6 @@ def test_each_step_is_in_one_fragment_while_another_thread_cuts(
 def test_nothing_is_cut_while_a_step_is_recorded(
     generator: EnvironmentGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who cuts meanwhile waits until the step is whole."""
     record, cut = generator._builder.record, threading.Event()
     found: list[bool] = []
 

@@ -128,7 +128,6 @@ BAD_FRAGMENTS: dict[str, Callable[[int], fragments.Fragment]] = {
 def test_a_bad_fragment_is_refused_as_invalid_and_not_stored(
     actor: SimulatedActor, learner: LearnerLog, field: str
 ) -> None:
-    """By an ordinary reply that names the field; not even a staged payload stays behind."""
     with nothing_stored(learner):
         refusal = refusal_of(actor.send(BAD_FRAGMENTS[field](actor.session)))
     assert refusal.reason is Reason.INVALID
@@ -136,7 +135,6 @@ def test_a_bad_fragment_is_refused_as_invalid_and_not_stored(
 
 
 def test_the_good_fragments_before_a_bad_one_are_taken(actor: SimulatedActor, learner: LearnerLog) -> None:
-    """And acknowledged beside the refusal."""
     before = learner.acked()
     good, bad, behind = (
         fragment(actor.session, 1),
@@ -150,7 +148,6 @@ def test_the_good_fragments_before_a_bad_one_are_taken(actor: SimulatedActor, le
 
 
 def test_sequence_zero_and_one_without_credit_are_invalid(actor: SimulatedActor, learner: LearnerLog) -> None:
-    """A worker never begins what it has no credit for."""
     assert refusal_of(actor.send(_changed(fragment(actor.session), sequence=0))).reason is Reason.INVALID
     sequence = actor.acked_through
     while sequence < actor.begin_through + 200:
@@ -162,7 +159,6 @@ def test_sequence_zero_and_one_without_credit_are_invalid(actor: SimulatedActor,
 
 
 def test_an_evaluation_session_appends_nothing(stage: Stage, learner: LearnerLog) -> None:
-    """Its fragments are invalid."""
     with SimulatedActor(stage.broker.address, "e-1", Role.EVALUATION) as evaluator:
         evaluator.open()
         with nothing_stored(learner):
@@ -265,7 +261,6 @@ BAD_CALLS: list[tuple[str, Callable[[SimulatedActor], Any]]] = [
 def test_a_bad_request_is_an_invalid_argument_that_names_the_field(
     actor: SimulatedActor, learner: LearnerLog, field: str, call: Callable[[SimulatedActor], Any]
 ) -> None:
-    """And changes nothing: the session still works."""
     with nothing_stored(learner), pytest.raises(grpc.RpcError) as caught:
         call(actor)
     code, text = code_of(caught.value)
@@ -275,7 +270,6 @@ def test_a_bad_request_is_an_invalid_argument_that_names_the_field(
 
 
 def test_a_version_that_is_gone_is_not_found(actor: SimulatedActor) -> None:
-    """With the remedy."""
     with pytest.raises(grpc.RpcError) as caught:
         _weights(actor, session=actor.session, version=999)
     assert code_of(caught.value)[0] is grpc.StatusCode.NOT_FOUND
@@ -283,7 +277,6 @@ def test_a_version_that_is_gone_is_not_found(actor: SimulatedActor) -> None:
 
 
 def test_a_message_over_the_limit_is_an_invalid_argument(stage: Stage, learner: LearnerLog) -> None:
-    """Sent by a client without a limit of its own; nothing is stored."""
     with (
         SimulatedActor(stage.broker.address, "a-1") as actor,
         grpc.insecure_channel(stage.broker.address) as unbounded,
@@ -303,7 +296,6 @@ def test_a_message_over_the_limit_is_an_invalid_argument(stage: Stage, learner: 
 def test_pickles_are_bytes_like_others_and_never_loaded(
     actor: SimulatedActor, learner: LearnerLog, tmp_path: Path
 ) -> None:
-    """A payload that would write a file when unpickled is refused for its size, and no file appears."""
     canary = tmp_path / "canary"
     evil = f"cos\nsystem\n(S'touch {canary}'\ntR.".encode()
     refusal = refusal_of(actor.send(replace(fragment(actor.session, 1), payload=evil)))

@@ -15,7 +15,6 @@ from tests.support.storage.redis_server import RedisServer
 def test_a_broker_serves_the_run_that_was_begun_anew_in_its_redis(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Emptied, and begun with the same name and another specification: no fragment is refused for it."""
     first = open_run(redis_server.url, unroll_length=1)
     broker = launch(redis_server.url, tmp_path)
     eventually(broker.is_ready, "readiness")
@@ -37,7 +36,6 @@ def test_a_broker_serves_the_run_that_was_begun_anew_in_its_redis(
 
 
 def test_a_run_of_another_layout_ends_the_broker(redis_server: RedisServer, tmp_path: Path) -> None:
-    """With 1, both layouts and what to do on the last line."""
     log = open_run(redis_server.url)
     broker = launch(redis_server.url, tmp_path)
     eventually(broker.is_ready, "readiness")

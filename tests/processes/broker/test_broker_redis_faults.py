@@ -17,10 +17,6 @@ from tests.support.storage.redis_server import Binary, RedisServer
 
 
 def test_a_redis_that_is_down_is_waited_for_with_a_message_and_given_up(tmp_path: Path) -> None:
-    """Exit 1 after `broker.redis_wait_s`.
-
-    The last line names it, the URL and the remedy.
-    """
     url = "redis://user@127.0.0.1:9/0"
     broker = launch(url, tmp_path, settings={"broker": {"redis_wait_s": 1}})
     code, last = broker.wait()
@@ -31,7 +27,6 @@ def test_a_redis_that_is_down_is_waited_for_with_a_message_and_given_up(tmp_path
 
 
 def test_a_redis_that_comes_up_late_is_served(tmp_path: Path, redis_server: RedisServer) -> None:
-    """The broker that waited becomes ready by itself."""
     redis_server.kill()
     broker = launch(redis_server.url, tmp_path)
     eventually(lambda: "waiting for redis" in broker.log.read_text(), "the message")
@@ -43,7 +38,6 @@ def test_a_redis_that_comes_up_late_is_served(tmp_path: Path, redis_server: Redi
 
 
 def test_a_broker_that_waits_for_redis_can_be_ended(tmp_path: Path) -> None:
-    """SIGTERM while waiting exits with 0 at once."""
     broker = launch(f"unix://{tmp_path}/absent.sock", tmp_path)
     eventually(lambda: "waiting for redis" in broker.log.read_text(), "the message")
     broker.process.send_signal(signal.SIGTERM)
@@ -69,7 +63,6 @@ def test_an_unsuitable_redis_is_refused_at_start(
     settings: dict[str, dict[str, str]],
     expected: str,
 ) -> None:
-    """Exit 2; the last line names setting, value and remedy."""
     server = RedisServer(redis_binary, short_folder, *options)
     server.start()
     try:
@@ -89,14 +82,12 @@ def test_an_unsuitable_redis_is_refused_at_start(
     ],
 )
 def test_a_bad_address_is_a_usage_error(tmp_path: Path, url: str, listen: str, expected: str) -> None:
-    """Exit 2, before anything is waited for."""
     code, last = launch(url, tmp_path, listen=listen).wait()
     assert code == 2
     assert expected in last
 
 
 def test_a_port_in_use_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
-    """Not a silent second listener."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, last = launch("redis://127.0.0.1:9", tmp_path, listen=f"127.0.0.1:{port}").wait()
@@ -106,10 +97,6 @@ def test_a_port_in_use_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
 
 
 def test_while_redis_is_away_actors_are_told_to_wait(tmp_path: Path, redis_server: RedisServer) -> None:
-    """FULL and NOT_READY with a time, UNAVAILABLE for operators, /readyz red.
-
-    All is well after its return.
-    """
     learner = open_run(redis_server.url)
     broker = launch(redis_server.url, tmp_path)
     try:
@@ -146,7 +133,6 @@ def test_while_redis_is_away_actors_are_told_to_wait(tmp_path: Path, redis_serve
 def test_a_password_that_redis_refuses_is_a_configuration_error(
     tmp_path: Path, redis_binary: Binary, short_folder: Path
 ) -> None:
-    """Exit 2 at once: waiting would not help. The right one is taken from the configuration."""
     server = RedisServer(redis_binary, short_folder)
     server.start()
     redis.Redis.from_url(server.url).config_set("requirepass", "right")
@@ -164,7 +150,6 @@ def test_a_password_that_redis_refuses_is_a_configuration_error(
 
 
 def test_a_broker_whose_redis_stays_away_exits(tmp_path: Path, redis_server: RedisServer) -> None:
-    """With 1 and the cause on the last line, after `broker.redis_wait_s`."""
     broker = launch(redis_server.url, tmp_path, settings={"broker": {"redis_wait_s": 2}})
     eventually(broker.is_ready, "readiness")
     redis_server.kill()
@@ -174,7 +159,6 @@ def test_a_broker_whose_redis_stays_away_exits(tmp_path: Path, redis_server: Red
 
 
 def test_a_redis_that_returns_unsuitable_ends_the_broker(tmp_path: Path, redis_server: RedisServer) -> None:
-    """It could forget what is acknowledged from now on."""
     broker = launch(redis_server.url, tmp_path)
     eventually(broker.is_ready, "readiness")
     redis_server.kill()

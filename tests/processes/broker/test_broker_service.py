@@ -75,7 +75,6 @@ def open_met_run(broker: BrokerProcess, redis_url: str, weights: bytes = b"weigh
 
 
 def test_before_the_learner_an_actor_is_told_to_wait(broker: BrokerProcess) -> None:
-    """NOT_READY with a time, as an ordinary reply."""
     with SimulatedActor(broker.address, "early") as actor:
         request = experience.OpenSessionRequest(actor_id="early", role=experience.ROLE_ROLLOUT)
         refusal = refusal_of(actor.experience.OpenSession(request, timeout=5))
@@ -84,7 +83,6 @@ def test_before_the_learner_an_actor_is_told_to_wait(broker: BrokerProcess) -> N
 
 
 def test_fragments_come_out_of_the_log_as_they_went_in(broker: BrokerProcess, learner: LearnerLog) -> None:
-    """Header and payload, in order, acknowledged at the level that the server gives."""
     with SimulatedActor(broker.address, "a-1") as actor:
         opened = actor.open()
         assert opened.specification.run == RUN
@@ -103,7 +101,6 @@ def test_fragments_come_out_of_the_log_as_they_went_in(broker: BrokerProcess, le
 def test_a_repeated_append_is_acknowledged_and_stored_once(
     broker: BrokerProcess, learner: LearnerLog
 ) -> None:
-    """A lost reply costs nothing."""
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         for _ in range(3):
@@ -113,7 +110,6 @@ def test_a_repeated_append_is_acknowledged_and_stored_once(
 
 
 def test_a_missing_sequence_number_is_a_gap(broker: BrokerProcess, learner: LearnerLog) -> None:
-    """The reply names the one expected."""
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         refusal = refusal_of(actor.send(fragment(actor.session, 2)))
@@ -123,7 +119,6 @@ def test_a_missing_sequence_number_is_a_gap(broker: BrokerProcess, learner: Lear
 def test_a_closed_session_is_expired_and_a_superseded_one_fenced(
     broker: BrokerProcess, learner: LearnerLog
 ) -> None:
-    """For ever."""
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         first = actor.session
@@ -138,7 +133,6 @@ def test_a_closed_session_is_expired_and_a_superseded_one_fenced(
 
 
 def test_a_watch_is_held_until_the_learner_publishes(broker: BrokerProcess, learner: LearnerLog) -> None:
-    """The new weights come with the answer, well before its wait is over."""
     with SimulatedActor(broker.address, "a-1") as actor, ThreadPoolExecutor(1) as pool:
         actor.open()
         known = actor.watch()
@@ -162,7 +156,6 @@ def test_a_watch_is_held_until_the_learner_publishes(broker: BrokerProcess, lear
 def test_a_held_watch_ends_with_its_wait_when_nothing_happens(
     broker: BrokerProcess, learner: LearnerLog
 ) -> None:
-    """The same news, no bytes."""
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         known = actor.watch()
@@ -177,7 +170,6 @@ def test_a_held_watch_ends_with_its_wait_when_nothing_happens(
 
 
 def test_large_weights_come_in_chunks_from_any_offset(redis_url: str, broker: BrokerProcess) -> None:
-    """Each at most 1 MiB; a broken transfer goes on where it stopped; behind the end there is nothing."""
     blob = bytes(range(256)) * 10_000
     log = open_met_run(broker, redis_url, blob)
     with SimulatedActor(broker.address, "a-1") as actor:
@@ -200,7 +192,6 @@ def test_large_weights_come_in_chunks_from_any_offset(redis_url: str, broker: Br
 def test_an_evaluation_session_is_told_at_once_what_to_play(
     broker: BrokerProcess, learner: LearnerLog
 ) -> None:
-    """Once; a rollout session is not."""
     with (
         SimulatedActor(broker.address, "e-1", Role.EVALUATION) as evaluator,
         SimulatedActor(broker.address, "a-1") as rollout,
@@ -215,7 +206,6 @@ def test_an_evaluation_session_is_told_at_once_what_to_play(
 
 
 def test_episode_reports_are_taken_once(broker: BrokerProcess, learner: LearnerLog) -> None:
-    """Idempotent by a sequence of their own."""
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         report = experience.ReportEpisodesRequest(
@@ -230,7 +220,6 @@ def test_episode_reports_are_taken_once(broker: BrokerProcess, learner: LearnerL
 
 
 def test_control_reaches_actors_and_status_shows_the_run(broker: BrokerProcess, learner: LearnerLog) -> None:
-    """Pause ends a held watch; stop is not taken back."""
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         actor.send_all_with_credit()
@@ -257,7 +246,6 @@ def test_control_reaches_actors_and_status_shows_the_run(broker: BrokerProcess, 
 
 
 def test_pages_say_ready_and_show_the_run(broker: BrokerProcess, learner: LearnerLog) -> None:
-    """Health, readiness, metrics with the figures of the log; the standard health service."""
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         actor.send(fragment(actor.session, 1))
@@ -275,7 +263,6 @@ def test_pages_say_ready_and_show_the_run(broker: BrokerProcess, learner: Learne
 def test_a_drain_answers_the_held_calls_and_exits_cleanly(
     own_broker: BrokerProcess, learner: LearnerLog
 ) -> None:
-    """SIGTERM: the watch comes back with an ordinary answer, the process with 0."""
     with SimulatedActor(own_broker.address, "a-1") as actor, ThreadPoolExecutor(1) as pool:
         actor.open()
         known = actor.watch()
@@ -295,7 +282,6 @@ def test_a_drain_answers_the_held_calls_and_exits_cleanly(
 def test_a_killed_broker_is_replaced_without_a_trace(
     own_broker: BrokerProcess, broker: BrokerProcess, learner: LearnerLog
 ) -> None:
-    """Another one knows the session: what was sent before and again is stored once."""
     with SimulatedActor(own_broker.address, "a-1") as actor:
         actor.open()
         actor.send(fragment(actor.session, 1))
@@ -310,8 +296,6 @@ def test_a_killed_broker_is_replaced_without_a_trace(
 def test_credit_that_an_append_has_told_wakes_no_held_watch(
     broker: BrokerProcess, learner: LearnerLog
 ) -> None:
-    """Else every actor's watch came back once a second, whatever it had been told meanwhile."""
-
     def watchers() -> float:
         return float(re.findall(r"^penstock_watchers ([0-9.]+)", broker.get("/metrics")[1], re.MULTILINE)[0])
 

@@ -76,7 +76,6 @@ def work(address: str, name: str) -> int:
 
 
 def test_a_killed_broker_under_load_loses_and_doubles_nothing(redis_url: str, tmp_path: Path) -> None:
-    """Eight actors share a budget of four fragments; the broker is killed half-way and started again."""
     log = open_run(redis_url, budget=4 * CHARGE)
     learner = Learner(log)
     listen = f"unix:{tmp_path}/broker.sock"
@@ -103,7 +102,6 @@ def test_a_killed_broker_under_load_loses_and_doubles_nothing(redis_url: str, tm
 
 
 def test_callers_that_hang_up_leave_an_exact_log(redis_url: str, tmp_path: Path) -> None:
-    """Each Append is cancelled at a random moment and sent again: stored once, in order."""
     rng = random.Random(7)
     log = open_run(redis_url, budget=1000 * CHARGE)
     broker = launch(redis_url, tmp_path)
@@ -127,7 +125,6 @@ def test_callers_that_hang_up_leave_an_exact_log(redis_url: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_frozen_redis_delays_and_loses_nothing(redis_server: RedisServer, tmp_path: Path) -> None:
-    """What was sent while it stood still is refused as FULL, stored on waking, and known when sent again."""
     log = open_run(redis_server.url)
     broker = launch(redis_server.url, tmp_path)
     eventually(broker.is_ready, "readiness")

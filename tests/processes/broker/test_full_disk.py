@@ -95,7 +95,6 @@ def sequences(log: LearnerLog) -> list[int]:
 def test_a_full_disk_under_the_log_refuses_and_goes_on_with_room(
     server: RedisServer, disk: SmallDisk, log: LearnerLog, broker: BrokerProcess, actor: SimulatedActor
 ) -> None:
-    """FULL while it lasts and `/readyz` says why; with room the same fragments are taken, each once."""
     assert append(actor) is None
     disk.fill(LEFT_BYTES)
     assert append_until_refused(actor).reason is Reason.FULL
@@ -120,7 +119,6 @@ def test_a_full_disk_under_the_log_refuses_and_goes_on_with_room(
 def test_what_a_redis_killed_on_a_full_disk_had_not_written_is_booked(
     server: RedisServer, disk: SmallDisk, log: LearnerLog, actor: SimulatedActor
 ) -> None:
-    """At `fsync` nothing is missing; at `fsync_1s` what is missing is `log_lost`, and the numbers go on."""
     disk.fill(LEFT_BYTES)
     append_until_refused(actor)
     acked = actor.acked_through

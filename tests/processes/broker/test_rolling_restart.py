@@ -134,7 +134,6 @@ class Brokers:
 def test_a_rolling_restart_is_no_error_to_actors(
     redis_server: RedisServer, tmp_path: Path, rounds: int
 ) -> None:
-    """Each of two brokers is replaced so often: no session ends, nothing is given up, books balance."""
     with ExitStack() as stack:
         log = open_run(redis_server.url, wait_s=PATIENCE_S, max_log_entries=MOST_ENTRIES)
         stack.callback(log.close)

@@ -94,7 +94,6 @@ def skewed(run: NetworkRun, on_request: Edit = same, on_reply: Edit = same) -> I
 
 
 def test_what_one_side_does_not_know_changes_nothing(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Unknown fields are passed over, absent ones have their defaults; the books balance."""
     with (
         network_run(redis_server, tmp_path) as run,
         skewed(run, newer, same) as newer_actor,
@@ -112,7 +111,6 @@ def test_what_one_side_does_not_know_changes_nothing(redis_server: RedisServer, 
 def test_a_header_of_a_newer_actor_goes_through_to_the_learner(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """The fields that are known are what they were."""
     with (
         network_run(redis_server, tmp_path) as run,
         SimulatedActor(run.broker.address, "a-0") as actor,
@@ -151,7 +149,6 @@ def state_of_tomorrow(method: str, message: bytes) -> bytes:
 
 
 def test_an_unknown_reason_ends_an_actor_in_words(redis_server: RedisServer, tmp_path: Path) -> None:
-    """It was a ValueError with a traceback: the actor could not know whether to wait or to give up."""
     stop = threading.Event()
     with (
         network_run(redis_server, tmp_path) as run,
@@ -174,7 +171,6 @@ def test_an_unknown_reason_ends_an_actor_in_words(redis_server: RedisServer, tmp
 
 
 def test_an_unknown_run_state_ends_an_actor_in_words(redis_server: RedisServer, tmp_path: Path) -> None:
-    """In the session's thread, and raised where the actor looks."""
     with network_run(redis_server, tmp_path) as run, skewed(run, same, state_of_tomorrow) as address:
         sender = Sender(address, "a-0", COUNT)
         sender.start()
@@ -185,7 +181,6 @@ def test_an_unknown_run_state_ends_an_actor_in_words(redis_server: RedisServer, 
 def test_a_call_that_the_broker_does_not_serve_ends_an_actor_in_words(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """An older broker answers UNIMPLEMENTED, and so does this one for what it never heard of."""
     with network_run(redis_server, tmp_path) as run, grpc.insecure_channel(run.broker.address) as channel:
         unknown: Callable[..., bytes] = channel.unary_unary("/penstock.v1.WeightService/Tomorrow", None, None)
         with pytest.raises(grpc.RpcError) as caught:
@@ -201,7 +196,6 @@ def test_a_call_that_the_broker_does_not_serve_ends_an_actor_in_words(
 
 
 def test_a_role_that_the_broker_does_not_know_is_refused(redis_server: RedisServer, tmp_path: Path) -> None:
-    """By field and value, and without a session."""
     with network_run(redis_server, tmp_path) as run, SimulatedActor(run.broker.address, "a-0") as actor:
         request = experience.OpenSessionRequest(actor_id="a-0")
         request.MergeFromString(bytes([16, TOMORROW]))

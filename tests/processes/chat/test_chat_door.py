@@ -47,7 +47,6 @@ def say(tab: "Page", text: str, answers: int) -> None:
 def test_somebody_is_invited_signs_in_and_chooses_whom_to_talk_to(
     browser: "Browser", tmp_path: Path, short_folder: Path
 ) -> None:
-    """A second agent answers behind the same page; one's data is that of both; then they leave."""
     complaints: list[str] = []
     base = make_model(tmp_path / "base")
     gateway = SmallGateway.at(
@@ -96,7 +95,6 @@ def test_somebody_is_invited_signs_in_and_chooses_whom_to_talk_to(
 def test_who_looks_after_the_chat_sees_what_is_expected_and_people_are_asked(
     browser: "Browser", tmp_path: Path, short_folder: Path
 ) -> None:
-    """The page asks about an answer of which heads disagree, and takes what it should have said."""
     complaints: list[str] = []
     (tmp_path / "run").mkdir()
     (tmp_path / "judge").mkdir()

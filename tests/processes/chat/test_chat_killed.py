@@ -95,7 +95,6 @@ class Talker(threading.Thread):
 
 
 def test_two_people_talk_while_each_process_of_the_run_is_killed(tmp_path: Path) -> None:
-    """Each thumb that was acknowledged is kept once; each answer is a version's or the fallback's."""
     with ChatGateway(tmp_path, "--train=learner.keep_every_updates=10") as gateway:
         people = [Talker(gateway), Talker(gateway)]
         for person in people:
@@ -139,7 +138,6 @@ def _hear_more(people: list[Talker]) -> None:
 
 
 def test_no_rating_is_lost_or_doubled(tmp_path: Path) -> None:
-    """The next gateway finds the run; earlier conversations are unknown to it, their ratings are not."""
     first = ChatGateway(tmp_path)
     with first:
         talk = first.begin()

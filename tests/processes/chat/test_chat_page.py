@@ -44,7 +44,6 @@ def say(tab: "Page", text: str, answers: int) -> None:
 
 
 def test_two_people_talk_rate_and_one_looks_after_it(browser: "Browser", tmp_path: Path) -> None:
-    """Text stays text; each sees their own; ratings are in the registry; the page complains of nothing."""
     complaints: list[str] = []
     with ChatGateway(tmp_path) as gateway:
         first, second = (open_tab(browser, gateway.url, complaints, "/chat") for _ in range(2))
@@ -94,7 +93,6 @@ def test_two_people_talk_rate_and_one_looks_after_it(browser: "Browser", tmp_pat
 def test_somebody_who_looks_after_it_promotes_rolls_back_and_pauses(
     browser: "Browser", tmp_path: Path
 ) -> None:
-    """By the keyboard alone, each with its reason, while another person goes on talking."""
     complaints: list[str] = []
     with ChatGateway(tmp_path, "--train=learner.keep_every_updates=1000") as gateway:
         run = gateway.state / "run"

@@ -55,7 +55,6 @@ def have_talked(folder: Path) -> None:
 
 
 def test_who_looks_after_it_sees_days_and_people(tmp_path: Path, short_folder: Path) -> None:
-    """With intervals, where there are enough; names of accounts whole, those of browsers in part."""
     complaints: list[str] = []
     with ExitStack() as stack:
         run = stack.enter_context(upstream_of(make_model(tmp_path / "base"), tmp_path, short_folder / "t"))

@@ -35,7 +35,6 @@ QUICK = (
     ids=["nowhere", "everywhere"],
 )
 def test_a_loop_makes_one_round_of_its_labels(killed: set[Step], tmp_path: Path) -> None:
-    """Killed in these steps, it takes each of them up; its canary stands until a person objects."""
     rng, people = np.random.default_rng(1), population(40, seed=1)
     options = ("--train=learner.keep_every_updates=1000", "--train=canary.settle_s=1.0")
     with ChatGateway(tmp_path, *options, talks=talks(1, 240), training=TRAINING) as gateway:

@@ -11,7 +11,6 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def test_somebody_talks_rates_and_is_learned_from(tmp_path: Path) -> None:
-    """Answers stream; what is said of them is kept once; thumbs are rewards; the books balance."""
     with ChatGateway(tmp_path, "--train=algorithm.batch_steps=64") as gateway:
         assert f" serving url={gateway.url}/chat\n" in gateway.log.read_text(), "where the page is"
         learned = 0

@@ -55,7 +55,6 @@ def people(
 
 
 def test_a_better_version_is_promoted_by_proof_although_the_gateway_was_killed(tmp_path: Path) -> None:
-    """The next gateway finds the run, and its loop the round: nothing is lost, nothing is begun twice."""
     rng, heard = np.random.default_rng(3), list[int]()
     state = tmp_path / "state" / "run"
     first = ChatGateway(tmp_path, *OPTIONS, talks=talks(1, 240), training=TRAINING)

@@ -106,7 +106,6 @@ def copy(ended_run: Path, tmp_path: Path, short_folder: Path) -> Iterator[Copy]:
 
 
 def test_a_run_that_was_killed_is_clean_and_says_which_records_it_had(ended_run: Path) -> None:
-    """Exit 0 from the files alone, which stay as they are; everything journalled is trained or in the log."""
     before = {path: path.read_bytes() for path in ended_run.rglob("*") if path.is_file()}
     process = subprocess.run(
         penstock("audit", str(ended_run), "--json"), capture_output=True, text=True, timeout=60, check=False
@@ -125,7 +124,6 @@ def test_a_run_that_was_killed_is_clean_and_says_which_records_it_had(ended_run:
 
 
 def test_the_list_is_printed_and_the_last_line_says_what_is_wrong(copy: Copy) -> None:
-    """Exit 1; the same through the command line."""
     number, values = copy.resident()
     copy.redis.xdel(keys.LOG, keys.entry_id(number))
     header = parse_header(values[b"h"])
@@ -137,7 +135,6 @@ def test_the_list_is_printed_and_the_last_line_says_what_is_wrong(copy: Copy) ->
 
 
 def test_a_log_entry_that_is_gone_is_lost(copy: Copy) -> None:
-    """By session and sequence, and by its number."""
     number, values = copy.resident()
     copy.redis.xdel(keys.LOG, keys.entry_id(number))
     header = parse_header(values[b"h"])
@@ -146,7 +143,6 @@ def test_a_log_entry_that_is_gone_is_lost(copy: Copy) -> None:
 
 
 def test_the_tail_of_the_log_that_is_gone_is_lost(copy: Copy) -> None:
-    """Only the journals know what it was."""
     number, _ = copy.resident()
     tail = [one for one in copy.entries() if one[0] >= number]
     for entry, _ in tail:
@@ -161,14 +157,12 @@ def test_the_tail_of_the_log_that_is_gone_is_lost(copy: Copy) -> None:
 
 
 def test_a_payload_that_is_gone_is_lost(copy: Copy) -> None:
-    """A header alone is no experience."""
     number, values = copy.resident()
     copy.redis.delete(keys.payload(number))
     assert _named(copy.audit(), Kind.LOST) == _names([(number, values)])
 
 
 def test_an_entry_stored_twice_is_doubled(copy: Copy) -> None:
-    """Under another number, with all counters right."""
     number, values = copy.resident()
     copy.append(values, copy.redis.get(keys.payload(number)))
     verdict = copy.audit()
@@ -177,14 +171,12 @@ def test_an_entry_stored_twice_is_doubled(copy: Copy) -> None:
 
 
 def test_a_trained_fragment_that_is_stored_again_is_doubled(copy: Copy) -> None:
-    """It would be trained twice."""
     number, values = next(one for one in copy.entries() if one[0] <= copy.position)
     copy.append(values, copy.redis.get(keys.payload(number)))
     assert _named(copy.audit(), Kind.DOUBLED) == _names([(number, values)])
 
 
 def test_a_fragment_that_two_checkpoints_name_is_doubled(copy: Copy) -> None:
-    """Trained, and dropped a second time, when the log has long forgotten it."""
     # Not the file's last line: the learner may have been killed before it committed that one.
     oldest, *_, newest = _chain(copy)
     session, ((first, _), *_) = next(iter(oldest["sessions"].items()))
@@ -198,7 +190,6 @@ def test_a_fragment_that_two_checkpoints_name_is_doubled(copy: Copy) -> None:
 
 
 def test_experience_sent_again_under_a_new_number_is_doubled(copy: Copy) -> None:
-    """(session, sequence) is new, the experience is not: an outbox that renumbered."""
     number, values = copy.resident()
     header = replace(parse_header(values[b"h"]), session=999, sequence=1)
     copy.append(values | {b"h": header_bytes(header)}, copy.redis.get(keys.payload(number)))
@@ -208,8 +199,6 @@ def test_experience_sent_again_under_a_new_number_is_doubled(copy: Copy) -> None
 
 
 def test_experience_repeated_within_a_session_is_doubled(copy: Copy) -> None:
-    """By slot, episode and first step, whatever the payload."""
-
     def repeat(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         last, before = lines[-1], lines[-2]
         return [*lines[:-1], last | {"slots": before["slots"]}]
@@ -219,7 +208,6 @@ def test_experience_repeated_within_a_session_is_doubled(copy: Copy) -> None:
 
 
 def test_a_payload_that_changed_in_the_log_is_named(copy: Copy) -> None:
-    """Its actor recorded another one."""
     number, values = copy.resident()
     payload = bytearray(copy.redis.get(keys.payload(number)))
     payload[0] ^= 1
@@ -228,7 +216,6 @@ def test_a_payload_that_changed_in_the_log_is_named(copy: Copy) -> None:
 
 
 def test_a_payload_that_changed_before_it_was_trained_is_named(copy: Copy) -> None:
-    """The lineage holds a digest of what was trained."""
     lines = (copy.folder / "lineage.jsonl").read_text().splitlines()
     digests = json.loads(lines[1])["digests"]
     session = next(iter(digests))
@@ -240,10 +227,6 @@ def test_a_payload_that_changed_before_it_was_trained_is_named(copy: Copy) -> No
 
 @pytest.mark.parametrize("which", [0, 1, -1])
 def test_a_lineage_line_that_is_gone_leaves_its_fragments_lost(copy: Copy, which: int) -> None:
-    """First, middle or newest.
-
-    The chain names the checkpoint that has none, and the fragments that no book has.
-    """
     gone = _chain(copy)[which]
     copy.rewrite_lineage(
         lambda lines: [line for line in lines if json.loads(line)["checkpoint"] != gone["checkpoint"]]
@@ -256,7 +239,6 @@ def test_a_lineage_line_that_is_gone_leaves_its_fragments_lost(copy: Copy, which
 
 
 def test_an_acknowledgement_that_was_never_stored_is_lost(copy: Copy) -> None:
-    """What an ack before the append would leave when the broker dies."""
     lost = set()
 
     def further(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -271,14 +253,11 @@ def test_an_acknowledgement_that_was_never_stored_is_lost(copy: Copy) -> None:
 
 
 def test_a_sequence_acknowledged_twice_is_doubled(copy: Copy) -> None:
-    """In the actor's own record."""
     copy.rewrite_journal(lambda lines: [*lines, lines[-1]])
     assert "acknowledged twice" in _words(copy.audit(), Kind.DOUBLED)
 
 
 def test_a_version_that_was_given_twice_is_named(copy: Copy) -> None:
-    """Two updates under one version."""
-
     def reuse(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         version, update = lines[-1]["weights"][0]
         return [*lines[:-1], lines[-1] | {"weights": [[version, update + 1]]}]
@@ -289,7 +268,6 @@ def test_a_version_that_was_given_twice_is_named(copy: Copy) -> None:
 
 @pytest.mark.parametrize("counter", ["acked", "log_lost", "number"])
 def test_a_counter_that_went_wrong_is_named(copy: Copy, counter: str) -> None:
-    """The script counts what the log must hold."""
     copy.redis.hincrby(keys.STATE, counter, 1)
     assert _words(copy.audit(), Kind.UNACCOUNTED)
 

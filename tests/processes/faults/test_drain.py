@@ -54,7 +54,6 @@ def follow_health(address: str, seen: list[int]) -> None:
 def test_a_broker_serves_on_until_balancers_know_and_then_lets_go(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Not ready first; calls are still served, and held ones held, until the delay is over; then exit 0."""
     delayed = {"broker": {"drain_delay_s": 3}}
     with (
         network_run(redis_server, tmp_path, settings=delayed) as run,
@@ -87,7 +86,6 @@ def test_a_broker_serves_on_until_balancers_know_and_then_lets_go(
 def test_a_broker_that_drains_finishes_and_answers_what_has_begun(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """An append that waits for a slow Redis when SIGTERM comes is acknowledged."""
     with (
         network_run(redis_server, tmp_path) as run,
         simulated_actor.SimulatedActor(run.broker.address, "a-0") as actor,
@@ -120,10 +118,6 @@ def is_refused(run: NetworkRun) -> bool:
 
 @pytest.mark.slow
 def test_a_broker_whose_redis_hangs_ends_all_the_same(redis_server: RedisServer, tmp_path: Path) -> None:
-    """The append that has begun is given up by its own deadline, with a refusal.
-
-    Nothing keeps the process.
-    """
     with (
         network_run(redis_server, tmp_path) as run,
         simulated_actor.SimulatedActor(run.broker.address, "a-0") as actor,
@@ -155,10 +149,6 @@ def start_actor(run: NetworkRun) -> tuple[SimulatedActor, float]:
 def test_an_actor_flushes_its_outbox_and_closes_its_session(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over a slow line: what was generated is in the log, the session is closed, and then it ends.
-
-    Nothing passes from when the outbox holds something until the actor waits for its acknowledgements.
-    """
     abandoned = metrics.FRAGMENTS_ABANDONED.labels("drain")
     with network_run(redis_server, tmp_path) as run:
         before = abandoned._value.get()
@@ -187,7 +177,6 @@ def test_an_actor_flushes_its_outbox_and_closes_its_session(
 def test_an_actor_without_a_broker_gives_up_its_flush(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush_s: float
 ) -> None:
-    """It ends all the same, and counts what it leaves behind; what was acknowledged stays."""
     monkeypatch.setattr(worker, "FLUSH_S", flush_s)
     abandoned = metrics.FRAGMENTS_ABANDONED.labels("drain")
     with network_run(redis_server, tmp_path) as run:
@@ -219,7 +208,6 @@ def test_an_actor_without_a_broker_gives_up_its_flush(
 def test_a_learner_checkpoints_commits_and_releases_the_lease(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """In this order; the checkpoint holds everything trained, and the next learner waits for no expiry."""
     endless = settings(learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False})
     with Producer(redis_server.url) as producer:
         process = learner_process(redis_server.url, tmp_path, endless)

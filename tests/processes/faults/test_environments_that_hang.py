@@ -37,7 +37,6 @@ def importable(folder: Path) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(2700)
 def test_a_run_whose_environments_hang_once_in_a_thousand_steps_solves(tmp_path: Path) -> None:
-    """In each of four actors: each of them is started again many times, and the books balance."""
     (tmp_path / "hanging.py").write_text(HANGS)
     run_dir = tmp_path / "run"
     with importable(tmp_path), trainings(run_dir) as start:

@@ -101,7 +101,6 @@ def ending(training: Training) -> str:
 
 
 def test_a_loss_that_is_not_a_number(start: Callable[..., Training]) -> None:
-    """Three updates in a row; what was met is kept as evidence. A step leads too far."""
     too_far = ("--set", "algorithm.learning_rate=1e9", "--set", "policy.activation=relu")
     training = start(*ENDLESS, *too_far)
     last = ending(training)
@@ -114,7 +113,6 @@ def test_a_loss_that_is_not_a_number(start: Callable[..., Training]) -> None:
 def test_a_full_disk_under_the_checkpoints(
     kind: str, start: Callable[..., Training], disk: Callable[..., SmallDisk]
 ) -> None:
-    """The checkpoint before stays whole, nothing half-written stays behind; with room the run is resumed."""
     running: list[Training] = []
     small = disk(kind, "checkpoints", lambda: running[0].pids().get("learner") if running else None)
     training = start(*ENDLESS, "--set", "learner.checkpoint_interval_s=1")
@@ -145,7 +143,6 @@ def test_a_full_disk_under_the_checkpoints(
 def test_a_full_disk_under_the_append_only_file(
     kind: str, durability: str, words: str, start: Callable[..., Training], disk: Callable[..., SmallDisk]
 ) -> None:
-    """Redis refuses writes or ends itself; the process that gives up first says what Redis said."""
     running: list[Training] = []
     small = disk(kind, "redis", lambda: running[0].pids().get("redis") if running else None)
     training = start(*ENDLESS, "--set", "broker.redis_wait_s=5", "--set", f"broker.durability={durability}")
@@ -162,7 +159,6 @@ def test_a_full_disk_under_the_append_only_file(
 def test_a_run_whose_whole_folder_is_on_a_full_disk(
     start: Callable[..., Training], disk: Callable[..., SmallDisk]
 ) -> None:
-    """No log takes a line any more: the launcher finds the cause itself."""
     small = disk("tmpfs", ".", lambda: None)
     training = start(*ENDLESS, "--set", "learner.checkpoint_interval_s=1", "--set", "broker.redis_wait_s=5")
     training.until_steps(1_000)
@@ -178,7 +174,6 @@ def test_a_run_whose_whole_folder_is_on_a_full_disk(
 def test_actors_that_all_die(
     start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time soon after it was started: the last one's own words end the run."""
     (tmp_path / "falling.py").write_text(FALLS)
     monkeypatch.chdir(tmp_path)
     last = ending(start("falling:Falls-v0", *ENDLESS[1:]))
@@ -189,7 +184,6 @@ def test_actors_that_all_die(
 def test_an_environment_that_leaves_the_program(
     start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit 0 without being asked is counted, and told, like a crash, by whichever of two ways it leaves."""
     leaving = FALLS.replace('raise RuntimeError("the simulator has crashed")', "leave()") + LEAVES
     (tmp_path / "leaving.py").write_text(leaving.replace("Falls-v0", "Leaves-v0"))
     monkeypatch.chdir(tmp_path)
@@ -209,7 +203,6 @@ def is_beyond(training: Training, steps: int) -> bool:
 
 
 def test_kills_between_which_the_run_comes_further_do_not_end_it(start: Callable[..., Training]) -> None:
-    """More of them, one after the other, than failures in a row would."""
     training = start(*ENDLESS)
     training.until_steps(1_000)
     for _ in range(MAX_FAILURES + 1):
@@ -228,7 +221,6 @@ def test_kills_between_which_the_run_comes_further_do_not_end_it(start: Callable
 def test_an_environment_that_hangs(
     start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The learner hears of no actor, and says for how long."""
     hangs = FALLS.replace('raise RuntimeError("the simulator has crashed")', "import time; time.sleep(3600)")
     (tmp_path / "hanging.py").write_text(hangs.replace("Falls-v0", "Hangs-v0"))
     monkeypatch.chdir(tmp_path)
@@ -239,7 +231,6 @@ def test_an_environment_that_hangs(
 
 @pytest.mark.slow
 def test_weights_that_never_reach_an_actor(start: Callable[..., Training]) -> None:
-    """The network to the actor passes small messages and no weights: it falls behind for good."""
     training = start(
         *ENDLESS, "--set", "policy.hidden_sizes=[600, 600]", "--set", "learner.stall_timeout_s=25"
     )

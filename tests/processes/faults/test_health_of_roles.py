@@ -103,7 +103,6 @@ def becomes(process: BrokerProcess, status: int, name: str = "") -> str:
 def test_an_actor_whose_environment_hangs(
     redis_url: str, broker: BrokerProcess, start: Start, tmp_path: Path
 ) -> None:
-    """Until its next step."""
     (tmp_path / "sleeping.py").write_text(SLEEPS)
     asleep = tmp_path / "asleep.step"
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
@@ -135,7 +134,6 @@ def _has_come(learner: ScriptedLearner, known: int) -> bool:
 def test_an_actor_whose_environment_never_gets_going(
     redis_url: str, broker: BrokerProcess, start: Start, tmp_path: Path
 ) -> None:
-    """Its making, its reset or its first step hangs, though weights and credit are there already."""
     (tmp_path / "sleeping.py").write_text(SLEEPS)
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(tmp_path / "asleep")}
@@ -168,7 +166,6 @@ def test_an_actor_whose_environment_never_gets_going(
 def test_an_actor_that_published_weights_do_not_reach(
     redis_url: str, broker: BrokerProcess, start: Start
 ) -> None:
-    """Their bytes are lost: it says which version it holds, and goes on with the next ones that arrive."""
     learner = ScriptedLearner(redis_url, Plan())
     version = learner.publish().version
     redis.Redis.from_url(redis_url).unlink(keys.weights(version, 0))
@@ -183,7 +180,6 @@ def test_an_actor_that_published_weights_do_not_reach(
 
 
 def test_an_embedded_redis_that_does_not_answer(start: Start, short_folder: Path) -> None:
-    """Until it answers again."""
     service = start(
         "redis", "--socket", str(short_folder / "r.sock"), "--dir", str(short_folder / "data"),
         "--set", "broker.stall_timeout_s=6",

@@ -31,7 +31,6 @@ slow = [pytest.mark.slow, pytest.mark.timeout(2400)]
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("kills", "seed"), [(SHORT, OF_ACTORS), pytest.param(50, SEED, marks=slow)])
 def test_killed_actors_lose_nothing_that_was_acknowledged(tmp_path: Path, kills: int, seed: int) -> None:
-    """Their next life fences the session before; what was not acknowledged died with them."""
     with Fleet(tmp_path, Shape(settings=BUSY, actor_options=TWO_EACH)) as fleet:
         Campaign(fleet, names(fleet, "actor"), seed=seed).run(kills)
         balance(fleet, fleet.finish(), kills)
@@ -40,7 +39,6 @@ def test_killed_actors_lose_nothing_that_was_acknowledged(tmp_path: Path, kills:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("kills", "seed"), [(SHORT, OF_BROKERS), pytest.param(50, SEED, marks=slow)])
 def test_killed_brokers_lose_and_double_nothing(tmp_path: Path, kills: int, seed: int) -> None:
-    """Two brokers under one run; a reply that died with its broker is answered again after the resend."""
     shape = Shape(brokers=2, settings=BUSY, actor_options=TWO_EACH)
     with Fleet(tmp_path, shape) as fleet:
         Campaign(fleet, names(fleet, "broker"), seed=seed).run(kills)
@@ -53,7 +51,6 @@ def test_killed_brokers_lose_and_double_nothing(tmp_path: Path, kills: int, seed
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [8, pytest.param(30, marks=slow)])
 def test_a_killed_redis_that_syncs_each_append_loses_nothing(tmp_path: Path, kills: int) -> None:
-    """While somebody waits for its answer, while it rewrites its file, and at any other moment."""
     shape = Shape(durability="fsync", settings=BUSY, actor_options=TWO_EACH)
     with Fleet(tmp_path, shape) as fleet:
         pace = Pace(shortest_s=0.1, longest_s=1.5, ways=("moment", IN_USE, IN_REWRITE))
@@ -69,10 +66,6 @@ def test_a_killed_redis_that_syncs_each_append_loses_nothing(tmp_path: Path, kil
 def test_what_redis_loses_with_its_last_second_is_booked(
     tmp_path: Path, kills: int, large: tuple[str, ...]
 ) -> None:
-    """At `fsync_1s` the end of its file may be gone.
-
-    Each lost fragment is counted, no number is used again.
-    """
     shape = Shape(settings=(*BUSY, *ROOM), learner_options=large, actor_options=TWO_EACH if not large else ())
     with Fleet(tmp_path, shape) as fleet:
         ways = (POWER_LOSS, OF_BOTH) if not large else (POWER_LOSS, OF_BOTH, IN_USE, IN_REWRITE)

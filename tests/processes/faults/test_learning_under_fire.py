@@ -43,10 +43,6 @@ needs_box2d = pytest.mark.skipif(
 def test_a_kill_every_20_seconds_costs_at_most_a_tenth_of_the_return(
     environment: str, steps: int, learned: float, tmp_path: Path
 ) -> None:
-    """The 95% bootstrap interval of the difference reaches a loss of 10%.
-
-    The difference is in shares of the undisturbed return.
-    """
     check_under_fire(environment, steps, learned, SEEDS, tmp_path)
 
 

@@ -128,7 +128,6 @@ def stop(training: Training) -> None:
 def test_every_way_that_can_be_known_is_named_and_nothing_honest(
     start: Callable[..., Training], tmp_path: Path
 ) -> None:
-    """Two honest actors and one that spoils every second fragment."""
     poisons = tmp_path / "poisons.jsonl"
     training = start(*PPO.arguments())
     with poisoner(training, poisons, PPO, every=2):
@@ -144,7 +143,6 @@ def test_every_way_that_can_be_known_is_named_and_nothing_honest(
 def test_a_poisoned_run_is_resumed_and_solved(
     task: Task, start: Callable[..., Training], tmp_path: Path
 ) -> None:
-    """One of twenty fragments is spoiled: every fifth of a third actor's, after its share."""
     poisons = tmp_path / "poisons.jsonl"
     training = start(*task.arguments())
     with poisoner(training, poisons, task, every=5):
@@ -164,7 +162,6 @@ def test_a_poisoned_run_is_resumed_and_solved(
 def test_what_a_poisoned_run_recorded_is_cloned_and_the_clone_solves(
     start: Callable[..., Training], tmp_path: Path
 ) -> None:
-    """What could be known is not in the recording; the clone is interrupted and resumed."""
     poisons, recording = tmp_path / "poisons.jsonl", tmp_path / "recording"
     training = start(*PPO.arguments(), "--set", f"learner.record={recording}")
     with poisoner(training, poisons, PPO, every=5):

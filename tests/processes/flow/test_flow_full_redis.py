@@ -13,8 +13,4 @@ from tests.support.fleet.soak_report import Report
 
 @pytest.mark.parametrize("seconds", [0, pytest.param(60, marks=pytest.mark.slow)])
 def test_all_that_frees_memory_goes_on_in_a_full_redis(tmp_path: Path, seconds: int) -> None:
-    """Fragments are refused, publications, commits, trims and renewals are not; nothing is evicted or lost.
-
-    Once at least, and again until the time is up.
-    """
     full_redis(tmp_path, seconds, Report())

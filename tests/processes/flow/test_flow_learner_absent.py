@@ -10,5 +10,4 @@ from tests.support.fleet.soak_report import Report
 
 @pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_actors_outwait_an_absent_learner(tmp_path: Path, seconds: int) -> None:
-    """The budget bounds what they make meanwhile."""
     absent_learner(tmp_path, seconds, Report())

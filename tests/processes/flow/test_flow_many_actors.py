@@ -16,7 +16,6 @@ MOST_MEMORY = 512 * MIB
     ("rate", "seconds"), [(0.5, 6), pytest.param(5, 60, marks=pytest.mark.slow)], ids=["low", "full"]
 )
 def test_two_hundred_actors_at_one_broker(rate: float, seconds: float) -> None:
-    """How long an acknowledgement takes is measured by `make bench`; here it only has to come."""
     with services(durability="fsync_1s") as here:
         outcome = measure(here, actors=200, rate=rate, seconds=seconds)
     assert outcome.acked > 200, "the actors sent next to nothing"

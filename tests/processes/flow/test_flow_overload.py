@@ -10,8 +10,4 @@ from tests.support.fleet.soak_report import Report
 
 @pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
 def test_twice_overload_with_a_small_buffer(tmp_path: Path, seconds: int) -> None:
-    """No eviction, no growth, no loss; staleness in its bound.
-
-    And a learner that speeds up is fed at once.
-    """
     overload(tmp_path, seconds, Report())

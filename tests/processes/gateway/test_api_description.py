@@ -77,10 +77,6 @@ UNSENT: Final = "POST /api/projects/{project}/agents/{agent_id}/feedback"
 def test_generated_calls_are_answered_as_described(
     tmp_path: Path, examples: int, least: int, links: int, phases: str
 ) -> None:
-    """No status, no type and no shape of an answer that the document does not know; no defect.
-
-    links: least number of them, from an answer to another call, that are followed.
-    """
     shutil.copy(SERVICE, write_templates(tmp_path / "templates"))
     (tmp_path / "schemathesis.toml").write_text(CONFIGURATION.format(examples=examples))
     operator(tmp_path, "user", "add", "ada", "--project", "alpha", stdin=f"{PASSWORD}\n")
@@ -151,7 +147,6 @@ def prepare(gateway: GatewayProcess, token: str) -> None:
 
 
 def test_the_one_declared_500_is_of_a_training_that_failed(tmp_path: Path) -> None:
-    """No other call of the document may answer by 5xx but 503."""
     write_templates(tmp_path / "templates")
     with GatewayProcess(tmp_path, "--templates", "templates") as gateway:
         document = httpx2.get(f"{gateway.url}/api/openapi.json", timeout=30).json()

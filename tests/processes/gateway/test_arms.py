@@ -49,10 +49,6 @@ def versions(client: Client, job: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 
 def test_versions_of_two_trainings_answer_as_arms_of_one_policy(client: Client, tmp_path: Path) -> None:
-    """The second one numbers its versions behind the first one's range; the server finds both by place.
-
-    A rollback of the second one's version returns to the first one's, under a number of that range.
-    """
     first, second = trained(client), trained(client)
     known = versions(client, first)
     assert known == versions(client, second)

@@ -98,10 +98,6 @@ def answers(asking: TextClient) -> Answered:
 
 
 def test_versions_of_two_trainings_from_feedback_answer_as_arms(client: Client, tmp_path: Path) -> None:
-    """Adapters of one base model; people keep their arm, and each answer names its version.
-
-    A version whose base model knows other words answers nobody, and the server says why.
-    """
     rate(client, 0, 12)
     first = train(client)
     second = train(client, rewardModel=first["version"], learningRate=1e-3)

@@ -96,7 +96,6 @@ def ended(runner: KubernetesRunner, id_: str) -> Outcome:
 def test_a_job_is_begun_once_found_by_others_and_its_end_outlives_its_object(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
-    """By a gateway that was killed in any of its states: the name of the object is that of the job."""
     first, one = runners(), taken_job()
     assert first.find(one.id) is Stage.NOT_BEGUN
     first.begin(one, {})
@@ -118,7 +117,6 @@ def test_a_job_is_begun_once_found_by_others_and_its_end_outlives_its_object(
 def test_a_second_pod_of_a_job_does_nothing(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
-    """A cluster may start one for a node that it lost sight of; the training goes on once."""
     runner, one = runners(), taken_job(steps=100_000)
     runner.begin(one, {})
     noted = until(lambda: runner.begun(one.id))
@@ -136,7 +134,6 @@ def test_a_second_pod_of_a_job_does_nothing(
 def test_a_job_that_is_cancelled_ends_in_order(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
-    """It goes on until its pod has ended; what is not there cannot be asked."""
     runner, one = runners(), taken_job(steps=100_000)
     assert runner.stop(one.id) is False
     runner.begin(one, {})
@@ -150,7 +147,6 @@ def test_a_job_that_is_cancelled_ends_in_order(
 def test_a_cluster_that_does_not_answer_begins_and_settles_nothing(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
-    """What is not known is not guessed; a refusal is a cause."""
     runner, one = runners(), taken_job()
     cluster.is_away = True
     for call in (lambda: runner.find(one.id), lambda: runner.begin(one, {}), lambda: runner.stop(one.id)):
@@ -172,7 +168,6 @@ def test_a_cluster_that_does_not_answer_begins_and_settles_nothing(
 def test_an_image_that_cannot_be_pulled_is_waited_for_and_then_given_up(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
-    """With the cause in words, for good: a gateway that comes later finds it failed, and begins nothing."""
     runner, one = runners(), taken_job()
     cluster.is_podless = True
     runner.begin(one, {})
@@ -216,7 +211,6 @@ TERMINATED: Final[Mapping[str, tuple[dict[str, Any], JobState, str]]] = {
 def test_what_a_cluster_did_to_a_job_is_its_cause(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer, what: str
 ) -> None:
-    """In words, where its program left none; not before all of its pods are gone."""
     status, state, cause = TERMINATED[what]
     runner, one = runners(), taken_job()
     cluster.is_podless = True
@@ -233,7 +227,6 @@ def test_what_a_cluster_did_to_a_job_is_its_cause(
 def test_a_job_whose_object_is_taken_away_is_lost_or_was_never_begun(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
-    """By whether it had noted that it began."""
     runner, one = runners(), taken_job()
     cluster.is_podless = True
     runner.begin(one, {})
@@ -248,7 +241,6 @@ def test_a_job_whose_object_is_taken_away_is_lost_or_was_never_begun(
 def test_a_training_that_fails_says_why_in_its_own_words(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
-    """The last line of its log, as on a machine."""
     runner, one = runners(), taken_job(template="wrong")
     runner.begin(one, {})
     outcome = ended(runner, one.id)
@@ -260,7 +252,6 @@ def test_a_training_that_fails_says_why_in_its_own_words(
 def test_a_dry_run_is_made_by_a_pod_and_leaves_nothing(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer, tmp_path: Path
 ) -> None:
-    """Its figures are those that a dry run prints; a template that is wrong is told in words."""
     runner = runners()
     found = runner.estimate("quick", {"maxSteps": 2, "learningRate": 3e-4}, lambda _: {})
     assert found["seconds"] > 0
@@ -275,7 +266,6 @@ def test_a_dry_run_is_made_by_a_pod_and_leaves_nothing(
 def test_a_gateway_that_is_killed_finds_its_jobs_on_the_cluster_again(
     shared_database: str, cluster: ApiServer, tmp_path: Path
 ) -> None:
-    """None is started twice or lost, not while the cluster is away either; a run there takes no orders."""
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     write_templates(tmp_path / "templates")
     options = (
@@ -315,7 +305,6 @@ def a_runner(tmp_path: Path) -> KubernetesRunner:
 
 
 def test_there_is_no_runner_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so when it starts, with what to do; and so it does without the package."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ConfigurationError, match="no cluster: .* Set KUBECONFIG"):

@@ -62,7 +62,6 @@ def signed_in(browser: "Browser", gateway: GatewayProcess, name: str, complaints
 def test_a_person_trains_and_decides_and_another_sees_nothing_of_it(
     browser: "Browser", gateway: GatewayProcess
 ) -> None:
-    """On a phone's width, in the dark; nothing is asked for elsewhere and the page complains of nothing."""
     complaints: list[str] = []
     tab = signed_in(browser, gateway, "ada", complaints)
     tab.get_by_label("Agent").fill("my_agent")
@@ -93,7 +92,6 @@ def test_a_person_trains_and_decides_and_another_sees_nothing_of_it(
 def test_a_run_is_steered_by_buttons_and_others_see_it_without_asking_again(
     browser: "Browser", gateway: GatewayProcess
 ) -> None:
-    """Pause, a named checkpoint, back to it, a flush that is refused, traffic, stop; each is in the audit."""
     complaints: list[str] = []
     tab, other = (signed_in(browser, gateway, "ada", complaints) for _ in range(2))
     tab.get_by_label("Agent").fill("my_agent")
@@ -141,7 +139,6 @@ def steer(tab: "Page") -> None:
 def test_a_wrong_password_is_said_and_the_page_may_not_be_framed(
     browser: "Browser", gateway: GatewayProcess
 ) -> None:
-    """What is refused is told in the words of the API."""
     tab = browser.new_page()
     reply = tab.goto(gateway.url)
     assert reply is not None
@@ -157,7 +154,6 @@ def test_a_wrong_password_is_said_and_the_page_may_not_be_framed(
 def test_from_an_invitation_to_a_version_that_is_rolled_back(
     browser: "Browser", gateway: GatewayProcess
 ) -> None:
-    """Sign up, ratings, an estimate, a training whose curve moves, a version promoted and rolled back."""
     complaints: list[str] = []
     owner = signed_in(browser, gateway, "ada", complaints)
     tab = open_tab(browser, gateway.url, complaints)
@@ -182,7 +178,6 @@ def test_from_an_invitation_to_a_version_that_is_rolled_back(
 def test_somebody_without_an_account_rates_by_a_link(
     browser: "Browser", gateway: GatewayProcess, tmp_path: Path
 ) -> None:
-    """An answer is scored and one of two is chosen, once each; a link that is none is told."""
     token = operator(tmp_path, "token", "add", "ci", "--project", "alpha").stdout.strip()
     pair = {"prompt": "2 + 2?", "responses": ["four", "five"]}
     single = {"prompt": "say it", "response": "<b>hello</b>\nyou"}
@@ -212,7 +207,6 @@ def test_somebody_without_an_account_rates_by_a_link(
 def test_a_rating_for_which_there_is_no_room_is_not_taken_for_a_repeated_one(
     browser: "Browser", tmp_path: Path
 ) -> None:
-    """The page says so, and leaves the form."""
     done = operator(tmp_path, "user", "add", "ada", "--project", "alpha", stdin=f"{PASSWORD}\n")
     assert done.returncode == 0, done.stderr
     token = operator(tmp_path, "token", "add", "ci", "--project", "alpha").stdout.strip()

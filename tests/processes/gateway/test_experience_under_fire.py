@@ -228,7 +228,6 @@ def fire(tmp_path: Path) -> Iterator[Fire]:
 def test_acknowledged_feedback_and_experience_are_there_once(
     fire: Fire, tmp_path: Path, clients: int, rounds: int
 ) -> None:
-    """Gateways, policy server, broker, learner and database are killed in turn, and all clients go on."""
     over, books = threading.Event(), fire.books
 
     def go_on() -> None:

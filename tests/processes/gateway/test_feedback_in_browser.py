@@ -65,7 +65,6 @@ def test_from_ratings_to_a_version_that_is_rolled_back(
     gateway: GatewayProcess,
     tmp_path: Path,
 ) -> None:
-    """An editor who was invited rates, looks before they train, trains, decides; a stranger finds nothing."""
     complaints: list[str] = []
     owner = signed_in(browser, gateway, "ada", complaints)
     tab = open_tab(browser, gateway.url, complaints)

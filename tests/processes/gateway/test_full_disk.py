@@ -83,7 +83,6 @@ def trained(gateway: SmallGateway, folder: Path, job: str) -> None:
 def test_a_training_whose_models_have_no_room_fails_and_the_next_one_is_exported(
     gateway: SmallGateway, models: SmallDisk, tmp_path: Path, left: int
 ) -> None:
-    """In words, with no version and no folder of it; the same request works when there is room."""
     editor = gateway.token("alpha")
     for number in range(RATINGS):
         assert gateway.client.post(FEEDBACK, json=rate(number), headers=editor).status_code == 200
@@ -109,7 +108,6 @@ def test_a_training_whose_models_have_no_room_fails_and_the_next_one_is_exported
 
 
 def test_feedback_is_exported_from_a_disk_that_is_full_and_taken_in_again_later(tmp_path: Path) -> None:
-    """A download needs no room; a rating that has none is refused in words, and stored later."""
     state = tmp_path / "gateway-state"
     state.mkdir(mode=0o700)
     with small_disk("tmpfs", state, lambda: None) as disk:

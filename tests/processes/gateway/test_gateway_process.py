@@ -62,7 +62,6 @@ def me(gateway: GatewayProcess, token: str) -> int:
 
 
 def test_what_was_given_counts_after_a_kill(folder: Path) -> None:
-    """Sessions and tokens live in the database, so that a gateway that is killed loses none."""
     token = operator(folder, "token", "add", "ci", "--project", "alpha").stdout.strip()
     with GatewayProcess(folder) as gateway:
         grant = sign_in(gateway)
@@ -77,7 +76,6 @@ def test_what_was_given_counts_after_a_kill(folder: Path) -> None:
 
 
 def test_its_logs_and_metrics_hold_no_secret_and_no_query(folder: Path) -> None:
-    """Metrics name routes as they are declared."""
     with GatewayProcess(folder) as gateway:
         grant = sign_in(gateway)
         assert me(gateway, grant["access_token"]) == 200
@@ -95,7 +93,6 @@ def test_its_logs_and_metrics_hold_no_secret_and_no_query(folder: Path) -> None:
 
 
 def test_it_loads_neither_torch_nor_redis() -> None:
-    """What is really imported by a gateway that is made whole."""
     code = (
         "import json, sys, launch.gateway.gateway_commands, gateway.process\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
@@ -132,7 +129,6 @@ def shared_database(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
 def test_two_gateways_on_one_database_are_one(shared_database: str, tmp_path: Path) -> None:
-    """They start at once on empty tables; what one gives the other accepts, what one ends has ended."""
     options = ("--database", shared_database, "--registry", shared_database, "--keys", str(tmp_path / "keys"))
     with GatewayProcess(tmp_path, *options) as one, GatewayProcess(tmp_path, *options) as other:
         added = operator(
@@ -173,7 +169,6 @@ def test_two_gateways_on_one_database_are_one(shared_database: str, tmp_path: Pa
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
-    """Exit 2, and nothing secret in it."""
     done = operator(tmp_path, *words, stdin=f"{PASSWORD}\n")
     assert done.returncode == 2, done.stderr
     assert message in done.stderr.splitlines()[-1]
@@ -181,7 +176,6 @@ def test_what_cannot_be_is_said_in_a_line(tmp_path: Path, words: tuple[str, ...]
 
 
 def test_a_token_that_would_own_is_refused(folder: Path) -> None:
-    """Exit 2 with what it may be."""
     done = operator(folder, "token", "add", "x", "--project", "alpha", "--role", "owner")
     assert done.returncode == 2
     assert "a token is viewer or editor" in done.stderr

@@ -104,7 +104,6 @@ def holder(folder: Path) -> "subprocess.Popen[bytes]":
 
 
 def test_a_process_that_never_begins_is_started_a_few_times(place: Place) -> None:
-    """Then the job has failed, with what the process said; and the next one has its turn."""
     job, other = place.submit("one"), place.submit("two")
     (place.runner.folder(job.id) / "begun.tmp").mkdir()  # where its process writes first
     found = place.ended(job)
@@ -116,7 +115,6 @@ def test_a_process_that_never_begins_is_started_a_few_times(place: Place) -> Non
 
 
 def test_a_cancellation_reaches_a_process_that_has_just_begun(place: Place) -> None:
-    """One that came before the process had noted its group is not forgotten."""
     job = place.submit("one")
     folder = place.runner.folder(job.id)
     begun = holder(folder)
@@ -139,7 +137,6 @@ def test_a_cancellation_reaches_a_process_that_has_just_begun(place: Place) -> N
 
 @pytest.mark.parametrize("file", ["job.toml", "begun.tmp"])
 def test_a_full_disk_fails_a_job_and_says_so(place: Place, file: str) -> None:
-    """Before its process is started, or when that process notes that it began."""
     job = place.submit("one")
     (place.runner.folder(job.id) / file).symlink_to("/dev/full")
     found = place.ended(job)
@@ -149,7 +146,6 @@ def test_a_full_disk_fails_a_job_and_says_so(place: Place, file: str) -> None:
 
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
 def test_jobs_go_on_while_the_database_is_gone(tmp_path: Path) -> None:
-    """What ended meanwhile is settled once it is back."""
     programs = find_programs()
     assert programs is not None
     folder = Path(tempfile.mkdtemp(prefix="ps-", dir="/tmp"))

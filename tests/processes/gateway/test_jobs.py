@@ -139,7 +139,6 @@ def dry_runs(folder: Path) -> list[psutil.Process]:
 
 
 def test_a_dry_run_ends_with_its_gateway(folder: Path, token: str) -> None:
-    """Also when that is killed; what it left is removed when it is old, and not while it may go on."""
     (folder / "templates" / "endless.toml").write_text(ENDLESS)
     body = {"agent": "my_agent", "template": "endless"}
     with started(folder) as gateway:
@@ -188,7 +187,6 @@ def is_training(folder: Path, job: dict[str, Any]) -> bool:
 
 
 def test_a_training_is_asked_for_followed_and_finished(folder: Path, token: str) -> None:
-    """The next one waits for it; one whose configuration is wrong says so; a key stands for one job."""
     with started(folder) as gateway:
         client = Client(gateway, token)
         first, wrong = client.submit("one", key="k-1"), client.submit("two", "wrong")
@@ -206,7 +204,6 @@ def test_a_training_is_asked_for_followed_and_finished(folder: Path, token: str)
 
 
 def test_a_gateway_that_is_killed_finds_its_jobs_again(folder: Path, token: str) -> None:
-    """One that runs, one that waits, one that ended meanwhile: none is started twice, none is lost."""
     with started(folder) as gateway:
         client = Client(gateway, token)
         running, queued = client.submit("one", steps=LONG), client.submit("two")
@@ -234,7 +231,6 @@ def test_a_gateway_that_is_killed_finds_its_jobs_again(folder: Path, token: str)
 
 
 def test_a_job_whose_processes_are_killed_is_lost_and_said_to_be(folder: Path, token: str) -> None:
-    """And the next one begins."""
     with started(folder) as gateway:
         client = Client(gateway, token)
         job = client.submit("one", steps=LONG)
@@ -253,7 +249,6 @@ def test_a_job_whose_processes_are_killed_is_lost_and_said_to_be(folder: Path, t
 @pytest.mark.slow
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
 def test_two_gateways_on_one_database_run_each_job_once(shared_database: str, folder: Path) -> None:
-    """Each in folders of its own; the log of a job is read where it runs."""
     options = ("--database", shared_database, "--registry", shared_database, "--keys", str(folder / "keys"))
     secret = new_token(folder, "alpha", *options[:2], *options[4:])
     states = [folder / name for name in ("one", "two")]
@@ -271,7 +266,6 @@ def test_two_gateways_on_one_database_run_each_job_once(shared_database: str, fo
 
 
 def test_what_was_taken_and_never_begun_is_begun(folder: Path, token: str) -> None:
-    """A gateway that was killed between the two left a row that names its place, and nothing else."""
     with started(folder) as gateway:
         client = Client(gateway, token)
         blocker = client.submit("one", steps=LONG)
@@ -291,7 +285,6 @@ def test_what_was_taken_and_never_begun_is_begun(folder: Path, token: str) -> No
 
 
 def test_what_holds_the_lock_goes_on_and_what_was_begun_is_not_begun_again(folder: Path) -> None:
-    """From the moment on in which a process inherits the lock, before it has noted anything."""
     runner = LocalRunner(folder / "jobs", folder / "templates")
     assert runner.find("a") is Stage.NOT_BEGUN
     place = runner.folder("a")
@@ -311,7 +304,6 @@ def test_what_holds_the_lock_goes_on_and_what_was_begun_is_not_begun_again(folde
 
 
 def test_one_gateway_at_a_time_has_a_place(folder: Path) -> None:
-    """Another one of the same folder waits, and has it when the first is gone."""
     first, second = (LocalRunner(folder / "jobs", folder / "templates") for _ in range(2))
     assert first.place == second.place
     with first.hold() as own, second.hold() as other:
@@ -321,7 +313,6 @@ def test_one_gateway_at_a_time_has_a_place(folder: Path) -> None:
 
 
 def test_a_run_is_steered_and_the_audit_names_the_operator(folder: Path, token: str) -> None:
-    """Paused, resumed, kept under a name and gone back to; a name that is none is refused."""
     operator(folder, "user", "add", "ada", "--project", "alpha", stdin=f"{PASSWORD}\n")
     with started(folder) as gateway:
         client = Client(gateway, token)

@@ -22,7 +22,6 @@ def free_port() -> int:
 
 
 def test_a_person_signs_in_at_the_provider_and_another_is_told_what_is_lacking(tmp_path: Path) -> None:
-    """No secret stays in the address, and no cookie that a script could read."""
     done = operator(tmp_path, "user", "add", "owner", "--project", "alpha", stdin=f"{PASSWORD}\n")
     assert done.returncode == 0, done.stderr
     listen = f"127.0.0.1:{free_port()}"

@@ -104,7 +104,6 @@ def check_trained(service: Service, steps: int) -> None:
 
 @pytest.mark.slow
 def test_train_policy_dry_run(service: Service) -> None:
-    """The names that programs read; how many scores there are and what they say."""
     dry = service.program["dry"]
     assert dry.keys() == {
         "dry_run",
@@ -124,7 +123,6 @@ def test_train_policy_dry_run(service: Service) -> None:
 
 @pytest.mark.slow
 def test_train_policy_actual_training(service: Service) -> None:
-    """With as many updates as were asked for; the gateway itself has loaded no torch."""
     check_trained(service, QUICK)
     loaded = Path(f"/proc/{service.gateway.process.pid}/maps").read_text()
     assert "libpython" in loaded or "python" in loaded
@@ -133,7 +131,6 @@ def test_train_policy_actual_training(service: Service) -> None:
 
 @pytest.mark.slow
 def test_complete_rlhf_workflow(service: Service) -> None:
-    """Feedback, training, list; more feedback, training again; and once by the first reward model."""
     client = httpx2.Client(base_url=service.gateway.url, auth=("agent", service.token), timeout=900)
     for number in range(5):
         body = {"prompt": f"another question {number}", "response": "yes of course", "score": 0.9}
@@ -153,7 +150,6 @@ def test_complete_rlhf_workflow(service: Service) -> None:
 
 @pytest.mark.slow
 def test_the_shipped_template_ends_in_minutes(tmp_path: Path) -> None:
-    """All of its 1,000 updates, while the program waits."""
     for service in served(tmp_path, 1000, "rlhf"):
         check_trained(service, 1000)
 
@@ -175,7 +171,6 @@ def base_model(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["small", "production"])
 def test_a_preset_for_a_model_of_one_s_own_trains_it(tmp_path: Path, preset: str) -> None:
-    """The folder that its template names; a dry run before it, as the program asks for one."""
     base_model(tmp_path / "base")
     text = (SHIPPED / f"{preset}.toml").read_text()
     assert '"/models/base"' in text

@@ -150,7 +150,6 @@ def stored(place: Place) -> list[dict[str, Any]]:
 
 
 def test_acknowledged_feedback_is_there_once(place: Place, tmp_path: Path) -> None:
-    """While gateway, database and the learner of a training are killed in turn; the training goes on."""
     job = place.client().submit("my_agent", steps=LONG)
     until(lambda: learner(tmp_path, job) is not None)
     over, acknowledged = threading.Event(), dict[str, str]()

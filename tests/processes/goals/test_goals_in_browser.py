@@ -90,7 +90,6 @@ def signed_in(browser: "Browser", gateway: GatewayProcess, name: str, complaints
 def test_from_parameters_to_a_goal_that_was_vetoed_and_one_that_was_done(
     browser: "Browser", gateway: GatewayProcess, tmp_path: Path
 ) -> None:
-    """All against real processes; a viewer sees it and can decide nothing."""
     complaints: list[str] = []
     tab = signed_in(browser, gateway, "ada", complaints)
     run = train(tab, tmp_path)

@@ -62,7 +62,6 @@ def injecting(server: str, folder: Path, *words: str) -> Iterator["subprocess.Po
 def test_a_killed_injector_goes_on_without_doing_a_goal_twice(
     server: str, tmp_path: Path, point: str, ran_unseen: int
 ) -> None:
-    """Wherever it was killed: each goal ran once at most, and each injected one is booked once."""
     goals_file(tmp_path)
     killed = inject(server, tmp_path, *ALWAYS, "--steps", "6", fail=f"inject.{point}=kill@3")
     assert killed.returncode == KILLED, killed.stderr
@@ -83,7 +82,6 @@ def test_a_killed_injector_goes_on_without_doing_a_goal_twice(
 
 
 def test_it_proposes_alone_until_it_is_told_to_act(server: str, tmp_path: Path) -> None:
-    """Off by default; `--explain` says so, and nothing has run."""
     goals_file(tmp_path)
     assert inject(server, tmp_path, "--steps", "5").returncode == 0
     told = inject(server, tmp_path, "--explain")
@@ -95,7 +93,6 @@ def test_it_proposes_alone_until_it_is_told_to_act(server: str, tmp_path: Path) 
 
 
 def test_a_vetoed_goal_is_not_done_and_the_next_is(server: str, tmp_path: Path) -> None:
-    """The veto comes while the goal waits."""
     goals_file(tmp_path)
     with injecting(server, tmp_path, *ALWAYS, "--veto-s", "4") as injector:
         eventually(lambda: lines(tmp_path, INJECTIONS), "a proposal", within_s=60)
@@ -113,7 +110,6 @@ def test_a_vetoed_goal_is_not_done_and_the_next_is(server: str, tmp_path: Path) 
 
 
 def test_it_loads_no_torch(server: str, tmp_path: Path) -> None:
-    """Where importing it is an error, it injects as ever."""
     goals_file(tmp_path)
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "torch.py").write_text("raise ImportError('not here')\n")
@@ -127,7 +123,6 @@ def test_it_loads_no_torch(server: str, tmp_path: Path) -> None:
 
 
 def test_below_the_threshold_only_safe_goals_are_tried(server: str, tmp_path: Path) -> None:
-    """The policy is at most nine tenths sure: at 0.95 nothing is done but what --explore tries."""
     goals_file(tmp_path)
     words = ("--auto", "--threshold", "0.95", "--seed", "1", "--steps", "6")
     assert inject(server, tmp_path, *words, "--explore", "0").returncode == 0
@@ -138,7 +133,6 @@ def test_below_the_threshold_only_safe_goals_are_tried(server: str, tmp_path: Pa
 
 
 def test_a_daily_limit_outlives_a_restart(server: str, tmp_path: Path) -> None:
-    """Two goals of a day, however often it is started."""
     goals_file(tmp_path)
     for _ in range(2):
         told = inject(server, tmp_path, *ALWAYS, "--daily-limit", "2", "--steps", "5")
@@ -147,7 +141,6 @@ def test_a_daily_limit_outlives_a_restart(server: str, tmp_path: Path) -> None:
 
 
 def test_in_quiet_hours_of_the_local_day_nothing_is_done(server: str, tmp_path: Path) -> None:
-    """By the zone that the process lives in: the same hours, two zones, one of them quiet now."""
     goals_file(tmp_path)
     hour = time.gmtime().tm_hour
     quiet = f"{(hour - 1) % 24:02}:00-{(hour + 2) % 24:02}:00"
@@ -160,7 +153,6 @@ def test_in_quiet_hours_of_the_local_day_nothing_is_done(server: str, tmp_path: 
 
 
 def test_a_clock_that_was_set_back_costs_one_interval(server: str, tmp_path: Path) -> None:
-    """The last goal was injected a day from now, as the file says; waiting for that day would be endless."""
     goals_file(tmp_path)
     assert inject(server, tmp_path, *ALWAYS, "--steps", "3").returncode == 0
     file = tmp_path / "injector" / INJECTIONS
@@ -174,7 +166,6 @@ def test_a_clock_that_was_set_back_costs_one_interval(server: str, tmp_path: Pat
 
 
 def test_switched_off_it_stays_off_after_a_restart_with_auto(server: str, tmp_path: Path) -> None:
-    """Who stops an injector finds it stopped; switched on it needs no option."""
     goals_file(tmp_path)
     assert inject(server, tmp_path, "--steps", "1").returncode == 0
     assert inject(server, tmp_path, "--switch", "off").returncode == 0
@@ -187,7 +178,6 @@ def test_switched_off_it_stays_off_after_a_restart_with_auto(server: str, tmp_pa
 
 
 def test_a_veto_of_a_goal_that_was_done_is_refused(server: str, tmp_path: Path) -> None:
-    """It could not hold it any more; nor is one known that was never proposed."""
     goals_file(tmp_path)
     assert inject(server, tmp_path, *ALWAYS, "--steps", "3").returncode == 0
     one = lines(tmp_path, FEEDBACK)[0]["goal_id"]
@@ -198,7 +188,6 @@ def test_a_veto_of_a_goal_that_was_done_is_refused(server: str, tmp_path: Path) 
 
 
 def test_goals_that_fail_more_often_than_before_stop_it(server: str, tmp_path: Path) -> None:
-    """Their place is gone: exit 1, and it does not start again until it is told to."""
     goals_file(tmp_path)
     assert inject(server, tmp_path, *ALWAYS, "--steps", "70").returncode == 0
     text = (tmp_path / "goals.toml").read_text()
@@ -215,7 +204,6 @@ def test_goals_that_fail_more_often_than_before_stop_it(server: str, tmp_path: P
 
 
 def test_a_policy_of_values_is_refused(tmp_path: Path) -> None:
-    """Its probabilities are those of exploration."""
     goals_file(tmp_path)
     goals_run(tmp_path / "run", discrete="epsilon_greedy", shared_trunk=True)
     with serving(tmp_path / "server", tmp_path / "run") as found:
@@ -227,7 +215,6 @@ def test_a_policy_of_values_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_policy_of_values_that_draws_from_a_softmax_is_taken(tmp_path: Path) -> None:
-    """Its values are −6, 0 and −2.2: by temperature 1 it is 0.9 sure, and the lines say so."""
     goals_file(tmp_path)
     goals_run(tmp_path / "run", discrete="epsilon_greedy", shared_trunk=True)
     with serving(tmp_path / "server", tmp_path / "run", softmax_temperature=1.0) as found:
@@ -240,7 +227,6 @@ def test_a_policy_of_values_that_draws_from_a_softmax_is_taken(tmp_path: Path) -
 
 
 def test_a_policy_that_the_server_has_not_is_refused_at_once(server: str, tmp_path: Path) -> None:
-    """By name: no later interval would be answered either."""
     goals_file(tmp_path)
     told = inject(server, tmp_path, "--policy", "nix", "--steps", "2")
     assert told.returncode == 2, told.stdout
@@ -250,7 +236,6 @@ def test_a_policy_that_the_server_has_not_is_refused_at_once(server: str, tmp_pa
 
 
 def test_two_injectors_do_not_share_a_folder(server: str, tmp_path: Path) -> None:
-    """The second is refused by name."""
     goals_file(tmp_path)
     with injecting(server, tmp_path, "--interval", "60"):
         eventually((tmp_path / "injector" / INJECTIONS).exists, "the first injector", within_s=60)
@@ -262,7 +247,6 @@ def test_two_injectors_do_not_share_a_folder(server: str, tmp_path: Path) -> Non
 def test_a_policy_of_other_goals_is_refused_and_an_absent_server_is_waited_for(
     server: str, tmp_path: Path
 ) -> None:
-    """By the numbers that differ; without a server nothing is proposed, and the process lives."""
     goals_file(tmp_path)
     file = tmp_path / "goals.toml"
     third = '[[goal]]\nname = "a_third"\ncommand = ["/usr/bin/mktemp"]\n'

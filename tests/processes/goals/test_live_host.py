@@ -66,7 +66,6 @@ def by_hand(training: Training, role: str) -> tuple[int, str]:
 
 
 def test_a_run_that_serves_an_injector_carries_no_goal_out_itself(tmp_path: Path) -> None:
-    """Every goal that ran is one that the injector reports, and the run learns from them to its end."""
     goals_file(tmp_path, GOALS)
     address, run_dir = f"unix:{tmp_path}/serve.sock", tmp_path / "run"
     with trainings(run_dir) as start, injecting(address, tmp_path):
@@ -112,7 +111,6 @@ def test_a_run_that_serves_an_injector_carries_no_goal_out_itself(tmp_path: Path
     ],
 )
 def test_actors_are_refused_before_a_process_starts(tmp_path: Path, words: tuple[str, ...], why: str) -> None:
-    """By the setting that lets them act, which is a boolean; nothing has run."""
     goals_file(tmp_path)
     code, told = said("train", str(RECIPE), *live(tmp_path), "--run-dir", str(tmp_path / "run"), *words)
     assert (code, why in told) == (2, True), told
@@ -121,7 +119,6 @@ def test_actors_are_refused_before_a_process_starts(tmp_path: Path, words: tuple
 
 
 def test_an_actor_that_may_act_does(tmp_path: Path) -> None:
-    """By the setting; one environment, which is not evaluated."""
     goals_file(tmp_path)
     code, told = said(
         "train", str(RECIPE), *live(tmp_path), *QUICK, "--run-dir", str(tmp_path / "run"), "--set", REMEDY

@@ -18,7 +18,6 @@ CONVERSE_S: Final = 120
 
 @pytest.mark.parametrize("flags", [(), ("--stream",)], ids=["whole", "streamed"])
 def test_an_agent_in_node_is_learned_from(tmp_path: Path, short_folder: Path, flags: tuple[str, ...]) -> None:
-    """Three turns of the version that answered; the tokens that the replies name are those of the column."""
     node_client.install(FOLDER)
     socket = short_folder / "text.sock"
     with served_text(make_model(tmp_path / "model"), socket) as stand, agents_api(socket) as base_url:

@@ -96,7 +96,6 @@ def converse(client: Any, number: int) -> bool:
 def test_a_run_is_learned_from_an_agent_that_changed_its_base_url(
     training: Training, short_folder: Path, tmp_path: Path
 ) -> None:
-    """All experience is the agent's; the books balance, and what was learned is of another version."""
     socket = short_folder / "text.sock"
     with gateway(socket, tmp_path) as address:
         client = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=PATIENCE_S)

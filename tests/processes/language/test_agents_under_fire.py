@@ -155,7 +155,6 @@ def audited(run_dir: Path) -> dict[str, Any]:
     ids=["few", "many"],
 )
 def test_every_trained_token_was_sampled_under_kills(tmp_path: Path, short_folder: Path, dose: Dose) -> None:
-    """So many answers, with kills in turn among them; the audit finds no exception, and the run learned."""
     draw, hits = random.Random(7), Counter[str]()
     socket, base = short_folder / "text.sock", make_guesser(tmp_path / "base", steps=dose.taught)
     with (

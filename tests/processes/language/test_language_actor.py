@@ -39,10 +39,6 @@ def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
     prompts: Path,
     tmp_path: Path,
 ) -> None:
-    """Log-probabilities to 1e-5 under the version named; rewards are the model's.
-
-    The reward service may die meanwhile.
-    """
     address = f"unix:{tmp_path}/reward.sock"
     learner = begin(reward_reads="tokens", group=2)
     places = {"model": str(base), "prompts": str(prompts), "reward": address}
@@ -93,7 +89,6 @@ def test_the_probe_is_answered_with_the_adapter_that_generates(
     reward: Path,
     prompts: Path,
 ) -> None:
-    """After each publish, by what the learner's side gets of the same adapter."""
     learner = begin()
     places = {"model": str(base), "prompts": str(prompts), "reward": str(reward)}
     answers: dict[int, ProbeAnswer] = {}
@@ -125,7 +120,6 @@ def test_the_probe_is_answered_with_the_adapter_that_generates(
 def test_an_evaluation_measures_held_out_prompts_by_the_true_reward(
     broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path, prompts: Path
 ) -> None:
-    """Deterministic and sampled, the same for the same version."""
     true = "workloads.rlhf.sentiment:true_rewards"
     learner = begin(true_reward=true)
     places = {"model": str(base), "prompts": str(prompts), "reward": true, "true_reward": true}
@@ -151,7 +145,6 @@ def test_an_evaluation_measures_held_out_prompts_by_the_true_reward(
 def test_an_evaluation_begins_with_the_base_on_the_same_prompts_and_draws(
     broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path, prompts: Path
 ) -> None:
-    """As a version plays it whose adapter does nothing; prompts that come again are one start each."""
     true = "workloads.rlhf.sentiment:true_rewards"
     learner = begin(true_reward=true, evaluates_base=True, held_out=0.1)
     places = {"model": str(base), "prompts": str(prompts), "reward": true, "true_reward": true}
@@ -182,7 +175,6 @@ def test_an_evaluation_begins_with_the_base_on_the_same_prompts_and_draws(
 def test_a_place_of_the_specification_is_not_used(
     broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path
 ) -> None:
-    """The actor ends and says how this machine names its own."""
     begin()
     actor = ActorThread(broker.address, "actor-0", places={"model": str(base)})
     error = actor.join()

@@ -64,10 +64,6 @@ def test_the_learner_leaves_out_whose_adapter_never_arrives_and_goes_on_with_the
     tmp_path: Path,
     told: Callable[[str], list[Any]],
 ) -> None:
-    """An alarm, its data booked `quarantined`, the other actor's learned from.
-
-    Once adapters arrive it is free again.
-    """
     places = {"model": str(base), "prompts": str(prompts), "reward": TRUE}
     journal = tmp_path / "run" / "journals"
     with LearnerThread(redis_url, tmp_path / "run", learned) as learner:

@@ -61,7 +61,6 @@ def endpoint(told: list[str | None]) -> Iterator[str]:
 def test_a_run_of_language_models_leaves_no_secret_behind(
     base: Path, prompts: Path, short_folder: Path, tmp_path: Path
 ) -> None:
-    """The endpoint is told the secret with every call, and no other place is."""
     told: list[str | None] = []
     file = tmp_path / "words.toml"
     with endpoint(told) as reward, locked_redis(short_folder) as locked:

@@ -77,10 +77,6 @@ def training(taught: Path, reward: Path, prompts: Path, tmp_path: Path) -> Itera
 def test_a_run_survives_its_reward_service_and_leaves_a_policy_that_others_read(
     training: Training, taught: Path
 ) -> None:
-    """Books balance; the adapter is no longer that which it began with.
-
-    The folder's files are what the list says.
-    """
     training.until_steps(STEPS // 4)
     os.kill(training.pids()["reward"], signal.SIGKILL)
     code, out, err = training.end()

@@ -42,7 +42,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_texts_of_one_meaning_lie_nearer_than_others(url: str) -> None:
-    """Without a word in common; 1,536 numbers of unit length, the same for one text and for several."""
     embedder = HttpEmbedder(url, model="minilm")
     rows = embedder.embed(["Fix the bug in my program", "Debug this code", "A poem on autumn rain"])
     likeness = rows @ rows.T
@@ -67,7 +66,6 @@ def test_texts_of_one_meaning_lie_nearer_than_others(url: str) -> None:
 def test_what_is_no_request_is_answered_with_the_cause(
     url: str, path: str, body: bytes, status: int, message: str
 ) -> None:
-    """And the server goes on."""
     request = urllib.request.Request(  # noqa: S310 - http:// of the fixture
         url + path, body, {"Content-Type": "application/json"}
     )
@@ -80,7 +78,6 @@ def test_what_is_no_request_is_answered_with_the_cause(
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:8766", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000"])
 def test_only_this_machine_is_served(listen: str, tmp_path: Path) -> None:
-    """Before the model is loaded."""
     done = subprocess.run(
         penstock("prompts", "embeddings", "--listen", listen),
         cwd=tmp_path,

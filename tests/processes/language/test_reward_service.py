@@ -29,10 +29,6 @@ def shown(certificates: Path, name: str) -> Credentials:
 
 
 def test_actors_of_the_run_are_served_and_outlive_the_service(tmp_path: Path) -> None:
-    """Scores are the model's own.
-
-    A call that finds no server after `kill -9` is answered by the one that comes back.
-    """
     scores = make_reward_model(make_base(tmp_path / "base", steps=1), tmp_path / "reward")
     certificates = tmp_path / "certificates"
     make_certificates(Order(folder=certificates, run=RUN))

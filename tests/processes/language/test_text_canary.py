@@ -60,7 +60,6 @@ def thumb(chance: random.Random, *, is_right: bool) -> float | None:
 def test_a_canary_that_answers_badly_is_withdrawn(
     run: ServedTextRun, client: TextClient, say: Callable[..., float | None]
 ) -> None:
-    """By what clients post after its conversations; then no client is sent to it any more."""
     chance, canary = random.Random(3), run.add(2 if say is reward else 3, BAD)
     run.promote(canary, canary_share=0.5)
     eventually(lambda: canary in [one.version for one in client.describe().versions], "the canary", 60)
@@ -86,7 +85,6 @@ def test_a_canary_that_answers_badly_is_withdrawn(
 def test_a_label_of_the_registry_is_a_model(
     run: ServedTextRun, client: TextClient, server: BrokerProcess
 ) -> None:
-    """An operator gives it to a version, and moves it to another one; a label never given is refused."""
     found = []
     for version in (run.add(5, GOOD), run.add(6, GOOD)):
         with Registry.open(run.url) as registry:

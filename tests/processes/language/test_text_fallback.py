@@ -35,7 +35,6 @@ def absent(run: ServedTextRun) -> None:
 def test_a_file_that_came_to_harm_is_stood_in_for(
     tmp_path: Path, harm: Callable[[ServedTextRun], None]
 ) -> None:
-    """Until a version that is whole is promoted."""
     run = begun(tmp_path)
     harm(run)
     with serving_text(run) as server, TextClient(server.address) as client:

@@ -20,7 +20,6 @@ CONVERSE_S: Final = 120
 def test_a_node_client_of_the_service_is_learned_from(
     tmp_path: Path, short_folder: Path, flags: tuple[str, ...]
 ) -> None:
-    """Two calls of tools and an answer, rewarded early and at the end, are one column of what was sampled."""
     node_client.install()
     socket = short_folder / "text.sock"
     with served_text(make_model(tmp_path / "model"), socket) as stand:
@@ -46,7 +45,6 @@ def test_a_node_client_of_the_service_is_learned_from(
 
 
 def test_a_refusal_reaches_a_node_client_with_its_reason(tmp_path: Path) -> None:
-    """A server that is not there ends it by its deadline, with a line and no stack."""
     node_client.install()
     script = (
         "import { TextClient } from './text.js';"

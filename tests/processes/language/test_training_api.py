@@ -18,7 +18,6 @@ PATIENCE_S: Final = 900.0
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_policy_is_trained_from_feedback(tmp_path: Path) -> None:
-    """Then another with the reward model of the first."""
     feedback = tmp_path / "feedback.jsonl"
     rows = Sentiment().scored(np.random.default_rng(0), 60)
     feedback.write_text("".join(json.dumps(row) + "\n" for row in rows))

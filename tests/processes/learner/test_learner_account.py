@@ -15,7 +15,6 @@ from tests.support.run.learner_run import BATCH, PATIENCE_S, LearnerThread, Prod
 
 
 def test_training_ends_with_the_last_update(redis_url: str, tmp_path: Path) -> None:
-    """Waiting for the evaluation of the last weights, which nobody plays here, is not training."""
     waited_s = 2
     made = settings(evaluation={"timeout_s": waited_s, "episodes": 2})
     with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
@@ -36,11 +35,6 @@ def test_training_ends_with_the_last_update(redis_url: str, tmp_path: Path) -> N
 def test_a_result_that_comes_after_the_end_changes_nothing(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The account, the final policy and the checkpoint tell of one version.
-
-    The target is reached while an update runs, after which another evaluation is asked for. That one has its
-    result while the final policy is written.
-    """
     updating, ending = Gate(), Gate()
     updates = 0
 

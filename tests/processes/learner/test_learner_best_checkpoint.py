@@ -40,13 +40,6 @@ FAR = 16
 
 
 def test_the_best_checkpoint_is_kept_and_gone_back_to(redis_url: str, tmp_path: Path) -> None:
-    """Evaluations 3, 9, 4, 5.
-
-    Then the run goes on from the second, and gives up what the log no longer holds.
-
-    What it still holds was made with abandoned weights and is stale: with nothing to learn from, the learner
-    never published those that it had gone back to, and actors made more of it for ever.
-    """
     store = CheckpointStore(tmp_path / "checkpoints", 2)
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, keeping()) as learner:
@@ -87,7 +80,6 @@ def test_the_best_checkpoint_is_kept_and_gone_back_to(redis_url: str, tmp_path: 
 
 
 def test_the_last_checkpoint_is_named_where_it_is_the_best(redis_url: str, tmp_path: Path) -> None:
-    """The weights of the last update were in evaluation already, and proved to be the best."""
     store = CheckpointStore(tmp_path / "checkpoints", 2)
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, keeping(total_updates=2)) as learner:
@@ -99,7 +91,6 @@ def test_the_last_checkpoint_is_named_where_it_is_the_best(redis_url: str, tmp_p
 
 
 def test_a_best_checkpoint_that_is_gone_is_not_named(redis_url: str, tmp_path: Path) -> None:
-    """The best one knows of the one before it, which was removed. The run goes back to the best, twice."""
     store = CheckpointStore(tmp_path / "checkpoints", 2)
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, keeping()) as learner:
@@ -140,7 +131,6 @@ def learner_saw(producer: Producer, mean: float) -> bool:
 
 
 def test_without_a_best_checkpoint_there_is_none_to_go_back_to(redis_url: str, tmp_path: Path) -> None:
-    """Said with the setting that keeps one."""
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 1)

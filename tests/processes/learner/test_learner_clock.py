@@ -37,7 +37,6 @@ UPDATES: Final = 30
 def test_an_hour_there_and_back_changes_nothing(
     jumps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No lease and no session is lost, nothing is stale, training takes no hour, the books balance."""
     clock = tmp_path / "clock"
     move(clock, 0)
     monkeypatch.setenv("CHAOS_CLOCK", str(clock))

@@ -73,7 +73,6 @@ def begun(server: RedisServer, run_dir: Path, producer: Producer) -> int:
 def test_a_restore_is_done_by_the_learner_that_resumes(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Once, whether it was committed before the death or not; its checkpoint holds what was named."""
     with Producer(redis_server.url, tmp_path) as producer:
         session = begun(redis_server, tmp_path, producer)
         answer = died_and_resumed(
@@ -98,7 +97,6 @@ def tensors_and_state(run_dir: Path) -> dict[str, int]:
 def test_a_named_checkpoint_is_made_by_the_learner_that_resumes(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """The name is taken once: the learner that resumes finds its own command's and does not refuse it."""
     with Producer(redis_server.url, tmp_path) as producer:
         session = begun(redis_server, tmp_path, producer)
         answer = died_and_resumed(
@@ -116,7 +114,6 @@ def test_a_named_checkpoint_is_made_by_the_learner_that_resumes(
 def test_a_restore_whose_checkpoint_is_damaged_is_done_again(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Acknowledged is done: the learner falls back behind the restore and makes it once more."""
     with Producer(redis_server.url, tmp_path) as producer:
         session = begun(redis_server, tmp_path, producer)
         monkeypatch.setenv(FAILPOINTS_VARIABLE, "command.after=kill")

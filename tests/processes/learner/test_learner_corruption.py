@@ -114,7 +114,6 @@ def check_fell_back(run: Run, beginning: Beginning, back: int = 2) -> None:
 def test_every_damage_is_found_and_the_checkpoint_before_is_taken(
     run: Run, times: int, redis_lost: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether Redis still knows the digest of the manifest or the disk is all there is."""
     draw = random.Random(times)
     check_fell_back(run, run.begin(redis_lost=redis_lost), back=1)
     for turn in range(times):
@@ -127,7 +126,6 @@ def test_every_damage_is_found_and_the_checkpoint_before_is_taken(
 
 
 def test_two_damaged_ones_cost_two(run: Run) -> None:
-    """The third is taken."""
     draw = random.Random(0)
     with (
         damaged(run.path(FILES[0]), lambda data: flip(data, draw)),
@@ -138,7 +136,6 @@ def test_two_damaged_ones_cost_two(run: Run) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_found(run: Run, name: str) -> None:
-    """As if the directory had come back from a backup that was cut short."""
     path = run.path(name)
     aside = path.with_name("aside")
     path.rename(aside)
@@ -149,7 +146,6 @@ def test_a_missing_file_is_found(run: Run, name: str) -> None:
 
 
 def test_a_whole_checkpoint_under_another_name_is_found(run: Run) -> None:
-    """An older one, every byte intact, in the place of the newest: it is not what was committed."""
     newest, older = run.path(""), run.path("", back=2)
     aside = newest.with_name("aside")
     newest.rename(aside)
@@ -163,7 +159,6 @@ def test_a_whole_checkpoint_under_another_name_is_found(run: Run) -> None:
 
 
 def test_another_checkpoint_of_the_same_name_is_found(run: Run, tmp_path: Path) -> None:
-    """Whole in itself, but not what was committed, as a learner may credit that was fenced off."""
     newest, other = run.path(""), CheckpointStore(tmp_path, COUNT)
     other.write(newest.name, {"weight": torch.ones(1)}, {"numbers": {}})
     aside = newest.with_name("aside")
@@ -177,7 +172,6 @@ def test_another_checkpoint_of_the_same_name_is_found(run: Run, tmp_path: Path) 
 
 
 def test_without_a_whole_one_nothing_is_begun(run: Run) -> None:
-    """From scratch would lose the run without a word; it needs `--allow-loss`."""
     draw = random.Random(1)
     with (
         damaged(run.path(FILES[0], back=1), lambda data: flip(data, draw)),

@@ -29,7 +29,6 @@ def rows(run_dir: Path) -> set[int]:
 
 @pytest.mark.timeout(600)
 def test_a_learner_that_dies_between_file_and_row_registers_nothing_by_halves(tmp_path: Path) -> None:
-    """No row is without its bytes, a file without a row stands for nothing, and no number is used twice."""
     versions, registered, deaths = Versions(), set[int](), 0
     with Fleet(tmp_path, SHAPE) as fleet, View(fleet.redis_url) as view:
         for name in fleet.members:

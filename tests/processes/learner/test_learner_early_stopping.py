@@ -107,7 +107,6 @@ def assert_restored(
 def test_a_run_that_no_longer_improves_publishes_its_best_version_again(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """Patience of two: 3, 5, 5.4 (not enough more), 4, and the end."""
     with (
         LearnerThread(redis_url, tmp_path, impatient()) as learner,
         Producer(redis_url, tmp_path) as producer,
@@ -139,7 +138,6 @@ def test_a_run_that_no_longer_improves_publishes_its_best_version_again(
 def test_a_solved_run_tells_when_the_version_was_made_that_it_ends_with(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """All versions reach the target, and the first one is the best."""
     with (
         LearnerThread(redis_url, tmp_path, impatient(target=3.5)) as learner,
         Producer(redis_url, tmp_path) as producer,
@@ -155,7 +153,6 @@ def test_a_solved_run_tells_when_the_version_was_made_that_it_ends_with(
 def test_a_run_whose_algorithm_rejects_what_it_learns_publishes_its_best_version_again(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also without patience; the account says what was found, and ends by the algorithm's own word."""
     rejects = threading.Event()
     monkeypatch.setattr(Algorithm, "has_rejected", property(lambda _: rejects.is_set()))
     monkeypatch.setattr(Algorithm, "rejection", "nonsense")
@@ -177,7 +174,6 @@ def test_a_run_whose_algorithm_rejects_what_it_learns_publishes_its_best_version
 
 
 def test_patience_and_the_best_version_survive_a_kill(redis_url: str, tmp_path: Path) -> None:
-    """One evaluation without improvement before `kill -9`, one after it: that is two."""
     given = impatient()
     with Producer(redis_url) as producer:
         process = learner_process(redis_url, tmp_path, given)
@@ -202,7 +198,6 @@ def test_patience_and_the_best_version_survive_a_kill(redis_url: str, tmp_path: 
 
 
 def test_a_run_whose_steps_are_done_ends_with_its_best_version_too(redis_url: str, tmp_path: Path) -> None:
-    """Where patience is set; the last weights are evaluated first, and worse here."""
     learner_section = {"total_steps": 4 * BATCH, "checkpoint_interval_s": 3600, "stop_at_target": False}
     given = impatient(patience=100).model_copy(update={"learner": settings(learner=learner_section).learner})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
@@ -216,7 +211,6 @@ def test_a_run_whose_steps_are_done_ends_with_its_best_version_too(redis_url: st
 
 
 def test_a_run_ends_after_its_updates(redis_url: str, tmp_path: Path) -> None:
-    """Not one more, though more steps were asked for."""
     section = {
         "total_steps": 10**6,
         "total_updates": 3,

@@ -46,10 +46,6 @@ def plan(times: int, seed: int) -> list[str]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_learner_that_dies_anywhere_trains_each_fragment_once(times: int, tmp_path: Path) -> None:
-    """After every death the newest commit is whole on disk, and at most one batch behind what was settled.
-
-    Each life goes on from that commit, never from a newer checkpoint that a death left uncommitted.
-    """
     versions, uncommitted = Versions(), 0
     parents: dict[int, str] = {}
     with Fleet(tmp_path, SHAPE) as fleet, View(fleet.redis_url) as view:

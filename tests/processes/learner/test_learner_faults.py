@@ -33,7 +33,6 @@ def endless(**learner: float) -> Settings:
 
 
 def test_a_learner_that_slept_through_its_lease_is_fenced(redis_url: str, tmp_path: Path) -> None:
-    """SIGSTOP, a second learner takes over, SIGCONT: the first one exits 1 and has written nothing."""
     with Producer(redis_url, tmp_path) as producer:
         sleeper = learner_process(redis_url, tmp_path, endless())
         session = producer.open()
@@ -54,10 +53,6 @@ def test_a_learner_that_slept_through_its_lease_is_fenced(redis_url: str, tmp_pa
 def test_a_learner_whose_half_written_checkpoint_was_cleared_away_says_that_it_was_taken_over(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frozen before the rename, woken behind its successor.
-
-    The reason on its last line, no FileNotFoundError.
-    """
     with monkeypatch.context() as patch:
         patch.setenv(FAILPOINTS_VARIABLE, "rename.before=stop")
         sleeper = learner_process(redis_url, tmp_path, endless())
@@ -83,7 +78,6 @@ def test_a_learner_whose_half_written_checkpoint_was_cleared_away_says_that_it_w
 
 
 def test_another_holder_waits_for_the_lease_to_expire(redis_url: str, tmp_path: Path) -> None:
-    """A learner elsewhere takes over only after the first one has stopped renewing."""
     with (
         Producer(redis_url) as producer,
         LearnerThread(redis_url, tmp_path / "first", endless()) as first,
@@ -97,7 +91,6 @@ def test_another_holder_waits_for_the_lease_to_expire(redis_url: str, tmp_path: 
 
 
 def test_a_second_learner_on_the_folder_is_refused(redis_url: str, tmp_path: Path) -> None:
-    """Under one name they would fence each other off in turn; the first one goes on."""
     with LearnerThread(redis_url, tmp_path, endless()) as first, Producer(redis_url) as producer:
         session = producer.open()
         epoch = producer.status().epoch
@@ -112,7 +105,6 @@ def test_a_second_learner_on_the_folder_is_refused(redis_url: str, tmp_path: Pat
 
 
 def test_a_restarted_redis_is_opened_again(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Kill -9 of Redis: the learner re-opens the log, publishes anew, and nothing is lost."""
     with (
         LearnerThread(redis_server.url, tmp_path, endless()) as learner,
         Producer(redis_server.url, tmp_path) as producer,
@@ -131,7 +123,6 @@ def test_a_restarted_redis_is_opened_again(redis_server: RedisServer, tmp_path: 
 
 
 def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Redis comes back as it was seconds ago: trained entries stay trained, the others are `log_lost`."""
     with (
         LearnerThread(redis_server.url, tmp_path, endless()) as learner,
         Producer(redis_server.url, tmp_path) as producer,
@@ -152,10 +143,6 @@ def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) 
 def test_what_was_read_and_then_forgotten_is_lost_by_name(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three fragments that fill no batch.
-
-    The learner knows their headers, and their payloads are gone.
-    """
     phases, lost = tmp_path / "phases", 3
     with monkeypatch.context() as patch:
         patch.setenv(PHASE_VARIABLE, str(phases))

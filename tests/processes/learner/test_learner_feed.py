@@ -33,7 +33,6 @@ QUICK = {"learner": {"total_steps": 8 * BATCH, "checkpoint_interval_s": 3600, "s
 
 
 def test_a_run_trains_every_fragment_and_ends_with_balanced_books(redis_url: str, tmp_path: Path) -> None:
-    """Two sessions feed eight batches; all is trained, resident or neither was acknowledged."""
     with LearnerThread(redis_url, tmp_path, settings(**QUICK)) as learner, Producer(redis_url) as producer:
         sessions = [producer.open("actor-0"), producer.open("actor-1")]
         producer.drive(sessions, lambda: learner.ended)
@@ -50,10 +49,6 @@ def test_a_run_trains_every_fragment_and_ends_with_balanced_books(redis_url: str
 def test_batches_are_put_together_while_an_update_runs(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that an update finds its batch there.
-
-    As many as `prefetch_batches` wait, and one more is at the door.
-    """
     held, go_on = threading.Event(), threading.Event()
 
     def hold(name: str, _sequence: int = 0) -> None:
@@ -83,7 +78,6 @@ def _assembled() -> int:
 
 
 def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path) -> None:
-    """A fragment of weights more than H updates away is never trained."""
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         session = producer.open()
@@ -95,7 +89,6 @@ def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path)
 
 
 def test_stale_experience_alone_gives_its_budget_back(redis_url: str, tmp_path: Path) -> None:
-    """When everything is dropped the settled position moves on, and actors get credit again."""
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()
@@ -107,7 +100,6 @@ def test_stale_experience_alone_gives_its_budget_back(redis_url: str, tmp_path: 
 
 
 def test_only_what_is_trained_brings_the_run_nearer_to_its_end(redis_url: str, tmp_path: Path) -> None:
-    """Dropped experience counts neither for the total nor for the schedules."""
     given = settings(
         algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100},
         learner=QUICK["learner"] | {"total_steps": 2 * BATCH},
@@ -122,7 +114,6 @@ def test_only_what_is_trained_brings_the_run_nearer_to_its_end(redis_url: str, t
 
 
 def test_drops_between_good_fragments_never_stop_the_run(redis_url: str, tmp_path: Path) -> None:
-    """Half of the budget is stale and lies between fragments that are too few for a batch."""
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         good, bad = producer.open("good"), producer.open("bad")
@@ -149,7 +140,6 @@ OUTSIDE[1, 1] = 2
 def test_a_fragment_that_cannot_be_learned_from_is_invalid_and_its_session_held(
     redis_url: str, tmp_path: Path, broken: dict[str, np.ndarray]
 ) -> None:
-    """What the broker cannot see the learner checks; the fragments of others are trained."""
     learner_section = {"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False}
     with (
         LearnerThread(redis_url, tmp_path, settings(learner=learner_section)) as learner,
@@ -169,7 +159,6 @@ def test_a_fragment_that_cannot_be_learned_from_is_invalid_and_its_session_held(
 
 
 def test_a_learner_that_starts_again_knows_its_quarantine(redis_url: str, tmp_path: Path) -> None:
-    """What a session sends that was held for good is not trained by the next learner either."""
     given = settings(learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False})
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, given) as learner:
@@ -188,7 +177,6 @@ def test_a_learner_that_starts_again_knows_its_quarantine(redis_url: str, tmp_pa
 
 
 def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Path) -> None:
-    """Its fragments are booked `quarantined`; another session's are trained."""
     learner_section = {"total_steps": 10**9, "lease_ttl_s": 0.6, "checkpoint_interval_s": 3600}
     with (
         LearnerThread(redis_url, tmp_path, settings(learner=learner_section)) as learner,
@@ -212,7 +200,6 @@ def learner_json(producer: Producer) -> dict[str, int]:
 
 
 def test_a_fragment_that_makes_an_update_fail_is_left_out_and_booked(redis_url: str, tmp_path: Path) -> None:
-    """An absurd reward makes the losses overflow: its fragment is booked `nan`, the others are trained."""
     absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
@@ -229,10 +216,6 @@ def test_a_fragment_that_makes_an_update_fail_is_left_out_and_booked(redis_url: 
 def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkpoint(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """Started again it would do the same, so it says which setting to change.
-
-    Resumed, it goes on behind them.
-    """
     absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
     with Producer(redis_url) as producer:
@@ -254,7 +237,6 @@ def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkp
 def test_one_session_whose_batches_all_fail_does_not_end_the_run_of_others(
     redis_url: str, tmp_path: Path, batch: int
 ) -> None:
-    """However often batches are of nothing else: it is held for good, and the others are trained."""
     absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
     given = settings(
         algorithm={"batch_steps": batch, "epochs": 1, "minibatches": 1, "stale_after": 100},
@@ -276,7 +258,6 @@ def test_one_session_whose_batches_all_fail_does_not_end_the_run_of_others(
 
 
 def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tmp_path: Path) -> None:
-    """Long before the interval: what two checkpoints have consumed is trimmed, and the run goes on."""
     given = settings(
         broker={"max_log_bytes": 40_000},
         learner={"total_steps": 60 * BATCH, "checkpoint_interval_s": 3600, "stop_at_target": False},
@@ -292,7 +273,6 @@ def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tm
 
 
 def test_an_operator_stops_the_learner(redis_url: str, tmp_path: Path) -> None:
-    """It ends with a committed checkpoint and balanced books; the run is not finished."""
     with LearnerThread(redis_url, tmp_path, settings()) as learner, Producer(redis_url) as producer:
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 1)
@@ -305,7 +285,6 @@ def test_an_operator_stops_the_learner(redis_url: str, tmp_path: Path) -> None:
 
 
 def test_what_solves_the_task_becomes_the_final_policy(redis_url: str, tmp_path: Path) -> None:
-    """Good training episodes ask for an evaluation; its result, not they, ends the run."""
     given = settings(
         learner={
             "total_steps": 10**9,
@@ -338,7 +317,6 @@ def test_what_solves_the_task_becomes_the_final_policy(redis_url: str, tmp_path:
 
 
 def test_an_unanswered_evaluation_leaves_the_last_one_its_own_time(redis_url: str, tmp_path: Path) -> None:
-    """The last weights are waited for as long as any, not only for what an older request left over."""
     given = settings(evaluation={"timeout_s": 2, "episodes": 2, "interval_steps": 10 * BATCH})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
@@ -353,5 +331,4 @@ def test_an_unanswered_evaluation_leaves_the_last_one_its_own_time(redis_url: st
 
 
 def test_the_schema_of_the_tests_is_cartpoles() -> None:
-    """The producer speaks of the same tensors as the learner."""
     assert make_model(settings()).specification.schema.schema_id == SCHEMA.schema_id

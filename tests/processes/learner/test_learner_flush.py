@@ -29,7 +29,6 @@ from tests.support.storage.redis_server import RedisServer
 
 
 def test_what_is_pending_is_one_batch(redis_url: str, tmp_path: Path) -> None:
-    """Three fragments of the four that a batch takes; the next batch is whole again."""
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
         updated(producer, session, 2)
@@ -47,7 +46,6 @@ def test_what_is_pending_is_one_batch(redis_url: str, tmp_path: Path) -> None:
 
 
 def test_fewer_steps_than_asked_for_are_left(redis_url: str, tmp_path: Path) -> None:
-    """Said with both numbers; they become part of the next batch as if nothing had been asked."""
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
         updated(producer, session, 1)
@@ -68,7 +66,6 @@ def test_fewer_steps_than_asked_for_are_left(redis_url: str, tmp_path: Path) -> 
 def test_where_nothing_waits_for_a_batch_a_flush_is_refused(
     redis_url: str, tmp_path: Path, kind: str
 ) -> None:
-    """By name."""
     section: dict[str, Any] = {"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "staleness": 0}
     given = settings(algorithm=section) if kind == "lock_step" else replaying()
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, given):
@@ -79,7 +76,6 @@ def test_where_nothing_waits_for_a_batch_a_flush_is_refused(
 
 
 def test_a_policy_server_is_waited_for(redis_url: str, tmp_path: Path) -> None:
-    """The flush is decided when it has said that all it cut is in the log: that is part of it."""
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, endless()):
         session = producer.open()
         server = producer.open("server", Role.SERVER)
@@ -113,7 +109,6 @@ def test_a_policy_server_is_waited_for(redis_url: str, tmp_path: Path) -> None:
 def test_a_killed_learner_takes_the_same_flush_again(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """What came after it was decided is not part of it; it is recorded once, and replayed bit by bit."""
     folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"
     given = recorded(endless(), folder)
     with Producer(redis_server.url, first) as producer:

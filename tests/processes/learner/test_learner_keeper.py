@@ -31,7 +31,6 @@ class Overtaken(OneParameter):
 
 
 def test_the_lineage_names_the_version_that_its_checkpoint_knows(redis_url: str, tmp_path: Path) -> None:
-    """Not one that was drawn while it was written, of which a learner that resumes from it knows nothing."""
     given = resolve(RUN, [])
     log = open_run(redis_url)
     known = log.snapshot().version

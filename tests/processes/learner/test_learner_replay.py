@@ -62,7 +62,6 @@ def entries_of(checkpoint: Checkpoint) -> list[int]:
 
 
 def test_experience_is_settled_when_it_enters_replay(redis_url: str, tmp_path: Path) -> None:
-    """Long before there is anything to publish; the budget is the error of the rate limiter."""
     given = replaying(algorithm={"learning_starts": 5 * CHARGE, "error_steps": 4 * CHARGE})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()
@@ -74,7 +73,6 @@ def test_experience_is_settled_when_it_enters_replay(redis_url: str, tmp_path: P
 
 
 def test_what_was_learned_last_is_published_when_the_learner_ends(redis_url: str, tmp_path: Path) -> None:
-    """However long the period is: the final policy is a version that actors could have had."""
     given = replaying(algorithm={"publish_period": 10**6}, learner={"total_steps": 20 * CHARGE})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()
@@ -116,10 +114,6 @@ def run_killed(url: str, run_dir: Path) -> Checkpoint:
 def test_a_killed_learner_ends_bit_by_bit_like_one_that_was_not(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Weights, moments, target, priorities, random states and what replay holds.
-
-    Every fragment entered once.
-    """
     whole = run_whole(redis_server.url, tmp_path / "whole")
     redis_server.kill()
     redis_server.forget()
@@ -135,10 +129,6 @@ def test_a_killed_learner_ends_bit_by_bit_like_one_that_was_not(
 
 
 def test_a_log_that_fills_up_is_trimmed_behind_what_replay_holds(redis_url: str, tmp_path: Path) -> None:
-    """Checkpoints come early, and the two newest find everything that they held.
-
-    Nothing before them is kept for long.
-    """
     given = replaying(
         algorithm={"capacity_bytes": 6_000, "replay_ratio": 0.1},
         broker={"max_log_bytes": 60_000},
@@ -160,7 +150,6 @@ def test_a_log_that_fills_up_is_trimmed_behind_what_replay_holds(redis_url: str,
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_all_that_it_held(
     redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Replay had moved on in between: what only the older one held is in the log still."""
     given = replaying(learner={"total_steps": 10**6})
     with Producer(redis_url) as producer:
         with LearnerThread(redis_url, tmp_path, given) as learner:

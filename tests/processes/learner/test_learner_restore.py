@@ -53,7 +53,6 @@ def leave_waiting(producer: Producer, session: int, fragments: int) -> None:
 
 
 def test_a_restored_run_goes_on_with_the_old_model_and_its_own_counts(redis_url: str, tmp_path: Path) -> None:
-    """What acts with older weights is dropped as `restored`, by name, and the books balance."""
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
         updated(producer, session, 3)
@@ -79,7 +78,6 @@ def test_a_restored_run_goes_on_with_the_old_model_and_its_own_counts(redis_url:
 
 
 def test_a_batch_that_was_read_ahead_is_dropped_as_restored(redis_url: str, tmp_path: Path) -> None:
-    """While the run is paused the feed puts together what the log holds: it belongs to the old weights."""
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
         updated(producer, session, 2)
@@ -103,7 +101,6 @@ def test_a_batch_that_was_read_ahead_is_dropped_as_restored(redis_url: str, tmp_
 
 
 def test_what_does_not_fit_is_refused_by_name(redis_url: str, tmp_path: Path) -> None:
-    """An unknown name, with those there are; a name that is taken; another network; a damaged one."""
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
         updated(producer, session, 1)
@@ -135,7 +132,6 @@ def rewritten(run_dir: Path, name: str, over: dict[str, Any]) -> None:
 
 
 def test_named_checkpoints_are_bounded_and_outlive_the_others(redis_url: str, tmp_path: Path) -> None:
-    """The one beyond the bound is refused with the remedy; removing a folder makes room."""
     given = settings(learner={"total_steps": 10**9, "checkpoint_interval_s": 0, "keep_checkpoints": 2})
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, given):
         session = producer.open()
@@ -154,7 +150,6 @@ def test_named_checkpoints_are_bounded_and_outlive_the_others(redis_url: str, tm
 
 
 def test_the_same_request_id_is_the_same_command(redis_url: str, tmp_path: Path) -> None:
-    """Asked again it has the same number and answer, and is not done again."""
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
         updated(producer, session, 1)
@@ -169,7 +164,6 @@ def test_the_same_request_id_is_the_same_command(redis_url: str, tmp_path: Path)
 
 
 def test_replay_keeps_what_it_holds(redis_url: str, tmp_path: Path) -> None:
-    """Off-policy experience from before a restore is learned from all the same; the limiter goes on."""
     given = replaying(learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False})
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, given) as learner:
         session = producer.open()
@@ -192,7 +186,6 @@ def test_replay_keeps_what_it_holds(redis_url: str, tmp_path: Path) -> None:
 
 
 def test_a_lock_step_run_loses_one_round(redis_url: str, tmp_path: Path) -> None:
-    """The round that is open was begun with the old weights: it is dropped, and the next one opens."""
     given = settings(
         algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "staleness": 0},
         learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False},

@@ -20,7 +20,6 @@ def answered(producer: Producer, action: str, argument: str) -> Answer:
 
 
 def test_both_ranks_go_back_and_go_on(redis_url: str, tmp_path: Path) -> None:
-    """A batch that was read ahead is dropped by both; ranks that drift apart would end the next update."""
     with (
         Producer(redis_url, tmp_path) as producer,
         two_ranks(tmp_path, redis_url, endless(ranks=2)) as ranks,
@@ -49,7 +48,6 @@ def test_both_ranks_go_back_and_go_on(redis_url: str, tmp_path: Path) -> None:
 def test_a_rank_that_is_gone_leaves_the_restore_to_the_learner_that_resumes(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """Rank 0 ends with it, commits nothing, and the command stays asked for."""
     with Producer(redis_url, tmp_path) as producer:
         with two_ranks(tmp_path, redis_url, endless(ranks=2)) as ranks:
             session = producer.open()

@@ -65,7 +65,6 @@ def _steady(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_resumed_learner_is_what_it_was_at_the_stop(redis_url: str, tmp_path: Path) -> None:
-    """SIGTERM, resume, and a checkpoint before any new experience: the same state."""
     with Producer(redis_url) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             session = producer.open()
@@ -88,10 +87,6 @@ def test_a_resumed_learner_is_what_it_was_at_the_stop(redis_url: str, tmp_path: 
 def test_a_resumed_learner_shows_its_books_from_the_start(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It shows them before any experience comes.
-
-    If it showed 0 until the first batch, what was acknowledged before would seem to be missing.
-    """
     endpoint = tmp_path / "endpoint.json"
     with Producer(redis_url) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
@@ -123,10 +118,6 @@ def test_a_resumed_learner_shows_its_books_from_the_start(
 def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoint(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """Checkpoint at update u, kill -9 at u + 3H: what is read again is as fresh as it was.
-
-    What is begun afterwards, with credit from before, is not made with the old weights either.
-    """
     given = endless()
     assert isinstance(given.algorithm, PPOSection)
     limit = given.algorithm.stale_after or 0
@@ -151,7 +142,6 @@ def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoi
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     redis_url: str, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says so, trains the difference again, and the books still balance."""
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             session = producer.open()
@@ -187,7 +177,6 @@ def _damage(path: Path, how: str) -> None:
 def test_beginning_behind_the_trim_floor_needs_permission_and_is_booked(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """Without a whole checkpoint what was trimmed is lost: refused, or booked `log_lost`."""
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             session = producer.open()
@@ -221,7 +210,6 @@ def test_beginning_behind_the_trim_floor_needs_permission_and_is_booked(
 def test_an_empty_redis_is_filled_from_the_newest_checkpoint(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Redis lost everything: the run goes on from the disk, and no version is used twice."""
     with Producer(redis_server.url, tmp_path) as producer:
         with LearnerThread(redis_server.url, tmp_path, endless()) as learner:
             session = producer.open()
@@ -242,7 +230,6 @@ def test_an_empty_redis_is_filled_from_the_newest_checkpoint(
 
 
 def test_a_run_is_not_begun_twice(redis_url: str, tmp_path: Path) -> None:
-    """Without `--resume` a Redis or a folder that holds a run is refused."""
     with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url) as producer:
         producer.open()
         learner.drain()
@@ -254,7 +241,6 @@ def test_a_run_is_not_begun_twice(redis_url: str, tmp_path: Path) -> None:
 
 
 def test_a_run_resumes_only_with_the_policy_it_was_begun_with(redis_url: str, tmp_path: Path) -> None:
-    """The message names the section, both values and the remedy."""
     with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url) as producer:
         producer.open()
         learner.drain()
@@ -272,7 +258,6 @@ def test_a_run_resumes_only_with_the_policy_it_was_begun_with(redis_url: str, tm
 def test_a_checkpoint_without_the_algorithms_state_is_a_matter_of_configuration(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """`--resume --set algorithm.scale_rewards=true`: nothing is saved to go on with."""
     with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url) as producer:
         producer.open()
         learner.drain()

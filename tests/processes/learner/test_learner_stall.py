@@ -33,7 +33,6 @@ def failed(learner: LearnerThread) -> str:
 
 
 def test_a_run_whose_actors_are_gone_says_so(redis_url: str, tmp_path: Path) -> None:
-    """The one that there was trained a little and left; an evaluator is no help."""
     with LearnerThread(redis_url, tmp_path, impatient()) as learner, Producer(redis_url) as producer:
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 2)
@@ -43,7 +42,6 @@ def test_a_run_whose_actors_are_gone_says_so(redis_url: str, tmp_path: Path) -> 
 
 
 def test_a_run_whose_weights_reach_no_actor_says_so(redis_url: str, tmp_path: Path) -> None:
-    """Everything that arrives was made by weights of long ago and is dropped: that is no progress."""
     given = impatient(stale_after=3)
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()
@@ -55,7 +53,6 @@ def test_a_run_whose_weights_reach_no_actor_says_so(redis_url: str, tmp_path: Pa
 
 
 def test_a_paused_run_is_not_judged(redis_url: str, tmp_path: Path) -> None:
-    """And from the end of the pause on it is again."""
     with LearnerThread(redis_url, tmp_path, impatient()) as learner, Producer(redis_url) as producer:
         producer.open()
         producer.control("pause")

@@ -41,7 +41,6 @@ SECOND: Final = "learner-b"
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_learner_that_wakes_behind_its_successor_writes_nothing(times: int, tmp_path: Path) -> None:
-    """It ends with exit 1 and the reason on its last line; the books balance."""
     draw = random.Random(times)
     versions = Versions()
     names = [name for _ in range(times) for name in (FIRST, SECOND)][: times + 1]

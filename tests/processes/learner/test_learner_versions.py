@@ -101,10 +101,6 @@ def run(url: str, run_dir: Path, made: Settings, returns: tuple[float, ...], *, 
 def test_the_best_and_the_last_are_registered_with_their_bytes(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """Only what beats all before it is a best one; Redis holds all of them.
-
-    The first is active, at the end the best.
-    """
     run(redis_url, tmp_path, given(), (10.0, 8.0, 30.0))
     versions = pinned(registry())
     bests = [one for one in versions.values() if one.origin is Origin.BEST]
@@ -122,7 +118,6 @@ def test_the_best_and_the_last_are_registered_with_their_bytes(
 def test_what_an_operator_made_active_stays_so_when_the_run_ends_with_a_better_one(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """Who serves is the operator's to say, once he has said it."""
     with (
         LearnerThread(redis_url, tmp_path, given(10_000 * BATCH)) as learner,
         Producer(redis_url) as producer,
@@ -146,7 +141,6 @@ def test_what_an_operator_made_active_stays_so_when_the_run_ends_with_a_better_o
 def test_nothing_becomes_active_by_itself_where_an_operator_is_to_promote(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """Versions are kept all the same."""
     run(redis_url, tmp_path, given(registry={"activate_first": False}, serving={"policy": "other"}), (10.0,))
     assert registry().active("other") is None
     assert registry().pinned("other")
@@ -156,7 +150,6 @@ def test_nothing_becomes_active_by_itself_where_an_operator_is_to_promote(
 def test_every_so_many_updates_a_version_is_registered_and_the_oldest_makes_room(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """At most MAX_PINNED are held, on disk and in Redis."""
     made = given(60 * BATCH)
     made = made.model_copy(update={"learner": made.learner.model_copy(update={"keep_every_updates": 2})})
     with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
@@ -174,7 +167,6 @@ def test_every_so_many_updates_a_version_is_registered_and_the_oldest_makes_room
 def test_what_a_run_begins_with_is_registered_before_it_has_learned(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """Where versions are kept every so many updates: a run that serves has one to go back to."""
     made = given(60 * BATCH)
     made = made.model_copy(update={"learner": made.learner.model_copy(update={"keep_every_updates": 1000})})
     with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
@@ -189,7 +181,6 @@ def test_what_a_run_begins_with_is_registered_before_it_has_learned(
 def test_a_run_draws_no_number_of_another_that_registers_in_its_registry(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """A registry in its folder is its own until then; when it is resumed it has numbers reserved."""
     run(redis_url, tmp_path, given(), (1.0,))
     first = registry().reserve(POLICY, "other")
     row = NewVersion(
@@ -206,7 +197,6 @@ def test_a_run_draws_no_number_of_another_that_registers_in_its_registry(
 def test_there_is_no_registry_before_there_is_a_version_to_keep(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Making it would hold up the first updates."""
     monkeypatch.setattr(kept_versions, "POLL_S", 0.01)
     file = tmp_path / "registry.sqlite"
     learner, producer = LearnerThread(redis_url, tmp_path, given(10**6 * BATCH)), Producer(redis_url)
@@ -220,7 +210,6 @@ def test_there_is_no_registry_before_there_is_a_version_to_keep(
 def test_a_registry_that_somebody_made_is_followed(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a run that has kept no version yet: what it does is known to whoever looks there."""
     monkeypatch.setattr(kept_versions, "POLL_S", 0.01)
     before = failures()
     learner, producer = LearnerThread(redis_url, tmp_path, given(10**6 * BATCH)), Producer(redis_url)
@@ -236,7 +225,6 @@ def test_a_registry_that_somebody_made_is_followed(
 def test_what_an_operator_retires_is_answered_for_no_longer(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """At the learner's next look, while it goes on; what is left stays."""
     made = given(10_000 * BATCH)
     with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
         session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
@@ -256,7 +244,6 @@ def test_what_an_operator_retires_is_answered_for_no_longer(
 def test_a_rollback_is_a_new_version_with_old_content_and_training_goes_on(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """The number comes from the run's own allocator; the pointer that actors follow does not move back."""
     made = given(10_000 * BATCH)
     with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
         session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
@@ -292,7 +279,6 @@ def renumbered(registry: Registry, original: int) -> PolicyVersion | None:
 def test_a_rollback_of_a_run_that_is_over_draws_a_number_that_the_next_learner_does_not(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """It goes on above it, and its versions come from the checkpoint's."""
     run(redis_url, tmp_path, given(), (1.0, 2.0))
     first = registry().standby(POLICY)
     assert first is not None
@@ -312,7 +298,6 @@ def test_a_rollback_of_a_run_that_is_over_draws_a_number_that_the_next_learner_d
 def test_bytes_that_redis_lost_come_back_from_the_files(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """An empty Redis at resume: GetWeights answers for what is registered all the same."""
     run(redis_url, tmp_path, given(), (1.0,))
     versions = pinned(registry()).keys()
     with redis.Redis.from_url(redis_url) as client:
@@ -324,7 +309,6 @@ def test_bytes_that_redis_lost_come_back_from_the_files(
 def test_what_a_run_begins_with_is_not_lost_to_a_registry_that_fails(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """Each update offers a version meanwhile: more than wait."""
     made = given(10**6 * BATCH)
     made = made.model_copy(update={"learner": made.learner.model_copy(update={"keep_every_updates": 1})})
     (tmp_path / "registry.sqlite").mkdir()
@@ -339,7 +323,6 @@ def test_what_a_run_begins_with_is_not_lost_to_a_registry_that_fails(
 
 @pytest.mark.parametrize("broken", ["no folder", "not a database"])
 def test_learning_goes_on_without_a_registry(redis_url: str, tmp_path: Path, broken: str) -> None:
-    """The run ends as ever, with its final policy; the failures are counted."""
     file = tmp_path / "registry.sqlite"
     tmp_path.mkdir(exist_ok=True)
     if broken == "no folder":
@@ -360,7 +343,6 @@ def failures() -> float:
 def test_another_run_in_the_same_registry_is_left_alone(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    """Its versions are neither pinned here nor missed, and files of no known version stay."""
     url = registry_url(tmp_path)
     with Registry.open(url, migrate=True) as shared:
         row = NewVersion(
@@ -383,7 +365,6 @@ def test_another_run_in_the_same_registry_is_left_alone(
 
 
 def test_the_specification_is_there_from_the_start(redis_url: str, tmp_path: Path) -> None:
-    """A policy server of a run that has just begun needs the spaces; the final policy is not there yet."""
     with LearnerThread(redis_url, tmp_path, given()) as learner, Producer(redis_url) as producer:
         producer.open()
         assert read_specification(tmp_path).run == RUN

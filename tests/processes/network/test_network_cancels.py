@@ -115,7 +115,6 @@ def verify(run: NetworkRun, over: threading.Event) -> int:
 def test_calls_that_are_given_up_mix_nothing_and_leak_nothing(
     redis_server: RedisServer, tmp_path: Path, cancels: int
 ) -> None:
-    """Every checked reply is its own call's; connections, files and memory are what they were."""
     with (
         network_run(redis_server, tmp_path, weights=BLOB) as run,
         ThreadPoolExecutor(CANCELLERS + 1) as pool,

@@ -44,7 +44,6 @@ def churn(run: NetworkRun, sessions: int, first: int) -> None:
 def test_sessions_that_come_and_go_leave_nothing_behind(
     redis_server: RedisServer, tmp_path: Path, sessions: int
 ) -> None:
-    """Open files and memory of the broker, rows of the run: as after the first two hundred."""
     with network_run(redis_server, tmp_path) as run:
         churn(run, WARM_UP, 0)
         eventually(lambda: run.broker_files() < 40 + THREADS, "connections to end", PATIENCE_S)

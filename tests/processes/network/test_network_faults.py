@@ -60,7 +60,6 @@ def assert_recovered(run: NetworkRun) -> None:
 def test_experience_flows_through_a_bad_network(
     redis_server: RedisServer, tmp_path: Path, fault: str, fragments: int
 ) -> None:
-    """Slowly, and without loss, gap or double; at once as before when the network is good again."""
     with network_run(redis_server, tmp_path) as run:
         run.start(ACTORS).grow(ACTORS)
         run.proxy.set(**LASTING[fault])
@@ -74,7 +73,6 @@ def test_experience_flows_through_a_bad_network(
 
 @pytest.mark.slow
 def test_weights_arrive_over_a_thin_line(redis_server: RedisServer, tmp_path: Path) -> None:
-    """A chunk of them takes longer at 1 Mbit/s than a small call may."""
     blob = bytes(range(256)) * 4096 + b"behind the first chunk"
     with network_run(redis_server, tmp_path, weights=blob) as run:
         run.proxy.set(bytes_per_s=MEGABIT_PER_S)
@@ -93,14 +91,12 @@ def test_weights_arrive_over_a_thin_line(redis_server: RedisServer, tmp_path: Pa
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("seconds", [2])
 def test_a_short_silence_is_survived(redis_server: RedisServer, tmp_path: Path, seconds: float) -> None:
-    """Nothing passes for a while: deadlines fire, and the actors go on where they were."""
     survive_silence(redis_server, tmp_path, seconds)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [30])
 def test_a_long_silence_is_survived(redis_server: RedisServer, tmp_path: Path, seconds: float) -> None:
-    """The same with the shipped deadlines."""
     survive_silence(redis_server, tmp_path, seconds)
 
 
@@ -122,10 +118,6 @@ def survive_silence(server: RedisServer, folder: Path, seconds: float) -> None:
 def test_an_actor_that_is_cut_off_keeps_no_more_than_its_outbox(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """It has credit for sixteen times as much.
-
-    It stands still all the same, with one fragment more in hand.
-    """
     outbox = 4
     with network_run(redis_server, tmp_path) as run:
         (sender,) = run.start(1, outbox=outbox).senders
@@ -141,7 +133,6 @@ def test_an_actor_that_is_cut_off_keeps_no_more_than_its_outbox(
 
 @pytest.mark.usefixtures("hasty")
 def test_a_connection_whose_far_end_is_gone_is_replaced(redis_server: RedisServer, tmp_path: Path) -> None:
-    """The operating system still holds it open; deadlines without a word on it bring a new one."""
     survive_half_open(redis_server, tmp_path)
 
 
@@ -149,7 +140,6 @@ def test_a_connection_whose_far_end_is_gone_is_replaced(redis_server: RedisServe
 def test_a_connection_whose_far_end_is_gone_is_replaced_by_the_shipped_deadlines(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Within the session's time, so nothing that was generated is given up."""
     survive_half_open(redis_server, tmp_path)
 
 

@@ -48,7 +48,6 @@ def test_a_frozen_process_delays_and_loses_nothing(
     times: int,
     seconds: float,
 ) -> None:
-    """SIGSTOP, until the actors have noticed; SIGCONT, and they go on in the session of before."""
     if times == 1 and who == "broker":
         monkeypatch.setattr(broker_client, "APPEND_DEADLINE_S", 1.0)
         without_keepalive(monkeypatch)

@@ -60,10 +60,6 @@ def await_all(run: NetworkRun, actors: int) -> None:
 
 @pytest.mark.parametrize("actors", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_herd_comes_back_one_by_one(redis_server: RedisServer, tmp_path: Path, actors: int) -> None:
-    """One connection each after a reset.
-
-    After an outage no more per second than twice what the outage saw.
-    """
     with (
         network_run(redis_server, tmp_path, budget=2 * actors * CHARGE, session_timeout_ms=60_000) as run,
         watching(run, actors) as sessions,

@@ -14,7 +14,6 @@ from tests.support.storage.redis_server import RedisServer
 
 
 def test_clients_ping_less_often_than_servers_allow() -> None:
-    """Half as often: a ping that is early by a hair is no strike."""
     client, server = dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)
     allowed_ms = server["grpc.http2.min_ping_interval_without_data_ms"]
     assert client["grpc.keepalive_time_ms"] >= 2 * allowed_ms
@@ -22,7 +21,6 @@ def test_clients_ping_less_often_than_servers_allow() -> None:
 
 
 def test_every_option_is_one_that_grpc_knows() -> None:
-    """It ignores others without a word: by a wrong name, idle connections were banned after three minutes."""
     library = Path(cygrpc.__file__).read_bytes()
     for name, _ in (*CHANNEL_OPTIONS, *SERVER_OPTIONS):
         assert name.encode() in library, name
@@ -31,7 +29,6 @@ def test_every_option_is_one_that_grpc_knows() -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seconds", [1, pytest.param(250, marks=pytest.mark.slow)])
 def test_an_idle_connection_is_kept(redis_server: RedisServer, tmp_path: Path, seconds: float) -> None:
-    """Four minutes hold four pings: a server that thought them too many would have said GOAWAY."""
     with (
         network_run(redis_server, tmp_path, session_timeout_ms=7_200_000) as run,
         SimulatedActor(run.proxy.address, "a-0") as actor,

@@ -15,7 +15,6 @@ LOSS = 0.3
 def test_lost_replies_leave_every_fragment_once_and_in_order(
     redis_server: RedisServer, tmp_path: Path, fragments: int
 ) -> None:
-    """The connection closes instead of 30% of the replies; what was sent again is recognised."""
     with network_run(redis_server, tmp_path) as run:
         run.proxy.set(lose_replies=LOSS)
         run.start(ACTORS, fragments // ACTORS)

@@ -47,7 +47,6 @@ def model(order: list[int]) -> Counter[str]:
 def test_doubled_and_reordered_messages_are_stored_once_in_order(
     redis_server: RedisServer, tmp_path: Path, count: int, at_once: int
 ) -> None:
-    """Each fragment comes three times, up to 8 places off; one after another the answers are the model's."""
     order = arrivals(count, random.Random(count)) + list(range(1, count + 1))
     with (
         network_run(redis_server, tmp_path, budget=2 * count * CHARGE) as run,

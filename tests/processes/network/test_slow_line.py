@@ -35,7 +35,6 @@ def assert_all_rise(run: SlowLineRun) -> None:
 def test_each_actor_gets_newer_weights_over_a_slow_line(
     redis_server: RedisServer, tmp_path: Path, fetch_wait_s: float
 ) -> None:
-    """Published as often as it goes, or while nothing is being fetched: then Redis holds two versions."""
     with slow_line_run(redis_server, tmp_path, mib=2.5, actors=4, fetch_wait_s=fetch_wait_s) as run:
         eventually(lambda: run.rises() >= 6, "six newer versions at each actor", 120.0)
         assert_all_rise(run)
@@ -48,7 +47,6 @@ def test_each_actor_gets_newer_weights_over_a_slow_line(
 def test_weights_of_any_size_arrive_for_minutes(
     redis_server: RedisServer, tmp_path: Path, mib: float
 ) -> None:
-    """Eight actors, with the settings that a run has by default."""
     with slow_line_run(redis_server, tmp_path, mib=mib, actors=8, fetch_wait_s=1.0) as run:
         ends_s = time.monotonic() + 200.0
         while time.monotonic() < ends_s:

@@ -23,7 +23,6 @@ LEAST: Final = 300
 
 @pytest.mark.timeout(600)
 def test_generated_calls_are_answered_as_described(tmp_path: Path) -> None:
-    """No status, no type and no shape of an answer that the document does not know; the books balance."""
     with PromptsGateway(tmp_path, *SMALL) as gateway:
         words = (
             *("run", f"{gateway.url}/openapi.json", "--seed", "7", "--no-color"),

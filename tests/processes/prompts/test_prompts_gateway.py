@@ -15,7 +15,6 @@ PROMPT = "Write a function that sorts a list of {} numbers"
 
 
 def test_transitions_are_learned_from_and_the_books_balance(tmp_path: Path) -> None:
-    """An update takes all that was stored, also of chains that go on; a named checkpoint is gone back to."""
     with PromptsGateway(tmp_path, *SMALL) as gateway:
         assert gateway.get("/stats") == {"message": "No training data yet"}
         gateway.play(PROMPT.format(0))
@@ -46,7 +45,6 @@ def test_transitions_are_learned_from_and_the_books_balance(tmp_path: Path) -> N
 
 
 def test_a_killed_gateway_finds_its_run_again(tmp_path: Path) -> None:
-    """What was learned stays, nothing counts twice; the next gateway ends the run, a third resumes it."""
     with PromptsGateway(tmp_path, *SMALL) as first:
         try:
             for number in range(26):
@@ -73,7 +71,6 @@ def test_a_killed_gateway_finds_its_run_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_policy_server_takes_open_steps_with_it_and_no_others(tmp_path: Path) -> None:
-    """The run starts another one; a chain goes on as a new one, an update learns, and the books balance."""
     with PromptsGateway(tmp_path, *SMALL) as gateway:
         gateway.play(PROMPT.format(0), steps=3, is_whole=False)
         os.kill(gateway.process_of("server").pid, signal.SIGKILL)
@@ -98,7 +95,6 @@ def test_a_killed_policy_server_takes_open_steps_with_it_and_no_others(tmp_path:
     ],
 )
 def test_what_cannot_be_served_is_told_at_once(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    """By its option, with exit code 2."""
     gateway = PromptsGateway(tmp_path, *words)
     assert gateway.process.wait(120) == 2
     assert said in gateway.said()

@@ -39,7 +39,6 @@ def look(tab: "Page", prompt: str) -> None:
 
 
 def test_a_prompt_is_looked_at_and_rated(browser: "Browser", tmp_path: Path) -> None:
-    """The text stays text; the rating is in the run's registry; the page complains of nothing."""
     complaints: list[str] = []
     with PromptsGateway(tmp_path, *SMALL) as gateway:
         tab = open_tab(browser, gateway.url, complaints, "/prompts")
@@ -66,7 +65,6 @@ def test_a_prompt_is_looked_at_and_rated(browser: "Browser", tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_ratings_are_learned_from(browser: "Browser", tmp_path: Path) -> None:
-    """Where they are the reward: a rated path waits for an update, and the books balance."""
     complaints: list[str] = []
     with PromptsGateway(tmp_path, *SMALL, "--train=environment.kwargs.reward=ratings") as gateway:
         tab = open_tab(browser, gateway.url, complaints, "/prompts")
@@ -81,7 +79,6 @@ def test_ratings_are_learned_from(browser: "Browser", tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_person_checks_the_rewards_of_a_program(browser: "Browser", tmp_path: Path) -> None:
-    """Every second one of a source over HTTP; what a person prefers is in the run's registry."""
     complaints: list[str] = []
     with LengthRewards() as source:
         task = f'{{reward_source = "{source.url}", human_check_every = 2}}'

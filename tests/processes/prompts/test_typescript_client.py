@@ -15,7 +15,6 @@ PACKAGE: Final = ROOT / "clients" / "typescript"
 
 
 def test_the_types_are_made_from_the_api_as_it_is() -> None:
-    """A field that is renamed shows here; the suite holds the types against the documents."""
     done = subprocess.run(
         [sys.executable, "clients/describe.py", "--check"],
         cwd=ROOT,
@@ -29,7 +28,6 @@ def test_the_types_are_made_from_the_api_as_it_is() -> None:
 
 @pytest.mark.timeout(1200)
 def test_its_own_suite_passes() -> None:
-    """`npm test`: types, package and behaviour."""
     node_client.install(PACKAGE)
     done = subprocess.run(
         ["npm", "test"],

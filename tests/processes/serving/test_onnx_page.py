@@ -96,7 +96,6 @@ def write(policy: Policy, folder: Path, *, masked: tuple[str, ...] = ()) -> None
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_lines_of_the_page_act_as_the_policy_does(name: str, tmp_path: Path) -> None:
-    """Every leaf's action of every row, in both languages, from the environment's own observations."""
     space, action, section = CASES[name]
     policy = trained(space, action, section)
     allowed = masks(action, 6) if name == "choices" else {}

@@ -46,7 +46,6 @@ def serves(training: Training) -> bool:
 
 
 def test_a_flush_takes_the_steps_of_an_episode_that_goes_on(training: Training, tmp_path: Path) -> None:
-    """All but the last, whose outcome is not known; that one begins what the next flush takes."""
     training.until(lambda: serves(training))
     with PolicyClient(f"unix:{tmp_path}/serve.sock", deadline_s=60) as client:
         observation = np.zeros(4, np.float32)

@@ -98,7 +98,6 @@ def not_learned(reason: str) -> float:
 def test_numbers_are_given_when_fragments_are_sent(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
-    """In the order of the queue, from 1 in each session; what a session did not send is the next one's."""
     log, queue = open_run(redis_url), ServedQueue(100, 0)
     for number in range(1, 6):
         assert queue.put(served(number))
@@ -118,7 +117,6 @@ def test_numbers_are_given_when_fragments_are_sent(
 def test_what_was_refused_as_full_is_numbered_again(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
-    """Nothing of it was stored: every fragment is in the log once and in order when there is room."""
     log, queue = open_run(redis_url, max_log_entries=4, budget=1000 * CHARGE), ServedQueue(100, 0)
     before = _refusals("full")
     for number in range(1, 13):
@@ -159,7 +157,6 @@ def _refusals(reason: str) -> float:
 def test_what_has_grown_stale_is_dropped_before_it_has_a_number(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
-    """The others are numbered without a gap; the steps are counted."""
     log, queue = open_run(redis_url), ServedQueue(100, 5)
     for update in range(1, 9):
         log.publish(b"weights", update=update, settled=0, scalars={})
@@ -179,7 +176,6 @@ def test_what_has_grown_stale_is_dropped_before_it_has_a_number(
 def test_a_session_that_ends_loses_what_was_under_way_and_counts_it(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
-    """A fragment that the broker does not take ends it; the queue goes on in the next."""
     log, queue = open_run(redis_url), ServedQueue(100, 0)
     wrong = served(1)
     queue.put(replace(wrong, header=replace(wrong.header, schema_id="0" * 64)))
@@ -201,7 +197,6 @@ def test_a_session_that_ends_loses_what_was_under_way_and_counts_it(
 
 
 def test_a_full_queue_takes_no_more() -> None:
-    """And does not wait; what is taken out makes room."""
     queue = ServedQueue(3, 0)
     assert [queue.put(served(number)) for number in range(5)] == [True, True, True, False, False]
     assert len(queue.exchange([], 0)) == 3
@@ -209,7 +204,6 @@ def test_a_full_queue_takes_no_more() -> None:
 
 
 def test_episodes_are_reported(broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]) -> None:
-    """With or without fragments."""
     log, queue = open_run(redis_url), ServedQueue(100, 0)
     outbox = Outbox(opened(), NumberedWhenSent(queue))
     outbox.start()
@@ -223,10 +217,6 @@ def test_episodes_are_reported(broker: BrokerProcess, redis_url: str, opened: Ca
 def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
     redis_server: RedisServer, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    """Also what is played while it drains: whole steps of open episodes reach the log.
-
-    Then it ends with code 0.
-    """
     learner = ScriptedLearner(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
     learner.publish()
     with serve_live(tmp_path, broker.address) as server, grpc.insecure_channel(server.address) as channel:
@@ -263,7 +253,6 @@ def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
 def test_a_server_whose_run_has_ended_answers_on_with_the_last_weights(
     redis_server: RedisServer, broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    """What was played is handed over first; SIGTERM then ends it with code 0."""
     learner = ScriptedLearner(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
     version = learner.publish().version
     with serve_live(tmp_path, broker.address) as server:

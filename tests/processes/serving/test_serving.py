@@ -82,7 +82,6 @@ def check(run: ServedRun, given: Action | ActionBatch, rows: Any) -> None:
 
 
 def test_actions_are_those_of_the_active_version(run: ServedRun, client: PolicyClient) -> None:
-    """One observation and a batch, with distribution, value and log-probability."""
     follow(run, client, version := run.next_version())
     described = client.describe()
     assert (described.run, described.policy, described.learns) == (RUN, "default", False)
@@ -103,7 +102,6 @@ def test_actions_are_those_of_the_active_version(run: ServedRun, client: PolicyC
 
 
 def test_an_episode_is_played_over_calls(client: PolicyClient) -> None:
-    """Nothing is learned from it here, and its return is added up."""
     episode = client.start_episode("ada")
     assert not episode.learned
     for step in range(5):
@@ -116,7 +114,6 @@ def test_an_episode_is_played_over_calls(client: PolicyClient) -> None:
 def test_a_reward_that_comes_after_the_end_is_kept_under_episode_and_step(
     run: ServedRun, server: BrokerProcess, client: PolicyClient
 ) -> None:
-    """In the feedback table, once, however often the call is repeated; it is in no return."""
     episode = client.start_episode("bea")
     for step in range(3):
         episode.act(ROWS[step], reward=1.0 if step else None)
@@ -136,7 +133,6 @@ def test_a_reward_that_comes_after_the_end_is_kept_under_episode_and_step(
 
 
 def test_what_was_answered_stands_in_the_metrics(server: BrokerProcess, client: PolicyClient) -> None:
-    """By arm and by call, with latencies, rows of a pass, waits, returns, refusals and versions."""
     client.act_batch(ROWS)
     episode = client.start_episode("cleo")
     episode.act(ROWS[0])
@@ -160,7 +156,6 @@ def test_what_was_answered_stands_in_the_metrics(server: BrokerProcess, client: 
 
 
 async def test_a_stream_answers_many_requests_in_flight(run: ServedRun, server: BrokerProcess) -> None:
-    """Each under its own id, and episodes over it in their order."""
     async with AsyncPolicyClient(server.address, deadline_s=60.0) as client, client.act_stream() as stream:
         asked = [stream.act(row, distribution=True) for row in np.tile(ROWS, (10, 1))]
         for given, row in zip(await asyncio.gather(*asked), itertools.cycle(ROWS), strict=False):
@@ -176,7 +171,6 @@ async def test_a_stream_answers_many_requests_in_flight(run: ServedRun, server: 
 
 
 def test_a_network_of_ones_own_is_served_where_the_runs_own_configuration_allows_it(tmp_path: Path) -> None:
-    """Nothing need be said a second time, of a folder that was not made here but that it is trusted."""
     module = "tests.unit.penstock.policy.own_networks"
     run = begun(tmp_path / "run", network=f"{module}:Good")
     (run.folder / "config.toml").write_text(f'[actor]\nallow_modules = ["{module}"]\n')
@@ -191,7 +185,6 @@ def test_a_network_of_ones_own_is_served_where_the_runs_own_configuration_allows
 
 
 def test_a_promotion_is_followed(run: ServedRun, client: PolicyClient) -> None:
-    """Within the refresh, without a restart; a named version answers before and after."""
     old, new = client.act(ROWS[0]).version, run.next_version()
     assert client.act(ROWS[0], version=new).arm is Arm.PINNED
     assert client.act(ROWS[0]).version == old
@@ -201,7 +194,6 @@ def test_a_promotion_is_followed(run: ServedRun, client: PolicyClient) -> None:
 
 
 def test_a_client_has_the_same_version_after_a_restart(tmp_path: Path) -> None:
-    """Nothing is remembered for it; an episode of the server before is elsewhere."""
     run = begun(tmp_path / "run")
     run.promote(run.next_version(), canary_share=0.5)
     keys, found = [f"client-{number}" for number in range(40)], []
@@ -280,7 +272,6 @@ def serves(client: PolicyClient, active: int) -> bool:
 
 
 def test_swaps_under_load_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
-    """Twenty versions, eight clients: each answer is what the version that it names gives offline."""
     swap_under_load(run, server.address, clients=8, swaps=20)
     run.withdraw_canary()
 
@@ -288,7 +279,6 @@ def test_swaps_under_load_cost_no_request(run: ServedRun, server: BrokerProcess)
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_many_swaps_under_many_clients_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
-    """Two hundred versions, sixty-four clients, who find themselves on their arms after a restart, too."""
     arms = swap_under_load(run, server.address, clients=64, swaps=200)
     with (
         serving(run.folder.parent, run.folder, "again") as again,
@@ -299,7 +289,6 @@ def test_many_swaps_under_many_clients_cost_no_request(run: ServedRun, server: B
 
 
 def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, client: PolicyClient) -> None:
-    """The version before answers and says so; whole weights are taken up again."""
     follow(run, client, good := run.next_version())
     damaged = run.next_version()
     run.damage(damaged)
@@ -324,7 +313,6 @@ def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, c
 
 
 def test_sigterm_answers_what_is_in_flight(tmp_path: Path) -> None:
-    """Health says NOT_SERVING, only earlier requests are answered, and the exit code is 0."""
     with serving(tmp_path, begun(tmp_path / "run").folder) as server:
         drain(server)
 

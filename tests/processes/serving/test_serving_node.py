@@ -23,7 +23,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.mark.parametrize("learn", [True, False])
 def test_a_node_client_plays_episodes_and_sends_rewards(server: BrokerProcess, learn: bool) -> None:
-    """As many as it said; the server added the rewards up, one for each step."""
     result = node_client.play(server.address, 3, learn=learn)
     assert result["episodes"] == 3
     assert 8 <= result["mean_return"] <= 500

@@ -80,7 +80,6 @@ def code(channel: grpc.Channel, name: str) -> grpc.StatusCode:
 
 
 def test_every_call_is_the_clients_and_stands_in_the_table() -> None:
-    """One that is forgotten would be served to no caller."""
     methods = {method.name for method in pb.DESCRIPTOR.services_by_name["PolicyService"].methods}
     assert methods == CALLS.keys()
     assert {path: parties for path, parties in ACCESS.items() if SERVICE in path} == {
@@ -89,7 +88,6 @@ def test_every_call_is_the_clients_and_stands_in_the_table() -> None:
 
 
 def test_a_client_is_served(server: BrokerProcess, certificates: Path) -> None:
-    """Each call, and an episode through our own client."""
     with open_channel(server.address, shown(certificates, "client")) as channel:
         assert {name: code(channel, name) for name in CALLS} == dict.fromkeys(CALLS, grpc.StatusCode.OK)
     credentials = shown(certificates, "client")
@@ -110,7 +108,6 @@ def test_a_client_is_served(server: BrokerProcess, certificates: Path) -> None:
 def test_no_other_caller_is_served(
     server: BrokerProcess, certificates: Path, name: str, expected: grpc.StatusCode
 ) -> None:
-    """No call of the service."""
     with open_channel(server.address, shown(certificates, name)) as channel:
         assert {call: code(channel, call) for call in CALLS} == dict.fromkeys(CALLS, expected)
 
@@ -118,7 +115,6 @@ def test_no_other_caller_is_served(
 def test_health_is_for_all_of_the_run_and_reflection_for_operators(
     server: BrokerProcess, certificates: Path
 ) -> None:
-    """The service is listed by its full name."""
     with open_channel(server.address, shown(certificates, "actor")) as channel:
         request = health_pb2.HealthCheckRequest(service=SERVICE)
         reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE_S)

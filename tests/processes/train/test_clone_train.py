@@ -62,7 +62,6 @@ def entropy(recording: Path) -> float:
 
 
 def test_the_clone_of_a_solved_policy_solves_the_task(tmp_path: Path) -> None:
-    """Recorded at play, 8,192 steps; trained without actors, broker and Redis with nothing in their books."""
     teacher, recording, run = tmp_path / "teacher", tmp_path / "recording", tmp_path / "run"
     balancing_run(teacher)
     made = penstock_json("record", str(teacher), "--out", str(recording), "--steps", "8192")
@@ -91,7 +90,6 @@ def test_the_clone_of_a_solved_policy_solves_the_task(tmp_path: Path) -> None:
 
 
 def test_without_a_recording_there_is_nothing_to_clone(tmp_path: Path) -> None:
-    """Said before anything is started."""
     with pytest.raises(ValueError, match=r"--from .*nowhere: holds no recording\.json"):
         make_plan(Request(what="CartPole-v1", run_dir=tmp_path, recording=tmp_path / "nowhere"))
     plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path, assignments=("algorithm.name=clone",)))

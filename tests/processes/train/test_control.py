@@ -42,7 +42,6 @@ def asked(run: str, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 
 def test_a_run_is_steered_from_the_command_line(training: Training) -> None:
-    """Each command with its exit code, by folder and by address; the audit knows what was restored."""
     run = str(training.run_dir)
     training.until_steps(4_000)
     assert asked(run, "pause", "--reason", "lunch")["desired"] == "paused"

@@ -33,7 +33,6 @@ def said(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_run_without_an_early_end_is_predicted_from_a_short_one(tmp_path: Path) -> None:
-    """From the pace of its updates; nothing is left but what is printed."""
     told = said("--dry-run", "--json", "--set", "learner.total_steps=100000000", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     predicted = json.loads(told.stdout)
@@ -51,7 +50,6 @@ def test_a_run_without_an_early_end_is_predicted_from_a_short_one(tmp_path: Path
 
 
 def test_a_run_of_few_steps_is_made_whole(tmp_path: Path) -> None:
-    """Its time is that of the short run; people read minutes, and memory next to what is free."""
     told = said("--dry-run", "--set", "learner.total_steps=1024", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     text = told.stdout
@@ -77,7 +75,6 @@ def dry_run(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 def test_ctrl_c_leaves_no_process_and_no_folder(dry_run: "subprocess.Popen[str]", tmp_path: Path) -> None:
-    """In the middle of a short run, whose processes are up."""
     assert dry_run.stdout is not None
     pids: set[int] = set()
     for line in dry_run.stdout:
@@ -101,7 +98,6 @@ def test_ctrl_c_leaves_no_process_and_no_folder(dry_run: "subprocess.Popen[str]"
     [(("--from", "{folder}"), "--dry-run --from"), (("--serve", "127.0.0.1:0"), "--dry-run --serve")],
 )
 def test_what_has_no_pace_of_its_own_is_bad_usage(more: tuple[str, ...], named: str, tmp_path: Path) -> None:
-    """Exit 2, at once, with nothing started."""
     (tmp_path / "recording").mkdir()
     (tmp_path / "recording/recording.json").write_text("{}")
     told = said("--dry-run", *(word.format(folder=tmp_path / "recording") for word in more), cwd=tmp_path)
@@ -110,7 +106,6 @@ def test_what_has_no_pace_of_its_own_is_bad_usage(more: tuple[str, ...], named: 
 
 
 def test_a_run_that_is_resumed_is_not_predicted(tmp_path: Path) -> None:
-    """It shows its pace itself."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.toml").write_text('run = "r"\n')
     call = penstock("train", "--resume", str(tmp_path / "run"), "--dry-run")

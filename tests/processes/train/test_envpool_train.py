@@ -26,7 +26,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 
 @pytest.mark.slow
 def test_two_runs_in_lock_step_are_equal_bit_by_bit(tmp_path: Path) -> None:
-    """The environments of both actors and of the evaluation begin alike, whatever threads step them."""
     told = []
     for threads in (1, 3):
         folder = tmp_path / f"by-{threads}"
@@ -44,7 +43,6 @@ def test_two_runs_in_lock_step_are_equal_bit_by_bit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_survives_kills_and_is_resumed(start: Callable[..., Training]) -> None:
-    """`kill -9` of an actor and the evaluator, then of every process, then `--resume`; the books balance."""
     training = start(*BY_ENVPOOL, *LONG, *OFTEN)
     for name in ("actor-0", "evaluator"):
         training.until_steps(training.steps() + 2_000)

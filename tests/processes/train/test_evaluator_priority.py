@@ -41,7 +41,6 @@ app(["actor", "--broker", "127.0.0.1:1", "--role", sys.argv[1]])
 
 
 def test_an_evaluation_has_the_priority_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on until the result is there: an evaluator that gave way would hold its end."""
     (tmp_path / "telling.py").write_text(TELLS)
     told = tmp_path / "told"
     told.mkdir()
@@ -61,7 +60,6 @@ def test_an_evaluation_has_the_priority_of_the_run(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("role", "lower"), [("rollout", 0), ("evaluation", EVALUATOR_NICENESS)])
 def test_a_start_gives_way_to_who_learns(role: str, lower: int) -> None:
-    """An evaluator has nothing to do before the first evaluation, and loads what it is made of meanwhile."""
     done = subprocess.run(
         [sys.executable, "-c", STARTS, role], capture_output=True, text=True, check=True, timeout=60
     )

@@ -82,7 +82,6 @@ def check(clone: Path, done: subprocess.CompletedProcess[str]) -> None:
 
 @pytest.mark.parametrize("name", ["home", pytest.param("Zuhause mit Ümlaut", marks=pytest.mark.slow)])
 def test_a_first_start_with_an_empty_home(clone: Path, tmp_path: Path, name: str) -> None:
-    """Nothing of matplotlib, torch or numba is there yet."""
     home = tmp_path / name
     home.mkdir()
     check(clone, start(clone, home))
@@ -90,7 +89,6 @@ def test_a_first_start_with_an_empty_home(clone: Path, tmp_path: Path, name: str
 
 @pytest.mark.slow
 def test_a_first_start_with_a_home_that_is_not_there(clone: Path, tmp_path: Path) -> None:
-    """As of a service's user; no process makes it either."""
     home = tmp_path / "absent"
     check(clone, start(clone, home))
 
@@ -98,7 +96,6 @@ def test_a_first_start_with_a_home_that_is_not_there(clone: Path, tmp_path: Path
 def test_a_first_start_of_a_user_without_rights_and_with_a_home_that_is_only_read(
     own_clone: Path, short_folder: Path
 ) -> None:
-    """As of a service in a container: nothing can be kept for the next start, and nothing is missing."""
     home = short_folder / "home"
     home.mkdir(mode=0o555)
     user = as_nobody()

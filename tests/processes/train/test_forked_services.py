@@ -65,7 +65,6 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_actors_draw_different_numbers(tmp_path: Path, told: Path) -> None:
-    """Environments that use numpy's or Python's own generator would play the same episodes everywhere."""
     with trainings(tmp_path / "run") as start:
         code, _, err = start(
             "drawing:Draws-v0", "--actors", "2", "--set", 'actor.allow_modules=["drawing"]'
@@ -78,7 +77,6 @@ def test_actors_draw_different_numbers(tmp_path: Path, told: Path) -> None:
 
 
 def test_processes_of_environments_load_nothing_of_the_actor(tmp_path: Path, told: Path) -> None:
-    """Each begins with the main module of who starts it, and the fork server's is no small one."""
     allowed = ("--set", 'actor.allow_modules=["telling"]', "--set", "environment.vectorise=async")
     with trainings(tmp_path / "run") as start:
         code, _, err = start("telling:Tells-v0", "--actors", "1", "--total-steps", "1000", *allowed).end()
@@ -87,7 +85,6 @@ def test_processes_of_environments_load_nothing_of_the_actor(tmp_path: Path, tol
 
 
 def test_a_run_outlives_its_fork_server(tmp_path: Path) -> None:
-    """A service that dies after it is started as a program, and the run goes on."""
     with trainings(tmp_path / "run") as start:
         training = start("CartPole-v1", *LONG)
         training.until_steps(2_000)
@@ -106,14 +103,12 @@ def test_a_run_outlives_its_fork_server(tmp_path: Path) -> None:
 
 
 def test_the_ranks_of_a_learner_are_learners(tmp_path: Path) -> None:
-    """The first, a copy, starts the others by its command line."""
     with trainings(tmp_path / "run") as start:
         code, _, err = start("CartPole-v1", "--actors", "1", "--ranks", "2", "--total-steps", "2000").end()
         assert code == 0, err
 
 
 def test_who_ends_a_run_does_not_wait_for_a_fork_server_that_hangs(tmp_path: Path) -> None:
-    """It may be importing from a disk that does not answer."""
     with trainings(tmp_path / "run") as start:
         training = start("CartPole-v1", *LONG)
         log = training.run_dir / "logs" / "launcher.log"
@@ -129,7 +124,6 @@ def test_who_ends_a_run_does_not_wait_for_a_fork_server_that_hangs(tmp_path: Pat
 
 
 def test_a_launcher_whose_parent_ignores_ends_of_children_sees_those_of_its_own(tmp_path: Path) -> None:
-    """What is ignored stays ignored in a program that is started."""
     with trainings(tmp_path / "run") as start:
         before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         try:

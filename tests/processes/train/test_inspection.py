@@ -76,7 +76,6 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def test_status_shows_rates_versions_and_health_of_every_role(training: Training) -> None:
-    """Measured, not configured; and the judgement has its figures with it."""
     seen: dict[str, Any] = {}
 
     def all_flows() -> bool:
@@ -96,7 +95,6 @@ def test_status_shows_rates_versions_and_health_of_every_role(training: Training
 
 
 def test_status_in_words_begins_with_the_bottleneck(training: Training) -> None:
-    """One line, then the table; printed once where stdout is no terminal."""
     reply = subprocess.run(
         penstock("status", str(training.run_dir)),
         capture_output=True, text=True, timeout=PATIENCE_S, check=True,
@@ -111,7 +109,6 @@ def test_status_in_words_begins_with_the_bottleneck(training: Training) -> None:
 def test_a_process_that_stands_still_is_named_as_the_bottleneck(
     training: Training, role: str, bound: str
 ) -> None:
-    """In the terminal and on the page alike, for as long as it does."""
     name = training.run_dir.name
     with stopped(training.pids()[role]):
         verdict = status(training)["bottleneck"]
@@ -123,7 +120,6 @@ def test_a_process_that_stands_still_is_named_as_the_bottleneck(
 
 
 def test_the_page_tells_the_curve_as_it_grows(training: Training) -> None:
-    """Its last point is where the learner is."""
     name = training.run_dir.name
     (listed,) = asked(training, "api/runs")["runs"]
     assert (listed["name"], listed["state"], listed["environment"]) == (name, "running", "CartPole-v1")
@@ -135,7 +131,6 @@ def test_the_page_tells_the_curve_as_it_grows(training: Training) -> None:
 
 
 def test_the_page_ends_with_its_run(tmp_path: Path) -> None:
-    """And a run that ended is no longer running, for status and page."""
     training = Training(tmp_path / "short", "CartPole-v1", "--ui", *SHORT, "--json")
     code, out, err = training.end()
     assert code == 0, err

@@ -10,7 +10,6 @@ TEXT_LINE = re.compile(r"\d{4}-\d\d-\d\dT")
 
 
 def test_every_line_of_a_log_in_json_names_role_and_run(tmp_path: Path) -> None:
-    """Every line that a process of ours logged is an object; libraries write their own."""
     training = Training(
         tmp_path / "run", "CartPole-v1", "--total-steps", "1000", "--json",
         "--set", "evaluation.episodes=4", "--set", "logs.format=json",

@@ -33,10 +33,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 def test_the_algorithm_that_is_named_learns_and_the_books_balance(
     name: str, start: Callable[..., Training]
 ) -> None:
-    """One gradient step per batch, through every process.
-
-    Its figures are in the lines, its name in the configuration.
-    """
     training = start(
         "CartPole-v1", "--seed", "1", "--json", "--total-steps", "8000", "--set", f"algorithm.name={name}",
         "--set", "evaluation.episodes=2", "--set", "learner.stop_at_target=false",
@@ -54,7 +50,6 @@ def test_the_algorithm_that_is_named_learns_and_the_books_balance(
 
 
 def test_a_killed_launcher_leaves_nothing_running(start: Callable[..., Training]) -> None:
-    """`kill -9`: the children see their lifeline close, checkpoint and go; the run can be resumed."""
     training = start("CartPole-v1", *LONG)
     training.until_steps(5_000)
     training.process.kill()
@@ -65,7 +60,6 @@ def test_a_killed_launcher_leaves_nothing_running(start: Callable[..., Training]
 def test_a_launcher_killed_while_services_start_leaves_nothing_running(
     start: Callable[..., Training],
 ) -> None:
-    """Also before anybody has announced anything but Redis."""
     training = start("CartPole-v1", *LONG)
     training.until(lambda: (training.run_dir / "endpoints" / "redis.json").exists())
     group = children(training.process.pid)
@@ -80,7 +74,6 @@ def test_a_launcher_killed_while_services_start_leaves_nothing_running(
 def test_what_the_policy_cannot_handle_ends_with_exit_2(
     start: Callable[..., Training], tmp_path: Path
 ) -> None:
-    """The learner finds it; the launcher passes on its words and its exit code."""
     module = tmp_path / "strange_environments.py"
     module.write_text(
         "import gymnasium\n"

@@ -39,7 +39,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 def test_the_learner_of_a_small_network_is_the_only_one_with_torch(
     environment: str, policy: tuple[str, ...], start: Callable[..., Training]
 ) -> None:
-    """While it learns from what was acted, and after it was evaluated."""
     training = start(environment, *LONG, *policy, *EVALUATED)
     training.until_steps(4_000)
     training.until(lambda: "evaluated" in (training.run_dir / "logs" / "evaluator.log").read_text())

@@ -43,7 +43,6 @@ def random_returns(episodes: int) -> Any:
 
 
 def test_breakout_is_learned_far_beyond_chance(tmp_path: Path) -> None:
-    """Three times the return of random actions, beyond three standard errors of both, after 100,000 steps."""
     chance = random_returns(200)
     folder = tmp_path / "run"
     arguments = [part for setting in SETTINGS for part in ("--set", setting)]

@@ -91,10 +91,6 @@ def training(tmp_path: Path) -> Iterator[Training]:
 
 
 def test_a_person_watches_a_run(training: Training) -> None:
-    """The curve moves, runs compare, and the keyboard reads values.
-
-    The page names a learner that stands still and one that was killed.
-    """
     url = json.loads((training.run_dir / "endpoints.json").read_text())["launcher"]["address"]
     with chromium() as browser:
         screen = Screen(browser, url)
@@ -213,7 +209,6 @@ def page_of(runs: Path) -> Iterator[str]:
 
 
 def test_a_person_starts_a_training_in_the_browser_and_stops_it(tmp_path: Path) -> None:
-    """From the form of all settings; what is wrong is named, and the browser leads there."""
     runs = tmp_path / "runs"
     runs.mkdir()
     with chromium() as browser, page_of(runs) as url:

@@ -45,7 +45,6 @@ def content(folder: Path) -> dict[str, tuple[int, bytes]]:
     ],
 )
 def test_a_refused_resume_writes_nothing(said: str, key: str, ended: Path) -> None:
-    """Exit 2 with the key, and every file of the folder as it was."""
     before = content(ended)
     done = subprocess.run(
         penstock("train", "--resume", str(ended), "--set", said),
@@ -58,7 +57,6 @@ def test_a_refused_resume_writes_nothing(said: str, key: str, ended: Path) -> No
 
 
 def test_a_file_in_place_of_a_folder_ends_the_run_with_its_name(ended: Path, tmp_path: Path) -> None:
-    """The versions' folder is a file: the launcher's last line says so, and what to do."""
     folder = Path(shutil.copytree(ended, tmp_path / "run"))
     shutil.rmtree(folder / "policies")
     (folder / "policies").write_text("somebody's")
@@ -90,10 +88,6 @@ def resumed_until(folder: Path, words: str, *arguments: str) -> tuple[int, str]:
 
 
 def test_an_attempt_that_learned_nothing_leaves_what_the_run_knows(ended: Path, tmp_path: Path) -> None:
-    """Ctrl-C before the learner has begun: summary, account, curve and configuration are as they were.
-
-    What another attempt asked for is not asked for by the next.
-    """
     folder = Path(shutil.copytree(ended, tmp_path / "run"))
     before = content(folder)
     code, err = resumed_until(folder, ": starting ", "--total-steps", "100000000", "--seed", "7")
@@ -105,7 +99,6 @@ def test_an_attempt_that_learned_nothing_leaves_what_the_run_knows(ended: Path, 
 
 
 def test_an_attempt_that_learned_makes_its_settings_the_runs(ended: Path, tmp_path: Path) -> None:
-    """The configuration is replaced when training goes on, and the summary tells of all of it."""
     folder = Path(shutil.copytree(ended, tmp_path / "run"))
     code, err = resumed_until(folder, " training", "--total-steps", "100000000", "--actors", "2")
     assert code == 130, err

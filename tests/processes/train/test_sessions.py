@@ -11,7 +11,6 @@ from tests.support.run.training import LONG, PATIENCE_S, Training
 
 
 def test_episodes_of_random_actions_are_counted_written_and_drawn(tmp_path: Path) -> None:
-    """CartPole falls after some twenty steps; checkpoints are small, and the newest weights have a name."""
     run = tmp_path / "run"
     training = Training(
         run, "CartPole-v1", "--episodes", "60", "--json", "--set", "algorithm.name=random",
@@ -37,7 +36,6 @@ def test_episodes_of_random_actions_are_counted_written_and_drawn(tmp_path: Path
 
 
 def test_a_run_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    """Behind an update, with an evaluation of what was learned, as it does when its steps are done."""
     training = Training(
         tmp_path / "run", "CartPole-v1", "--json", "--set", "learner.total_seconds=0.5",
         "--set", "algorithm.batch_steps=128", "--set", "actor.unroll_length=16",
@@ -68,7 +66,6 @@ def jobs(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_job_goes_on_without_who_started_it_until_it_is_stopped(tmp_path: Path) -> None:
-    """Listed and followed by its name; what is wrong with another one is said at once."""
     socket = f"unix:{tmp_path}/s"
     started = jobs(tmp_path, "start", "--name", "pole", "CartPole-v1", *LONG, "--serve", socket)
     assert started.returncode == 0, started.stderr

@@ -15,7 +15,6 @@ pytest.importorskip("wandb")
 
 
 def test_both_trackers_hold_the_lines_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorBoard every one; Weights & Biases, which has its own process, what it came to."""
     for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "wandb"))
     training = Training(

@@ -86,7 +86,6 @@ class Operator:
 
 
 def test_versions_of_a_run_are_answered_for_until_they_are_retired(training: Training) -> None:
-    """By GetWeights and as files; a rollback over ControlService gets a number from the learner."""
     training.until_steps(1)
     operator = Operator(training.run_dir)
     training.until_steps(15_000)
@@ -159,7 +158,6 @@ def control(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., control_pb
 def test_a_broker_without_a_registry_says_what_to_set(
     control: Callable[..., control_pb2_grpc.ControlServiceStub],
 ) -> None:
-    """FAILED_PRECONDITION, with the key and the other way."""
     stub = control()
     calls: dict[str, Callable[[], Any]] = {
         "ListVersions": lambda: stub.ListVersions(control_pb2.ListVersionsRequest(), timeout=10),
@@ -179,7 +177,6 @@ def test_a_broker_without_a_registry_says_what_to_set(
 def test_what_the_registry_refuses_ends_a_call_in_words(
     control: Callable[..., control_pb2_grpc.ControlServiceStub], tmp_path: Path
 ) -> None:
-    """Each with the status that says whose move it is; traffic is replaced by who has read it last."""
     url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
     Registry.open(url, migrate=True).close()
     stub = control(url=url)

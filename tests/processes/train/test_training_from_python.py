@@ -24,7 +24,6 @@ def config(folder: Path, **learner: Any) -> TrainingConfig:
 
 
 def test_a_run_is_started_waited_for_and_told(tmp_path: Path) -> None:
-    """Two updates, whose figures are those of its summary."""
     job = start(config(tmp_path, total_updates=2, total_steps=100_000))
     with pytest.raises(TimeoutError):
         job.result(timeout_s=0)
@@ -37,7 +36,6 @@ def test_a_run_is_started_waited_for_and_told(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_stopped_says_so_and_goes_on(tmp_path: Path) -> None:
-    """From its checkpoint, in the same folder."""
     job = start(config(tmp_path, total_steps=10**9, total_updates=150))
     lines = tmp_path / "run" / "metrics.jsonl"
     for _ in range(int(PATIENCE_S / 0.2)):
@@ -56,7 +54,6 @@ def test_a_run_that_is_stopped_says_so_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_begin_says_why(tmp_path: Path) -> None:
-    """In the words of the command line."""
     wrong = TrainingConfig("No-such-environment-v0", run_dir=tmp_path / "run")
     with pytest.raises(TrainingFailed, match="No-such-environment-v0"):
         start(wrong).result(PATIENCE_S)
@@ -65,7 +62,6 @@ def test_a_run_that_cannot_begin_says_why(tmp_path: Path) -> None:
 
 
 def test_nothing_of_a_learner_is_loaded() -> None:
-    """By the program that trains."""
     code = "import sys, penstock.training; print(sorted({name.split('.')[0] for name in sys.modules}))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for module in ("torch", "grpc", "launch", "learner", "gymnasium"):

@@ -209,7 +209,6 @@ def reader(short_folder: Path) -> Iterator[Reader]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_train(reader: Reader) -> None:
-    """The first run is solved; one that was stopped by Ctrl-C goes on to its last step."""
     reader.follow(TUTORIALS / "train.md")
     assert reader.summary("first")["solved"]
     assert reader.summary("pendulum")["env_steps"] >= 20_000
@@ -218,14 +217,12 @@ def test_train(reader: Reader) -> None:
 
 @pytest.mark.timeout(900)
 def test_your_own_environment(reader: Reader) -> None:
-    """The corridor is solved at both lengths."""
     reader.follow(TUTORIALS / "your-own-environment.md")
     assert [reader.summary(run)["solved"] for run in ("corridor", "longer")] == [True, True]
 
 
 @pytest.mark.timeout(900)
 def test_ask_for_actions(reader: Reader) -> None:
-    """A served policy answers; a run without actors learns from the episodes that were played."""
     reader.follow(TUTORIALS / "ask-for-actions.md")
     assert re.search(r"^action [01] of version \d+$", reader.output, flags=re.MULTILINE)
     assert "actions (64,)" in reader.output
@@ -241,7 +238,6 @@ def test_ask_for_actions(reader: Reader) -> None:
 
 @pytest.mark.timeout(900)
 def test_add_an_algorithm(reader: Reader, short_folder: Path) -> None:
-    """A2C trains in a copy of the source: its steps are booked, its metrics are in the lines."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, short_folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     reader.follow(TUTORIALS / "add-an-algorithm.md")
@@ -254,7 +250,6 @@ def test_add_an_algorithm(reader: Reader, short_folder: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_add_a_workload(reader: Reader) -> None:
-    """A package outside the tree, found by its entry point, is solved; its books balance."""
     reader.follow(TUTORIALS / "add-a-workload.md")
     summary = reader.summary("signals")
     assert summary["solved"]

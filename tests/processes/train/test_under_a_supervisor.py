@@ -35,7 +35,6 @@ def service(folder: Path, *words: str) -> Iterator[BrokerProcess]:
 
 
 def test_a_learner_that_is_done_stays_until_it_is_asked_to_end(redis_url: str, tmp_path: Path) -> None:
-    """Ended, it would be started again and train on; it stays alive and ready, and holds no lease."""
     config = tmp_path / "run.toml"
     config.write_text(dump(settings(learner={"total_steps": 2 * BATCH, "stop_at_target": False})))
     run_dir = tmp_path / "run"
@@ -52,7 +51,6 @@ def test_a_learner_that_is_done_stays_until_it_is_asked_to_end(redis_url: str, t
 
 
 def test_a_policy_server_is_alive_before_there_is_a_run(tmp_path: Path) -> None:
-    """A probe that found no server would have it killed while it waits; ready it is not."""
     port = free_port()
     address = ("--broker", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--set", f"metrics.port={port}")
     with service(tmp_path, "serve", *address) as server:

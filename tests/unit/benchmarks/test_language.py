@@ -18,7 +18,6 @@ SHAPE = language.Shape(layers=1, width=32, vocabulary=40, responses=6)
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_both_make_the_same_update(tmp_path: Path, lora: bool) -> None:
-    """Of the same rows and scores, with one gradient step: the same weights, which have moved."""
     torch.manual_seed(0)
     SHAPE.model().save_pretrained(tmp_path)
     given = LanguageSection(model=str(tmp_path), lora=lora, rank=4)
@@ -45,7 +44,6 @@ def test_both_make_the_same_update(tmp_path: Path, lora: bool) -> None:
 
 
 def test_the_shape_of_gpt2_has_its_parameters() -> None:
-    """Those that are published, but for the positions, of which there are as many as a row has."""
     with torch.device("meta"):
         model = language.SHAPES["gpt2"].model()
     positions = language.PROMPT + language.RESPONSE

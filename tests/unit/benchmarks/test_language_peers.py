@@ -23,7 +23,6 @@ def theirs(tokens: int) -> Outcome:
 
 
 def test_the_ratio_is_to_the_better_setting_of_the_same_round() -> None:
-    """Its median; a round on a slow host counts as one on a fast one."""
     rounds = [
         {"Penstock": ours(400), "one": theirs(200), "two": theirs(100)},
         {"Penstock": ours(40), "one": theirs(5), "two": theirs(10)},
@@ -36,7 +35,6 @@ def test_the_ratio_is_to_the_better_setting_of_the_same_round() -> None:
 
 
 def test_a_batch_of_ours_is_one_gradient_step_on_one_fragment() -> None:
-    """As TRL makes it when it is told nothing."""
     said = tomllib.loads(language.RECIPE)
     settings = load([for_environment("liked-words", "ppo"), said])
     section = settings.algorithm
@@ -48,5 +46,4 @@ def test_a_batch_of_ours_is_one_gradient_step_on_one_fragment() -> None:
 
 
 def test_words_with_an_even_digit_are_liked() -> None:
-    """Their share of the response; the prompt is nothing to it."""
     assert liked(["w1"] * 3, ["w10 w3 w8 w4", "w11", ""]) == [0.75, 0.0, 0.0]

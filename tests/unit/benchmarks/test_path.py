@@ -21,13 +21,11 @@ def transfer(megabytes_per_second: float) -> Transfer:
 
 
 def test_what_came_first_is_in_no_rate() -> None:
-    """When it set off is unknown."""
     done = transfer(100)
     assert (100, 5) == (done.megabytes_per_second, done.entries)
 
 
 def test_a_first_arrival_alone_has_no_rate() -> None:
-    """Zero, and no division by it."""
     done = Transfer(processes={"reader": os.getpid()})
     done.add(1, 10)
     done.finish()
@@ -35,7 +33,6 @@ def test_a_first_arrival_alone_has_no_rate() -> None:
 
 
 def test_cpu_seconds_are_told_of_a_process_that_has_ended() -> None:
-    """What it spent in a name with brackets and spaces, until somebody waits for it."""
     body = "import time\nopen('/proc/self/comm', 'w').write('a) b (c')\nwhile time.process_time() < 0.3: pass"
     with subprocess.Popen([sys.executable, "-c", body]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -44,7 +41,6 @@ def test_cpu_seconds_are_told_of_a_process_that_has_ended() -> None:
 
 
 def test_the_better_packer_is_the_yardstick() -> None:
-    """The ratio is the median over rounds, each against the same packer."""
     plain = {
         "hiredis": [transfer(100), transfer(100), transfer(200)],
         "python": [transfer(90), transfer(90), transfer(900)],
@@ -56,7 +52,6 @@ def test_the_better_packer_is_the_yardstick() -> None:
 
 @pytest.mark.parametrize(("size", "steps", "slots"), [(2 * KIB, 8, 8), (64 * KIB, 16, 8), (512 * KIB, 16, 8)])
 def test_a_made_up_fragment_conforms_and_nearly_fills_its_size(size: int, steps: int, slots: int) -> None:
-    """The broker would take it."""
     shape = Shape.of(size, steps, slots)
     fragment = shape.template(session=1)
     check(fragment, shape.schema, "bench")

@@ -24,7 +24,6 @@ def outcome(steps_per_second: float, seconds: float | None = None) -> Outcome:
 
 
 def test_a_run_is_solved_by_a_hundred_episodes() -> None:
-    """A mean of fewer does not count, nor one below the target; nothing is known before the first episode."""
     lines: list[dict[str, Any]] = [
         {"episodes": 0, "mean_return": None},
         {"episodes": 99, "mean_return": 500.0},
@@ -37,7 +36,6 @@ def test_a_run_is_solved_by_a_hundred_episodes() -> None:
 
 
 def test_a_ratio_is_of_medians_to_the_best_peer_of_each_column() -> None:
-    """Rounds that did not get there are left out of the seconds and counted."""
     contenders = [contender("ours", is_ours=True), contender("fast"), contender("clever")]
     outcomes = {
         "ours": [outcome(30, 4), outcome(10, 6), outcome(20, 5)],
@@ -51,7 +49,6 @@ def test_a_ratio_is_of_medians_to_the_best_peer_of_each_column() -> None:
 
 
 def test_without_peers_there_are_no_ratios() -> None:
-    """And the note says who is missing."""
     table = summarise(CARTPOLE, [contender("ours", is_ours=True)], {"ours": [outcome(10, 5)]}, ["fast"])
     assert list(table.rows[0][2:]) == [10, None, 5, None, 6, None, 100_000, None]
     assert "no environment: fast" in table.note

@@ -50,12 +50,10 @@ def program(tmp_path: Path, body: str) -> tuple[str, str]:
 
 
 def test_entries_are_told_apart_by_task_algorithm_variant_and_seed() -> None:
-    """No two proofs share a key, so none is skipped for another."""
     assert len({proof.key for proof in PROOFS}) == len(PROOFS)
 
 
 def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
-    """Records are appended one by one, and the newest of an entry counts."""
     path = tmp_path / "results" / "proofs.jsonl"
     second = replace(PROOF, seed=2)
     assert missing([PROOF, second], read(path), retry=False) == [PROOF, second]
@@ -68,7 +66,6 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
 
 
 def test_a_record_proves_only_what_its_command_says(tmp_path: Path) -> None:
-    """With a higher threshold, or fewer steps, the entry is missing again."""
     path = tmp_path / "results.jsonl"
     append(path, RECORD)
     assert missing([PROOF], read(path), retry=False) == []
@@ -78,14 +75,12 @@ def test_a_record_proves_only_what_its_command_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["impala", "reinforce"])
 def test_a_proof_of_another_algorithm_names_it(algorithm: str) -> None:
-    """PPO is what a run has that does not say."""
     assert f"--set algorithm.name={algorithm}" in replace(PROOF, algorithm=algorithm).command
     assert "algorithm.name" not in PROOF.command
 
 
 @pytest.mark.parametrize(("mean", "passed"), [(475.0, True), (474.9, False)])
 def test_a_run_passes_by_its_evaluation(tmp_path: Path, mean: float, *, passed: bool) -> None:
-    """Whatever the run says of itself, the evaluation is compared with the threshold."""
     body = f"""
 folder.mkdir()
 rows = [{{"env_steps": n, "mean_return": n and 1.0 * n}} for n in range(3)]
@@ -102,7 +97,6 @@ print(json.dumps({{"solved": True, "evaluation": {{"mean": {mean}}}, "env_steps"
 
 
 def test_what_must_not_be_learned_passes_below_its_bound() -> None:
-    """And no evaluation is no proof of either kind."""
     bounded = replace(PROOF, at_most=20.0)
     assert [bounded.passes(mean) for mean in (19.0, 20.0, 20.1, None)] == [True, True, False, False]
     assert [PROOF.passes(mean) for mean in (474.9, 475.0, None)] == [False, True, False]
@@ -110,14 +104,12 @@ def test_what_must_not_be_learned_passes_below_its_bound() -> None:
 
 
 def test_a_run_that_fails_is_recorded_with_its_last_line(tmp_path: Path) -> None:
-    """A crash is a result and not the end of the series."""
     record = run(PROOF, program(tmp_path, "print('cause', file=sys.stderr); sys.exit(1)"))
     assert not record.passed
     assert record.result == {"exit": 1, "error": "cause"}
 
 
 def test_the_page_shows_what_stands_and_what_is_missing(tmp_path: Path) -> None:
-    """Medians per task, and a line for every seed that was not run or did not pass."""
     proofs = [replace(PROOF, seed=seed) for seed in (1, 2, 3)]
     records = {RECORD.key: RECORD}
     failed = replace(RECORD, seed=2, passed=False, result={"exit": 1, "error": "x"})
@@ -135,7 +127,6 @@ def test_the_page_shows_what_stands_and_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_curve_is_thinned_with_both_ends() -> None:
-    """Sixty points show as much as sixty thousand."""
     points = [(n, float(n)) for n in range(10_000)]
     thinned = thin(points)
     assert len(thinned) == 60
@@ -144,6 +135,5 @@ def test_a_curve_is_thinned_with_both_ends() -> None:
 
 
 def test_the_checked_in_page_is_the_one_that_its_records_give() -> None:
-    """The results in docs/algorithms.md were not edited by hand and not forgotten."""
     page = (DOCS / "algorithms.md").read_text()
     assert written(page, PROOFS, standing(PROOFS, read(RESULTS))) == page

@@ -12,7 +12,6 @@ from penstock.config.sections.algorithms import PPOSection
 
 
 def test_messages_come_whole_and_in_order() -> None:
-    """Also empty ones; the end of the other side is told."""
     ours, theirs = (Messages(end) for end in socket.socketpair())
     for sent in (b"first", b"", memoryview(bytes(70_000))):
         ours.send(sent)
@@ -25,7 +24,6 @@ def test_messages_come_whole_and_in_order() -> None:
 
 
 def test_it_learns_from_as_many_steps_as_it_was_told() -> None:
-    """And says what both processes took."""
     command = [sys.executable, "-m", "benchmarks.train", "learn", "3000", "1"]
     told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     algorithm = piped_settings(3000, 1).algorithm

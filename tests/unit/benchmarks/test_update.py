@@ -12,7 +12,6 @@ from penstock.wire.fragment import check
 
 
 def test_made_up_fragments_are_ones_that_a_learner_takes() -> None:
-    """They follow the schema, mean something and differ."""
     first, second = update.made_up(1), update.made_up(2)
     check(first, update.SCHEMA, update._RUN)
     check_meaning(first.header, first.arrays())
@@ -20,7 +19,6 @@ def test_made_up_fragments_are_ones_that_a_learner_takes() -> None:
 
 
 def test_both_train_as_many_parameters() -> None:
-    """Of networks of the same shape."""
     loop = update.Loop(update.made_up_rows(64), PPOSection())
     policy = build(update.OBSERVATION, update.ACTION, PolicySection(), 0)
     shapes = sorted(tuple(own.shape) for own in policy.parameters())
@@ -28,7 +26,6 @@ def test_both_train_as_many_parameters() -> None:
 
 
 def test_the_bare_loop_learns() -> None:
-    """Its policy takes advantageous actions more often, its critic comes nearer to the targets."""
     rows = update.made_up_rows(256)
     loop = update.Loop(rows, PPOSection(learning_rate=3e-3))
     before = _losses(loop, rows)
@@ -40,7 +37,6 @@ def test_the_bare_loop_learns() -> None:
 
 
 def test_the_update_of_a_made_up_batch_is_applied() -> None:
-    """So that ours is measured to its end."""
     algorithm = PPO(build(update.OBSERVATION, update.ACTION, PolicySection(), 0), PPOSection(), seed=0)
     loaded = update.opened([update.made_up(1)])
     outcome = algorithm.update(assemble(loaded, torch.device("cpu")), progress=0.0)

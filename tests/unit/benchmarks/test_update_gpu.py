@@ -11,10 +11,6 @@ from benchmarks.stand import Options
 
 @pytest.mark.slow
 def test_the_small_form_fills_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each network in what it can, the convolutions on smaller images.
-
-    The card, which is not there, tells nothing.
-    """
     mlp, nature = update.NETWORKS
     networks = (mlp, replace(nature, observation=update.box(36, 36, 4, dtype="uint8")))
     monkeypatch.setattr(update, "NETWORKS", networks)
@@ -31,13 +27,11 @@ def test_the_small_form_fills_every_row(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, so nothing is skipped")
 def test_without_a_gpu_it_says_so() -> None:
-    """And what can be done instead."""
     table = update.gpu_table(Options(device="cuda"))
     assert (list(table.rows), "no CUDA device" in table.note) == ([], True)
 
 
 def test_the_bare_loop_trains_the_same_network() -> None:
-    """From the first step on its parameters move."""
     network = update.NETWORKS[0]
     fragments = update.experience(network, small=True)
     loop = update.BareLoop(network, fragments, torch.device("cpu"), bfloat16=False)

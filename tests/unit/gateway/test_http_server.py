@@ -72,7 +72,6 @@ FORM_TYPE = "Content-Type: application/x-www-form-urlencoded"
 
 
 def test_a_body_that_is_too_large_is_not_read(server: HttpServer) -> None:
-    """Neither one that says so, nor one that comes in chunks and does not."""
     said = head("POST", "/api/auth/token", FORM_TYPE, "Content-Length: 2000000")
     assert status(spoken(server, said)) == 413
     chunk = b"20000\r\n" + b"a" * 0x20000 + b"\r\n"
@@ -81,7 +80,6 @@ def test_a_body_that_is_too_large_is_not_read(server: HttpServer) -> None:
 
 
 def test_a_body_that_comes_too_slowly_is_refused(server: HttpServer) -> None:
-    """It would hold a connection, and with many of them all."""
     slow = head("POST", "/api/auth/token", FORM_TYPE, f"Content-Length: {len(FORM)}") + FORM[:5]
     reply = spoken(server, slow)
     assert status(reply) == 408
@@ -89,7 +87,6 @@ def test_a_body_that_comes_too_slowly_is_refused(server: HttpServer) -> None:
 
 
 def test_a_head_that_comes_too_slowly_is_cut_off(server: HttpServer) -> None:
-    """The first of a connection, and a later one."""
     assert spoken(server, b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ") == b""
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
@@ -108,7 +105,6 @@ def to_its_end(connection: socket.socket, *lines: str) -> bytes:
 
 
 def test_a_server_that_is_full_says_so_as_it_says_all_else(server: HttpServer) -> None:
-    """By the envelope, which counts it and closes the connection, until one of the others has gone."""
     served = HttpServer(make_app_of(server), "127.0.0.1:0", most_connections=3)
     served.start()
     host, _, port = served.address.rpartition(":")
@@ -136,7 +132,6 @@ def test_a_server_that_is_full_says_so_as_it_says_all_else(server: HttpServer) -
 
 
 def test_a_head_that_is_too_large_is_refused(server: HttpServer) -> None:
-    """Before it is whole."""
     assert status(spoken(server, head("GET", "/api/health", "X: " + "a" * 200_000)[:-4])) in {400, 431}
 
 
@@ -154,7 +149,6 @@ def test_a_head_that_is_too_large_is_refused(server: HttpServer) -> None:
     ],
 )
 def test_only_hosts_that_are_named_are_answered(server: HttpServer, host: str, code: int) -> None:
-    """A page elsewhere whose name was made to lead here gets nothing."""
     assert status(spoken(server, head("GET", "/api/health", host=host))) == code
 
 
@@ -169,12 +163,10 @@ def test_only_hosts_that_are_named_are_answered(server: HttpServer, host: str, c
     ],
 )
 def test_only_origins_that_are_named_may_call(server: HttpServer, origin: str, code: int) -> None:
-    """From a browser; programs send none."""
     assert status(spoken(server, head("GET", "/api/health", f"Origin: {origin}"))) == code
 
 
 def test_every_answer_carries_the_policy(server: HttpServer) -> None:
-    """Errors too."""
     for path in ("/api/health", "/api/me", "/nowhere"):
         reply = spoken(server, head("GET", path)).decode().lower()
         assert [name for name, value in HEADERS.items() if f"{name}: {value}".lower() not in reply] == []
@@ -193,12 +185,10 @@ def test_every_answer_carries_the_policy(server: HttpServer) -> None:
     ],
 )
 def test_tricks_with_paths_lead_nowhere(server: HttpServer, path: str) -> None:
-    """Neither to a redirect, nor to an answer without a token."""
     assert status(spoken(server, head("GET", path))) in {401, 404}
 
 
 def test_it_stops_while_somebody_is_slow(server: HttpServer) -> None:
-    """The connection is closed, and the port is free."""
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(b"GET /api/health HTTP/1.1\r\n")
@@ -216,7 +206,6 @@ def test_it_stops_while_somebody_is_slow(server: HttpServer) -> None:
 def test_who_a_request_is_from_is_said_by_proxies_that_were_named(
     proxies: tuple[str, ...], seen: str
 ) -> None:
-    """Anybody else could give themselves a new address for each password that they try."""
     app = FastAPI()
 
     @app.get("/")
@@ -235,7 +224,6 @@ def test_who_a_request_is_from_is_said_by_proxies_that_were_named(
 
 @pytest.mark.parametrize("path", ["events?job=", "jobs/{job}/log"])
 def test_a_stream_ends_with_its_server(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whole, and nobody waits for it, nor is it logged as a defect."""
     runner = LocalRunner(tmp_path / "jobs", write_templates(tmp_path / "templates"))
     gateway = SmallGateway.at(
         f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path, runner=runner
@@ -265,7 +253,6 @@ def test_a_stream_ends_with_its_server(tmp_path: Path, path: str, caplog: pytest
 def test_an_address_that_holds_connections_gets_no_more(
     server: HttpServer, proxies: tuple[str, ...], let_in: bool
 ) -> None:
-    """Until it has let go of one; a proxy, which stands for many, has no such bound."""
     served = HttpServer(make_app_of(server), "127.0.0.1:0", proxies=proxies, most_of_address=2)
     served.start()
     host, _, port = served.address.rpartition(":")
@@ -295,7 +282,6 @@ def test_an_address_that_holds_connections_gets_no_more(
 
 
 def test_an_account_follows_so_many_streams_at_a_time(tmp_path: Path) -> None:
-    """Each holds one of the connections that there are for all; one that has ended makes room."""
     gateway = SmallGateway.at(f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path)
     parts = replace(gateway.parts, limits=CallLimits(streams=1))
     served = HttpServer(make_app(parts, Doors()), "127.0.0.1:0")
@@ -327,7 +313,6 @@ def test_an_account_follows_so_many_streams_at_a_time(tmp_path: Path) -> None:
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused(server: HttpServer, listen: str, message: str) -> None:
-    """With the remedy."""
     with pytest.raises(ConfigurationError, match=message):
         HttpServer(make_app_of(server), listen)
     with pytest.raises(AddressInUse, match="choose another port"):
@@ -335,7 +320,6 @@ def test_an_address_that_cannot_be_used_is_refused(server: HttpServer, listen: s
 
 
 def test_a_server_that_ends_by_itself_has_failed(server: HttpServer, tmp_path: Path) -> None:
-    """Its owner is told, and a process whose server has failed does not end as if it were done."""
     (tmp_path / "none.pem").write_text("no certificate")
     pem, ended = tmp_path / "none.pem", threading.Event()
     broken = HttpServer(make_app_of(server), "127.0.0.1:0", certificate=pem, key=pem)
@@ -346,7 +330,6 @@ def test_a_server_that_ends_by_itself_has_failed(server: HttpServer, tmp_path: P
 
 
 def test_a_server_that_is_ended_has_not_failed(server: HttpServer) -> None:
-    """It was asked to."""
     ended = threading.Event()
     other = HttpServer(make_app_of(server), "127.0.0.1:0")
     other.start(on_end=ended.set)
@@ -361,7 +344,6 @@ def make_app_of(server: HttpServer) -> Any:
 
 
 def test_no_part_of_an_answer_waits_until_the_one_before_is_acknowledged(tmp_path: Path) -> None:
-    """Head and body of an answer are two parts: a connection has TCP_NODELAY from the socket that listens."""
     gateway = SmallGateway.at(f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path)
     served = HttpServer(make_app(gateway.parts, Doors()), "127.0.0.1:0")
     host, _, port = served.address.rpartition(":")

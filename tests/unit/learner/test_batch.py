@@ -30,7 +30,6 @@ def good() -> Fragment:
 
 
 def test_ragged_fragments_are_padded_and_not_valid_there() -> None:
-    """Every tensor lies in its columns; what was padded is 0 and not valid."""
     parts = fragments()
     batch = assemble(parts, CPU)
     assert batch.valid.shape == (12, 6)
@@ -50,7 +49,6 @@ def test_ragged_fragments_are_padded_and_not_valid_there() -> None:
 
 
 def test_final_rows_point_at_the_columns_of_the_batch() -> None:
-    """Each belongs to a step that ended, and holds that episode's last observation."""
     parts = fragments()
     batch = assemble(parts, CPU)
     ended = batch.terminated | batch.truncated
@@ -61,7 +59,6 @@ def test_final_rows_point_at_the_columns_of_the_batch() -> None:
 
 
 def test_steps_that_are_not_experience_count_for_nothing() -> None:
-    """Their reward, log-probability and flags are cleared."""
     header, arrays = good()
     valid = arrays["valid"].copy()
     valid[2] = False
@@ -72,27 +69,23 @@ def test_steps_that_are_not_experience_count_for_nothing() -> None:
 
 
 def test_staleness_counts_the_oldest_weights_of_a_fragment() -> None:
-    """A publish in the middle of generation does not hide the older part."""
     header, arrays = good()
     spans = (WeightSpan(0, 0, 3, 7, 7), WeightSpan(0, 3, 3, 9, 8))
     assert assemble([(replace(header, weights=spans), arrays)], CPU).update.tolist() == [7, 7]
 
 
 def test_no_fragments_are_refused() -> None:
-    """There is no empty batch."""
     with pytest.raises(ValueError, match="no fragments"):
         assemble([], CPU)
 
 
 def test_slots_name_session_and_environment() -> None:
-    """Slot ids are the actor's own."""
     header, arrays = good()
     named = replace(header, slots=(Slot(4, 0, 0), Slot(2, 0, 0)))
     assert assemble([(named, arrays)], CPU).slots == ((1, 4), (1, 2))
 
 
 def test_masks_and_state_lie_in_their_columns() -> None:
-    """State as it was sent, masks and beginnings padded behind the last row."""
     actor = Actor(remembering(recurrent="lstm"), masked=True)
     first, second = actor.fragment(6), actor.fragment(2)
     batch = batch_of([first, second])

@@ -13,7 +13,6 @@ from learner.ledger import Drop, Ledger, Origin, append_lineage, ranges
 
 
 def test_trained_and_dropped_add_up_to_the_position() -> None:
-    """Totals are counted from numbers."""
     ledger = Ledger()
     ledger.book(3, trained=(1, 3), dropped={2: Drop.STALE}, steps=24)
     ledger.book(5, trained=(), dropped={4: Drop.NAN, 5: Drop.STALE}, steps=16)
@@ -28,13 +27,11 @@ def test_trained_and_dropped_add_up_to_the_position() -> None:
 def test_a_number_that_is_missing_doubled_or_foreign_is_an_error(
     trained: tuple[int, ...], dropped: dict[int, Drop]
 ) -> None:
-    """The books would never balance again."""
     with pytest.raises(RuntimeError, match=r"entries 1\.\.3"):
         Ledger().book(3, trained=trained, dropped=dropped, steps=0)
 
 
 def test_books_balance_only_when_three_counts_agree() -> None:
-    """What the append script lost counts as dropped."""
     ledger = Ledger(10, Totals(trained=9, dropped={"stale": 1}))
     assert ledger.balance(acked=15, lost=2, resident=3).balanced
     assert ledger.balance(acked=15, lost=2, resident=3).dropped == {"stale": 1, "log_lost": 2}
@@ -42,7 +39,6 @@ def test_books_balance_only_when_three_counts_agree() -> None:
 
 
 def test_each_checkpoint_adds_its_own_range_to_the_lineage(tmp_path: Path) -> None:
-    """A line per checkpoint: range, exceptions, parent."""
     ledger = Ledger()
     ledger.book(4, trained=(1, 4), dropped={2: Drop.STALE, 3: Drop.STALE}, steps=8)
     append_lineage(tmp_path / "lineage.jsonl", ledger.entry("one", ""))
@@ -55,7 +51,6 @@ def test_each_checkpoint_adds_its_own_range_to_the_lineage(tmp_path: Path) -> No
 
 
 def test_a_torn_line_of_a_crash_does_not_swallow_the_next(tmp_path: Path) -> None:
-    """It is ended first."""
     path = tmp_path / "lineage.jsonl"
     path.write_text('{"checkpoint": "o')
     append_lineage(path, Ledger().entry("two", "one"))
@@ -64,14 +59,12 @@ def test_a_torn_line_of_a_crash_does_not_swallow_the_next(tmp_path: Path) -> Non
 
 @given(st.sets(st.integers(1, 60)))
 def test_ranges_name_exactly_the_numbers(numbers: set[int]) -> None:
-    """And none touches the next."""
     found = ranges(list(numbers))
     assert {n for first, last in found for n in range(first, last + 1)} == numbers
     assert all(after[0] > before[1] + 1 for before, after in itertools.pairwise(found))
 
 
 def test_a_line_names_who_sent_what_was_trained_and_what_was_left_out(tmp_path: Path) -> None:
-    """By session, as ranges of sequence numbers; digests in order of sequence, for those trained."""
     ledger = Ledger()
     origins = {
         1: Origin(7, 1, b"11111111"),

@@ -35,7 +35,6 @@ def policy(seed: int = 0) -> Policy:
     ],
 )
 def test_questions_lie_within_the_space_and_are_the_same_for_a_seed(space: Space) -> None:
-    """Whatever the bounds."""
     small = PolicySection(hidden_sizes=(8,))
     one, two = (make_probe(space, build(space, ACTION, small, 0), 3) for _ in range(2))
     for path, leaf in leaves(space, "observation"):
@@ -50,7 +49,6 @@ def test_questions_lie_within_the_space_and_are_the_same_for_a_seed(space: Space
 
 
 def test_a_right_answer_passes_and_a_wrong_one_is_held_until_it_is_right() -> None:
-    """Other weights, a wrong digest, NaN, too few numbers: all are wrong."""
     served, other = policy(0), policy(1)
     probe = make_probe(OBSERVATION, served, 0)
     quarantine = Quarantine(probe, policy(0), 1e-3)
@@ -77,10 +75,6 @@ def test_a_right_answer_passes_and_a_wrong_one_is_held_until_it_is_right() -> No
 
 
 def test_an_update_smaller_than_the_tolerance_that_did_not_arrive_is_found() -> None:
-    """The answer is the former version's to the last digit.
-
-    One that another build of a library gave is let pass.
-    """
     before, after = policy(0), policy(0)
     with torch.no_grad():
         for parameter in after.parameters():
@@ -108,7 +102,6 @@ def test_an_update_smaller_than_the_tolerance_that_did_not_arrive_is_found() -> 
 
 
 def test_a_large_answer_may_be_off_by_its_rounding() -> None:
-    """Many narrow Gaussians, actions far from their means: float32 holds the sum to four digits behind it."""
     far = np.full(24, 100, np.float32)
     observation, action = Box(-far[:3], far[:3]), Box(-far, far)
     narrow = PolicySection(hidden_sizes=(8,), initial_log_std=-6.0)
@@ -136,7 +129,6 @@ def test_a_large_answer_may_be_off_by_its_rounding() -> None:
     "section", [{"recurrent": "lstm"}, {"recurrent": "gru"}, {"frame_stack": 3}], ids=str
 )
 def test_a_policy_that_remembers_is_asked_in_the_middle_of_an_episode(section: dict[str, Any]) -> None:
-    """With the state of a step before, so that every weight has a say; the answers of both halves agree."""
     made = PolicySection(hidden_sizes=(8,), recurrent_size=4, **section)
     served, replica = (build(OBSERVATION, ACTION, made, seed) for seed in (0, 1))
     probe = make_probe(OBSERVATION, served, 0)
@@ -164,7 +156,6 @@ def test_a_policy_that_remembers_is_asked_in_the_middle_of_an_episode(section: d
 
 
 def test_a_session_that_sent_what_cannot_be_learned_from_is_held_for_good() -> None:
-    """A right answer about its weights says nothing about its experience."""
     served = policy(0)
     probe = make_probe(OBSERVATION, served, 0)
     quarantine = Quarantine(probe, policy(0), 1e-3)
@@ -180,7 +171,6 @@ def test_a_session_that_sent_what_cannot_be_learned_from_is_held_for_good() -> N
 
 
 def test_who_is_held_for_good_is_so_in_the_next_process() -> None:
-    """Suspicions are counted on: the third one convicts."""
     served = policy(0)
     probe = make_probe(OBSERVATION, served, 0)
     first, second = (Quarantine(probe, policy(0), 1e-3) for _ in range(2))

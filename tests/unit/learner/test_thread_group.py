@@ -9,7 +9,6 @@ from penstock.runtime.retry import Interrupted
 
 
 def test_the_first_error_of_a_thread_ends_all() -> None:
-    """It is raised where it is asked for, and the others are told to stop."""
     thread_group, seen = ThreadGroup(), threading.Event()
 
     def fails() -> None:
@@ -29,7 +28,6 @@ def test_the_first_error_of_a_thread_ends_all() -> None:
 
 
 def test_a_thread_that_is_interrupted_ends_quietly() -> None:
-    """Stopping is no error."""
     thread_group = ThreadGroup()
 
     def interrupted() -> None:

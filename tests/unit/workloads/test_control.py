@@ -40,7 +40,6 @@ def counting() -> Iterator[str]:
     ],
 )
 def test_the_vectoriser_is_chosen(vectorise: Any, kind: type, mode: AutoresetMode) -> None:
-    """Auto takes the environment's own where it has one."""
     environment = make(EnvironmentSection(vectorise=vectorise), 3, 0)
     assert isinstance(environment, kind)
     assert environment.num_envs == 3
@@ -49,14 +48,12 @@ def test_the_vectoriser_is_chosen(vectorise: Any, kind: type, mode: AutoresetMod
 
 
 def test_an_environment_without_a_vector_entry_point_is_stepped_in_a_loop() -> None:
-    """Nothing to choose."""
     environment = make(EnvironmentSection(id="Acrobot-v1"), 2, 0)
     assert isinstance(environment, SyncVectorEnv)
     environment.close()
 
 
 def test_subprocesses_are_spawned_and_reset_on_the_next_step() -> None:
-    """A fork would break the channel to the broker."""
     environment = make(EnvironmentSection(vectorise="async"), 2, 0)
     assert isinstance(environment, AsyncVectorEnv)
     assert environment.context == "spawn"
@@ -68,7 +65,6 @@ def test_subprocesses_are_spawned_and_reset_on_the_next_step() -> None:
 
 @pytest.mark.parametrize("vectorise", ["sync", "vector"])
 def test_the_time_limit_can_be_set(vectorise: Any) -> None:
-    """For both vectorisers alike."""
     environment = make(EnvironmentSection(vectorise=vectorise, max_episode_steps=1), 2, 0)
     environment.reset(seed=0)
     assert environment.step(np.zeros(2, np.int64))[3].tolist() == [True, True]
@@ -76,7 +72,6 @@ def test_the_time_limit_can_be_set(vectorise: Any) -> None:
 
 
 def test_arguments_reach_the_environment() -> None:
-    """`environment.kwargs` go to its constructor."""
     environment = make(EnvironmentSection(id="Pendulum-v1", kwargs={"g": 3.0}), 1, 0)
     assert isinstance(environment, SyncVectorEnv)
     assert environment.get_attr("g") == (3.0,)
@@ -84,7 +79,6 @@ def test_arguments_reach_the_environment() -> None:
 
 
 def test_spaces_and_target_are_those_of_the_environment(counting: str) -> None:
-    """As one made and closed says, and as it is registered."""
     observation, action = spaces(EnvironmentSection())
     assert isinstance(observation, Box)
     assert (observation.shape, observation.dtype) == ((4,), "float32")
@@ -106,7 +100,6 @@ def test_spaces_and_target_are_those_of_the_environment(counting: str) -> None:
     ],
 )
 def test_what_cannot_be_made_is_named(section: dict[str, Any], words: str) -> None:
-    """Field, value and remedy."""
     with pytest.raises(ConfigurationError, match=words):
         make(EnvironmentSection(**section), 1, 0)
 
@@ -121,14 +114,12 @@ def test_what_cannot_be_made_is_named(section: dict[str, Any], words: str) -> No
 def test_an_absent_package_is_named_with_its_extra(
     section: dict[str, Any], package: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the target is asked for, before any process starts."""
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigurationError, match=words):
         target(EnvironmentSection(**section))
 
 
 def test_an_evaluation_plays_whole_games_with_a_seed_for_each() -> None:
-    """Environments one by one, but where there is no such way, or EnvPool seeds each."""
     ways = {way: EnvironmentSection(vectorise=way).for_evaluation().vectorise for way in WAYS}
     assert ways == {"auto": "sync", "sync": "sync", "async": "sync", "vector": "vector", "envpool": "envpool"}
     game = EnvironmentSection(id="ALE/Pong-v5", atari={"frame_skip": 2}).for_evaluation()  # type: ignore[arg-type]
@@ -137,7 +128,6 @@ def test_an_evaluation_plays_whole_games_with_a_seed_for_each() -> None:
 
 
 def test_spaces_become_data() -> None:
-    """Every kind that a fragment can carry."""
     given = gymnasium.spaces.Dict(
         box=gymnasium.spaces.Box(-1, 1, (2,), np.float64),
         pair=gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(3, start=5), gymnasium.spaces.MultiBinary(4))),
@@ -167,7 +157,6 @@ NUMBERED: Any = [(1, gymnasium.spaces.Discrete(2))]
     ],
 )
 def test_a_space_that_no_fragment_carries_is_named(space: Any, words: str) -> None:
-    """With what works instead."""
     with pytest.raises(ConfigurationError, match=words):
         to_space("action_space", space)
 
@@ -179,7 +168,6 @@ def test_a_space_that_no_fragment_carries_is_named(space: Any, words: str) -> No
 def test_defaults_are_valid_settings_for_any_environment_and_algorithm(
     environment_id: str, algorithm: str
 ) -> None:
-    """The layer under file and flags."""
     layer = load(find("control").defaults)(environment_id, algorithm)
     made = settings.load([layer, {"environment": {"id": environment_id}, "algorithm": {"name": algorithm}}])
     assert made.environment.id == environment_id
@@ -191,7 +179,6 @@ def test_defaults_are_valid_settings_for_any_environment_and_algorithm(
 
 @pytest.mark.parametrize("algorithm", ["ppo", "impala", "reinforce"])
 def test_a_fragment_of_each_actor_of_cartpole_is_a_batch_or_less(algorithm: str) -> None:
-    """PPO's is exactly one: two fragments for a batch would cost every hop twice."""
     layer = load(find("control").defaults)("CartPole-v1", algorithm)
     made = settings.load([layer, {"algorithm": {"name": algorithm}}])
     steps = made.actor.unroll_length * made.environment.count
@@ -209,7 +196,6 @@ def test_a_fragment_of_each_actor_of_cartpole_is_a_batch_or_less(algorithm: str)
     ],
 )
 def test_defaults_of_replay_are_admitted_by_the_rate_limiter(environment_id: str, algorithm: str) -> None:
-    """And by the log's ceilings; known tasks and any other."""
     layer = load(find("control").defaults)(environment_id, algorithm)
     known = {"mine:Thing-v0": "Acrobot-v1" if algorithm == "dqn" else "Pendulum-v1"}.get(
         environment_id, environment_id
@@ -224,7 +210,6 @@ def test_defaults_of_replay_are_admitted_by_the_rate_limiter(environment_id: str
 
 
 def test_the_actor_side_imports_no_learner() -> None:
-    """Every path of the record but none of learner's code."""
     workload = find("control")
     for path in (workload.environment, workload.spaces, workload.policy, workload.defaults, workload.target):
         assert not path.startswith("learner")
@@ -244,7 +229,6 @@ class Inside(Counting):
 
 
 def test_the_part_of_an_observation_that_is_the_mask_is_not_shown() -> None:
-    """Where the section names it; what is left must be something."""
     gymnasium.register("Inside-v7", lambda **_: Inside())
     try:
         shown, _ = spaces(EnvironmentSection(id="Inside-v7", mask_key="mask"))
@@ -258,7 +242,6 @@ def test_the_part_of_an_observation_that_is_the_mask_is_not_shown() -> None:
 
 
 def test_the_optimum_of_each_task_is_what_it_says() -> None:
-    """Recall: the cue. Menu: the best dish that is offered, 8.19 in ten meals."""
     recall: Any = gymnasium.make("workloads.control.tasks:Recall-v0")
     for seed in range(20):
         cue, total, over, steps = int(recall.reset(seed=seed)[0].argmax()), 0.0, False, 0

@@ -17,7 +17,6 @@ class Clock:
 
 
 def test_weights_that_arrive_slowly_are_progress_and_those_that_stand_still_are_not() -> None:
-    """Each chunk counts; the same version told again does not."""
     clock = Clock()
     health = Health("actor", clock)
     watch(health, stall_timeout_s=100.0)
@@ -33,7 +32,6 @@ def test_weights_that_arrive_slowly_are_progress_and_those_that_stand_still_are_
 
 
 def test_a_broker_that_answers_nothing_is_told_from_one_that_holds_a_call() -> None:
-    """A wait for news may take as long as it asked for; the limit counts behind it."""
     clock = Clock()
     health = Health("actor", clock)
     answered = watch_broker(health, stall_timeout_s=10.0)

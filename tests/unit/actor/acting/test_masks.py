@@ -70,7 +70,6 @@ def stepper(mode: AutoresetMode, *, inside: bool = False, broken: int = -1, cut:
 @pytest.mark.parametrize("inside", [False, True], ids=["info", "observation"])
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_the_mask_belongs_to_the_observation_beside_it(mode: AutoresetMode, *, inside: bool) -> None:
-    """Step k allows k % 3; where the action will be ignored all are allowed, so that an end needs no mask."""
     made = stepper(mode, inside=inside)
     path = "observation/count" if inside else "observation"
     row, ignored = made.reset([0, 0]), np.zeros(SLOTS, bool)
@@ -88,7 +87,6 @@ def test_the_mask_belongs_to_the_observation_beside_it(mode: AutoresetMode, *, i
 @pytest.mark.parametrize("inside", [False, True], ids=["info", "observation"])
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_what_a_last_observation_allows_comes_with_it(mode: AutoresetMode, *, inside: bool) -> None:
-    """Episodes that are cut off after two and four steps, whichever way they are reset."""
     made = stepper(mode, inside=inside, cut=True)
     path = "observation/count" if inside else "observation"
     made.reset([0, 0])
@@ -105,7 +103,6 @@ def test_what_a_last_observation_allows_comes_with_it(mode: AutoresetMode, *, in
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_slots_whose_episode_begins_are_told(mode: AutoresetMode) -> None:
-    """Exactly those that observe step 0."""
     made = stepper(mode)
     made.reset([0, 0])
     for _ in range(12):
@@ -115,7 +112,6 @@ def test_slots_whose_episode_begins_are_told(mode: AutoresetMode) -> None:
 
 
 def test_a_mask_that_allows_nothing_names_slot_and_step() -> None:
-    """At once, before anybody acts on it."""
     made = stepper(AutoresetMode.SAME_STEP, broken=3)
     made.reset([0, 0])
     made.step(np.zeros(SLOTS, np.int64))
@@ -125,7 +121,6 @@ def test_a_mask_that_allows_nothing_names_slot_and_step() -> None:
 
 
 def test_an_environment_without_masks_is_told() -> None:
-    """By the same words."""
     masks = Masks("action_mask", Discrete(2), 1)
     with pytest.raises(Fatal, match=r"slot 0 allows nothing, or was not given, at step 0"):
         masks.check(masks.read(np.zeros((1, 3)), {}), np.ones(1, bool))
@@ -155,13 +150,11 @@ FORMS: dict[str, tuple[Space, Any]] = {
 
 @pytest.mark.parametrize(("space", "given"), FORMS.values(), ids=FORMS)
 def test_every_form_of_a_mask_is_read_in_the_order_of_the_space(space: Space, given: Any) -> None:
-    """As bools of all its choices."""
     rows = Masks("m", space, SLOTS).read(np.zeros(SLOTS), {"m": given})
     assert np.concatenate(list(rows.values()), 1).tolist() == [[True, False, False, True, True]] * SLOTS
     assert all(name.startswith("mask/action") for name in rows)
 
 
 def test_a_mask_of_another_size_is_refused_with_both_numbers() -> None:
-    """It would mask the wrong actions."""
     with pytest.raises(Fatal, match=r"masks of 4 choices came, the action space has 3"):
         Masks("m", Discrete(3), SLOTS).read(np.zeros(SLOTS), {"m": np.ones((SLOTS, 4))})

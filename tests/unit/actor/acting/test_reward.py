@@ -89,7 +89,6 @@ TRUE = [[1, 2, 3, 101, 201, 202, 203], [1, 101, 102, 103, 104, 201, 202]]
 
 
 def test_clip_and_scale_change_the_rewards_in_the_order_in_which_they_are_named() -> None:
-    """Clip to 2..102 and then a tenth is not a tenth clipped to 2..102."""
     same = AutoresetMode.SAME_STEP
     assert rewards(collect(same)[0]) == TRUE
     first = rewards(collect(same, {"clip": [2, 102]}, {"scale": 0.1})[0])
@@ -115,29 +114,22 @@ SHAPED = [
 def test_shaping_adds_the_difference_of_potentials(
     mode: AutoresetMode, cuts: tuple[int, ...], *, nested: bool
 ) -> None:
-    """Wherever fragments are cut and however the environment resets.
-
-    Zero at a termination, not at a truncation.
-    """
     assert rewards(collect(mode, shape(), nested=nested, cuts=cuts)[0]) == SHAPED
 
 
 def test_shaping_where_a_step_only_resets() -> None:
-    """Under next-step autoreset, where steps that are no experience lie between the episodes."""
     found = rewards(collect(AutoresetMode.NEXT_STEP, shape())[0])
     assert found == [SHAPED[0][: len(found[0])], SHAPED[1][: len(found[1])]]
     assert [len(slot) for slot in found] == [5, 5]
 
 
 def test_shaping_sums_to_what_telescoping_says() -> None:
-    """Over a whole terminated episode Σ γᵏF = −Φ(s₀): the optimal policy is the same (Ng et al. 1999)."""
     shaped = np.array(SHAPED[0][:3]) - np.array(TRUE[0][:3])
     assert (DISCOUNT ** np.arange(3) * shaped).sum() == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("wrappers", [(), ({"scale": 0.0},), (shape(), {"clip": [-1, 1]})])
 def test_returns_of_episodes_are_the_environments_own(wrappers: tuple[dict[str, Any], ...]) -> None:
-    """Whatever the learner is given."""
     _, episodes = collect(AutoresetMode.SAME_STEP, *wrappers, cuts=(2, 5))
     assert [(one.slot_id, one.episode_return) for one in episodes] == [
         (1, 1.0), (0, 6.0), (0, 101.0), (1, 410.0), (1, 403.0),
@@ -145,7 +137,6 @@ def test_returns_of_episodes_are_the_environments_own(wrappers: tuple[dict[str, 
 
 
 def test_the_sum_of_float32_is_not_left() -> None:
-    """A factor that takes a reward beyond float32 gives its largest number, not infinity."""
     tensors: dict[str, Array] = {
         "reward": np.full((1, 1), 1e38, np.float32),
         "valid": np.ones((1, 1), bool),
@@ -156,7 +147,6 @@ def test_the_sum_of_float32_is_not_left() -> None:
 
 @pytest.mark.parametrize("name", ["not_a_number", "one_for_all"])
 def test_a_potential_that_gives_no_numbers_ends_the_actor(name: str) -> None:
-    """With its name."""
     with pytest.raises(PotentialError, match=f"{HERE}:{name} gave .*one finite number for each"):
         collect(AutoresetMode.SAME_STEP, shape(name))
 
@@ -173,13 +163,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("wrapper", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_a_wrapper_is_one_change(wrapper: dict[str, Any], message: str) -> None:
-    """Refused when the configuration is read."""
     with pytest.raises(ValueError, match=message):
         section(wrapper)
 
 
 def test_a_potential_is_imported_only_where_its_module_is_allowed() -> None:
-    """The run cannot allow it, only this process can."""
     (potential,) = potentials(section(shape(), {"scale": 1.0}))
     check_trusted("environment.reward", potential, (HERE,))
     with pytest.raises(ConfigurationError, match=f"environment.reward=.*import '{HERE}'.*allow_modules"):

@@ -21,7 +21,6 @@ def stepper(mode: AutoresetMode, *, nested: bool = False) -> Stepper:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_step_that_ends_an_episode_gives_its_true_last_observation(mode: AutoresetMode) -> None:
-    """Not the first observation of the next one."""
     stepped = stepper(mode).step(ACTION)
     assert stepped.terminated.tolist() == [False, True]
     assert stepped.ended is not None
@@ -31,7 +30,6 @@ def test_the_step_that_ends_an_episode_gives_its_true_last_observation(mode: Aut
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
 def test_an_environment_that_resets_within_the_step_wastes_none(mode: AutoresetMode) -> None:
-    """Every step is experience and the next observation is the new episode's first."""
     made = stepper(mode)
     stepped = made.step(ACTION)
     assert stepped.observation["observation"][1].tolist() == [1, 1, 0]
@@ -39,7 +37,6 @@ def test_an_environment_that_resets_within_the_step_wastes_none(mode: AutoresetM
 
 
 def test_a_next_step_reset_is_no_experience() -> None:
-    """The step after an end is invalid, has no reward, and shows the new episode's first observation."""
     made = stepper(AutoresetMode.NEXT_STEP)
     assert made.step(ACTION).valid is None
     reset = made.step(ACTION)
@@ -50,7 +47,6 @@ def test_a_next_step_reset_is_no_experience() -> None:
 
 
 def test_a_reset_between_an_end_and_its_reset_step_starts_clean() -> None:
-    """After `reset` the first step is experience whatever happened before."""
     made = stepper(AutoresetMode.NEXT_STEP)
     made.step(ACTION)
     made.reset([0, 0])
@@ -59,7 +55,6 @@ def test_a_reset_between_an_end_and_its_reset_step_starts_clean() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_parts_of_nested_observations_come_by_path(mode: AutoresetMode) -> None:
-    """Observations to act on and last observations alike."""
     stepped = stepper(mode, nested=True).step(ACTION)
     assert set(stepped.observation) == {"observation/count", "observation/pair/0", "observation/pair/1"}
     assert stepped.ended is not None
@@ -71,7 +66,6 @@ def test_parts_of_nested_observations_come_by_path(mode: AutoresetMode) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_last_observations_are_not_overwritten_by_later_steps(mode: AutoresetMode) -> None:
-    """They are kept until the fragment is cut."""
     made = stepper(mode)
     ended = made.step(ACTION).ended
     assert ended is not None
@@ -82,7 +76,6 @@ def test_last_observations_are_not_overwritten_by_later_steps(mode: AutoresetMod
 
 
 def test_a_vector_environment_that_does_not_say_how_it_resets_is_refused() -> None:
-    """The message names the metadata key and the way out."""
     environment = vector(AutoresetMode.NEXT_STEP, 1)
     environment.metadata = {"autoreset_mode": "Sometimes"}
     with pytest.raises(ConfigurationError, match=r"autoreset_mode.*'Sometimes'.*vectorise='sync'"):

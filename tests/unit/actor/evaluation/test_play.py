@@ -26,7 +26,6 @@ def evaluate(mode: AutoresetMode, slots: int, episodes: int, stop: threading.Eve
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_only_the_first_episode_of_each_environment_counts(mode: AutoresetMode) -> None:
-    """Short episodes are not counted more often than long ones."""
     played = evaluate(mode, 4, 4, threading.Event())
     assert played is not None
     assert [one.length for one in played] == list(LENGTHS)
@@ -35,14 +34,12 @@ def test_only_the_first_episode_of_each_environment_counts(mode: AutoresetMode) 
 
 
 def test_more_episodes_than_environments_are_played_in_waves() -> None:
-    """Each wave is seeded on from the last."""
     played = evaluate(AutoresetMode.SAME_STEP, 2, 5, threading.Event())
     assert played is not None
     assert [one.length for one in played] == [3, 1, 3, 1, 3]
 
 
 def test_the_seeds_are_those_of_the_episodes() -> None:
-    """The i-th episode is played in an environment reset with seed + i."""
     seen: list[int] = []
 
     class Recording(Stepper):
@@ -56,14 +53,12 @@ def test_the_seeds_are_those_of_the_episodes() -> None:
 
 
 def test_a_drain_ends_an_evaluation_without_a_result() -> None:
-    """Half an evaluation says nothing."""
     stop = threading.Event()
     stop.set()
     assert evaluate(AutoresetMode.SAME_STEP, 2, 2, stop) is None
 
 
 def test_equal_seeds_give_equal_results() -> None:
-    """Deterministic actions, seeded environments."""
     first, second = (evaluate(AutoresetMode.DISABLED, 4, 4, threading.Event()) for _ in range(2))
     assert first == second
     assert np.mean([one.length for one in first or []]) == np.mean(LENGTHS)

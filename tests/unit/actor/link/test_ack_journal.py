@@ -16,7 +16,6 @@ from tests.support.run.small_run import RUN, SLOTS, STEPS, fragment
 
 
 def test_a_line_says_what_was_acknowledged(tmp_path: Path) -> None:
-    """Session, sequence, digest of the payload, and where in which episodes it began."""
     given = fragment(7, 3, observation=np.ones((STEPS + 1, SLOTS, 3), np.float32))
     given = replace(given, header=replace(given.header, slots=(Slot(0, 4, 9), Slot(1, 0, 3)), created_us=5))
     journal = AckJournal(tmp_path / "new" / "folder", RUN, "actor-0")
@@ -33,7 +32,6 @@ def test_a_line_says_what_was_acknowledged(tmp_path: Path) -> None:
 
 
 def test_a_slot_without_valid_steps_starts_no_experience(tmp_path: Path) -> None:
-    """The fragment after it names the same step, and is no duplicate."""
     valid = np.zeros((STEPS, SLOTS), bool)
     valid[1, 1] = True
     given = fragment(1, valid=valid)
@@ -45,7 +43,6 @@ def test_a_slot_without_valid_steps_starts_no_experience(tmp_path: Path) -> None
 
 
 def test_a_torn_line_of_a_crash_does_not_swallow_the_next(tmp_path: Path) -> None:
-    """It is ended first, and read as torn."""
     AckJournal(tmp_path, RUN, "actor-0").record([fragment(1)])
     (path,) = journal_files([tmp_path])
     os.truncate(path, path.stat().st_size - 7)
@@ -57,14 +54,12 @@ def test_a_torn_line_of_a_crash_does_not_swallow_the_next(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_configuration(tmp_path: Path) -> None:
-    """Named with the key, before anything is acted on."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"actor\.ack_journal=.*/file"):
         AckJournal(tmp_path / "file", RUN, "actor-0")
 
 
 def test_a_disk_that_takes_no_more_ends_the_actor(tmp_path: Path) -> None:
-    """A record with holes would accuse the system of losses."""
     journal = AckJournal(tmp_path, RUN, "actor-0")
     full = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115 - handed over
     journal._file._file = full

@@ -55,10 +55,6 @@ class Clock(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.Weig
 
 
 def test_a_deadline_leaves_time_for_the_bytes_of_a_thin_line() -> None:
-    """A full message or a chunk of weights gets through at 1 Mbit/s.
-
-    It was sent for ever, and never arrived.
-    """
     clock = Clock()  # type: ignore[abstract]  # the other calls are not made
     stop = threading.Event()
     server = grpc.server(futures.ThreadPoolExecutor(1), options=CHANNEL_OPTIONS)
@@ -108,7 +104,6 @@ class Silent(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.Wei
 def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two deadlines of a watch on it are as long as a session lives: actors that only waited lost theirs."""
     monkeypatch.setattr("actor.link.broker_client.WATCH_GRACE_S", 4 * HEARD_S)
     silent, stop = Silent(), threading.Event()  # type: ignore[abstract]  # the other calls are not made
     server = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
@@ -132,7 +127,6 @@ def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
 
 
 def test_a_fragment_above_the_message_limit_is_fatal_and_never_sent_again(address: str) -> None:
-    """Size and limit are named; no repetition would make it smaller."""
     broker_client, stop = BrokerClient(address, Credentials()), threading.Event()
     big = replace(small_run.fragment(1), payload=b"\0" * (MAX_MESSAGE_BYTES + 1))
     give_up = threading.Timer(20, stop.set)

@@ -23,7 +23,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_line_behind_a_torn_one_is_whole(tmp_path: Path) -> None:
-    """It begins on a line of its own."""
     path = tmp_path / "new" / "lines.jsonl"
     JournalFile(path).write([{"a": 1}, {"a": 2}])
     path.write_bytes(path.read_bytes()[:-3])
@@ -34,20 +33,17 @@ def test_a_line_behind_a_torn_one_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_no_more_is_told_with_the_file() -> None:
-    """As what ends the process."""
     with pytest.raises(Fatal, match="/dev/full: No space left on device"):
         JournalFile(Path("/dev/full")).write([{"a": 1}])
 
 
 def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_configuration(tmp_path: Path) -> None:
-    """Named with the key."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="actor.ack_journal="):
         JournalFile(tmp_path / "file" / "lines.jsonl")
 
 
 def test_a_line_outlives_kill_9_of_its_writer(tmp_path: Path) -> None:
-    """What was written before an answer left is there, though nothing closed the file."""
     path = tmp_path / "lines.jsonl"
     done = subprocess.run([sys.executable, "-c", _WRITER, str(path)], check=False)
     assert done.returncode == -signal.SIGKILL

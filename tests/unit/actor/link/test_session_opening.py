@@ -10,7 +10,6 @@ INVALID = Refusal(reason=Reason.INVALID, detail="reward: holds NaN")
 
 
 def test_the_third_bad_session_in_a_row_is_fatal_and_names_the_cause() -> None:
-    """Two may be an accident."""
     strikes = count_strikes(0, INVALID, acknowledged=False)
     strikes = count_strikes(strikes, Refusal(reason=Reason.GAP), acknowledged=False)
     with pytest.raises(Fatal, match="3 sessions.*holds NaN"):
@@ -18,16 +17,13 @@ def test_the_third_bad_session_in_a_row_is_fatal_and_names_the_cause() -> None:
 
 
 def test_an_acknowledgement_between_starts_the_count_again() -> None:
-    """Only sessions in a row count."""
     assert count_strikes(2, INVALID, acknowledged=True) == 1
 
 
 def test_an_expired_session_does_not_count() -> None:
-    """The broker forgot us; nothing we sent was wrong."""
     assert count_strikes(2, Refusal(reason=Reason.EXPIRED), acknowledged=False) == 2
 
 
 def test_being_fenced_is_fatal_at_once() -> None:
-    """Somebody else acts under this name."""
     with pytest.raises(Fatal, match="another process"):
         count_strikes(0, Refusal(reason=Reason.FENCED), acknowledged=True)

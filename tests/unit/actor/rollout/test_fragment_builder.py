@@ -93,7 +93,6 @@ def place(observation: Any) -> tuple[int, int]:
 def test_the_valid_steps_are_the_experience_of_the_environment(
     mode: AutoresetMode, lengths: list[int]
 ) -> None:
-    """In order, none missing, none twice, with the true last observation at every end."""
     fragments, _ = act(mode, lengths)
     for slot in range(SLOTS):
         found = read(fragments, slot)
@@ -103,7 +102,6 @@ def test_the_valid_steps_are_the_experience_of_the_environment(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_nested_observations_fill_every_path(mode: AutoresetMode) -> None:
-    """Each part tells the same story."""
     fragments, _ = act(mode, [5] * 4, nested=True)
     for slot in range(SLOTS):
         found = read(fragments, slot, "observation/count")
@@ -115,7 +113,6 @@ def test_nested_observations_fill_every_path(mode: AutoresetMode) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_finished_episodes_have_their_return_and_length_across_cuts(mode: AutoresetMode) -> None:
-    """However the unrolls fall, an episode is counted once and whole."""
     _, finished = act(mode, [2] * 20)
     for slot in range(SLOTS):
         mine = [episode for episode in finished if episode.slot_id == slot]
@@ -130,7 +127,6 @@ def test_finished_episodes_have_their_return_and_length_across_cuts(mode: Autore
 
 
 def test_the_header_says_where_each_slot_begins_and_with_which_weights() -> None:
-    """Episode and index of the first step go on across fragments."""
     fragments, _ = act(AutoresetMode.SAME_STEP, [5, 2])
     first, second = (fragment.header for fragment in fragments)
     assert first.slots == (Slot(0, 0, 0), Slot(1, 0, 0), Slot(2, 0, 0))
@@ -141,7 +137,6 @@ def test_the_header_says_where_each_slot_begins_and_with_which_weights() -> None
 
 
 def test_actions_and_log_probabilities_stand_beside_their_step() -> None:
-    """Row t holds what was done on the observation of row t."""
     fragments, _ = act(AutoresetMode.SAME_STEP, [5, 5])
     arrays: dict[str, Any] = fragments[1].arrays()
     assert arrays["action"][:, 0].tolist() == [1, 0, 1, 0, 1]
@@ -149,21 +144,18 @@ def test_actions_and_log_probabilities_stand_beside_their_step() -> None:
 
 
 def test_the_last_observation_of_a_fragment_is_the_first_of_the_next() -> None:
-    """The learner bootstraps from what the actor goes on with."""
     fragments, _ = act(AutoresetMode.NEXT_STEP, [5, 3, 5])
     for one, two in itertools.pairwise(fragments):
         assert (one.arrays()["observation"][-1] == two.arrays()["observation"][0]).all()
 
 
 def test_a_fragment_does_not_change_when_the_arrays_are_filled_again() -> None:
-    """It waits in the outbox while the next one is collected."""
     early, _ = act(AutoresetMode.SAME_STEP, [5])
     late, _ = act(AutoresetMode.SAME_STEP, [5, 5])
     assert late[0].payload == early[0].payload
 
 
 def test_observations_are_compressed_where_asked() -> None:
-    """And read back as they were."""
     schema = fragment_schema(OBSERVATION, Discrete(2))
     stepper = Stepper(vector(AutoresetMode.SAME_STEP, SLOTS), OBSERVATION)
     builder = FragmentBuilder(schema, UNROLL, SLOTS, compress=True)
@@ -177,7 +169,6 @@ def test_observations_are_compressed_where_asked() -> None:
 
 
 def test_a_fragment_of_large_observations_is_cut_before_its_ends_outgrow_a_message() -> None:
-    """Every step ends every episode; each fragment fits, holds what happened, and no step is lost."""
     slots, unroll = 4, 8
     large = Box(np.zeros((256, 256, 3), np.uint8), np.full((256, 256, 3), 255, np.uint8))
     schema = fragment_schema(large, Discrete(2))
@@ -204,7 +195,6 @@ def test_a_fragment_of_large_observations_is_cut_before_its_ends_outgrow_a_messa
 
 
 def test_a_tensor_that_no_step_gives_is_refused() -> None:
-    """A workload with tensors of its own needs a rollout of its own."""
     extra = (TensorRule(name="extra/thought", dtype="int32"),)
     with pytest.raises(ConfigurationError, match=r"extra/thought.*own rollout"):
         FragmentBuilder(fragment_schema(OBSERVATION, Discrete(2), extra), UNROLL, SLOTS)

@@ -86,7 +86,6 @@ def played(case: Any, mode: AutoresetMode, leaves: int, *, truncates: bool) -> l
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_a_terminal_state_of_no_space_is_neither_acted_on_nor_refused(case: Any, mode: AutoresetMode) -> None:
-    """Whichever step the environment resets in; the learner takes all fragments and sees that it ended so."""
     space: Space = case[1]
     ranges = Ranges.of_run(space, Discrete(2), NOTHING)
     ends = 0
@@ -108,6 +107,5 @@ def test_a_terminal_state_of_no_space_is_neither_acted_on_nor_refused(case: Any,
 def test_an_environment_that_leaves_its_space_ends_the_actor_by_name(
     case: Any, mode: AutoresetMode, leaves: int, truncates: bool
 ) -> None:
-    """On its way or where an episode is cut, whose last observation is valued: it is never sent."""
     with pytest.raises(Fatal, match=rf"the environment left its observation_space: .*{case[4]}"):
         played(case, mode, leaves, truncates=truncates)

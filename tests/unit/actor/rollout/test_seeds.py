@@ -7,13 +7,11 @@ from penstock.policy.acting.drawing import ExplorationSlots
 
 
 def test_equal_runs_draw_equal_seeds() -> None:
-    """They depend only on the arguments."""
     assert environment_seeds(3, "actor-0", 0, 4) == environment_seeds(3, "actor-0", 0, 4)
     assert action_seed(3, "actor-0", 0) == action_seed(3, "actor-0", 0)
 
 
 def test_every_slot_of_every_session_has_seeds_of_its_own() -> None:
-    """Two runs, two actors, three sessions, sixteen slots and the actions."""
     seeds = [
         seed
         for run in (0, 2**62)
@@ -32,12 +30,10 @@ def test_every_slot_of_every_session_has_seeds_of_its_own() -> None:
 def test_the_place_of_an_actor_is_the_number_that_its_id_ends_with(
     actor_id: str, actors: int, first: int
 ) -> None:
-    """Of environments, eight to an actor; more actors than the run was told of share places."""
     assert place_of(actor_id, actors, 8) == ExplorationSlots(first=first, of=8 * max(1, actors))
 
 
 def test_an_id_without_a_number_has_a_place_too() -> None:
-    """The same after every restart."""
     place = place_of("penstock-actor-x7k", 4, 8)
     assert place == place_of("penstock-actor-x7k", 4, 8)
     assert place.first in (0, 8, 16, 24)

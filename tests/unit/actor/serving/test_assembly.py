@@ -12,7 +12,6 @@ RUN = replace(specification(), stale_after=8, update_steps=2000)
 
 
 def test_a_reward_window_that_makes_all_experience_stale_is_refused() -> None:
-    """At the declared rate the learner would be further ahead than it looks back."""
     section = ServingSection(reward_window_s=20.0, declared_steps_per_s=1000.0)
     with pytest.raises(ConfigurationError, match=r"10\.0 updates, and what is older than 8 is stale"):
         check_window(section, RUN)
@@ -22,12 +21,10 @@ def test_a_reward_window_that_makes_all_experience_stale_is_refused() -> None:
     "changed", [{"reward_window_s": 10.0}, {"declared_steps_per_s": None}, {"declared_steps_per_s": 500.0}]
 )
 def test_a_window_that_fits_is_taken(changed: dict[str, float | None]) -> None:
-    """Nor is anything refused where no rate is declared."""
     given = {"reward_window_s": 20.0, "declared_steps_per_s": 1000.0} | changed
     check_window(ServingSection.model_validate(given), RUN)
 
 
 def test_a_range_of_returns_must_rise() -> None:
-    """Rather than ending the server with the first canary."""
     with pytest.raises(ConfigurationError, match=r"canary\.return_range"):
         check_range(CanarySection(return_range=(1.0, 0.0)))

@@ -26,7 +26,6 @@ def specification(**changes: Any) -> RunSpecification:
 
 
 def test_sections_come_from_the_specification() -> None:
-    """This process needs no configuration of its own."""
     read = run.read(specification(environment_json='{"count":3}', actor_json='{"threads":2}'), ActorSection())
     assert read.environment.count == 3
     assert read.actor.threads == 2
@@ -34,7 +33,6 @@ def test_sections_come_from_the_specification() -> None:
 
 
 def test_a_process_sets_its_own_threads_outbox_and_timeout_only(caplog: pytest.LogCaptureFixture) -> None:
-    """What shapes the experience is the run's; who sets it elsewhere is told."""
     local = ActorSection(threads=4, outbox_fragments=2, stall_timeout_s=9, unroll_length=7, compress="off")
     read = run.read(specification(actor_json='{"threads":2,"unroll_length":32}'), local)
     assert (read.actor.threads, read.actor.outbox_fragments, read.actor.stall_timeout_s) == (4, 2, 9)
@@ -43,13 +41,11 @@ def test_a_process_sets_its_own_threads_outbox_and_timeout_only(caplog: pytest.L
 
 
 def test_an_unknown_workload_is_named() -> None:
-    """With those installed."""
     with pytest.raises(ConfigurationError, match="workload='chess'.*control"):
         run.read(specification(workload="chess"), ActorSection())
 
 
 def test_a_section_of_another_version_is_named() -> None:
-    """An unknown key means another penstock wrote it."""
     with pytest.raises(Fatal, match="section policy.*same version"):
         run.read(specification(policy_json='{"colour":1}'), ActorSection())
 
@@ -72,7 +68,6 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     ids=["environment", "network"],
 )
 def test_the_specification_cannot_allow_a_module_itself(stranger: str, asked: dict[str, str]) -> None:
-    """Only this process can; nothing is imported before."""
     text = '{"allow_modules":["stranger"]}'
     with pytest.raises(ConfigurationError, match=r"asks this process to import 'stranger'.*allow_modules"):
         run.read(specification(actor_json=text, **asked), ActorSection())
@@ -80,7 +75,6 @@ def test_the_specification_cannot_allow_a_module_itself(stranger: str, asked: di
 
 
 def test_who_only_serves_or_exports_imports_no_network_either(stranger: str) -> None:
-    """Unless this process allows it."""
     asked = specification(policy_json='{"network":"stranger:Good"}')
     with pytest.raises(ConfigurationError, match=r"policy\.network='stranger:Good'.*allow_modules"):
         policy_maker(asked)

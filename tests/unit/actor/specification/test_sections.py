@@ -7,7 +7,6 @@ from penstock.config.settings import ActorSection
 
 
 def test_the_run_cannot_make_an_actor_write_somewhere() -> None:
-    """The folder is the actor's own setting: no path comes over the wire."""
     told = ActorSection(ack_journal=Path("/somewhere"))
     assert overlay(told, ActorSection()).ack_journal is None
     assert overlay(told, ActorSection(ack_journal=Path("/mine"))).ack_journal == Path("/mine")

@@ -16,13 +16,11 @@ from penstock.wire.messages import Durability
 )
 @pytest.mark.parametrize("private", [True, False])
 def test_a_fixed_release_passes_everywhere(version: str, *, private: bool) -> None:
-    """At or above the floor of its series there is nothing to say."""
     assert guard.check_version(version, private=private) == ""
 
 
 @pytest.mark.parametrize("version", ["6.2.14", "7.0.15", "7.2.4", "7.4.5", "8.0.3", "8.6.2"])
 def test_a_release_below_its_security_floor_is_refused_over_tcp(version: str) -> None:
-    """The message names version and remedy; on the private socket it is a warning."""
     with pytest.raises(UnsuitableRedis, match=f"redis_version={version}.*unix socket"):
         guard.check_version(version, private=False)
     assert version in guard.check_version(version, private=True)
@@ -30,20 +28,17 @@ def test_a_release_below_its_security_floor_is_refused_over_tcp(version: str) ->
 
 @pytest.mark.parametrize("version", ["5.0.14", "6.0.20", "2.8"])
 def test_a_version_below_the_functional_floor_is_refused_everywhere(version: str) -> None:
-    """RENAME, PERSIST and the effects of scripts are relied on as 6.2 has them."""
     with pytest.raises(UnsuitableRedis, match=r"below 6\.2"):
         guard.check_version(version, private=True)
 
 
 def test_something_that_is_no_version_is_refused() -> None:
-    """A proxy or another product that speaks the protocol."""
     with pytest.raises(UnsuitableRedis, match="redis_version='unstable'"):
         guard.check_version("unstable", private=True)
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "allkeys-random"])
 def test_a_server_that_may_evict_is_refused(policy: str) -> None:
-    """Eviction would remove acknowledged experience."""
     with pytest.raises(UnsuitableRedis, match=f"maxmemory_policy={policy}.*noeviction"):
         guard.check_eviction({"maxmemory_policy": policy})
 
@@ -60,26 +55,22 @@ def test_a_server_that_may_evict_is_refused(policy: str) -> None:
     ],
 )
 def test_a_server_that_would_forget_at_a_restart_is_refused(commands: list[str], keys: list[str]) -> None:
-    """It replays what scripts wrote with the rights of its default user, and leaves out what that may not."""
     with pytest.raises(UnsuitableRedis, match="user default off resetpass"):
         guard.check_replay_rights(commands, keys)
 
 
 @pytest.mark.parametrize("commands", [["+@all", ""], ["+@all", "-@dangerous"]])
 def test_a_default_user_with_every_right_to_write_is_enough(commands: list[str]) -> None:
-    """Whether it is off or not."""
     guard.check_replay_rights(commands, ["~*"])
 
 
 @pytest.mark.parametrize("info", [{"role": "slave"}, {"role": "master", "cluster_enabled": 1}])
 def test_replicas_and_clusters_are_refused(info: dict[str, Any]) -> None:
-    """Neither can keep the promises."""
     with pytest.raises(UnsuitableRedis):
         guard.check_role(info)
 
 
 def test_ceilings_that_do_not_fit_below_maxmemory_are_refused_with_the_figures() -> None:
-    """Ceilings, staging, what is read and headroom, named one by one."""
     section = BrokerSection(max_log_bytes=100 * MIB, max_staged_bytes=20 * MIB)
     needed = (100 + 20 + 16 + 64) * MIB
     assert guard.check_memory({"maxmemory": needed}, section) == needed
@@ -98,14 +89,12 @@ def test_ceilings_that_do_not_fit_below_maxmemory_are_refused_with_the_figures()
     ],
 )
 def test_durability_is_what_the_configuration_gives(config: dict[str, str], given: Durability) -> None:
-    """Not what anybody hopes."""
     assert guard.durability_of(config) is given
 
 
 @pytest.mark.parametrize("asked", list(Durability))
 @pytest.mark.parametrize("given", list(Durability))
 def test_less_durability_than_asked_is_refused(given: Durability, asked: Durability) -> None:
-    """More than asked is fine."""
     if given >= asked:
         guard.check_durability(given, asked)
     else:

@@ -26,18 +26,15 @@ STATE = LogState(
 
 
 def test_a_state_survives_the_manifest() -> None:
-    """Through JSON text and back."""
     assert LogState.from_json(json.loads(json.dumps(STATE.to_json()))) == STATE
 
 
 def test_a_commit_survives_redis() -> None:
-    """Through JSON text and back, and equal commits have equal text."""
     assert Commit.decode(COMMIT.encode()) == COMMIT
     assert COMMIT.encode() == Commit.decode(COMMIT.encode()).encode()
 
 
 def test_lua_gets_whole_numbers_and_texts() -> None:
-    """Session numbers as keys, commits as Redis keeps them, no epoch (that is an argument)."""
     plain = to_lua(STATE)
     assert plain["sequences"] == {"2": 5}
     assert plain["commits"] == [COMMIT.encode()]
@@ -60,7 +57,6 @@ def _entry(number: int, session: int, sequence: int) -> LogEntry:
 
 
 def test_memory_keeps_the_newest_of_everything_it_saw() -> None:
-    """Reading again what lies further back changes nothing."""
     memory = LogMemory()
     memory.saw([_entry(1, 4, 1), _entry(2, 5, 1), _entry(3, 4, 2)])
     memory.saw([_entry(1, 4, 1)])
@@ -70,7 +66,6 @@ def test_memory_keeps_the_newest_of_everything_it_saw() -> None:
 
 
 def test_memory_of_sequences_is_bounded() -> None:
-    """Sessions heard longest ago are forgotten first."""
     memory = LogMemory()
     memory.saw([_entry(number, number, 1) for number in range(1, 6001)])
     assert len(memory.state.sequences) <= 4096
@@ -78,7 +73,6 @@ def test_memory_of_sequences_is_bounded() -> None:
 
 
 def test_every_writing_script_begins_with_the_delete() -> None:
-    """The `DEL` of an absent key lifts the refusal of writes at `maxmemory`."""
     reading = {
         "status",
         "missing",
@@ -96,7 +90,6 @@ def test_every_writing_script_begins_with_the_delete() -> None:
 
 
 def test_every_script_says_what_it_takes_and_gives() -> None:
-    """KEYS or ARGV, and the reply, at its head."""
     for name in names():
         source = read_source(name)
         assert "-- Reply:" in source or "Reply:" in source, name

@@ -37,7 +37,6 @@ BAD = {
 
 @pytest.mark.parametrize("field", BAD)
 def test_a_bad_fragment_is_invalid_and_the_reason_names_the_field(field: str) -> None:
-    """With its place in the request; the good one before it is taken, the one behind it is not."""
     messages = [sent(each) for each in (fragment(SESSION, 1), BAD[field], fragment(SESSION, 3))]
     admitted = check_all(SESSION, messages, specification())
     assert [item.header.sequence for item in admitted.items] == [1]
@@ -48,7 +47,6 @@ def test_a_bad_fragment_is_invalid_and_the_reason_names_the_field(field: str) ->
 
 
 def test_a_good_fragment_goes_on_as_it_came() -> None:
-    """Payload and header bytes unchanged, unknown fields of a newer actor included."""
     newer = sent(fragment(SESSION))
     newer.header.MergeFromString(b"\x9a\x06\x03new")
     (item,) = check_all(SESSION, [newer], specification()).items
@@ -75,7 +73,6 @@ async def confirmed() -> None:
 
 
 async def test_before_the_learner_wrote_the_run_an_append_is_not_ready() -> None:
-    """With a time to wait."""
     admitted = await Admission(StoredSpecification(None).read, confirmed).admit(
         SESSION, [sent(fragment(SESSION))]
     )
@@ -85,7 +82,6 @@ async def test_before_the_learner_wrote_the_run_an_append_is_not_ready() -> None
 
 
 async def test_the_specification_is_read_once() -> None:
-    """Not for every Append, and a foreign run's fragments do not make the broker read every time."""
     stored = StoredSpecification(specification().encode())
     admission = Admission(stored.read, confirmed, Clock())
     for _ in range(3):
@@ -108,7 +104,6 @@ class Clock:
 
 
 async def test_bounds_that_a_resumed_learner_lowered_hold_from_the_next_second() -> None:
-    """The run is the same, so what was read of it before is not all there is to know."""
     stored, clock = StoredSpecification(specification().encode()), Clock()
     admission = Admission(stored.read, confirmed, clock)
     rewards = fragment(SESSION, reward=np.full((STEPS, SLOTS), 50.0, np.float32))
@@ -121,7 +116,6 @@ async def test_bounds_that_a_resumed_learner_lowered_hold_from_the_next_second()
 
 
 async def test_nothing_is_refused_by_bounds_that_a_resumed_learner_raised() -> None:
-    """An actor whose fragment is invalid ends: before that the specification is read once more."""
     stored, clock = StoredSpecification(replace(specification(), max_reward=10.0).encode()), Clock()
     admission = Admission(stored.read, confirmed, clock)
     assert not (await admission.admit(SESSION, [sent(fragment(SESSION))])).refusal
@@ -132,7 +126,6 @@ async def test_nothing_is_refused_by_bounds_that_a_resumed_learner_raised() -> N
 
 
 async def test_a_large_append_is_checked_on_a_thread_with_the_same_result() -> None:
-    """Forty fragments, the last one bad."""
     messages = [sent(fragment(SESSION, sequence)) for sequence in range(1, 40)]
     messages.append(sent(fragment(SESSION, reward=NAN)))
     admitted = await Admission(StoredSpecification(specification().encode()).read, confirmed).admit(

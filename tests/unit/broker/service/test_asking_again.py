@@ -14,24 +14,20 @@ def calls_a_second(callers: int, seconds: float = 20.0) -> float:
 
 
 def test_one_or_two_ask_as_often_as_they_may() -> None:
-    """They wait no longer than they must for a run that begins."""
     assert round(calls_a_second(1) * LEAST_S, 1) == 1.0
     assert calls_a_second(2) > 0.9 * 2 / LEAST_S
 
 
 def test_ten_to_fifty_share_what_all_may_ask() -> None:
-    """None is forgotten for longer than the longest wait."""
     for callers in (10, 50):
         assert 0.9 * CALLS_PER_S < calls_a_second(callers) < 1.1 * CALLS_PER_S
 
 
 def test_a_crowd_waits_as_long_as_anybody_does() -> None:
-    """A thousand actors ask twice a second each, and no more."""
     assert calls_a_second(1000, 3.0) < 1.2 * 1000 / MOST_S
 
 
 def test_who_comes_after_a_pause_is_told_the_least() -> None:
-    """Those before are forgotten."""
     now_s = 0.0
     asking = AskingAgain(lambda: now_s)
     assert max(asking.after_ms() for _ in range(1000)) == MOST_S * 1000

@@ -71,13 +71,11 @@ async def _error(channel: grpc.aio.Channel, request: bytes, method: str = PAUSE)
 async def test_what_a_handler_raises_has_a_code_of_its_own(
     channel: grpc.aio.Channel, fault: str, code: grpc.StatusCode
 ) -> None:
-    """Never UNKNOWN."""
     error = await _error(channel, control_pb2.ControlRequest(reason=fault).SerializeToString())
     assert error.code() is code
 
 
 async def test_no_text_of_an_unforeseen_error_leaves_the_process(channel: grpc.aio.Channel) -> None:
-    """Only a number that the log repeats; nor the address of Redis."""
     for fault in ("bug", "redis"):
         error = await _error(channel, control_pb2.ControlRequest(reason=fault).SerializeToString())
         assert "secret" not in str(error.details())
@@ -85,7 +83,6 @@ async def test_no_text_of_an_unforeseen_error_leaves_the_process(channel: grpc.a
 
 
 async def test_a_malformed_request_names_the_field(channel: grpc.aio.Channel) -> None:
-    """With the value and the remedy."""
     error = await _error(channel, control_pb2.ControlRequest(reason="malformed").SerializeToString())
     assert error.details() == "reason='malformed': give another"
 
@@ -96,7 +93,6 @@ async def test_a_malformed_request_names_the_field(channel: grpc.aio.Channel) ->
 async def test_bytes_that_are_no_message_are_an_invalid_argument(
     channel: grpc.aio.Channel, garbage: bytes
 ) -> None:
-    """Not an internal error."""
     error = await _error(channel, garbage)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "PauseRequest" in str(error.details()) or "Pause" in str(error.details())
@@ -105,7 +101,6 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(
 async def test_a_message_over_the_limit_is_an_invalid_argument_with_the_figures(
     channel: grpc.aio.Channel,
 ) -> None:
-    """Before it is parsed."""
     request = control_pb2.ControlRequest(reason="x" * LARGEST_CALL_BYTES).SerializeToString()
     error = await _error(channel, request)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -113,27 +108,23 @@ async def test_a_message_over_the_limit_is_an_invalid_argument_with_the_figures(
 
 
 async def test_a_message_far_over_the_limit_is_cut_off_by_the_transport(channel: grpc.aio.Channel) -> None:
-    """Its bytes are never held."""
     error = await _error(channel, b"\0" * (2 * MAX_MESSAGE_BYTES + 1))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_our_own_channel_does_not_send_a_message_over_the_limit() -> None:
-    """It fails before a byte leaves."""
     async with open_async_channel("127.0.0.1:9", Credentials()) as channel, asyncio.timeout(5):
         with pytest.raises(grpc.aio.AioRpcError):
             await channel.unary_unary(PAUSE, None, None)(b"\0" * (MAX_MESSAGE_BYTES + 1), timeout=2)
 
 
 async def test_a_call_that_does_not_exist_is_unimplemented(channel: grpc.aio.Channel) -> None:
-    """Neither a method without a body nor one without a name breaks the boundary."""
     for method in (STATUS, "/penstock.v1.ControlService/Nothing", "/other.Service/Call"):
         error = await _error(channel, b"", method)
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_good_call_passes(channel: grpc.aio.Channel) -> None:
-    """Unchanged."""
     request = control_pb2.ControlRequest(reason="four").SerializeToString()
     reply = await channel.unary_unary(PAUSE, None, None)(request, timeout=5)
     assert control_pb2.ControlReply.FromString(bytes(reply)).revision == 4
@@ -141,13 +132,11 @@ async def test_a_good_call_passes(channel: grpc.aio.Channel) -> None:
 
 @pytest.mark.parametrize("value", [0, 2**53 + 1, 2**64 - 1])
 def test_numbers_that_the_broker_never_gives_are_malformed(value: int) -> None:
-    """Redis scripts count in doubles: beyond 2^53 they would round."""
     with pytest.raises(Malformed, match=f"session={value}"):
         check_number("session", value)
 
 
 def test_the_largest_report_passes() -> None:
-    """Its numbers as large as they get."""
     episode = experience.Episode(
         slot_id=4095, episode_id=2**64 - 1, episode_return=-1e300, length=2**64 - 1, version=2**64 - 1
     )
@@ -161,7 +150,6 @@ def test_the_largest_report_passes() -> None:
 
 @pytest.mark.parametrize("name", ["Append", "ReportEpisodes", "WatchLatest", "Pause", "Check"])
 def test_every_rpc_has_a_largest_request(name: str) -> None:
-    """The largest is of no more use to others than to whom it is for."""
     largest = RULES.get(name, ORDINARY).largest_bytes
     assert largest is not None
     assert len(read_request(name, None, bytes(largest), largest)) == largest

@@ -44,7 +44,6 @@ async def _is_woken(held: Held) -> bool:
 
 
 async def test_a_change_of_everything_wakes_everybody(changes: Changes, feed: Feed) -> None:
-    """Those that wait for credit, too."""
     with changes.holding(1) as working, changes.holding(2) as waiting:
         waiting.waits = True
         feed.put_nowait(Change())
@@ -53,7 +52,6 @@ async def test_a_change_of_everything_wakes_everybody(changes: Changes, feed: Fe
 
 
 async def test_who_waits_for_credit_is_woken_by_name_only(changes: Changes, feed: Feed) -> None:
-    """A publication without credit for it is nothing to act with."""
     with changes.holding(1) as working, changes.holding(2) as next_one, changes.holding(3) as waiting:
         changes.note_waiting(2, True)
         changes.note_waiting(3, True)
@@ -62,14 +60,12 @@ async def test_who_waits_for_credit_is_woken_by_name_only(changes: Changes, feed
 
 
 async def test_a_name_wakes_no_other_watch(changes: Changes, feed: Feed) -> None:
-    """Nor does one that is held elsewhere."""
     with changes.holding(1) as other, changes.holding(2) as named:
         feed.put_nowait(Change((2, 77), Scope.NAMED))
         assert [await _is_woken(held) for held in (other, named)] == [False, True]
 
 
 async def test_a_change_between_look_and_wait_is_not_lost(changes: Changes, feed: Feed) -> None:
-    """The wait returns at once, and the next one does not."""
     with changes.holding(1) as held:
         held.begin_look()
         feed.put_nowait(Change((1,), Scope.NAMED))
@@ -79,7 +75,6 @@ async def test_a_change_between_look_and_wait_is_not_lost(changes: Changes, feed
 
 
 async def test_only_the_newest_call_of_a_session_looks_on(changes: Changes, feed: Feed) -> None:
-    """The one before it ends."""
     with changes.holding(1) as older, changes.holding(1) as newer:
         assert (older.is_newest, newer.is_newest) == (False, True)
         assert await _is_woken(older)
@@ -87,7 +82,6 @@ async def test_only_the_newest_call_of_a_session_looks_on(changes: Changes, feed
 
 
 async def test_a_heartbeat_wakes_who_has_not_looked_for_long(changes: Changes, feed: Feed) -> None:
-    """A change whose message got lost is seen all the same."""
     with changes.holding(1) as fresh, changes.holding(2) as old:
         fresh.begin_look()
         feed.put_nowait(None)
@@ -95,14 +89,12 @@ async def test_a_heartbeat_wakes_who_has_not_looked_for_long(changes: Changes, f
 
 
 async def test_a_wait_ends_with_its_time() -> None:
-    """Without a change."""
     with Changes().holding(1) as held:
         await held.wait(0.01)
         await held.wait(0)
 
 
 async def test_closing_wakes_everybody(changes: Changes) -> None:
-    """The drain answers held calls at once, also those that wait for credit."""
     with changes.holding(1) as held:
         held.waits = True
         changes.close()
@@ -111,10 +103,6 @@ async def test_closing_wakes_everybody(changes: Changes) -> None:
 
 
 async def test_a_burst_of_changes_wakes_twice(changes: Changes, feed: Feed) -> None:
-    """At once for the first, once more for all that follow.
-
-    Two hundred actors that connect ask Redis 400 times, not 40,000.
-    """
     woken = 0
     with changes.holding(1) as held:
         for _ in range(200):

@@ -48,7 +48,6 @@ async def look(redis_url: str) -> AsyncIterator[Look]:
 
 
 async def test_redis_tells_its_memory_and_its_clients(look: Look) -> None:
-    """As INFO has them."""
     await look.monitor.look()
     info = await look.redis.info()
     assert told("redis_memory_bytes") == pytest.approx(info["used_memory"], rel=0.5)
@@ -58,7 +57,6 @@ async def test_redis_tells_its_memory_and_its_clients(look: Look) -> None:
 
 
 async def test_the_ceilings_are_those_that_the_learner_has_set(look: Look, redis_url: str) -> None:
-    """0 before there is a run: nothing is near it."""
     await look.monitor.look()
     assert told("log_ceiling_bytes") == 0
     open_run(redis_url)
@@ -74,7 +72,6 @@ async def test_the_ceilings_are_those_that_the_learner_has_set(look: Look, redis
 async def test_a_file_that_cannot_be_written_is_told_until_it_can(
     look: Look, fact: str, name: str, up: int
 ) -> None:
-    """Without its file Redis takes no writes; without the rewrite it goes on, for now."""
     look.changed = {fact: True}
     await look.monitor.look()
     assert (told(name), told("redis_up")) == (1, up)
@@ -88,7 +85,6 @@ async def test_a_file_that_cannot_be_written_is_told_until_it_can(
     [("aof_last_write_status", "cannot_persist"), ("aof_last_bgrewrite_status", "cannot_rewrite")],
 )
 async def test_the_guard_reads_what_redis_says_of_its_file(look: Look, field: str, fact: str) -> None:
-    """Field by field of a real INFO, with that one failing."""
     info = await look.redis.info()
 
     class Failing:

@@ -40,7 +40,6 @@ async def swallow(times: int) -> None:
 
 
 async def test_a_cancellation_that_is_swallowed_is_repeated() -> None:
-    """A broker that was asked to end while its monitor wrote to Redis served on for ever."""
     tasks = {asyncio.create_task(swallow(times)) for times in (0, 1, 3)}
     await asyncio.sleep(0)
     ending = asyncio.create_task(_cancel(tasks))
@@ -54,8 +53,6 @@ async def test_a_cancellation_that_is_swallowed_is_repeated() -> None:
 
 
 async def test_the_error_of_a_task_beside_is_raised() -> None:
-    """The change feed ends, and so does the broker, with its error."""
-
     async def fail() -> None:
         raise LookupError("gone")
 
@@ -65,7 +62,6 @@ async def test_the_error_of_a_task_beside_is_raised() -> None:
 
 
 async def test_a_broker_that_drains_for_longer_than_it_may_stall_stays_live(redis_url: str) -> None:
-    """It no longer looks at Redis; red health for that would have it killed before its delay is over."""
     settings, clock, stop = load([{}]), Clock(), asyncio.Event()
     health = Health("broker", clock)
     inspector = connect_inspector(redis_url, settings.security)

@@ -7,7 +7,6 @@ from penstock.wire.refusal import Reason, Refused
 
 
 def test_what_does_not_fit_is_refused_as_full_with_the_figures() -> None:
-    """The caller is told to come back, and nothing is counted for it."""
     limit = StagingLimit(100)
     limit.take(60)
     with pytest.raises(Refused, match="60 of 100 bytes in flight, 41 asked") as caught:
@@ -21,7 +20,6 @@ def test_what_does_not_fit_is_refused_as_full_with_the_figures() -> None:
 
 
 def test_one_append_larger_than_the_ceiling_passes_alone() -> None:
-    """A small ceiling slows down and never blocks."""
     limit = StagingLimit(10)
     limit.take(50)
     with pytest.raises(Refused):

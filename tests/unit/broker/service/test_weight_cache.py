@@ -33,7 +33,6 @@ class StoredWeights:
 
 
 async def test_many_actors_cost_one_read() -> None:
-    """Sixty-four callers at once, one look into Redis."""
     stored = StoredWeights()
     publication = stored.put(1, b"w" * 1000)
     cache = WeightCache(stored.read)
@@ -43,7 +42,6 @@ async def test_many_actors_cost_one_read() -> None:
 
 
 async def test_every_chunk_of_large_weights_is_served_whole() -> None:
-    """Joined they are the blob; behind the end there is nothing."""
     stored = StoredWeights()
     blob = bytes(range(256)) * 10_000
     publication = stored.put(3, blob)
@@ -54,7 +52,6 @@ async def test_every_chunk_of_large_weights_is_served_whole() -> None:
 
 
 async def test_an_older_version_is_read_through_and_does_not_replace_the_newest() -> None:
-    """An evaluation of a pinned version does not evict what all actors ask for."""
     stored = StoredWeights()
     older, newest = stored.put(1, b"old"), stored.put(2, b"new")
     cache = WeightCache(stored.read)
@@ -65,7 +62,6 @@ async def test_an_older_version_is_read_through_and_does_not_replace_the_newest(
 
 
 async def test_versions_beyond_the_bound_make_room_and_a_larger_one_is_not_kept() -> None:
-    """The one that was asked for longest ago goes; a chunk of what is never held is read each time."""
     stored, blob = StoredWeights(), bytes(MAX_CACHED_BYTES // 2)
     first, second = stored.put(1, blob), stored.put(2, blob)
     cache = WeightCache(stored.read)
@@ -84,13 +80,11 @@ async def test_versions_beyond_the_bound_make_room_and_a_larger_one_is_not_kept(
 
 
 async def test_a_version_that_is_gone_is_none() -> None:
-    """Unlinked between pointer and read."""
     cache = WeightCache(StoredWeights().read)
     assert await cache.chunk(Publication(version=9, size=5, sha256="0" * 64), 0) is None
 
 
 async def test_bytes_that_are_not_the_published_ones_are_never_served() -> None:
-    """The error names the version; nothing is kept."""
     stored = StoredWeights()
     publication = stored.put(4, b"good")
     stored.chunks[4, 0] = b"evil"
@@ -101,7 +95,6 @@ async def test_bytes_that_are_not_the_published_ones_are_never_served() -> None:
 
 
 async def test_another_run_with_the_same_version_number_replaces_what_is_held() -> None:
-    """Redis was emptied and a new run began."""
     stored = StoredWeights()
     first = stored.put(5, b"first run")
     cache = WeightCache(stored.read)

@@ -8,7 +8,6 @@ from gateway.accounts.passwords import hash_password, is_password
 
 
 def test_a_hash_takes_64_mib_and_is_that_of_its_password_alone() -> None:
-    """The parameters of RFC 9106 stand in the hash itself."""
     encoded = hash_password("correct horse battery", name="ada")
     assert encoded.startswith("$argon2id$v=19$m=65536,t=3,p=4$")
     assert is_password(encoded, "correct horse battery")
@@ -18,6 +17,5 @@ def test_a_hash_takes_64_mib_and_is_that_of_its_password_alone() -> None:
 
 @pytest.mark.parametrize("kept", ["", "-", "plain text", "$argon2id$", "$argon2id$v=19$m=65536,t=3,p=4$x$y"])
 def test_what_is_no_hash_is_no_password(kept: str) -> None:
-    """Neither itself nor anything else signs in by it."""
     assert not is_password(kept, kept)
     assert not is_password(kept, "correct horse battery")

@@ -48,7 +48,6 @@ def part(value: dict[str, Any]) -> str:
 
 
 def test_what_was_signed_is_verified_until_it_expires(keys: Keys) -> None:
-    """To the second."""
     token = keys.sign(CLAIMS)
     assert keys.verify(token, NOW, audience="here")["sub"] == "user/a"
     assert not refused(keys, token, NOW + timedelta(minutes=15, seconds=-1))
@@ -56,7 +55,6 @@ def test_what_was_signed_is_verified_until_it_expires(keys: Keys) -> None:
 
 
 def test_forged_tokens_are_refused(keys: Keys, tmp_path: Path) -> None:
-    """By no key, by another key of the same name, by the public key as a secret, by a changed claim."""
     good = keys.sign(CLAIMS)
     header, claims, signature = good.split(".")
     assert not refused(keys, good)
@@ -100,7 +98,6 @@ def test_forged_tokens_are_refused(keys: Keys, tmp_path: Path) -> None:
 
 
 def test_keys_are_rotated_by_one_in_front(file: Path) -> None:
-    """Tokens of the old one count until it is taken out."""
     old = read_keys(file)
     token = old.sign(CLAIMS)
     make_keys(file.with_name("new.json"))
@@ -117,7 +114,6 @@ def test_keys_are_rotated_by_one_in_front(file: Path) -> None:
 
 
 def test_the_file_is_made_once_and_for_its_owner_alone(file: Path) -> None:
-    """A second gateway that starts at the same time finds the first one's."""
     before = file.read_text()
     make_keys(file)
     assert file.read_text() == before
@@ -127,27 +123,23 @@ def test_the_file_is_made_once_and_for_its_owner_alone(file: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "{}", '{"keys": []}', '{"keys": [{"kid": "a", "private": "!"}]}'])
 def test_a_file_that_is_no_file_of_keys_is_refused(file: Path, content: str) -> None:
-    """By name."""
     file.write_text(content)
     with pytest.raises(ConfigurationError, match=r"--keys .*keys\.json: not a file of keys"):
         read_keys(file)
 
 
 def test_a_file_that_others_may_read_is_refused(file: Path) -> None:
-    """A reader of the file could sign in as any person."""
     file.chmod(0o640)
     with pytest.raises(ConfigurationError, match="others may read it"):
         read_keys(file)
 
 
 def test_keys_are_shown_nowhere(keys: Keys) -> None:
-    """Not by a log line that shows the object."""
     assert "private" not in repr(keys)
     assert "pseudonyms" not in repr(keys)
 
 
 def test_a_pseudonym_is_of_all_its_parts(keys: Keys) -> None:
-    """No two ways to cut the same text give the same one."""
     made = {
         keys.pseudonym("rater", "ab", "c"),
         keys.pseudonym("rater", "a", "bc"),

@@ -14,7 +14,6 @@ ONE = Rates(calls=1e-6, bytes=1e9)
 
 
 def test_an_address_that_asks_too_often_waits(tmp_path: Path) -> None:
-    """The answer says for how long."""
     urls = (f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite")
     gateway = SmallGateway.at(*urls, tmp_path, address=ONE)
     first, second = gateway.client.get("/api/health"), gateway.client.get("/api/health")
@@ -24,7 +23,6 @@ def test_an_address_that_asks_too_often_waits(tmp_path: Path) -> None:
 
 
 def test_an_account_that_asks_too_often_waits(tmp_path: Path) -> None:
-    """Another account at the same address does not."""
     urls = (f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite")
     gateway = SmallGateway.at(*urls, tmp_path, account=ONE)
     gateway.person("ada", "alpha", Role.OWNER)

@@ -54,7 +54,6 @@ async def of(*parts: bytes) -> AsyncIterator[bytes]:
 
 
 async def test_one_large_body_too_many_is_asked_to_come_again() -> None:
-    """Small ones pass; the next large one does, too, once the one before it is over or has been given up."""
     envelope = Envelope(application, DOORS, lambda _: None)
     half, rest = asyncio.Event(), asyncio.Event()
 
@@ -106,8 +105,6 @@ class Caller:
 
 
 async def test_a_defect_is_an_answer_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
-    """It carries the policy, is counted, and is logged once, here."""
-
     async def broken(_scope: Any, _receive: Any, _send: Any) -> None:
         raise RuntimeError("a defect")
 
@@ -124,7 +121,6 @@ PAGE = "https://page.example"
 
 
 async def test_a_browser_is_told_that_a_page_which_was_named_may_call() -> None:
-    """It asks before it sends a token, and hands on the answer only where it names the page's origin."""
     envelope = Envelope(application, Doors(origins=frozenset({PAGE})), lambda _: None)
     asked = {"access_control_request_method": "PUT", "access_control_request_headers": "authorization"}
     first = await Caller(envelope).call("OPTIONS", origin=PAGE, **asked)
@@ -140,7 +136,6 @@ async def test_a_browser_is_told_that_a_page_which_was_named_may_call() -> None:
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1", "null", ""])
 async def test_a_browser_is_told_nothing_of_other_pages(origin: str) -> None:
-    """Those of the gateway itself need no word; all others are refused."""
     envelope = Envelope(application, Doors(origins=frozenset({PAGE})), lambda _: None)
     headers = {"origin": origin} if origin else {}
     for method in ("OPTIONS", "POST"):
@@ -158,7 +153,6 @@ async def test_a_browser_is_told_nothing_of_other_pages(origin: str) -> None:
     ],
 )
 def test_what_no_request_would_ever_have_is_refused(hosts: set[str], origins: set[str]) -> None:
-    """A name or an origin in another form would be compared for ever, and never found equal."""
     with pytest.raises(ConfigurationError, match="write"):
         Doors(hosts=frozenset(hosts), origins=frozenset(origins))
     for proxy in ("*", "proxy.example", "10.0.0.1/8", ""):
@@ -170,7 +164,6 @@ def test_what_no_request_would_ever_have_is_refused(hosts: set[str], origins: se
 
 @pytest.mark.parametrize("ends", [True, False])
 async def test_who_still_waits_when_the_server_ends_is_told(ends: bool) -> None:
-    """In place of a cancellation that the server would log as a defect; any other goes on."""
     waits, ending = asyncio.Event(), asyncio.Event()
     sent = list[Any]()
 

@@ -37,7 +37,6 @@ class Listener:
 
 
 async def test_one_without_an_end_ends_with_its_server() -> None:
-    """At once, its events are closed, and it is ended as an answer is that was whole."""
     closed = asyncio.Event()
 
     async def endless() -> AsyncIterator[str]:
@@ -57,7 +56,6 @@ async def test_one_without_an_end_ends_with_its_server() -> None:
 
 @pytest.mark.parametrize("grace_s", [0.0, 1000.0])
 async def test_an_answer_goes_on_for_a_while(grace_s: float) -> None:
-    """It is whole, or says that it is not."""
     goes_on = asyncio.Event()
 
     async def answer() -> AsyncIterator[str]:
@@ -79,8 +77,6 @@ async def test_an_answer_goes_on_for_a_while(grace_s: float) -> None:
 
 
 async def test_what_fails_in_time_fails_as_ever() -> None:
-    """A deadline of the events' own is none of the server's."""
-
     async def late() -> AsyncIterator[str]:
         yield "first"
         raise TimeoutError("of its own")

@@ -25,7 +25,6 @@ async def until_waiting(turns: DryRunTurns, count: int) -> None:
 
 
 async def test_the_project_that_had_it_longest_ago_is_next() -> None:
-    """One that asks without end waits for all others in between; within one, who asked first is first."""
     turns, order, go = DryRunTurns(look_s=0.0), list[str](), asyncio.Event()
 
     async def ask(project: str, subject: str) -> None:
@@ -51,7 +50,6 @@ async def test_the_project_that_had_it_longest_ago_is_next() -> None:
 
 
 async def test_a_turn_is_had_by_one_and_given_back_whatever_comes_of_it() -> None:
-    """Also by who fails, or is cancelled while they wait."""
     turns, most, there = DryRunTurns(look_s=0.0), [0], [0]
 
     async def ask(number: int) -> None:
@@ -78,7 +76,6 @@ async def test_a_turn_is_had_by_one_and_given_back_whatever_comes_of_it() -> Non
 async def test_who_has_waited_long_enough_or_has_gone_waits_no_more(
     goes_on: Callable[[], Awaitable[bool]], wait_s: float
 ) -> None:
-    """Who has the turn keeps it."""
     turns = DryRunTurns(wait_s, look_s=0.0)
     async with turns.turn("a", "a-1", stays):
         with pytest.raises(NoTurn, match="ask again") as caught:
@@ -89,7 +86,6 @@ async def test_who_has_waited_long_enough_or_has_gone_waits_no_more(
 
 
 async def test_places_of_a_caller_and_a_project_are_bounded() -> None:
-    """Others have theirs."""
     turns = DryRunTurns(look_s=0.0)
     async with turns.turn("a", "a-0", stays):
         with pytest.raises(NoTurn, match="of yours goes on") as caught:

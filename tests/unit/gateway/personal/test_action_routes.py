@@ -42,7 +42,6 @@ def browser(app: Any) -> TestClient:
 
 
 def test_only_the_browser_that_was_let_in_may_act(tmp_path: Path) -> None:
-    """And no page of another origin in it, nor a form, which sends no JSON."""
     make_run(tmp_path / "a", summary={})
     admission = Admission()
     app = app_of(tmp_path, admission)
@@ -62,7 +61,6 @@ def test_only_the_browser_that_was_let_in_may_act(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_done_is_told_in_words(tmp_path: Path) -> None:
-    """A run that has ended is not steered; a setting that is wrong is named; a name leads nowhere."""
     make_run(tmp_path / "a", summary={})
     admission = Admission()
     mine = browser(app_of(tmp_path, admission))
@@ -84,7 +82,6 @@ def test_what_cannot_be_done_is_told_in_words(tmp_path: Path) -> None:
 
 
 def test_no_action_is_offered_where_everybody_is_let_in(tmp_path: Path) -> None:
-    """The page beside a run asks for no secret, so it only shows."""
     runs = Catalogue(tmp_path)
     starter = RunStarter(tmp_path, tmp_path / "state", is_run)
     actions = Actions(starter=starter, steering=RunSteering(runs.folder_of), by="me")

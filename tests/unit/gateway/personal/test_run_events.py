@@ -24,7 +24,6 @@ def parsed(text: str) -> tuple[str, Any]:
 def test_everything_is_sent_once_and_then_what_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the run that is looked at, and of the curve beside it."""
     monkeypatch.setattr(run_events, "LOOK_S", 0.01)
     for name in ("a", "b"):
         make_run(tmp_path / name, summary={})
@@ -48,7 +47,6 @@ def test_everything_is_sent_once_and_then_what_changes(
 
 
 def test_a_run_that_is_not_there_is_trouble_of_its_own(tmp_path: Path) -> None:
-    """The list and the others are told; a name is looked up, never made into a path."""
     make_run(tmp_path / "a", summary={})
 
     async def listen() -> None:
@@ -62,7 +60,6 @@ def test_a_run_that_is_not_there_is_trouble_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_stream_without_news_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a comment, so that a connection that is gone is noticed."""
     monkeypatch.setattr(run_events, "LOOK_S", 0.001)
 
     async def listen() -> None:

@@ -25,7 +25,6 @@ class Run:
 
 
 def test_it_follows_the_run(tmp_path: Path) -> None:
-    """What was held with the server before is told to be over; without a server there is no client."""
     run, moves = Run(""), list[str]()
     served = ServedText(run.upstream, moved=lambda: moves.append(run.server))
     model, socket = make_model(tmp_path / "model"), tmp_path / "text.sock"

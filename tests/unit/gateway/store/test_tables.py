@@ -25,7 +25,6 @@ def tables(file: Path) -> dict[str, list[str]]:
 
 
 def test_tables_and_revision_agree(tmp_path: Path) -> None:
-    """Alembic finds nothing to migrate, and checks are the same, which it does not look at."""
     database = open_database(f"sqlite:///{tmp_path}/a.sqlite", migrate=True)
     options = {"version_table": GATEWAY.version_table}
     found = database.read(
@@ -40,7 +39,6 @@ def test_tables_and_revision_agree(tmp_path: Path) -> None:
 
 
 def test_a_registry_may_share_the_database(tmp_path: Path) -> None:
-    """Each notes its revision in a table of its own."""
     url = f"sqlite:///{tmp_path}/both.sqlite"
     open_database(url, migrate=True).close()
     Registry.open(url, migrate=True).close()
@@ -49,13 +47,11 @@ def test_a_registry_may_share_the_database(tmp_path: Path) -> None:
 
 
 def test_a_database_without_tables_says_what_to_do(tmp_path: Path) -> None:
-    """The message names the kind of database."""
     with pytest.raises(SchemaMismatch, match=r"accounts database .*: no such file: start `penstock gateway`"):
         open_database(f"sqlite:///{tmp_path}/a.sqlite", migrate=False)
 
 
 def test_tables_of_another_revision_are_refused(tmp_path: Path) -> None:
-    """With the file and the remedy."""
     file = tmp_path / "a.sqlite"
     open_database(f"sqlite:///{file}", migrate=True).close()
     with sqlite3.connect(file) as connection:
@@ -70,7 +66,6 @@ def test_tables_of_another_revision_are_refused(tmp_path: Path) -> None:
 
 
 def test_roles_include_those_below() -> None:
-    """And none above."""
     assert [[one.includes(other) for other in Role] for one in Role] == [
         [True, False, False],
         [True, True, False],

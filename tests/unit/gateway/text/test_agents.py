@@ -59,7 +59,6 @@ def client(stands: dict[str, TextStand], folder: Path) -> Iterator[openai.OpenAI
 def test_the_model_says_who_answers_and_who_learns(
     client: openai.OpenAI, stands: dict[str, TextStand], model: str, asked: str
 ) -> None:
-    """The conversation and its reward are of that server alone, also under a name that the other knows."""
     name = f"talk-with-{model}"
     made: Any = client.chat.completions.create(
         model=model, messages=ASKED, metadata={"conversation_id": name}
@@ -74,7 +73,6 @@ def test_the_model_says_who_answers_and_who_learns(
 
 
 def test_models_are_those_of_all_whose_servers_answer(client: openai.OpenAI) -> None:
-    """An agent's by its own name, whatever its policy is called; each can be asked for."""
     names = [one.id for one in client.models.list()]
     assert names == ["default", "default:latest", "default:1", "coder", "coder:latest", "coder:1"]
     for name in names:
@@ -84,7 +82,6 @@ def test_models_are_those_of_all_whose_servers_answer(client: openai.OpenAI) -> 
 
 @pytest.mark.parametrize("model", ["other", "whatever", "coder:v15", "default:v15", "coder:canary:1", ""])
 def test_an_unknown_model_is_refused_with_those_that_there_are(client: openai.OpenAI, model: str) -> None:
-    """In the form of the API; the name of an agent's policy is none."""
     final = {"conversation_id": "x", "model": model, "final": True}
     calls: tuple[Callable[[], Any], ...] = (
         lambda: client.chat.completions.create(model=model, messages=ASKED),
@@ -99,7 +96,6 @@ def test_an_unknown_model_is_refused_with_those_that_there_are(client: openai.Op
 
 
 def test_one_that_is_away_is_away_for_its_own_names_alone(client: openai.OpenAI) -> None:
-    """503 with its option, whole and streamed; the others answer, and are listed."""
     for stream in (False, True):
         with pytest.raises(openai.InternalServerError, match=r"away\.sock.*another --agent away=") as raised:
             client.chat.completions.create(model="away", messages=ASKED, stream=stream)
@@ -114,7 +110,6 @@ def test_one_that_is_away_is_away_for_its_own_names_alone(client: openai.OpenAI)
 
 @pytest.mark.usefixtures("stands")
 def test_one_that_says_nothing_holds_up_no_other(folder: Path, short_folder: Path) -> None:
-    """A server that was halted takes calls and answers none: it is away as if it were not there."""
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(short_folder / "silent.sock"))
         silent.listen()
@@ -129,7 +124,6 @@ def test_one_that_says_nothing_holds_up_no_other(folder: Path, short_folder: Pat
 
 @pytest.mark.usefixtures("stands")
 def test_where_the_first_is_away_agents_answer(folder: Path) -> None:
-    """Its names are those that nobody else has."""
     addresses = {"": f"unix:{folder}/away.sock", "coder": f"unix:{folder}/coder.sock"}
     with agents_api_over(addresses, reach_s=SOON_S) as address:
         client = client_of(address)
@@ -143,7 +137,6 @@ def test_where_the_first_is_away_agents_answer(folder: Path) -> None:
 
 @pytest.mark.usefixtures("stands")
 def test_without_a_first_every_name_is_an_agents(folder: Path) -> None:
-    """A reward that names no model is the only one's; where there are several it has to say."""
     closed = {"conversation_id": "nobody's", "final": True}
     with over(folder, "coder") as address:
         client = client_of(address)
@@ -159,7 +152,6 @@ def test_without_a_first_every_name_is_an_agents(folder: Path) -> None:
 
 @pytest.mark.usefixtures("stands")
 def test_the_name_of_an_agent_counts_before_that_of_the_firsts_policy(folder: Path) -> None:
-    """Each name is listed once."""
     names = {"": f"unix:{folder}/first.sock", "default": f"unix:{folder}/coder.sock"}
     with agents_api_over(names) as address:
         client = client_of(address)
@@ -174,7 +166,6 @@ def test_the_name_of_an_agent_counts_before_that_of_the_firsts_policy(folder: Pa
 
 
 def test_an_agent_whose_server_has_not_come_up_is_not_ready() -> None:
-    """It is tried again with the next call."""
     with (
         agents_api_over({"coder": ""}) as address,
         pytest.raises(openai.InternalServerError, match="coder has no server yet.*--agent coder=") as raised,

@@ -35,7 +35,6 @@ def asked(client: Any, **extension: Any) -> Any:
 
 
 def test_a_thought_is_counted_and_hidden(client: Any) -> None:
-    """Among the tokens of the completion, as reasoning; no word of it is in the answer."""
     made = asked(client)
     assert made.choices[0].message.content == BEHIND
     (thought,) = made.penstock["thoughts"]
@@ -48,14 +47,12 @@ def test_a_thought_is_counted_and_hidden(client: Any) -> None:
 
 
 def test_a_thought_is_told_to_who_asks(client: Any) -> None:
-    """With its token ids."""
     (thought,) = asked(client, show_thought=True).penstock["thoughts"]
     assert thought["text"] == THOUGHT
     assert len(thought["token_ids"]) == 3
 
 
 def test_without_a_budget_there_is_none(client: Any) -> None:
-    """Neither in the usage nor in the extension."""
     made = asked(client, thought_tokens=0, show_thought=True)
     assert made.choices[0].message.content == WITHOUT
     assert made.penstock["thoughts"] == [None]
@@ -74,7 +71,6 @@ def test_without_a_budget_there_is_none(client: Any) -> None:
     ],
 )
 def test_a_budget_that_cannot_be_is_refused(client: Any, budget: Any, said: str) -> None:
-    """By the name of the field; the next request is answered."""
     with pytest.raises(openai.BadRequestError, match=said) as refused:
         asked(client, thought_tokens=budget)
     assert refused.value.param == "penstock.thought_tokens"
@@ -83,7 +79,6 @@ def test_a_budget_that_cannot_be_is_refused(client: Any, budget: Any, said: str)
 
 @pytest.mark.parametrize("shows", [False, True])
 def test_a_stream_holds_the_answer_alone(client: Any, shows: bool) -> None:
-    """What was thought is told in the last part, where it was asked for."""
     parts = list(
         client.chat.completions.create(
             **ASKED,

@@ -37,7 +37,6 @@ def hold_conversations(completions: Any, count: int) -> None:
 
 
 def test_a_server_without_room_is_too_many_requests(tmp_path: Path) -> None:
-    """With the time after which to come again; what can never have room is a mistake of the request."""
     socket = tmp_path / "text.sock"
     with (
         served_text(make_model(tmp_path / "model"), socket, max_buffered_bytes=ONE_CALL_HELD),
@@ -54,7 +53,6 @@ def test_a_server_without_room_is_too_many_requests(tmp_path: Path) -> None:
 
 
 def test_an_address_that_asks_too_often_is_too_many_requests(tmp_path: Path) -> None:
-    """Before the API hears of it."""
     app = guarded_app({FIRST: upstream_at(f"unix:{tmp_path / 'none.sock'}")}, CallLimits(SELDOM))
     server = HttpServer(app, "127.0.0.1:0")
     server.start()
@@ -73,8 +71,6 @@ def test_an_address_that_asks_too_often_is_too_many_requests(tmp_path: Path) -> 
 
 
 def test_a_defect_is_an_error_of_the_server(tmp_path: Path) -> None:
-    """It says where to look, and nothing of what has failed."""
-
     def defect() -> RunAddresses:
         raise RuntimeError(f"a defect beside {tmp_path}")
 

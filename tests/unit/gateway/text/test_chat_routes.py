@@ -119,7 +119,6 @@ def with_more(message: Any) -> Any:
 def test_a_conversation_with_two_tool_calls_is_learned_from(
     client: Any, stand: TextStand, ask: Any, sent_back: Any
 ) -> None:
-    """However answers are sent back; the tokens that they name are of one column, which the reward ends."""
     name, messages, ids = f"two-calls-{ask.__name__}-{sent_back.__name__}", list(ASKED), list[int]()
     for said in ("3", "sea"):
         answer, told = ask(client, messages, name)
@@ -144,7 +143,6 @@ def test_a_conversation_with_two_tool_calls_is_learned_from(
 
 
 def test_n_answers_with_log_probabilities_and_usage(client: Any) -> None:
-    """Each token with its own; what is counted is what was sampled."""
     made = client.chat.completions.create(
         model="default:latest", messages=ASKED, n=2, logprobs=True, max_tokens=3, stop="none"
     )
@@ -161,14 +159,12 @@ def test_n_answers_with_log_probabilities_and_usage(client: Any) -> None:
 
 
 def test_a_stream_that_is_closed_ends_its_answers(client: Any, stand: TextStand) -> None:
-    """And the server answers the next."""
     with client.chat.completions.create(model="default", messages=ASKED, stream=True, max_tokens=40) as parts:
         next(iter(parts))
     assert client.chat.completions.create(model="default", messages=ASKED).choices
 
 
 def test_models_are_the_policy_its_arms_and_its_versions(client: Any) -> None:
-    """Each can be asked for."""
     names = [one.id for one in client.models.list()]
     assert names == ["default", "default:latest", "default:1"]
     for name in names:
@@ -177,7 +173,6 @@ def test_models_are_the_policy_its_arms_and_its_versions(client: Any) -> None:
 
 
 def test_a_version_answers_by_its_name(client: Any, stand: TextStand) -> None:
-    """One that was given after the first call, too; it is listed, and none is known by another policy's."""
     arms = stand.versions.arms
     asked = {"messages": ASKED, "max_tokens": 1}
     with pytest.raises(openai.NotFoundError, match="there is none of that name"):
@@ -226,7 +221,6 @@ def test_a_version_answers_by_its_name(client: Any, stand: TextStand) -> None:
 def test_what_is_not_sampled_from_the_policy_is_answered_and_not_learned_from(
     client: Any, fields: dict[str, Any], reason: str
 ) -> None:
-    """The extension field says why."""
     asked: dict[str, Any] = {"model": "default", "messages": ASKED, **named(f"c-{len(str(fields))}")} | fields
     made = client.chat.completions.create(**asked)
     extra: Any = made.model_extra
@@ -234,7 +228,6 @@ def test_what_is_not_sampled_from_the_policy_is_answered_and_not_learned_from(
 
 
 def test_tool_choice_none_and_auto_are_learned_from(client: Any) -> None:
-    """They leave the policy as it is."""
     for choice in ("none", "auto"):
         made = client.chat.completions.create(
             model="default",
@@ -301,14 +294,12 @@ def test_tool_choice_none_and_auto_are_learned_from(client: Any) -> None:
 def test_errors_have_the_form_of_the_api_and_name_the_field(
     client: Any, fields: dict[str, Any], status: int, param: str, message: str
 ) -> None:
-    """As the client's own exceptions."""
     with pytest.raises(openai.APIStatusError, match=message) as raised:
         client.chat.completions.create(**({"model": "default", "messages": ASKED} | fields))
     assert (raised.value.status_code, raised.value.param) == (status, param)
 
 
 def test_an_image_is_refused(client: Any) -> None:
-    """By the place where it stands."""
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(
@@ -353,7 +344,6 @@ def test_an_image_is_refused(client: Any) -> None:
 def test_bodies_that_no_client_would_send_are_refused_in_the_form_of_the_api(
     client: Any, path: str, body: bytes, param: str | None, code: str | None
 ) -> None:
-    """By their field, and the server answers on."""
     client.chat.completions.create(model="default", messages=ASKED, **named("odd"))
     made = httpx.post(f"{client.base_url}{path}", content=body, headers={"content-type": "application/json"})
     assert made.status_code == 400
@@ -362,7 +352,6 @@ def test_bodies_that_no_client_would_send_are_refused_in_the_form_of_the_api(
 
 
 def test_an_end_that_is_said_again_gives_the_same_result(client: Any) -> None:
-    """With its reward, which counts once: who did not hear the reply posts it again."""
     client.chat.completions.create(model="default", messages=ASKED, **named("again"))
     body = {"conversation_id": "again", "reward": 0.5, "final": True}
     first = client.post("/rewards", body=body, cast_to=object)
@@ -371,7 +360,6 @@ def test_an_end_that_is_said_again_gives_the_same_result(client: Any) -> None:
 
 
 def test_a_reward_for_a_conversation_that_is_not_there_or_over_is_refused(client: Any) -> None:
-    """The second has no feedback table to go to; an answer in one that is over is refused, too."""
     text = "^Error code: 404.*conversation_id='never': has begun no conversation"
     with pytest.raises(openai.NotFoundError, match=text) as raised:
         client.post("/rewards", body={"conversation_id": "never", "reward": 1.0}, cast_to=object)
@@ -386,7 +374,6 @@ def test_a_reward_for_a_conversation_that_is_not_there_or_over_is_refused(client
 
 
 def test_a_reward_that_is_posted_twice_counts_once(client: Any) -> None:
-    """By its id; without one each counts."""
     client.chat.completions.create(model="default", messages=ASKED, **named("twice"))
     for name, amount in (("first", 0.25), ("first", 0.25), ("second", 0.5)):
         body = {"conversation_id": "twice", "reward": amount, "id": name}

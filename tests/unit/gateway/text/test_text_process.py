@@ -26,7 +26,6 @@ def agent(tmp_path: Path) -> Iterator[openai.OpenAI]:
 
 
 def test_a_server_of_text_that_is_not_there_is_named_in_time(agent: openai.OpenAI) -> None:
-    """By 503, its address and what to do, before an agent gives up waiting."""
     with pytest.raises(openai.InternalServerError, match=r"text\.sock.*another --server") as raised:
         agent.chat.completions.create(model="default", messages=[{"role": "user", "content": "sum"}])
     assert raised.value.status_code == 503
@@ -35,7 +34,6 @@ def test_a_server_of_text_that_is_not_there_is_named_in_time(agent: openai.OpenA
 
 
 def test_what_is_refused_before_the_api_hears_of_it_has_its_form(agent: openai.OpenAI) -> None:
-    """A prompt of more than a request may have, and another host's name."""
     with pytest.raises(openai.APIStatusError, match="has more than 1048576 bytes") as raised:
         agent.chat.completions.create(
             model="default", messages=[{"role": "user", "content": "sum " * 300_000}]

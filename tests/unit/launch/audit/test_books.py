@@ -81,12 +81,10 @@ def problems(found: Journals, chain: Lineage, log: HeldLog | None, kind: Kind | 
     ],
 )
 def test_a_line_that_somebody_has_changed_counts_as_torn(tmp_path: Path, damage: dict[str, Any]) -> None:
-    """It is reported, and the audit goes on."""
     assert lineage(tmp_path, CLEAN_LINE | damage).torn == 1
 
 
 def test_every_fragment_in_one_place_is_clean(tmp_path: Path) -> None:
-    """Trained, dropped under a reason, resident."""
     books = Books(journals(1, 2, 3, 4, 5), lineage(tmp_path, CLEAN_LINE), held((5, 5)))
     assert list(books.check()) == []
     assert +books.fragments == {"trained": 3, "stale": 1, "resident": 1}
@@ -94,20 +92,17 @@ def test_every_fragment_in_one_place_is_clean(tmp_path: Path) -> None:
 
 
 def test_what_an_actor_saw_acknowledged_and_no_book_has_is_lost(tmp_path: Path) -> None:
-    """By name."""
     (lost,) = problems(journals(1, 2, 3, 4, 5, 6), lineage(tmp_path, CLEAN_LINE), held((5, 5)))
     assert (lost.kind, lost.session, lost.first, lost.last) == (Kind.LOST, 7, 6, 6)
 
 
 def test_a_session_that_went_on_behind_a_gap_has_lost_it_without_any_journal(tmp_path: Path) -> None:
-    """The log holds 1..s of each session in order."""
     line = CLEAN_LINE | {"sessions": {"7": [[1, 1], [3, 3], [5, 5]]}}
     (lost,) = problems(Journals(), lineage(tmp_path, line), held())
     assert (lost.kind, lost.first, lost.last) == (Kind.LOST, 4, 4)
 
 
 def test_redis_record_of_a_loss_excuses_exactly_what_it_names(tmp_path: Path) -> None:
-    """One sequence further is lost."""
     log = held((5, 5), lost_fragments=(LostFragments(session=7, first=6, last=7),))
     books = Books(journals(*range(1, 9)), lineage(tmp_path, CLEAN_LINE), log)
     (lost,) = books.check()
@@ -116,7 +111,6 @@ def test_redis_record_of_a_loss_excuses_exactly_what_it_names(tmp_path: Path) ->
 
 
 def test_a_session_drawn_in_lost_seconds_is_excused_and_no_other(tmp_path: Path) -> None:
-    """Its whole existence was in the seconds that Redis lost."""
     chain = lineage(tmp_path, CLEAN_LINE)
     log = held(lost_sessions=(LostSessions(first=8, last=9),))
     assert problems(journals(1, 2, session=9), chain, log) == []
@@ -124,7 +118,6 @@ def test_a_session_drawn_in_lost_seconds_is_excused_and_no_other(tmp_path: Path)
 
 
 def test_log_lost_without_a_loss_of_redis_is_lost(tmp_path: Path) -> None:
-    """A reason that anybody may write down explains nothing."""
     line = CLEAN_LINE | {
         "exceptions": {"log_lost": [[2, 2]]},
         "left_out": {"log_lost": {"7": [[2, 2]]}},
@@ -136,7 +129,6 @@ def test_log_lost_without_a_loss_of_redis_is_lost(tmp_path: Path) -> None:
 
 
 def test_what_a_resume_gave_up_is_named_by_the_line_it_fell_back_behind(tmp_path: Path) -> None:
-    """--allow-loss books entries; their names are on the abandoned branch."""
     abandoned = CLEAN_LINE | {"checkpoint": "1-2", "sessions": {"7": [[1, 1], [3, 4]]}}
     begun_again = {
         **CLEAN_LINE,
@@ -155,7 +147,6 @@ def test_what_a_resume_gave_up_is_named_by_the_line_it_fell_back_behind(tmp_path
 
 
 def test_a_fragment_in_two_lines_or_in_line_and_log_is_doubled(tmp_path: Path) -> None:
-    """Wherever the second one lies."""
     second = CLEAN_LINE | {
         "checkpoint": "1-2", "parent": "1-1", "first": 5, "last": 5, "trained": 4, "exceptions": {},
         "sessions": {"7": [[4, 4]]}, "left_out": {},
@@ -168,7 +159,6 @@ def test_a_fragment_in_two_lines_or_in_line_and_log_is_doubled(tmp_path: Path) -
 
 
 def test_entries_kept_for_a_resume_are_looked_at_too(tmp_path: Path) -> None:
-    """Two of one name, and one that no checkpoint names although its number was consumed."""
     log = held((3, 3), (4, 3), session=7)
     (doubled,) = problems(Journals(), lineage(tmp_path, CLEAN_LINE), log)
     assert (doubled.kind, doubled.first, doubled.what) == (Kind.DOUBLED, 3, "twice in the log")
@@ -177,7 +167,6 @@ def test_entries_kept_for_a_resume_are_looked_at_too(tmp_path: Path) -> None:
 
 
 def test_lines_that_do_not_add_up_are_named(tmp_path: Path) -> None:
-    """Each against itself and against its parent."""
     for change, words in (
         ({"trained": 4}, "do not make up"),
         ({"sessions": {"7": [[1, 1], [3, 3]]}}, "3 entries trained, 2 fragments named"),
@@ -189,7 +178,6 @@ def test_lines_that_do_not_add_up_are_named(tmp_path: Path) -> None:
 
 
 def test_a_commit_that_says_otherwise_than_its_line_is_named(tmp_path: Path) -> None:
-    """Position and totals went to Redis and to the file independently."""
     totals = Totals(trained=3, dropped={"stale": 1}, env_steps=24)
     good = Commit(checkpoint_id="1-1", manifest_sha256="", position=4, trim=0, totals=totals)
     chain = lineage(tmp_path, CLEAN_LINE)
@@ -199,7 +187,6 @@ def test_a_commit_that_says_otherwise_than_its_line_is_named(tmp_path: Path) -> 
 
 
 def test_a_hole_in_the_log_needs_the_marker_of_a_re_opening(tmp_path: Path) -> None:
-    """The learner leaves one where Redis lost entries that it had read."""
     chain = lineage(tmp_path, CLEAN_LINE)
     (hole,) = problems(Journals(), chain, held((7, 1), session=8), Kind.UNACCOUNTED)
     assert "entries 5..6 are gone" in hole.what
@@ -209,7 +196,6 @@ def test_a_hole_in_the_log_needs_the_marker_of_a_re_opening(tmp_path: Path) -> N
 
 
 def test_checkpoints_and_versions_only_rise(tmp_path: Path) -> None:
-    """An id or a version that comes back is named."""
     second = CLEAN_LINE | {
         "checkpoint": "1-0", "parent": "1-1", "first": 5, "last": 5, "trained": 4, "exceptions": {},
         "sessions": {"8": [[1, 1]]}, "left_out": {}, "version": 1,
@@ -222,7 +208,6 @@ def test_checkpoints_and_versions_only_rise(tmp_path: Path) -> None:
 
 
 def test_the_shadow_stream_is_in_none_of_the_counts(tmp_path: Path) -> None:
-    """Its sequences leave gaps that are no losses, as long as a record names them."""
     line = CLEAN_LINE | {"sessions": {"7": [[1, 1], [3, 3], [5, 5]]}}
     assert problems(Journals(), lineage(tmp_path, line), held(shadow=((7, 4),))) == []
     told = journals(1, 2, 3, 4, 5)
@@ -231,7 +216,6 @@ def test_the_shadow_stream_is_in_none_of_the_counts(tmp_path: Path) -> None:
 
 
 def test_without_redis_the_lineage_is_judged_by_itself(tmp_path: Path) -> None:
-    """What is neither in it nor anywhere is still named."""
     assert problems(journals(1, 2, 3, 4), lineage(tmp_path, CLEAN_LINE), None) == []
     (lost,) = problems(journals(1, 2, 3, 4, 5), lineage(tmp_path, CLEAN_LINE), None)
     assert "there is no log to look in" in lost.what

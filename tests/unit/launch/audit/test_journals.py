@@ -5,7 +5,6 @@ from launch.audit.journals import SessionHistory
 
 
 def test_weights_of_a_slot_that_go_back_are_found() -> None:
-    """Whatever the others did."""
     history = SessionHistory(session=1)
     assert list(history.follow(1, [(0, 0, 0)], [(7, 7)])) == []
     assert list(history.follow(2, [(0, 0, 4)], [(8, 8)])) == []
@@ -14,7 +13,6 @@ def test_weights_of_a_slot_that_go_back_are_found() -> None:
 
 
 def test_episodes_of_a_policy_server_take_newer_weights_each_in_its_own_time() -> None:
-    """One that was cut later still acted with older weights than another one before it."""
     history = SessionHistory(session=1)
     assert list(history.follow(1, [(0, 1, 0)], [(8, 8)])) == []
     assert list(history.follow(2, [(1, 2, 0)], [(7, 7)])) == []

@@ -20,7 +20,6 @@ def members(found: ranges.Ranges) -> set[int]:
 
 @given(Numbers, Numbers)
 def test_subtract_and_intersect_agree_with_sets(left: set[int], right: set[int]) -> None:
-    """And what comes out is merged again."""
     a, b = ranges.of_numbers(left), ranges.of_numbers(right)
     assert members(ranges.subtract(a, b)) == left - right
     assert members(ranges.intersect(a, b)) == left & right
@@ -30,7 +29,6 @@ def test_subtract_and_intersect_agree_with_sets(left: set[int], right: set[int])
 
 @given(Loose)
 def test_overlaps_are_what_is_there_more_than_once(loose: ranges.Ranges) -> None:
-    """However the ranges lie."""
     times = Counter(ranges.numbers(loose))
     assert members(ranges.overlaps(loose)) == {number for number, count in times.items() if count > 1}
     assert members(ranges.merge(loose)) == set(times)

@@ -65,14 +65,12 @@ def problems(samples: Samples, *trained: Fragment, published: int = 3) -> list[P
 
 
 def test_what_was_sampled_sent_and_trained_is_clean(tmp_path: Path) -> None:
-    """And counted in answers."""
     samples = record(tmp_path, [*ANSWERS, (5, 5)], fragment())
     assert problems(samples, fragment()) == []
     assert samples.counts() == {"answers": 3, "sent": 2, "trained": 2}
 
 
 def test_a_token_that_changed_after_it_was_drawn_is_found(tmp_path: Path) -> None:
-    """In the payload itself, whatever else the server has recorded."""
     changed = replace(TWO, ids=(*TWO.ids[:3], 8, *TWO.ids[4:]))
     (problem,) = problems(record(tmp_path, ANSWERS, fragment(changed)), fragment(changed))
     assert problem.kind is Kind.CHANGED
@@ -80,7 +78,6 @@ def test_a_token_that_changed_after_it_was_drawn_is_found(tmp_path: Path) -> Non
 
 
 def test_a_payload_that_changed_behind_the_server_is_found(tmp_path: Path) -> None:
-    """By the learner's own digest of what it trained."""
     changed = replace(TWO, ids=(*TWO.ids[:3], 8, *TWO.ids[4:]))
     (problem,) = problems(record(tmp_path, ANSWERS, fragment()), fragment(changed))
     assert (problem.kind, problem.session, problem.first) == (Kind.CHANGED, 1, 1)
@@ -88,13 +85,11 @@ def test_a_payload_that_changed_behind_the_server_is_found(tmp_path: Path) -> No
 
 
 def test_another_version_than_the_one_that_sampled_is_found(tmp_path: Path) -> None:
-    """The header names what the learner corrects for."""
     found = problems(record(tmp_path, ANSWERS, fragment(), version=2), fragment())
     assert [one.kind for one in found] == [Kind.CHANGED] * 2
 
 
 def test_tokens_that_are_sent_or_trained_twice_are_found(tmp_path: Path) -> None:
-    """Each was drawn once."""
     twice = problems(record(tmp_path / "sent", ANSWERS, fragment(), fragment()), fragment(), fragment())
     assert [one.kind for one in twice] == [Kind.CHANGED] * 2
     (once,) = problems(record(tmp_path / "trained", ANSWERS, fragment()), fragment(), fragment())
@@ -102,13 +97,11 @@ def test_tokens_that_are_sent_or_trained_twice_are_found(tmp_path: Path) -> None
 
 
 def test_a_version_that_was_never_published_is_found(tmp_path: Path) -> None:
-    """Its number is beyond the newest."""
     (problem,) = problems(record(tmp_path, ANSWERS, fragment()), fragment(), published=2)
     assert problem.what == "tokens are of weight version 3, the newest published is 2"
 
 
 def test_turns_of_several_versions_are_told_apart(tmp_path: Path) -> None:
-    """A run ends where the version does, or where somebody else speaks."""
     column = Column(ids=TWO.ids, turns=(turn(3, -1, -2, version=3), turn(8, -3, version=4)))
     journal = SampleJournal(tmp_path, "r", "server-0", "0123abcd")
     for version, ids in ((3, (9, 2)), (4, (11,))):
@@ -119,7 +112,6 @@ def test_turns_of_several_versions_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_rollout_worker_beside_the_server_is_not_asked_for_a_record(tmp_path: Path) -> None:
-    """It keeps none; its fragments are followed by number and digest."""
     samples = record(tmp_path, [])
     samples.actors = {"server-0"}
     line = LineageEntry(
@@ -140,7 +132,6 @@ def test_a_rollout_worker_beside_the_server_is_not_asked_for_a_record(tmp_path: 
 
 @pytest.mark.parametrize("cut", [1, 40])
 def test_a_line_that_a_crash_tore_is_counted(tmp_path: Path, cut: int) -> None:
-    """What was drawn and is not on record had not left."""
     record(tmp_path, ANSWERS)
     (path,) = sample_files([tmp_path])
     path.write_bytes(path.read_bytes()[:-cut])

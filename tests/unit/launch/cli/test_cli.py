@@ -43,7 +43,6 @@ command_line.main()
 
 @pytest.mark.parametrize(("closed", "told"), [(">&-", ""), ("2>&-", "CartPole-v1")])
 def test_a_stream_that_the_caller_has_closed_is_no_error(closed: str, told: str) -> None:
-    """What would be written there is written nowhere."""
     words = penstock("train", "CartPole-v1", "--print-config")
     done = subprocess.run(
         ("sh", "-c", f'exec "$@" {closed}', "sh", *words),
@@ -57,13 +56,11 @@ def test_a_stream_that_the_caller_has_closed_is_no_error(closed: str, told: str)
 
 
 def test_a_command_fails_as_usual_where_nobody_is_told() -> None:
-    """Its exit code says so."""
     words = ("sh", "-c", 'exec "$@" 2>&-', "sh", *penstock("evaluate", "/nowhere"))
     assert subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 2
 
 
 def test_modules_in_the_working_folder_hide_none_of_ours(tmp_path: Path) -> None:
-    """A user may have an `actor.py`, also beside a checkout that is installed as it lies."""
     for name in ("actor", "broker", "gateway", "launch", "learner", "penstock", "workloads"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the working folder')\n")
     # No PYTHONPATH: what it names comes before the working folder anyway.
@@ -90,7 +87,6 @@ def test_modules_in_the_working_folder_hide_none_of_ours(tmp_path: Path) -> None
 
 
 def test_help_names_every_command() -> None:
-    """The list of DESIGN."""
     reply = run("--help")
     assert reply.returncode == 0
     for name in (
@@ -111,7 +107,6 @@ def test_help_names_every_command() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """Which keeps it below a third of a second."""
     code = f"import sys, launch.cli.app; print([name for name in {HEAVY} if name in sys.modules])"
     reply = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -135,7 +130,6 @@ LIFE: Final = (
     ],
 )
 def test_a_process_that_neither_acts_nor_learns_loads_no_torch(modules: str, absent: tuple[str, ...]) -> None:
-    """Nor gymnasium: the image of a broker carries neither. gRPC is loaded by who makes calls."""
     heavy = ("torch", "gymnasium", "matplotlib", *absent)
     code = f"import sys, {LIFE}, {modules}; print([name for name in {heavy} if name in sys.modules])"
     reply = subprocess.run(
@@ -162,7 +156,6 @@ def test_a_process_that_neither_acts_nor_learns_loads_no_torch(modules: str, abs
     ],
 )
 def test_a_mistake_exits_2_with_its_remedy_on_stderr(arguments: tuple[str, ...], words: str) -> None:
-    """And nothing on stdout."""
     code, out, err = answer(*arguments)
     assert code == 2
     assert words in err
@@ -170,7 +163,6 @@ def test_a_mistake_exits_2_with_its_remedy_on_stderr(arguments: tuple[str, ...],
 
 
 def test_status_of_a_broker_that_is_gone_exits_1() -> None:
-    """At once: no process listens, so there is none to wait for."""
     began = time.monotonic()
     code, _, err = answer("status", "--broker", "127.0.0.1:1")
     assert code == 1
@@ -179,7 +171,6 @@ def test_status_of_a_broker_that_is_gone_exits_1() -> None:
 
 
 def test_the_resolved_configuration_is_printed_as_toml() -> None:
-    """Nothing is started."""
     code, out, _ = answer("train", "CartPole-v1", "--set", "algorithm.epochs=9", "--print-config")
     assert code == 0
     assert "epochs = 9" in out
@@ -187,7 +178,6 @@ def test_the_resolved_configuration_is_printed_as_toml() -> None:
 
 
 def test_a_redis_that_is_down_is_waited_for_as_long_as_was_said(tmp_path: Path) -> None:
-    """A message while waiting, then exit 1 with the cause; nothing was started or written."""
     run_dir = tmp_path / "run"
     reply = run(
         "train", "CartPole-v1", "--run-dir", str(run_dir),
@@ -201,7 +191,6 @@ def test_a_redis_that_is_down_is_waited_for_as_long_as_was_said(tmp_path: Path) 
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
-    """Exit 2 and the remedy, not a second listener."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         reply = run("broker", "--redis", f"unix://{tmp_path}/none", "--listen", address)
@@ -210,7 +199,6 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 
 def test_status_takes_the_files_for_tls() -> None:
-    """As every service does: by file, environment or `--set`."""
     code, _, err = answer("status", "--broker", "far:1", "--set", "security.tls_authority=/nowhere/ca.pem")
     assert code == 2
     assert "security: " in err

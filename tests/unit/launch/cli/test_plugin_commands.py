@@ -61,7 +61,6 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> "subproce
 
 
 def test_a_workload_adds_functions_and_groups(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stand in the help behind the core's and run with their options; `train` stays the core's."""
     reply = run(outside, monkeypatch, "--help")
     assert "Count to a number." in reply.stdout
     assert "Several commands." in reply.stdout
@@ -73,7 +72,6 @@ def test_a_workload_adds_functions_and_groups(outside: Path, monkeypatch: pytest
 def test_a_record_that_cannot_be_imported_is_told_and_left_out(
     outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commands of the core and of other workloads go on."""
     (outside / "outside_record.py").write_text("import nowhere_to_be_found\n")
     reply = run(outside, monkeypatch, "--help")
     assert (reply.returncode, "  reward " in reply.stdout) == (0, True)
@@ -84,7 +82,6 @@ def test_a_record_that_cannot_be_imported_is_told_and_left_out(
 def test_a_command_that_cannot_be_imported_is_a_mistake_of_use(
     outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The path is named, and there is no traceback."""
     (outside / "outside_commands.py").write_text("import nowhere_to_be_found\n")
     reply = run(outside, monkeypatch, "count")
     assert reply.returncode == 2
@@ -93,7 +90,6 @@ def test_a_command_that_cannot_be_imported_is_a_mistake_of_use(
 
 
 def test_help_with_the_commands_of_workloads_imports_nothing_heavy() -> None:
-    """Records and modules of commands import what they need when they run."""
     assert {"reward", "generate"} <= plugin_paths().keys()
     code = (
         "import sys\nfrom launch.cli.app import app\napp(['--help'], standalone_mode=False)\n"

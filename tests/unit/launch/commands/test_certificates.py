@@ -16,7 +16,6 @@ def mode(path: Path) -> int:
 
 
 def test_a_folder_of_its_own_is_closed_to_others(tmp_path: Path) -> None:
-    """Also one that was there before."""
     folder = tmp_path / "secrets"
     folder.mkdir(mode=0o755)
     assert main(Order(folder=folder, run="r")) == EXIT_OK
@@ -25,7 +24,6 @@ def test_a_folder_of_its_own_is_closed_to_others(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
 def test_the_root_of_a_volume_is_used_as_it_is(tmp_path: Path) -> None:
-    """It belongs to the node: this user may write to it and not change it. Secrets are closed anyway."""
     folder = tmp_path / "volume"
     folder.mkdir()
     folder.chmod(0o777)

@@ -36,7 +36,6 @@ def server(status: int, body: bytes, seen: list[str]) -> Iterator[str]:
 
 
 def test_a_server_that_lists_its_models_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked with the key of the environment, which is not said."""
     seen: list[str] = []
     monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
     body = json.dumps({"data": [{"id": "tiny"}, {"id": "small"}]}).encode()
@@ -57,7 +56,6 @@ def test_a_server_that_lists_its_models_is_well(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_one_that_does_not_is_told_with_what_to_do(status: int, body: bytes, why: str) -> None:
-    """By its address, without a password that stood in it."""
     with server(status, body, []) as url, pytest.raises(Unfit, match=why) as told:
         check_endpoint(url.replace("http://", "http://me:secret@"))
     assert "secret" not in str(told.value)
@@ -65,12 +63,10 @@ def test_one_that_does_not_is_told_with_what_to_do(status: int, body: bytes, why
 
 @pytest.mark.parametrize("url", ["ftp://here/v1", "here:80", ""])
 def test_what_is_no_address_is_refused(url: str) -> None:
-    """Before anything is asked."""
     with pytest.raises(Unfit, match="is no address"):
         check_endpoint(url)
 
 
 def test_a_port_without_a_listener_is_told() -> None:
-    """With what to look at."""
     with pytest.raises(Unfit, match="does not answer: .*is it started"):
         check_endpoint("http://127.0.0.1:9/v1")

@@ -26,7 +26,6 @@ def plan_in(folder: Path, *assignments: str) -> Plan:
 
 
 def test_the_pace_is_that_of_the_later_half() -> None:
-    """The first updates are slow: they compile, and processes still start."""
     rows = [row(0.0, 0, 0), row(5.0, 100, 1), row(10.0, 200, 2)]
     rows += [row(10.0 + n, 200 + 100 * n, 2 + n) for n in range(1, 7)]
     pace = pace_of([*rows, row(30.0, 900, 9)])
@@ -36,7 +35,6 @@ def test_the_pace_is_that_of_the_later_half() -> None:
 
 
 def test_two_slow_updates_are_enough() -> None:
-    """Lines between them, with the steps of the line before, are none of their own."""
     rows = [row(1.0, 0, 0), row(60.0, 100, 1), row(61.0, 100, 1), row(130.0, 200, 2), row(150.0, 200, 2)]
     assert pace_of(rows) == Pace(seconds=130.0, steps=200, updates=2, seconds_per_step=0.7)
 
@@ -45,31 +43,26 @@ def test_two_slow_updates_are_enough() -> None:
     "rows", [[], [row(5.0, 100, 1)], [row(1.0, 50, 0), row(5.0, 100, 1), row(9.0, 200, 2)]]
 )
 def test_too_few_updates_are_no_pace(rows: list[dict[str, Any]]) -> None:
-    """The last line holds the last evaluation, too; steps before the first update fill a memory."""
     assert pace_of(rows) is None
 
 
 def test_all_steps_are_predicted_by_the_pace() -> None:
-    """15 s of start and end, 20 s of training so far, 99,000 steps of 0.01 s."""
     assert predicted(LearnerSection(total_steps=100_000), SHORT) == pytest.approx(15 + 20 + 990)
 
 
 def test_a_limit_of_updates_or_seconds_ends_the_run_sooner() -> None:
-    """An update has 100 steps here."""
     section = LearnerSection(total_steps=100_000)
     assert predicted(section.model_copy(update={"total_updates": 50}), SHORT) == pytest.approx(15 + 20 + 40)
     assert predicted(section.model_copy(update={"total_seconds": 60.0}), SHORT) == pytest.approx(15 + 60)
 
 
 def test_a_run_that_is_as_short_is_not_extrapolated() -> None:
-    """Also without a pace."""
     for pace in (PACE, None):
         whole = replace(SHORT, is_whole=True, pace=pace)
         assert predicted(LearnerSection(total_steps=100_000), whole) == SHORT.wall_seconds
 
 
 def test_minutes_and_peak_memory_are_printed_next_to_what_is_free() -> None:
-    """GPU memory where there is a GPU."""
     found: dict[str, Any] = {
         "environment": "E", "seed": 3, "total_steps": 9000, "seconds": 90.0, "preparation_seconds": 30.0,
         "measured": {"steps": 1000, "updates": 10, "seconds": 20.0, "seconds_per_step": 0.01},
@@ -100,13 +93,11 @@ def test_minutes_and_peak_memory_are_printed_next_to_what_is_free() -> None:
 def test_a_run_that_cannot_be_predicted_is_refused(
     assignments: tuple[str, ...], recording: bool, ui: bool, said: str, tmp_path: Path
 ) -> None:
-    """Before anything is started, with what to leave out."""
     with pytest.raises(ConfigurationError, match=said):
         check(plan_in(tmp_path / "run", *assignments), recording=recording, ui=ui)
 
 
 def test_a_short_run_reaches_no_other_service_and_ends_by_its_time(tmp_path: Path) -> None:
-    """Everything else is as in the run."""
     asked = (
         "metrics.trackers=['tensorboard']",
         "evaluation.interval_steps=10",

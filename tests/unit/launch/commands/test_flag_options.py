@@ -36,7 +36,6 @@ def taken(*said: str) -> tuple[int, list[tuple[Options, bool]]]:
 
 
 def test_a_command_gets_its_options_as_one_value() -> None:
-    """Beside those of its own; fields without a flag keep their default."""
     assert taken() == (0, [(Options(), False)])
     said = taken("a", "--count", "2", "--resume", "--best", "--own")
     resumption = ResumeOptions(resume=True, best=True)
@@ -47,7 +46,6 @@ def test_a_command_gets_its_options_as_one_value() -> None:
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("best", [True, False])
 def test_a_child_reads_the_options_that_were_written_for_it(resume: bool, best: bool) -> None:
-    """Those of the first start, and behind them those of a start after a crash."""
     options = ResumeOptions(resume=resume, allow_loss=best, best=best)
     first = words(options, over=ResumeOptions())
     assert taken(*first) == (0, [(Options(resumption=options), False)])

@@ -21,7 +21,6 @@ def points(*values: float | None) -> list[Point]:
 
 @pytest.mark.parametrize("columns", [24, 80, 200])
 def test_a_line_that_rises_goes_from_corner_to_corner(columns: int) -> None:
-    """And nothing is wider than the terminal."""
     text = drawn(points(*range(11)), columns, 8).splitlines()
     assert max(map(len, text[:-1])) <= columns
     assert len(text) == 8 + 2
@@ -36,7 +35,6 @@ def test_a_line_that_rises_goes_from_corner_to_corner(columns: int) -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    """Before the first episode has ended there is nothing; one value alone is a dot, all alike a line."""
     assert drawn(points(None, None), 80, 8) == "nothing learned yet"
     assert drawn([], 80, 8) == "nothing learned yet"
     assert "mean return 5.000" in drawn(points(None, 5.0), 80, 8)
@@ -44,6 +42,5 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
-    """Not taken for a run that has learned nothing."""
     with pytest.raises(ConfigurationError, match="so no run"):
         main(tmp_path, once=True, interval_s=1.0)

@@ -29,7 +29,6 @@ MENU = "workloads.control.tasks:Menu-v0"
 def test_a_policy_that_remembers_or_is_masked_is_recorded(
     what: str, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Every tensor of the run's schema is in the recording, its state carried from step to step."""
     small = ("environment.count=2", "actor.unroll_length=16")
     plan = make_plan(Request(what=what, run_dir=tmp_path / "r", assignments=(*settings, *small)))
     model = make_model(plan.settings)

@@ -18,7 +18,6 @@ VARIABLE = "GRPC_EXPERIMENTS"
 def test_a_policy_server_chooses_how_it_polls_unless_somebody_else_has(
     given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty value turns the choice off."""
     monkeypatch.setenv(VARIABLE, given or "")
     if given is None:
         monkeypatch.delenv(VARIABLE)
@@ -31,7 +30,6 @@ def test_a_policy_server_chooses_how_it_polls_unless_somebody_else_has(
     ("experiments", "is_known"), [(SERVING_EXPERIMENTS, True), ("-no_such_thing", False)]
 )
 def test_grpc_knows_the_experiment(experiments: str, is_known: bool) -> None:
-    """One that it does not know it reports, in a form of its own, at every start."""
     script = "import grpc; grpc.insecure_channel('127.0.0.1:1').close()"
     done = subprocess.run(
         [sys.executable, "-c", script],

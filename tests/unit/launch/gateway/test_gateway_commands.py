@@ -16,7 +16,6 @@ from launch.cli.file_mistakes import encoding_mistake
 def test_without_its_extra_there_is_no_gateway(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit 2 with what is absent and how it is installed."""
     monkeypatch.setitem(sys.modules, "jwt", None)
     reply = CliRunner().invoke(app, words)
     assert reply.exit_code == 2
@@ -36,7 +35,6 @@ def public_umask() -> Iterator[None]:
 @pytest.mark.usefixtures("public_umask")
 @pytest.mark.parametrize("words", [("user", "add", "ann", "--project", "p"), ("migrate",)])
 def test_databases_are_of_their_user_alone(words: tuple[str, ...], tmp_path: Path) -> None:
-    """Also in a folder of an operator's own making, which all may read."""
     state = tmp_path / "state"
     state.mkdir(mode=0o755)
     reply = CliRunner().invoke(
@@ -54,7 +52,6 @@ def test_databases_are_of_their_user_alone(words: tuple[str, ...], tmp_path: Pat
 def test_a_password_file_that_holds_none_is_named_and_not_shown(
     held: bytes, said: str, tmp_path: Path
 ) -> None:
-    """What is wrong is said without any byte of the password."""
     file = tmp_path / "password"
     file.write_bytes(held)
     words = ("user", "add", "ann", "--project", "p", "--password-file", str(file))
@@ -66,7 +63,6 @@ def test_a_password_file_that_holds_none_is_named_and_not_shown(
 
 
 def test_a_token_whose_end_no_calendar_holds_is_refused(tmp_path: Path) -> None:
-    """The bound is the one of the HTTP route."""
     words = ("token", "add", "t", "--project", "p", "--days", "36500000", "--state", str(tmp_path))
     reply = CliRunner().invoke(app, ("gateway", *words))
     assert reply.exit_code == 2
@@ -78,7 +74,6 @@ def test_a_token_whose_end_no_calendar_holds_is_refused(tmp_path: Path) -> None:
 def test_an_option_before_the_command_is_refused(
     option: str, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command would not see it, and would work on the accounts of another place."""
     monkeypatch.chdir(tmp_path)
     words = ("gateway", option, str(tmp_path / "named"), *command)
     reply = CliRunner().invoke(app, words, input="correct horse battery staple\n")
@@ -88,7 +83,6 @@ def test_an_option_before_the_command_is_refused(
 
 
 def test_a_file_that_is_not_text_is_not_repeated() -> None:
-    """It may have been a file of passwords or tokens."""
     told = encoding_mistake(UnicodeDecodeError("utf-8", b"geheim\xff", 6, 7, "invalid start byte"))
     assert "geheim" not in told
     assert "byte 6" in told
@@ -109,7 +103,6 @@ def call(state: Path, *words: str) -> Result:
     ],
 )
 def test_a_project_that_is_mistyped_is_not_made(words: tuple[str, ...], tmp_path: Path) -> None:
-    """It is named with those that there are; a project comes with its owner, who is said to be one."""
     assert call(tmp_path, "user", "add", "ada", "--project", "alpha").exit_code == 0
     assert call(tmp_path, "user", "add", "eve", "--project", "alpha", "--role", "viewer").exit_code == 0
     reply = call(tmp_path, *words)
@@ -122,7 +115,6 @@ def test_a_project_that_is_mistyped_is_not_made(words: tuple[str, ...], tmp_path
 
 
 def test_a_refused_person_leaves_no_accounts(tmp_path: Path) -> None:
-    """Neither keys nor tables, where there were none."""
     state = tmp_path / "state"
     assert call(state, "user", "add", "ann", "--project", "No Project").exit_code == 2
     assert not state.exists()

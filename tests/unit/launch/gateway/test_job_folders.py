@@ -21,7 +21,6 @@ def templates(tmp_path: Path) -> Path:
 def test_the_name_of_a_place_is_on_the_disk_before_it_is_used(
     tmp_path: Path, templates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its letters first, then the name of the file, then that of the folder: rows of jobs name the place."""
     happened: list[str] = []
     sync, link = os.fsync, os.link
 
@@ -42,7 +41,6 @@ def test_the_name_of_a_place_is_on_the_disk_before_it_is_used(
 
 
 def test_gateways_that_begin_together_have_one_place(tmp_path: Path, templates: Path) -> None:
-    """And nothing is left beside its file."""
     jobs = tmp_path / "jobs"
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(lambda _: JobFolders(jobs, templates).place, range(8)))

@@ -14,7 +14,6 @@ AROUND: Final = (sys.executable, "-P", "-m", "launch.gateway.job_process", IN_A_
 
 
 def test_what_it_runs_is_noted_and_a_second_one_does_nothing(tmp_path: Path) -> None:
-    """Its output and its errors go where they belong; the exit code is the command's."""
     said = "import sys; print('out'); sys.exit(3)"
     command = (*AROUND, str(tmp_path), "output", sys.executable, "-c", said)
     assert subprocess.run(command, check=False).returncode == 3
@@ -26,7 +25,6 @@ def test_what_it_runs_is_noted_and_a_second_one_does_nothing(tmp_path: Path) -> 
 
 
 def test_a_signal_reaches_what_it_runs(tmp_path: Path) -> None:
-    """A pod's first process alone gets it."""
     waits = (
         "import signal, sys\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\n"

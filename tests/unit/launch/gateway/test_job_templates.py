@@ -42,7 +42,6 @@ def number(least: str = "1", most: str = "10", default: str = "2") -> str:
     ],
 )
 def test_what_could_never_be_chosen_is_refused_at_the_start(tmp_path: Path, text: str, message: str) -> None:
-    """By the file and what is wrong in it."""
     (tmp_path / "one.toml").write_text(text)
     with pytest.raises(ConfigurationError, match=message) as raised:
         check_templates(tmp_path, {"rlhf"})
@@ -61,7 +60,6 @@ def a_device(file: Path) -> None:
 
 @pytest.mark.parametrize("make", [a_pipe, a_device, Path.mkdir])
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """It is named."""
     make(tmp_path / "one.toml")
     with pytest.raises(ConfigurationError, match="is no file"):
         check_templates(tmp_path, {"rlhf"})
@@ -70,7 +68,6 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path]
 def test_a_template_that_is_half_written_harms_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it said before goes on until it is whole; it is told once. A new one is not there until then."""
     (tmp_path / "one.toml").write_text(number(most="10"))
     (tmp_path / "two.toml").write_text(number())
     folder = TemplateFolder(tmp_path)

@@ -12,7 +12,6 @@ HEAD = 'namespace = "trainings"\nimage = "penstock-trainer:0.1.0"\nclaim = "stat
 
 
 def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
-    """Amounts, namespace, image and claim have none."""
     (tmp_path / "cluster.toml").write_text(HEAD + BOUNDS)
     found = read_cluster(tmp_path / "cluster.toml")
     assert (found.service_account, found.registry_secret, found.claim_folder) == ("trainer", None, "")
@@ -37,7 +36,6 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
-    """By the option, the file and the field."""
     file = tmp_path / "cluster.toml"
     file.write_text(text)
     with pytest.raises(ConfigurationError) as caught:
@@ -46,6 +44,5 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
 
 
 def test_no_file_is_told(tmp_path: Path) -> None:
-    """With its name."""
     with pytest.raises(ConfigurationError, match="absent.toml: cannot be read"):
         read_cluster(tmp_path / "absent.toml")

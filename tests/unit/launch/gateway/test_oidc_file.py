@@ -29,7 +29,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_whole_file_is_read(folder: Path) -> None:
-    """The secret is not shown where the settings are."""
     (folder / "oidc.toml").write_text(WHOLE)
     found = read_provider(folder / "oidc.toml")
     assert (found.client_secret, "of the client" in repr(found)) == ("of the client", False)
@@ -52,14 +51,12 @@ def test_a_whole_file_is_read(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, old: str, new: str, told: str) -> None:
-    """With the place in the file."""
     (folder / "oidc.toml").write_text(WHOLE.replace(old, new))
     with pytest.raises(ConfigurationError, match=told):
         read_provider(folder / "oidc.toml")
 
 
 def test_a_secret_that_others_may_read_is_refused(folder: Path) -> None:
-    """With the remedy."""
     (folder / "oidc.toml").write_text(WHOLE)
     (folder / "secret").chmod(0o644)
     with pytest.raises(ConfigurationError, match="chmod 600"):

@@ -29,7 +29,6 @@ def active(steering: RunSteering) -> dict[str, Any]:
 
 
 def test_after_a_rollback_the_version_before_is_active_and_can_be_served(run: Path) -> None:
-    """Once after the other: there is an active version at every moment, and its weights are in the folder."""
     steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
     first = read_kept(run, 3, active(steering)["sha256"])
     for version in (9, 5):
@@ -43,7 +42,6 @@ def test_after_a_rollback_the_version_before_is_active_and_can_be_served(run: Pa
 
 
 def test_a_version_is_read_as_a_file_only_as_it_was_registered(run: Path) -> None:
-    """By its number or its name; a file that was damaged is refused, and so is a version that is none."""
     steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
     file = steering.weights(JOB, 5)
     assert (file.name, weights.sha256(file.content)) == (
@@ -58,7 +56,6 @@ def test_a_version_is_read_as_a_file_only_as_it_was_registered(run: Path) -> Non
 
 
 def test_a_version_with_none_before_it_stays_active_and_the_refusal_says_what_to_do(run: Path) -> None:
-    """Clients are not left without an answer; another version may be promoted in its place."""
     steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
     with pytest.raises(CannotSteer, match="promote another version instead"):
         steering.roll_back(JOB, 3, reason="worse", by="ada")
@@ -66,7 +63,6 @@ def test_a_version_with_none_before_it_stays_active_and_the_refusal_says_what_to
 
 
 def test_a_canary_that_is_withdrawn_leaves_the_active_version(run: Path) -> None:
-    """Under its own number."""
     steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
     steering.promote(JOB, 9, to="canary", canary_share=0.1, reason="try", by="ada")
     assert steering.roll_back(JOB, None, reason="worse", by="ada")["active"]["version"] == 3
@@ -74,7 +70,6 @@ def test_a_canary_that_is_withdrawn_leaves_the_active_version(run: Path) -> None
 
 
 def test_a_version_is_decided_about_by_its_name(run: Path) -> None:
-    """What has no such name is refused in words; the list shows the names."""
     steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
     with Registry.open(f"sqlite:///{run / 'registry.sqlite'}") as registry:
         other = next(one.version for one in registry.list("default") if one.version != 3)
@@ -92,7 +87,6 @@ def test_a_version_is_decided_about_by_its_name(run: Path) -> None:
 def test_a_run_in_a_pod_takes_no_orders_and_its_versions_are_decided(
     run: Path, tmp_path: Path, action: Action
 ) -> None:
-    """The order is refused by name; what lies in the folder and the registry is in reach."""
     steering = PodSteering(lambda job: tmp_path / job / RUN_FOLDER, registry_url(run))
     with pytest.raises(CannotSteer, match=f"{action}: the run of this job goes on in a pod"):
         steering.order(JOB, Order(action=action))

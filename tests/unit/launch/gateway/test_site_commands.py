@@ -28,7 +28,6 @@ from workloads.prompts.http.prompts_site import site as prompts_site
     ],
 )
 def test_a_loop_that_could_not_begin_is_refused_before_its_gateway_does(said: str, why: str) -> None:
-    """Else the page is there, and its loop ends with an error again and again."""
     with pytest.raises(ConfigurationError, match=why):
         loop_words("chat", chat_site(), ["patience=9", said], learn=True, server="")
     words = loop_words("chat", chat_site(), ["labels=9", "weight=thumb=2"], learn=True, server="")
@@ -45,13 +44,11 @@ def test_a_loop_that_could_not_begin_is_refused_before_its_gateway_does(said: st
     ],
 )
 def test_what_is_no_agent_is_named(said: list[str], why: str) -> None:
-    """With the form that is meant."""
     with pytest.raises(ConfigurationError, match=why):
         agents_of("chat", chat_site(), said, Settings())
 
 
 def test_agents_are_folders_and_addresses_of_a_site_that_takes_several(tmp_path: Path) -> None:
-    """One run is all that other sites answer for."""
     said = [f"run={tmp_path}", "server=127.0.0.1:50055"]
     found = agents_of("chat", chat_site(), said, Settings())
     assert {name: type(one) for name, one in found.items()} == {"run": NamedRun, "server": NamedServer}

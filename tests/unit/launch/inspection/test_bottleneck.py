@@ -42,7 +42,6 @@ WORKING = Figures(
 def test_a_process_that_waits_points_at_the_one_waited_for(
     shares: dict[str, float | None], bound: Bound
 ) -> None:
-    """The figures stand behind the name."""
     verdict = judge(replace(WORKING, **shares))  # type: ignore[arg-type]
     assert verdict.bound is bound
     for share in shares.values():
@@ -50,7 +49,6 @@ def test_a_process_that_waits_points_at_the_one_waited_for(
 
 
 def test_the_figures_are_in_the_line() -> None:
-    """One line that a person can check."""
     assert judge(replace(WORKING, credit_wait_share=0.63)).line == (
         "learner-bound: the learner waits 10% of its time for experience, actors wait 63% of their time for "
         "credit, 0% for acknowledgements, an acknowledgement takes 3.0 ms"
@@ -67,7 +65,6 @@ def test_the_figures_are_in_the_line() -> None:
     ],
 )
 def test_a_process_that_does_not_move_goes_before_all_shares(problem: dict[str, str], bound: Bound) -> None:
-    """It is named, with how long nothing was learned."""
     figures = replace(WORKING, updates=0, since_update_s=12.3, starved=2, **problem)  # type: ignore[arg-type]
     verdict = judge(figures)
     assert verdict.bound is bound
@@ -76,20 +73,17 @@ def test_a_process_that_does_not_move_goes_before_all_shares(problem: dict[str, 
 
 
 def test_a_learner_that_makes_no_update_while_all_actors_wait_is_the_bottleneck() -> None:
-    """Although it answers and is green: it computes, or hangs."""
     verdict = judge(replace(WORKING, updates=0, since_update_s=7.0, starved=2))
     assert verdict.line == "learner-bound: no update for 7 s; 2 of 2 actors wait for credit"
 
 
 def test_actors_that_fill_no_batch_yet_are_the_bottleneck() -> None:
-    """The learner cannot have anything to do."""
     verdict = judge(replace(WORKING, updates=0, since_update_s=None))
     assert verdict.line == "actor-bound: no update yet; actors have credit and fill no batch yet"
 
 
 @pytest.mark.parametrize("figures", [Figures(), Figures(halted="paused by an operator", updates=0, actors=2)])
 def test_what_was_not_measured_is_not_judged(figures: Figures) -> None:
-    """Nor what stands still because somebody asked for it."""
     verdict = judge(figures)
     assert verdict.bound is Bound.UNKNOWN
     assert verdict.reason in ("nothing has been measured yet", "paused by an operator")
@@ -154,7 +148,6 @@ def actor(name: str, at_s: float, steps: float, credit_s: float, pid: int = 1) -
 
 
 def test_rates_are_differences_of_counters_by_time() -> None:
-    """Summed over the processes of a role, each over its own time between two looks."""
     before = seen(0, actor("actor-0", 0, 100, 0), actor("actor-1", 0, 0, 0), learner(0, 1, 0, 0))
     after = seen(2, actor("actor-0", 2, 300, 1), actor("actor-1", 2, 400, 2), learner(2, 5, 0.5, 1.5))
     flow = flow_between(before, after)
@@ -168,7 +161,6 @@ def test_rates_are_differences_of_counters_by_time() -> None:
 
 
 def test_the_oldest_look_at_which_all_answered_is_compared_with() -> None:
-    """A process that was silent, or was not there, would have no rates for as long as the window."""
     silent = seen(0, learner(0, 1, 0, 0), snapshot("actor-0", 0, "stands still: stopped by a signal"))
     starting, now = seen(1, learner(1, 2, 0, 1)), seen(4, learner(4, 5, 0, 4), actor("actor-0", 4, 9, 0))
     whole = seen(2, learner(2, 3, 0, 2), actor("actor-0", 2, 5, 0))
@@ -178,14 +170,12 @@ def test_the_oldest_look_at_which_all_answered_is_compared_with() -> None:
 
 
 def test_an_actor_that_was_started_again_counts_from_its_second_look_on() -> None:
-    """Its counters begin at 0 again: the difference to its predecessor's means nothing."""
     before = seen(0, actor("actor-0", 0, 5000, 0), actor("actor-1", 0, 0, 0))
     after = seen(1, actor("actor-0", 1, 20, 0, pid=2), actor("actor-1", 1, 7, 0))
     assert flow_between(before, after).environment_steps == 7
 
 
 def test_a_wait_that_has_not_ended_counts_as_the_whole_window() -> None:
-    """Counters know only waits that are over."""
     before = seen(0, actor("actor-0", 0, 100, 3), learner(0, 3, 1, 1))
     after = seen(2, actor("actor-0", 2, 100, 3), learner(2, 3, 1, 1), sessions=(session("actor-0", 7, 7),))
     figures = figures_between(before, after)
@@ -194,14 +184,12 @@ def test_a_wait_that_has_not_ended_counts_as_the_whole_window() -> None:
 
 
 def test_one_look_alone_measures_nothing() -> None:
-    """It does not take a run that was not seen to move for one that stands still."""
     only = seen(3, actor("actor-0", 3, 100, 3), learner(3, 3, 1, 1), sessions=(session("actor-0", 7, 7),))
     assert judge(figures_between(only, only)).line == "not measured: nothing has been measured yet"
     assert flow_between(only, only).environment_steps is None
 
 
 def test_a_learner_that_was_stopped_is_named() -> None:
-    """Its port says nothing any longer; its lines tell since when."""
     before = seen(0, actor("actor-0", 0, 100, 3), learner(0, 3, 1, 1))
     stopped = snapshot("learner", 9, "stands still: stopped by a signal")
     after = seen(9, actor("actor-0", 9, 100, 3), stopped, sessions=(session("actor-0", 7, 7),))
@@ -212,7 +200,6 @@ def test_a_learner_that_was_stopped_is_named() -> None:
 
 
 def test_one_dead_actor_of_two_is_no_bottleneck_by_itself() -> None:
-    """The other's share is measured."""
     dead = snapshot("actor-1", 2, "has ended")
     after = seen(2, actor("actor-0", 2, 100, 0), dead, learner(2, 3, 1, 1))
     assert figures_between(after, after).actor_problem == ""
@@ -220,7 +207,6 @@ def test_one_dead_actor_of_two_is_no_bottleneck_by_itself() -> None:
 
 
 def test_a_paused_run_and_one_that_is_starting_are_not_judged() -> None:
-    """Nothing is to be expected of them."""
     paused = seen(1, learner(1, 1, 0, 0))
     assert paused.status is not None
     paused.status.desired = cast("Any", RunState.PAUSED)
@@ -230,7 +216,6 @@ def test_a_paused_run_and_one_that_is_starting_are_not_judged() -> None:
 
 
 def test_a_role_has_one_row_with_rate_lag_version_restarts_and_health() -> None:
-    """In the order in which a fragment passes them."""
     launcher = snapshot("launcher", 2, restarts_total__role_actor=3)
     sights = [actor("actor-0", 2, 300, 0), snapshot("actor-1", 2, "has ended"), launcher]
     after = seen(2, *sights, learner(2, 5, 0, 1), sessions=(session("actor-0", 1, 2),))

@@ -36,14 +36,12 @@ def returns(points: list[Point]) -> list[tuple[int, float | None]]:
 
 
 def test_steps_that_a_resumed_learner_did_again_count_once(tmp_path: Path) -> None:
-    """The curve never runs backwards."""
     rows = [row(1, 1.0), row(2, None), row(3, 3.0), row(4, 4.0), row(3, 3.5), row(5, 5.0)]
     curve = Curve(write(tmp_path / "metrics.jsonl", *rows))
     assert returns(curve.poll()) == [(1, 1.0), (2, None), (3, 3.5), (5, 5.0)]
 
 
 def test_a_curve_grows_with_its_file(tmp_path: Path) -> None:
-    """A line that is not whole yet is read next time; a torn one and NaN are no points."""
     path = tmp_path / "metrics.jsonl"
     curve = Curve(path)
     assert curve.poll() == []
@@ -57,7 +55,6 @@ def test_a_curve_grows_with_its_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_begins_anew_is_a_new_curve(tmp_path: Path) -> None:
-    """A folder was emptied and used again."""
     path = write(tmp_path / "metrics.jsonl", row(1, 1.0), row(2, 2.0))
     curve = Curve(path)
     curve.poll()
@@ -72,7 +69,6 @@ def test_a_file_that_begins_anew_is_a_new_curve(tmp_path: Path) -> None:
 def test_a_long_run_is_thinned_evenly_and_keeps_its_newest_line(
     tmp_path: Path, lines: int, chunk: int
 ) -> None:
-    """Bounded, from the first line to the last, however often it was looked at."""
     path = tmp_path / "metrics.jsonl"
     curve = Curve(path, max_points=10)
     for begin in range(0, lines, chunk):
@@ -86,13 +82,11 @@ def test_a_long_run_is_thinned_evenly_and_keeps_its_newest_line(
 
 
 def test_a_line_without_an_update_knows_no_staleness(tmp_path: Path) -> None:
-    """The learner writes 0 there: no fragment was that fresh."""
     path = write(tmp_path / "metrics.jsonl", row(0), row(64), row(128) | {"updates": 64})
     assert [point.staleness for point in Curve(path).poll()] == [None, 1.0, None]
 
 
 def test_a_rate_is_taken_over_the_stretch_before_its_point(tmp_path: Path) -> None:
-    """Steps by seconds of training; nothing is known of a stretch without time."""
     path = tmp_path / "metrics.jsonl"
     write(path, row(0), row(100, None, 2.0), row(400, None, 3.0), row(500, None, 3.0))
     assert rates(Curve(path).poll()) == [None, 50.0, 300.0, None]
@@ -100,7 +94,6 @@ def test_a_rate_is_taken_over_the_stretch_before_its_point(tmp_path: Path) -> No
 
 
 def test_runs_of_any_length_are_overlaid_in_one_picture(tmp_path: Path) -> None:
-    """Also one that has no point yet; the picture is higher with more names in the legend."""
     for name, length in {"a": 200, "b": 60, "c": 0}.items():
         write(tmp_path / name / "metrics.jsonl", *(row(64 * n, float(n), 0.25 * n) for n in range(length)))
     one, three = tmp_path / "one.png", tmp_path / "three.png"

@@ -55,7 +55,6 @@ def announce(folder: Path) -> None:
 def test_a_process_that_is_well_is_read(
     service: tuple["subprocess.Popen[bytes]", Endpoint], tmp_path: Path
 ) -> None:
-    """Its counters, by name and label."""
     _, endpoint = service
     announce(tmp_path)
     (seen,) = look_at_all(tmp_path)
@@ -68,7 +67,6 @@ def test_a_process_that_is_well_is_read(
 def test_a_process_that_was_stopped_is_named_without_waiting_for_it(
     service: tuple["subprocess.Popen[bytes]", Endpoint],
 ) -> None:
-    """SIGSTOP, as a debugger or a frozen container does it; after SIGCONT it is well again."""
     process, endpoint = service
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -80,7 +78,6 @@ def test_a_process_that_was_stopped_is_named_without_waiting_for_it(
 def test_a_process_that_has_ended_is_named_and_the_run_goes_on_no_longer(
     service: tuple["subprocess.Popen[bytes]", Endpoint], tmp_path: Path
 ) -> None:
-    """Whatever its old port says now."""
     process, endpoint = service
     announce(tmp_path)
     assert is_going_on(tmp_path)
@@ -95,7 +92,6 @@ def test_a_process_that_has_ended_is_named_and_the_run_goes_on_no_longer(
 def test_a_pid_that_was_given_to_another_process_is_no_life_sign(
     service: tuple["subprocess.Popen[bytes]", Endpoint],
 ) -> None:
-    """It is silent on the port that was announced, and younger than the announcement."""
     process, endpoint = service
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -106,7 +102,6 @@ def test_a_pid_that_was_given_to_another_process_is_no_life_sign(
 
 
 def test_a_red_process_says_why_and_another_ones_port_is_no_answer() -> None:
-    """Health in words; a port that was given to a process of another role is not taken for it."""
     health = Health("launcher")
     health.fail("the disk is full")
     server, port = serve_http(health, "127.0.0.1", 0)
@@ -124,8 +119,6 @@ def test_a_red_process_says_why_and_another_ones_port_is_no_answer() -> None:
 
 
 def test_a_run_without_anything_to_see_is_seen_as_such(tmp_path: Path) -> None:
-    """No endpoints, no lines, no broker."""
-
     def no_broker() -> control_pb2.StatusReply:
         raise Fatal("no broker has come up yet")
 
@@ -139,7 +132,6 @@ def test_a_run_without_anything_to_see_is_seen_as_such(tmp_path: Path) -> None:
 
 
 def test_the_last_update_is_the_first_line_that_counts_it(tmp_path: Path) -> None:
-    """A line that a crash has torn, or that is being written, says nothing."""
     path = tmp_path / "metrics.jsonl"
     path.write_text(
         '{"updates": 1, "time": 10}\n{"updates": 2, "time": 11}\n{"upda\n'

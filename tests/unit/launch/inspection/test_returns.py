@@ -13,5 +13,4 @@ from launch.inspection.returns import shown
      (math.nan, None, "–"), (2.04, 499.0, "2.0"), (0.2, 0.6, "0.200")],
 )  # fmt: skip
 def test_small_returns_have_more_decimals(value: float | None, like: float | None, text: str) -> None:
-    """And what stands beside one as many as it."""
     assert shown(value, like) == text

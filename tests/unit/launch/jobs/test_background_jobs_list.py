@@ -17,7 +17,6 @@ from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 
 
 def test_a_file_that_cannot_be_read_hides_no_other_job(tmp_path: Path) -> None:
-    """Such a job has failed, and says why."""
     for name, text in (
         ("whole", json.dumps({"command": ["CartPole-v1"], "started": 5.0, "pid": 1, "born": 1})),
         ("empty", ""),
@@ -36,7 +35,6 @@ def test_a_file_that_cannot_be_read_hides_no_other_job(tmp_path: Path) -> None:
 def test_a_job_that_is_asked_twice_to_end_gets_one_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second would end it without its last checkpoint."""
     sent: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, _: sent.append(pid))
     monkeypatch.setattr(background_jobs, "is_held", lambda _: True)
@@ -50,7 +48,6 @@ def test_a_job_that_is_asked_twice_to_end_gets_one_signal(
 @pytest.mark.parametrize("name", ["../other", "other/x", "..", "", ".hidden"])
 @pytest.mark.parametrize("command", ["logs", "stop"])
 def test_a_name_of_a_job_leads_nowhere_else(tmp_path: Path, command: str, name: str) -> None:
-    """A job beside the folder of runs is none of its jobs."""
     other = tmp_path / "other"
     other.mkdir()
     (other / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0, "pid": 1, "born": 1}))
@@ -61,7 +58,6 @@ def test_a_name_of_a_job_leads_nowhere_else(tmp_path: Path, command: str, name: 
 
 
 def test_a_job_whose_start_was_killed_is_listed(tmp_path: Path) -> None:
-    """Its process may live: the name is not lost, nor is what it was started with."""
     done = subprocess.run(
         penstock("jobs", "start", "--name", "a", "--runs", str(tmp_path), "no-environment"),
         env=os.environ | {FAILPOINTS_VARIABLE: "jobs.started=kill"},
@@ -74,7 +70,6 @@ def test_a_job_whose_start_was_killed_is_listed(tmp_path: Path) -> None:
 def test_a_job_whose_process_is_not_known_is_not_signalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on; the refusal says how it is ended."""
     monkeypatch.setattr(background_jobs, "is_held", lambda _: True)
     (tmp_path / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0, "pid": 0, "born": 0}))
     with pytest.raises(Fatal, match="penstock control stop"):

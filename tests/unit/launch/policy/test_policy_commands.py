@@ -65,7 +65,6 @@ def told(*arguments: str) -> Any:
 
 
 def test_a_list_shows_every_version_and_the_traffic(run_dir: Path) -> None:
-    """In columns, and as JSON with every field."""
     lines = said("list", str(run_dir)).splitlines()
     assert lines[0].split() == [
         "version", "status", "origin", "update", "evaluation", "parent", "registered", "reason",
@@ -80,13 +79,11 @@ def test_a_list_shows_every_version_and_the_traffic(run_dir: Path) -> None:
 
 
 def test_a_registry_is_named_by_its_url_too(run_dir: Path) -> None:
-    """In place of the folder, or beside one."""
     url = registry_url(run_dir)
     assert told("list", url) == told("list", str(run_dir)) == told("list", str(run_dir), "--registry", url)
 
 
 def test_show_tells_what_was_decided_and_whether_the_weights_are_whole(run_dir: Path) -> None:
-    """With the audit of that version."""
     shown = told("show", str(run_dir), "3")
     assert shown["weights"] == "held, undamaged"
     assert [event["action"] for event in shown["events"]] == ["registered", "promoted"]
@@ -95,7 +92,6 @@ def test_show_tells_what_was_decided_and_whether_the_weights_are_whole(run_dir: 
 
 
 def test_promote_moves_the_arm_and_names_who_did_it(run_dir: Path) -> None:
-    """First as a canary with a share, then as the active one."""
     share = ("--to", "canary", "--canary-share", "0.25")
     assert said("promote", str(run_dir), "5", *share, "--reason", "try") == "version 5 of default: canary\n"
     assert told("traffic", str(run_dir))["canary_share"] == 0.25
@@ -106,7 +102,6 @@ def test_promote_moves_the_arm_and_names_who_did_it(run_dir: Path) -> None:
 
 
 def test_a_rollback_gives_the_old_content_a_new_number(run_dir: Path) -> None:
-    """Above every number of the run, with the same bytes."""
     said("promote", str(run_dir), "9", "--reason", "better")
     done = told("rollback", str(run_dir), "--reason", "worse")
     assert (done["withdrawn"]["version"], done["withdrawn"]["status"]) == (9, "rolled_back")
@@ -117,7 +112,6 @@ def test_a_rollback_gives_the_old_content_a_new_number(run_dir: Path) -> None:
 
 
 def test_while_a_learner_lives_it_draws_the_number(run_dir: Path) -> None:
-    """The arm moves at once all the same."""
     said("promote", str(run_dir), "9", "--reason", "better")
     learner = hold(run_dir)
     assert learner is not None
@@ -131,14 +125,12 @@ def test_while_a_learner_lives_it_draws_the_number(run_dir: Path) -> None:
 
 
 def test_a_canary_that_is_rolled_back_leaves_the_active_version_its_number(run_dir: Path) -> None:
-    """Nothing became active again."""
     said("promote", str(run_dir), "5", "--to", "canary", "--canary-share", "0.1", "--reason", "try")
     done = told("rollback", str(run_dir), "--reason", "worse")
     assert (done["withdrawn"]["version"], done["active"]["version"], done["awaits_number"]) == (5, 3, False)
 
 
 def test_traffic_is_changed_field_by_field(run_dir: Path) -> None:
-    """What is not said stays; a client that is tied to a version is untied again."""
     said(
         "traffic", str(run_dir), "--latest-share", "0.5", "--pin", "robot=5", "--shadow", "9", "--reason", "a"
     )
@@ -149,7 +141,6 @@ def test_traffic_is_changed_field_by_field(run_dir: Path) -> None:
 
 
 def test_what_is_retired_leaves_the_folder(run_dir: Path) -> None:
-    """Where no learner lives, at once; one that does removes it itself."""
     assert told("retire", str(run_dir), "9", "--reason", "old")["status"] == "retired"
     assert kept_files(run_dir) == {3, 5}
     learner = hold(run_dir)
@@ -160,7 +151,6 @@ def test_what_is_retired_leaves_the_folder(run_dir: Path) -> None:
 
 
 def test_export_writes_the_active_version_or_one_that_is_named(run_dir: Path) -> None:
-    """As it was published."""
     said("export", str(run_dir), "--output", str(run_dir / "active.safetensors"))
     assert (run_dir / "active.safetensors").read_bytes() == BLOBS[3]
     said("export", str(run_dir), "9", "-o", str(run_dir / "nine.safetensors"))
@@ -168,7 +158,6 @@ def test_export_writes_the_active_version_or_one_that_is_named(run_dir: Path) ->
 
 
 def test_an_exported_model_is_the_version_that_was_named(run_dir: Path) -> None:
-    """Its metadata says which, and it computes what that version computes."""
     why = "the extra `onnx` is not installed"
     pytest.importorskip("onnxscript", reason=why)
     runtime = pytest.importorskip("onnxruntime", reason=why)
@@ -184,7 +173,6 @@ def test_an_exported_model_is_the_version_that_was_named(run_dir: Path) -> None:
 
 
 def test_a_network_of_the_runs_is_imported_only_where_its_user_allows(run_dir: Path) -> None:
-    """Neither without a configuration nor by that of a folder which was not made here."""
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     network = PolicySection(network="tests.unit.penstock.policy.own_networks:Good")
     write_specification(run_dir, replace(specification(), policy_json=network.canonical_json()))
@@ -227,7 +215,6 @@ def test_a_network_of_the_runs_is_imported_only_where_its_user_allows(run_dir: P
 def test_what_is_refused_ends_with_2_and_says_why(
     run_dir: Path, arguments: tuple[str, ...], words: str
 ) -> None:
-    """Nothing changed."""
     with Registry.open(registry_url(run_dir)) as registry:
         before = registry.list("default"), registry.traffic("default")
         output = said(*(str(run_dir) if word == "RUN" else word for word in arguments), code=2)
@@ -236,13 +223,11 @@ def test_what_is_refused_ends_with_2_and_says_why(
 
 
 def test_a_run_that_has_registered_nothing_says_so(tmp_path: Path) -> None:
-    """And no file is made."""
     assert "no version is registered yet" in said("list", str(tmp_path), code=2)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_one_version_is_active_after_all_this(run_dir: Path) -> None:
-    """Whatever the order of commands."""
     for version in ("5", "9"):
         said("promote", str(run_dir), version, "--reason", "x")
     said("rollback", str(run_dir), "--reason", "x")
@@ -251,7 +236,6 @@ def test_only_one_version_is_active_after_all_this(run_dir: Path) -> None:
 
 
 def test_a_reason_of_several_lines_is_shown_in_one(run_dir: Path) -> None:
-    """So that it looks like no further entry of the audit."""
     said("promote", str(run_dir), "5", "--reason", "größer\n2026-01-01  promoted  learner  better\x1b[2J")
     shown = said("show", str(run_dir), "5").splitlines()
     assert not any(line.startswith("2026-01-01") for line in shown)

@@ -15,14 +15,12 @@ print(explain("learner: exit 3", pathlib.Path(sys.argv[1])))
 
 
 def test_a_folder_with_room_is_no_problem(tmp_path: Path) -> None:
-    """Nothing is left behind, a folder that is not there is not asked, and the cause stays as it is."""
     assert problem((tmp_path, tmp_path / "absent")) is None
     assert explain("learner: exit 3", tmp_path) == "learner: exit 3"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_without_room_goes_before_the_cause(tmp_path: Path) -> None:
-    """Folder, error, remedy."""
     reply = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True
     )

@@ -63,7 +63,6 @@ def fields(pid: int) -> dict[str, str]:
 
 
 def test_a_copy_is_a_child_of_the_launcher_and_known_by_its_command_line(place: Place) -> None:
-    """So it can be waited for, and found by those who look for it; its group is its own."""
     pid = place.start(WAITS)
     assert int(fields(pid)["PPid"]) == os.getpid()
     assert os.getpgid(pid) == pid
@@ -76,7 +75,6 @@ def test_a_copy_is_a_child_of_the_launcher_and_known_by_its_command_line(place: 
 
 
 def test_a_copy_writes_to_its_log_and_ends_with_its_exit_code(place: Place) -> None:
-    """One after the other, and the second is no worse for the first."""
     for times in (1, 2):
         assert ended(place.start(REFUSED)) == 2
         assert place.log.read_text().count("Invalid value for '--actor-id'") == times
@@ -86,7 +84,6 @@ def test_a_copy_writes_to_its_log_and_ends_with_its_exit_code(place: Place) -> N
 def test_a_copy_has_the_environment_that_it_is_given_and_no_other(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of the server, which is the launcher's when it started, counts for nothing."""
     known = {"PATH": os.environ["PATH"], "PENSTOCK_METRICS__PORT": "no port"}
     assert ended(place.start(WAITS, known)) == 2
     assert "metrics.port='no port'" in place.log.read_text()
@@ -101,7 +98,6 @@ def test_a_copy_has_the_environment_that_it_is_given_and_no_other(
 
 
 def test_a_copy_sees_its_lifeline_close(tmp_path: Path) -> None:
-    """A launcher that is killed takes its services with it, and the server holds nothing open."""
     reading, writing = os.pipe()
     with closing(ForkServer()) as server:
         place = Place(tmp_path / "service.log", reading, server)
@@ -113,7 +109,6 @@ def test_a_copy_sees_its_lifeline_close(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_is_told_nothing_is_nothing(place: Place) -> None:
-    """The launcher has given up waiting for it, and starts the service in another way."""
     told, telling = os.pipe()
     with place.log.open("ab") as log, os.fdopen(told) as reader, socket_of(place.server) as server:
         socket.send_fds(server, [b"\0"], [reader.fileno(), log.fileno(), place.lifeline])
@@ -134,14 +129,12 @@ def socket_of(server: ForkServer) -> socket.socket:
 def test_what_the_server_has_not_imported_is_started_as_a_program(
     command: tuple[str, ...], place: Place
 ) -> None:
-    """A policy server sets what gRPC reads as it is loaded."""
     with place.log.open("ab") as log:
         descriptors = Descriptors(log=log.fileno(), lifeline=place.lifeline)
         assert place.server.start(command, os.environ, descriptors) is None
 
 
 def test_without_the_server_services_are_programs(place: Place) -> None:
-    """It was killed: the first to notice says so, and nobody asks it again."""
     pid = place.server.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -153,7 +146,6 @@ def test_without_the_server_services_are_programs(place: Place) -> None:
 
 
 def test_nobody_waits_for_a_server_that_was_given_up(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """It hangs, and the run is asked to end."""
     caplog.set_level(logging.INFO, logger="launch.run.fork_server")
     pid = place.server.pid
     assert pid is not None
@@ -183,7 +175,6 @@ class KillsCopies(ForkServer):
 def test_a_copy_that_is_killed_before_it_is_told_is_a_service_that_has_died(
     size: int, place: Place, tmp_path: Path
 ) -> None:
-    """The launcher starts it again, as it does others."""
     with closing(KillsCopies()) as server:
         other = Place(tmp_path / "killed.log", place.lifeline, server)
         assert ended(other.start(WAITS, {"LARGE": "x" * size})) == -signal.SIGKILL
@@ -215,7 +206,6 @@ sys.exit(99 if pid is None else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_a_variable_without_a_name_keeps_no_service_from_starting(tmp_path: Path) -> None:
-    """A program can be given it, and no process can set or remove it."""
     python = (sys.executable, "-P", "-c")
     log = tmp_path / "service.log"
     words = (*python, NAMELESS, *python, STARTS, str(log))
@@ -225,7 +215,6 @@ def test_a_variable_without_a_name_keeps_no_service_from_starting(tmp_path: Path
 
 
 def test_services_go_on_when_the_server_ends(place: Place) -> None:
-    """What it has used is known then."""
     pid, server = place.start(WAITS), place.server.pid
     place.server.close()
     assert server is not None

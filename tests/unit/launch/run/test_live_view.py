@@ -30,7 +30,6 @@ def row(steps: int, value: float | None) -> dict[str, object]:
 
 
 def test_plain_lines_say_all_figures_once_in_a_while() -> None:
-    """The second line comes only after an interval."""
     stream = io.StringIO()
     with PlainView(stream, total_steps=150_000, target=475.0) as view:
         view.event("training")
@@ -45,7 +44,6 @@ def test_plain_lines_say_all_figures_once_in_a_while() -> None:
 
 
 def test_a_run_that_stands_still_writes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its seconds of training go on, which no line shows; what is new is written again."""
     monkeypatch.setattr("launch.run.live_view.PLAIN_INTERVAL_S", 0.0)
     stream = io.StringIO()
     with PlainView(stream, total_steps=None, target=None) as view:
@@ -56,7 +54,6 @@ def test_a_run_that_stands_still_writes_no_lines(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_terminal_gets_a_bar_with_the_figures_below() -> None:
-    """Drawn on a real console that believes to be a terminal."""
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120)
     with LiveView(console, "cartpole-v1-abc", total_steps=150_000, target=475.0) as view:
@@ -76,12 +73,10 @@ def test_a_terminal_gets_a_bar_with_the_figures_below() -> None:
 
 
 def test_what_is_no_terminal_gets_plain_lines() -> None:
-    """Logs and pipes stay readable."""
     assert isinstance(make_view(io.StringIO(), "x", None, None), PlainView)
 
 
 def test_unknown_figures_are_dashes() -> None:
-    """Before the first episode has ended."""
     stream = io.StringIO()
     with PlainView(stream, total_steps=None, target=None) as view:
         view.show(Progress())
@@ -89,7 +84,6 @@ def test_unknown_figures_are_dashes() -> None:
 
 
 def test_a_line_that_is_still_being_written_is_read_next_time(tmp_path: Path) -> None:
-    """And lines of an earlier launcher are not progress."""
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(row(1, 1.0)) + "\n")
     tail = MetricsTail(path)
@@ -107,7 +101,6 @@ def test_a_line_that_is_still_being_written_is_read_next_time(tmp_path: Path) ->
 
 
 def test_a_line_that_a_killed_learner_has_torn_is_passed_over(tmp_path: Path) -> None:
-    """Its next life ends that line and begins another; the newest of both is told."""
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
     whole, torn = json.dumps(row(3, 1.0)) + "\n", json.dumps(row(4, 1.0))[:25] + "\n"
@@ -118,7 +111,6 @@ def test_a_line_that_a_killed_learner_has_torn_is_passed_over(tmp_path: Path) ->
 
 
 def test_a_learner_that_waits_for_experience_is_not_training(tmp_path: Path) -> None:
-    """It writes lines from its first second on; the launcher goes on naming whom the run waits for."""
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
     nothing = {"env_steps": 0, "updates": 0, "outstanding": 0}

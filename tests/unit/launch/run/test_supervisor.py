@@ -81,7 +81,6 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness
 
 
 def test_each_service_has_its_own_process_group_and_log_file(harness: Harness) -> None:
-    """A signal to one group reaches no other process."""
     code = "import os, sys; print(os.getpgid(0) == os.getpid()); print('to stderr', file=sys.stderr)"
     harness.supervisor.start(python(code))
     harness.until(lambda: harness.supervisor.is_done("worker"))
@@ -89,13 +88,11 @@ def test_each_service_has_its_own_process_group_and_log_file(harness: Harness) -
 
 
 def test_restarts_are_told_before_the_first(harness: Harness) -> None:
-    """Of a series that begins with 1 no alert can tell that it rose."""
     harness.supervisor.start(python("pass"))
     assert 'penstock_restarts_total{role="actor"}' in metrics.exposition("launcher").decode()
 
 
 def test_a_crashed_service_is_restarted_with_its_restart_arguments(harness: Harness) -> None:
-    """The learner's second life begins with --resume."""
     code = "import sys; print(sys.argv[1:], flush=True); '--resume' in sys.argv or sys.exit('boom')"
     harness.supervisor.start(python(code, on_restart=("--resume",)))
     harness.until(lambda: harness.supervisor.is_done("worker"))
@@ -105,7 +102,6 @@ def test_a_crashed_service_is_restarted_with_its_restart_arguments(harness: Harn
 
 
 def test_a_service_that_keeps_dying_ends_the_run_with_its_last_line(harness: Harness) -> None:
-    """Loudly: how often, how, and the cause in its own words."""
     harness.supervisor.start(python("raise SystemExit('the disk is full')"))
     with pytest.raises(
         GaveUp, match=r"worker failed 5 times in a row \(exit 1\): the disk is full"
@@ -115,7 +111,6 @@ def test_a_service_that_keeps_dying_ends_the_run_with_its_last_line(harness: Har
 
 
 def test_a_wrong_configuration_is_not_tried_again(harness: Harness) -> None:
-    """Exit 2 ends the run with exit 2."""
     harness.supervisor.start(python("import sys; print('seed=-1: no'); sys.exit(2)"))
     with pytest.raises(GaveUp, match="^seed=-1: no$") as caught:
         harness.until(lambda: False)
@@ -124,7 +119,6 @@ def test_a_wrong_configuration_is_not_tried_again(harness: Harness) -> None:
 
 
 def test_a_service_that_ends_by_itself_is_done(harness: Harness) -> None:
-    """Exit 0 is no crash; its CPU time is booked."""
     harness.supervisor.start(python("sum(range(10**6))"))
     harness.until(lambda: harness.supervisor.is_done("worker"))
     account = harness.supervisor.accounts()[0]
@@ -134,7 +128,6 @@ def test_a_service_that_ends_by_itself_is_done(harness: Harness) -> None:
 
 
 def test_a_broker_that_somebody_else_drained_is_started_again(harness: Harness) -> None:
-    """A plain `kill` makes it exit 0; without it the actors would call for ever."""
     code = (
         "import signal, sys; print('up', flush=True)\n"
         "signal.sigwait({signal.SIGTERM}) if '--again' not in sys.argv else signal.pause()"
@@ -151,7 +144,6 @@ def test_a_broker_that_somebody_else_drained_is_started_again(harness: Harness) 
 def test_an_actor_that_ended_is_started_again_unless_the_run_ends(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operator's stop ends actors too: time for the learner to follow, and no failure is counted."""
     monkeypatch.setattr(supervised_service, "MAX_FAILURES", 1)
     monkeypatch.setattr(module, "STOPPED_S", 1e6)
     harness.supervisor.start(python("", clean_exit=CleanExit.STOPPED))
@@ -168,7 +160,6 @@ def test_an_actor_that_ended_is_started_again_unless_the_run_ends(
 def test_exit_0_of_a_service_that_was_not_asked_is_a_failure(
     leaves: str, clean_exit: CleanExit, harness: Harness
 ) -> None:
-    """As of an environment that leaves its program when its window is closed."""
     harness.supervisor.start(python(leaves, clean_exit=clean_exit))
     with pytest.raises(GaveUp, match=r"worker failed 5 times in a row \(exit 0\): it was not asked to end"):
         harness.until(lambda: False)
@@ -195,7 +186,6 @@ def kill_when_ready(harness: Harness, *, after_progress: bool) -> None:
 def test_a_kill_of_a_service_that_helped_the_run_on_is_not_counted(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often, and without a pause; where the run stands still it is."""
     monkeypatch.setattr(supervised_service, "MAX_FAILURES", 2)
     harness.supervisor.start(python(SERVES))
     for _ in range(3):
@@ -236,7 +226,6 @@ def two_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_actor_that_hangs_now_and_then_is_started_again_while_the_run_goes_on(
     harness: Harness, two_hangs: None, role: str, ends: bool
 ) -> None:
-    """However often; any other service that stands still again and again fails the run."""
     harness.supervisor.start(replace(python(HANGS), role=role))
     hang(harness, after_progress=True)
     if ends:
@@ -256,7 +245,6 @@ DELIVERS_AND_HANGS = f"from penstock.runtime import metrics; metrics.FRAGMENTS_A
 def test_an_actor_that_hangs_after_a_fragment_was_acknowledged_is_started_again(
     harness: Harness, two_hangs: None
 ) -> None:
-    """However often, also where the run has not come further in its life: an update takes several lives."""
     harness.supervisor.start(python(DELIVERS_AND_HANGS))
     for _ in range(3):
         hang(harness)
@@ -266,7 +254,6 @@ def test_an_actor_that_hangs_after_a_fragment_was_acknowledged_is_started_again(
 def test_an_actor_that_hangs_before_a_fragment_is_acknowledged_ends_the_run(
     harness: Harness, two_hangs: None
 ) -> None:
-    """Its life before was of use, and that does not count for this one and the next."""
     code = DELIVERS_AND_HANGS.replace("metrics.FRAGMENTS_ACKED.inc()", DELIVERS_ONCE)
     harness.supervisor.start(python(code, on_restart=("--again",)))
     hang(harness)
@@ -275,7 +262,6 @@ def test_an_actor_that_hangs_before_a_fragment_is_acknowledged_ends_the_run(
 
 
 def test_stop_drains_and_names_who_did_not(harness: Harness) -> None:
-    """One goes, one stays deaf and is killed with all that it started."""
     harness.supervisor.start(
         python("print('up', flush=True); import threading; threading.Event().wait()", "good")
     )
@@ -294,7 +280,6 @@ def test_stop_drains_and_names_who_did_not(harness: Harness) -> None:
 
 
 def test_children_see_the_launcher_die(harness: Harness) -> None:
-    """Their lifeline reads end-of-file when the last write end is gone."""
     code = "import os; print(os.read(int(os.environ['PENSTOCK_LIFELINE_FD']), 1) == b'')"
     harness.supervisor.start(python(code))
     os.close(harness.write_fd)
@@ -304,7 +289,6 @@ def test_children_see_the_launcher_die(harness: Harness) -> None:
 
 
 def test_endpoints_of_a_former_life_are_forgotten(harness: Harness) -> None:
-    """A restarted service is not taken for ready because its predecessor was."""
     stale = {"role": "actor", "pid": 1, "metrics_port": 1}
     (harness.folder.endpoints / "worker.json").write_text(json.dumps(stale))
     harness.supervisor.start(python("import threading; threading.Event().wait()"))
@@ -313,7 +297,6 @@ def test_endpoints_of_a_former_life_are_forgotten(harness: Harness) -> None:
 
 
 def test_waking_ends_the_wait_for_a_death(harness: Harness) -> None:
-    """Ctrl-C is answered at once."""
     threading.Timer(0.05, harness.supervisor.wake).start()
     began = time.monotonic()
     harness.supervisor.step(PATIENCE_S)
@@ -321,19 +304,16 @@ def test_waking_ends_the_wait_for_a_death(harness: Harness) -> None:
 
 
 def test_children_inherit_no_configuration() -> None:
-    """The run's file holds it, resolved; flags must not lose to the environment."""
     assert without_configuration({"PATH": "/bin", "PENSTOCK_ALGORITHM__EPOCHS": "3"}) == {"PATH": "/bin"}
 
 
 def test_children_are_told_what_the_file_cannot_hold(harness: Harness) -> None:
-    """The environment that the supervisor was given reaches them."""
     harness.supervisor.start(python("import os; print(os.environ['OF_THE_RUN'])"))
     harness.until(lambda: harness.supervisor.is_done("worker"))
     assert harness.log() == "told\n"
 
 
 def test_the_last_line_is_the_last_that_says_something(tmp_path: Path) -> None:
-    """Also of a long log, and of none."""
     log = tmp_path / "x.log"
     assert last_line(log) == ""
     log.write_text("x" * 20_000 + "\nthe cause\n\n  \n")
@@ -352,7 +332,6 @@ def is_alive(pid: int) -> bool:
 def test_a_service_that_waited_in_vain_is_not_made_to_wait_again(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that has given up on Redis after a minute has waited enough: its words end the run."""
     monkeypatch.setattr(supervised_service, "HEALTHY_S", 0.0)
     harness.supervisor.start(python("raise SystemExit('redis did not answer for 60 s')"))
     with pytest.raises(GaveUp, match="redis did not answer for 60 s"):
@@ -361,7 +340,6 @@ def test_a_service_that_waited_in_vain_is_not_made_to_wait_again(
 
 
 def test_who_is_not_ready_yet_is_named_with_the_last_words(harness: Harness) -> None:
-    """So that a person sees what a starting run waits for."""
     harness.supervisor.start(
         python("print('waiting for redis', flush=True); import threading; threading.Event().wait()")
     )
@@ -372,7 +350,6 @@ def test_who_is_not_ready_yet_is_named_with_the_last_words(harness: Harness) -> 
 def test_a_service_whose_health_stays_red_is_killed_and_restarted(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The event names the reason that `/healthz` gave."""
     monkeypatch.setattr(module, "RED_LIMIT_S", 0.0)
     code = (
         "import threading; from penstock.runtime.health import Health, announce, serve_http\n"
@@ -388,7 +365,6 @@ def test_a_service_whose_health_stays_red_is_killed_and_restarted(
 
 
 def test_a_run_that_has_failed_is_not_tried_again(harness: Harness) -> None:
-    """Exit 3: to start that service again would not help. The run's own exit code is 1."""
     harness.supervisor.start(
         python("import sys; print('no update for 300 s: all actors are gone'); sys.exit(3)")
     )
@@ -401,10 +377,6 @@ def test_a_run_that_has_failed_is_not_tried_again(harness: Harness) -> None:
 def test_a_service_that_stands_still_again_and_again_ends_the_run(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It lived long and was ready each time, and that does not count.
-
-    The reason of its health is the cause.
-    """
     monkeypatch.setattr(module, "RED_LIMIT_S", 0.0)
     monkeypatch.setattr(supervised_service, "HEALTHY_S", 0.0)
     monkeypatch.setattr(supervised_service, "MAX_FAILURES", 2)

@@ -26,7 +26,6 @@ def on_a_terminal() -> tuple[int, int]:
 
 @pytest.mark.parametrize("ends", [through_a_pipe, on_a_terminal])
 def test_a_run_goes_on_when_its_page_is_closed(ends: Callable[[], tuple[int, int]]) -> None:
-    """Lines and figures go nowhere, and so does what the end of the process would write."""
     reader, own = ends()
     with os.fdopen(own, "w") as stream:
         with make_view(stream, "run", STEPS, None) as view:
@@ -40,7 +39,6 @@ def test_a_run_goes_on_when_its_page_is_closed(ends: Callable[[], tuple[int, int
 
 
 def test_a_summary_that_nobody_reads_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its file was written before."""
     reader, own = through_a_pipe()
     os.close(reader)
     with os.fdopen(own, "w") as stream:

@@ -27,7 +27,6 @@ from tests.support.run.left_run import make_run
 def test_a_setting_that_is_wrong_is_named_and_nothing_is_made(
     tmp_path: Path, settings: dict[str, Any], field: str
 ) -> None:
-    """The field as the form has it."""
     starter = RunStarter(tmp_path / "runs", tmp_path / "state", is_run)
     (tmp_path / "runs").mkdir()
     with pytest.raises(CannotStart) as refused:
@@ -38,7 +37,6 @@ def test_a_setting_that_is_wrong_is_named_and_nothing_is_made(
 
 
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
-    """Also by a folder that is no run."""
     (tmp_path / "mine").mkdir()
     with pytest.raises(CannotStart, match="choose another") as refused:
         RunStarter(tmp_path, tmp_path / "state", is_run).start("mine", {})
@@ -46,7 +44,6 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
 
 
 def test_below_a_run_none_is_started(tmp_path: Path) -> None:
-    """The remedy is said."""
     run = make_run(tmp_path / "a")
     with pytest.raises(CannotStart, match="on the folder above it"):
         RunStarter(run, tmp_path / "state", is_run).start("mine", {})

@@ -41,7 +41,6 @@ def client(folder: Path, *, any_host: bool = False, host: str = "127.0.0.1") -> 
 
 
 def test_runs_are_listed_with_how_they_ended(tmp_path: Path) -> None:
-    """What is no run is not listed."""
     make_run(tmp_path / "a", summary={"solved": True, "target_return": 475.0, "env_steps_per_second": 9.5})
     make_run(tmp_path / "b", summary={"interrupted": True})
     make_run(tmp_path / "c", summary={"failure": "the disk is full"})
@@ -63,14 +62,12 @@ def test_runs_are_listed_with_how_they_ended(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_a_run_is_the_whole_list(tmp_path: Path) -> None:
-    """And one without runs, or that is gone, an empty one."""
     make_run(tmp_path / "a" / "b")
     assert [one["name"] for one in client(tmp_path / "a" / "b").get("/api/runs").json()["runs"]] == ["b"]
     assert client(tmp_path / "gone").get("/api/runs").json()["runs"] == []
 
 
 def test_a_run_that_cannot_be_read_is_named_and_the_others_are_listed(tmp_path: Path) -> None:
-    """A configuration of another version of the program."""
     (make_run(tmp_path / "a") / CONFIG_FILE).write_text("[unheard]\nof = 1\n")
     make_run(tmp_path / "b")
     asking = client(tmp_path)
@@ -80,7 +77,6 @@ def test_a_run_that_cannot_be_read_is_named_and_the_others_are_listed(tmp_path: 
 
 
 def test_a_curve_is_columns_that_grow(tmp_path: Path) -> None:
-    """What is not known is null: JSON has no NaN."""
     folder = make_run(tmp_path / "a")
     asking = client(tmp_path)
     curve = asking.get("/api/runs/a/curve").json()
@@ -99,7 +95,6 @@ def test_a_curve_is_columns_that_grow(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_ended_is_told_without_its_processes(tmp_path: Path) -> None:
-    """Its summary stands for them."""
     make_run(tmp_path / "a", summary={"solved": False, "failure": "no update for 300 s"})
     detail = client(tmp_path).get("/api/runs/a").json()
     assert detail["now"] is None
@@ -108,7 +103,6 @@ def test_a_run_that_has_ended_is_told_without_its_processes(tmp_path: Path) -> N
 
 
 def test_versions_come_from_the_registry(tmp_path: Path) -> None:
-    """Newest first; without a registry a note says why there are none."""
     folder = make_run(tmp_path / "a")
     asking = client(tmp_path)
     assert "no version is registered yet" in asking.get("/api/runs/a/versions").json()["note"]
@@ -135,7 +129,6 @@ def test_versions_come_from_the_registry(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("part", ["", "/curve", "/versions"])
 def test_a_name_that_is_not_listed_leads_nowhere(tmp_path: Path, name: str, part: str) -> None:
-    """Names are looked up, never made into paths."""
     make_run(tmp_path / "a")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "metrics.jsonl").write_text('{"env_steps": 1}\n')
@@ -145,7 +138,6 @@ def test_a_name_that_is_not_listed_leads_nowhere(tmp_path: Path, name: str, part
 
 
 def test_nothing_can_be_changed_and_nothing_secret_is_told(tmp_path: Path) -> None:
-    """GET alone; the password is in no answer, and the page has no manual that loads from elsewhere."""
     make_run(tmp_path / "a", summary={"solved": True})
     asking = client(tmp_path)
     for path in ("/", "/api/runs", "/api/runs/a", "/api/runs/a/curve", "/api/runs/a/versions"):
@@ -159,7 +151,6 @@ def test_nothing_can_be_changed_and_nothing_secret_is_told(tmp_path: Path) -> No
 
 
 def test_every_file_of_the_page_is_served_under_a_strict_policy(tmp_path: Path) -> None:
-    """What the page names is there, and nothing in it points elsewhere."""
     asking = client(tmp_path)
     page = asking.get("/")
     assert page.headers["content-type"].startswith("text/html")
@@ -199,14 +190,12 @@ def test_every_file_of_the_page_is_served_under_a_strict_policy(tmp_path: Path) 
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1"]
 )
 def test_another_hosts_name_is_refused(tmp_path: Path, host: str) -> None:
-    """A page elsewhere whose name leads to this machine reads nothing here."""
     assert client(tmp_path, host=host).get("/api/runs").status_code == 421
     assert client(tmp_path, host=host, any_host=True).get("/api/runs").status_code == 200
 
 
 @pytest.mark.parametrize("host", ["localhost:8470", "127.0.0.1:8470", "[::1]:8470"])
 def test_loopback_has_several_names(tmp_path: Path, host: str) -> None:
-    """With any port."""
     assert client(tmp_path, host=host).get("/api/runs").status_code == 200
 
 
@@ -220,20 +209,17 @@ def test_loopback_has_several_names(tmp_path: Path, host: str) -> None:
     ],
 )
 def test_an_address_beyond_loopback_is_refused(tmp_path: Path, address: str, words: str) -> None:
-    """Unless it was asked for: the page knows no users."""
     with pytest.raises(ConfigurationError, match=words):
         Page(tmp_path, address, insecure=False)
 
 
 def test_without_its_extra_there_is_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'penstock-rl\[ui\]'"):
         Page(tmp_path, "127.0.0.1:0", insecure=False)
 
 
 def test_an_address_in_use_is_named(tmp_path: Path) -> None:
-    """With the remedy."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(ConfigurationError, match="choose another port, or 0"):
@@ -246,7 +232,6 @@ def test_an_address_in_use_is_named(tmp_path: Path) -> None:
 def test_the_page_in_the_foreground_serves_until_it_is_asked_to_end(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    """Its address is the only line on stdout."""
     make_run(tmp_path / "a")
     command = penstock("ui", str(tmp_path), "--listen", "127.0.0.1:0")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -271,7 +256,6 @@ def browser_at(folder: Path, admission: Admission) -> Any:
 
 
 def test_the_secret_of_the_address_lets_in_one_browser_once(tmp_path: Path) -> None:
-    """It is exchanged for a cookie that no script reads and no other site sends, and leaves the address."""
     make_run(tmp_path / "a")
     admission = Admission()
     app = make_app(Catalogue(tmp_path), doors=Doors(), admission=admission)
@@ -294,7 +278,6 @@ def test_the_secret_of_the_address_lets_in_one_browser_once(tmp_path: Path) -> N
 
 
 def test_a_page_elsewhere_can_neither_ask_nor_frame(tmp_path: Path) -> None:
-    """Whatever cookie its browser has."""
     make_run(tmp_path / "a")
     admission = Admission()
     browser = browser_at(tmp_path, admission)
@@ -307,7 +290,6 @@ def test_a_page_elsewhere_can_neither_ask_nor_frame(tmp_path: Path) -> None:
 
 
 def test_the_command_line_stays_on_loopback_by_itself() -> None:
-    """The default of `penstock ui`."""
     assert ui.__defaults__ is not None
     assert "127.0.0.1:8470" in ui.__defaults__
     assert False in ui.__defaults__
@@ -331,7 +313,6 @@ BROKEN: dict[str, tuple[str, bytes]] = {
 
 
 def test_a_run_that_cannot_be_read_says_why_and_hides_no_other(tmp_path: Path) -> None:
-    """Each broken folder is a row of its own; the others are listed as they are."""
     make_run(tmp_path / "good", summary={"solved": True})
     for name, (file, content) in BROKEN.items():
         (make_run(tmp_path / name, summary={}) / file).write_bytes(content)
@@ -370,7 +351,6 @@ def a_device(file: Path) -> None:
 def test_what_is_no_file_hides_no_run_and_is_not_waited_for(
     tmp_path: Path, name: str, make: Callable[[Path], None]
 ) -> None:
-    """It stands where a file of the run would; the run says so, and each part of it is answered."""
     make_run(tmp_path / "good", summary={"solved": True})
     run = make_run(tmp_path / "odd", summary={})
     (run / LOCK_FILE).touch()
@@ -392,7 +372,6 @@ DEEP = "[" * 900 + "]" * 900
     [f'{{"target_return": {DEEP}}}', f'{{"other": {DEEP}}}', '{"\\ud800": 1}', '{"target_return": "<b>"}'],
 )
 def test_a_summary_that_no_run_wrote_hides_no_run(tmp_path: Path, summary: str) -> None:
-    """Nested as deeply as JSON is read, names that are no text, texts for numbers."""
     make_run(tmp_path / "good", summary={"solved": True})
     (make_run(tmp_path / "odd", summary={}) / "summary.json").write_text(summary)
     asked = client(tmp_path)
@@ -403,7 +382,6 @@ def test_a_summary_that_no_run_wrote_hides_no_run(tmp_path: Path, summary: str) 
 
 
 def test_lines_that_no_learner_wrote_are_left_out(tmp_path: Path) -> None:
-    """Texts for numbers, infinite counts, what is no JSON: the curve has the others."""
     run = make_run(tmp_path / "run", summary={})
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"env_steps":"x"}\n{"env_steps": 1e999}\n{nonsense}\n{"env_steps": [1]}\n\xff\n')
@@ -414,7 +392,6 @@ def test_lines_that_no_learner_wrote_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_text_is_shown_and_found(tmp_path: Path) -> None:
-    """A name on disk is bytes."""
     make_run(tmp_path / "good", summary={})
     shutil.copytree(tmp_path / "good", tmp_path / os.fsdecode(b"r\xff"), dirs_exist_ok=True)
     asked = client(tmp_path)
@@ -425,7 +402,6 @@ def test_a_name_that_is_no_text_is_shown_and_found(tmp_path: Path) -> None:
 def test_a_page_that_is_open_in_a_browser_is_no_defect_when_it_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its stream of events ends with it."""
     make_run(tmp_path / "a")
     with Page(tmp_path, "127.0.0.1:0", insecure=False) as page:
         host, port = page.url.removeprefix("http://").rstrip("/").split(":")

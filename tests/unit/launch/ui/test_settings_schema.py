@@ -17,7 +17,6 @@ def properties(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_every_setting_is_there_with_its_line_of_help() -> None:
-    """And whether it is an advanced one; it is JSON."""
     schema = settings_schema()
     assert set(schema["properties"]) == set(Settings.model_fields)
     assert set(SECTIONS) <= set(schema["algorithms"])

@@ -179,14 +179,12 @@ def begun(case: Case, seed: int, batches: int = 2) -> Algorithm:
 
 
 def test_every_algorithm_has_a_case() -> None:
-    """A new one keeps the same contract; one whose weights never change has tests of its own."""
     named = {case.name.partition(",")[0] for case in CASES}
     assert named == {*ALGORITHMS, "token_ppo"} - {"random"}
 
 
 @each(CASES)
 def test_an_update_reports_every_metric(case: Case) -> None:
-    """Under the names that its file lists, and finite."""
     algorithm = begun(case, 0)
     update = algorithm.update(case.batch(3), progress=0.0)
     assert (update.applied, update.reason) == (True, "")
@@ -197,7 +195,6 @@ def test_an_update_reports_every_metric(case: Case) -> None:
 
 @each(CASES)
 def test_staleness_is_the_setting_and_is_0_in_lock_step_alone(case: Case) -> None:
-    """Where experience is remembered or recorded there is no such setting, and no lock-step."""
     algorithm = case.make(0)
     section = algorithm.section  # type: ignore[attr-defined]
     assert algorithm.staleness == getattr(section, "staleness", algorithm.staleness)
@@ -206,7 +203,6 @@ def test_staleness_is_the_setting_and_is_0_in_lock_step_alone(case: Case) -> Non
 
 @each([case for case in CASES if case.poison is not None])
 def test_an_update_that_is_not_finite_leaves_no_trace(case: Case) -> None:
-    """Parameters, moments, normaliser, returns, replay and counters are as before; the next update works."""
     assert case.poison is not None
     algorithm = begun(case, 0)
     before = algorithm.state()
@@ -219,10 +215,6 @@ def test_an_update_that_is_not_finite_leaves_no_trace(case: Case) -> None:
 
 @each(CASES)
 def test_a_restored_state_goes_on_bit_by_bit(case: Case) -> None:
-    """Weights, moments, normaliser, generators, coefficients and counters.
-
-    What replay held is read again from the log.
-    """
     first, second = begun(case, 1, case.stored_after), case.make(2)
     state = first.state()
     second.load(state)
@@ -245,7 +237,6 @@ COUNTS = ("generator/", "replay/", "rewards/slots", "rewards/returns")
 
 @each(CASES)
 def test_a_restore_takes_what_was_learned_and_nothing_that_counts(case: Case) -> None:
-    """Model, optimiser and normalisers are those of the checkpoint; the rest is as it was, and goes on."""
     algorithm = begun(case, 1, case.stored_after)
     named, weights_then = algorithm.state(), published(algorithm)
     for number in range(case.stored_after + 1, case.stored_after + 3):
@@ -267,7 +258,6 @@ def test_a_restore_takes_what_was_learned_and_nothing_that_counts(case: Case) ->
 
 @each(CASES)
 def test_a_restore_that_does_not_fit_changes_nothing(case: Case) -> None:
-    """A tensor of another shape, and one that is missing, are named."""
     algorithm = begun(case, 1)
     named = algorithm.state()
     algorithm.update(case.batch(3), progress=0.1)

@@ -74,7 +74,6 @@ def reference(
 
 @pytest.mark.parametrize("action", [None, CONTINUOUS], ids=["cross-entropy", "gaussian"])
 def test_ten_updates_give_the_weights_of_plain_pytorch(action: Any) -> None:
-    """Same batches and permutations: equal to 1e-9 in float64; steps that are not valid teach nothing."""
     policy, batch = expert(action)
     copy, _ = expert(action)
     copy.load_state_dict(policy.state_dict())
@@ -108,10 +107,6 @@ def indifferent(**section: Any) -> tuple[Clone, Batch]:
 
 
 def test_nll_and_accuracy_have_the_values_that_can_be_worked_out() -> None:
-    """A learning rate of 0 leaves it indifferent.
-
-    Log 2 nats, and the first of two equal choices is the mode.
-    """
     clone, batch = indifferent(learning_rate=0.0)
     clone.validate_on(replace(batch, valid=batch.valid & (batch.action["action"] == 1)))
     metrics = clone.update(batch, progress=0.0).metrics
@@ -123,7 +118,6 @@ def test_nll_and_accuracy_have_the_values_that_can_be_worked_out() -> None:
 
 
 def test_actions_that_are_no_choices_have_no_accuracy() -> None:
-    """A Gaussian's is always wrong."""
     policy, batch = expert(CONTINUOUS)
     metrics = Clone(policy, CloneSection(), seed=0).update(batch, progress=0.0).metrics
     assert "accuracy" not in metrics
@@ -131,7 +125,6 @@ def test_actions_that_are_no_choices_have_no_accuracy() -> None:
 
 
 def test_what_is_held_out_is_predicted_better_and_better() -> None:
-    """A teacher whose action is a plain function of what it sees."""
     batch = collect(small_policy(7), steps=64)
     taken = (batch.observation["observation"][:-1, :, 2] > 0).long()
     batch = replace(batch, action={"action": taken})
@@ -148,10 +141,6 @@ def test_what_is_held_out_is_predicted_better_and_better() -> None:
 
 
 def test_the_critic_is_fitted_to_discounted_returns_where_that_is_asked_for() -> None:
-    """A terminated episode of rewards 1, 2, 4 at γ = ½ has returns 3, 4, 4.
-
-    The critic alone moves when it is alone.
-    """
     policy = small_policy(0)
     batch = collect(policy, steps=3)
     ends = torch.zeros_like(batch.valid)
@@ -172,7 +161,6 @@ def test_the_critic_is_fitted_to_discounted_returns_where_that_is_asked_for() ->
 
 
 def test_a_critic_that_is_not_asked_for_stays_as_it_is() -> None:
-    """The gradient of what nothing depends on is 0."""
     policy, batch = expert()
     critic = {name: p.clone() for name, p in policy.state_dict().items() if "critic" in name}
     Clone(policy, CloneSection(), seed=0).update(batch, progress=0.0)
@@ -181,7 +169,6 @@ def test_a_critic_that_is_not_asked_for_stays_as_it_is() -> None:
 
 
 def test_what_is_not_finite_takes_everything_back() -> None:
-    """Weights, moments and count."""
     policy, batch = expert()
     clone = Clone(policy, CloneSection(), seed=0)
     clone.update(batch, progress=0.0)
@@ -196,14 +183,12 @@ def test_what_is_not_finite_takes_everything_back() -> None:
 
 
 def test_a_batch_without_a_valid_step_is_empty() -> None:
-    """Nothing to learn from."""
     policy, batch = expert()
     empty = replace(batch, valid=torch.zeros_like(batch.valid))
     assert Clone(policy, CloneSection(), seed=0).update(empty, progress=0.0).reason == "empty"
 
 
 def test_dropout_thins_every_step_and_batch_normalisation_is_merged_after_each_pass() -> None:
-    """And what is predicted, published and resumed is the whole network."""
     batch = collect(small_policy(7))
     section: dict[str, Any] = {"hidden_norm": "batch", "dropout": 0.3}
     one, other = (Clone(small_policy(3, **section), CloneSection(), seed=1) for _ in range(2))
@@ -233,7 +218,6 @@ def test_dropout_thins_every_step_and_batch_normalisation_is_merged_after_each_p
     ids=["lstm", "gru", "lstm as wide as the body", "frames"],
 )
 def test_a_policy_that_remembers_is_cloned_with_its_memory(section: dict[str, Any]) -> None:
-    """The teacher's action is the sign of the observation before, which the newest one does not show."""
     policy = remembering(**section)
     batch = batch_of([Actor(policy, slots=16, longest=40, unroll=32).fragment(32)])
     assert batch.begins is not None
@@ -252,7 +236,6 @@ def test_a_policy_that_remembers_is_cloned_with_its_memory(section: dict[str, An
 
 
 def test_rows_of_a_recurrent_policy_are_not_taken_one_by_one() -> None:
-    """What follows another row means nothing alone."""
     policy = remembering(recurrent="lstm")
     inputs = see(policy, batch_of([Actor(policy).fragment(4)])).inputs
     with pytest.raises(ValueError, match="by whole sequences"):

@@ -25,7 +25,6 @@ def algorithm() -> RandomActions:
 
 
 def test_every_action_is_as_likely_whatever_is_seen() -> None:
-    """Exactly."""
     policy = algorithm().policy
     seen = {"observation": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)}
     with torch.no_grad():
@@ -35,7 +34,6 @@ def test_every_action_is_as_likely_whatever_is_seen() -> None:
 
 
 def test_it_is_stored_and_found_again() -> None:
-    """With what it has counted; a state without that is refused by name."""
     first, second = algorithm(), algorithm()
     second.load(AlgorithmState(tensors=first.state().tensors, numbers={"updates": 7}))
     assert second.updates == 7
@@ -44,7 +42,6 @@ def test_it_is_stored_and_found_again() -> None:
 
 
 def test_batches_are_counted_and_change_nothing() -> None:
-    """Also one without a valid step, which does not count."""
     made = algorithm()
     before = made.state().tensors
     batch = collect(small_policy(6))

@@ -4,7 +4,6 @@ from learner.checkpoint.checkpointer import _Consumed
 
 
 def test_bytes_are_known_at_the_ends_of_deliveries() -> None:
-    """In between they are those of the end before: never more than there is."""
     consumed = _Consumed(trim=0, position=0, size=0)
     for last, size in ((4, 40), (8, 80), (9, 5)):
         consumed.add(last, size)
@@ -12,7 +11,6 @@ def test_bytes_are_known_at_the_ends_of_deliveries() -> None:
 
 
 def test_what_lies_before_the_trim_is_forgotten() -> None:
-    """Differences stay."""
     consumed = _Consumed(trim=0, position=0, size=0)
     for last in range(1, 1001):
         consumed.add(last, 10)
@@ -22,6 +20,5 @@ def test_what_lies_before_the_trim_is_forgotten() -> None:
 
 
 def test_a_resumed_learner_takes_all_of_the_log_for_what_it_has_consumed() -> None:
-    """An upper bound: it knows the size of the whole only."""
     consumed = _Consumed(trim=10, position=30, size=500)
     assert [consumed.through(number) for number in (10, 20, 30)] == [0, 0, 500]

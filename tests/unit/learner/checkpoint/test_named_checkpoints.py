@@ -15,7 +15,6 @@ STATE = {"updates": 7}
 
 
 def test_a_name_is_taken_once_and_found_again(tmp_path: Path) -> None:
-    """The command that took it may come again; another one may not have it."""
     named = NamedCheckpoints(tmp_path)
     assert named.names() == []
     named.keep("good", "id-1", TENSORS, STATE)
@@ -28,7 +27,6 @@ def test_a_name_is_taken_once_and_found_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "../good", "/etc", "Good", "a b", "a" * 65, ".tmp-x", "a\0"])
 def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
-    """Whatever comes from outside names a folder of this run or nothing."""
     named = NamedCheckpoints(tmp_path)
     with pytest.raises(ValueError, match="is not an id"):
         named.keep(name, "id-1", TENSORS, STATE)
@@ -38,7 +36,6 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    """And one that is not whole is named as damaged."""
     named = NamedCheckpoints(tmp_path)
     for name in ("b", "a"):
         named.keep(name, name, TENSORS, STATE)
@@ -52,7 +49,6 @@ def test_an_unknown_name_is_refused_with_those_there_are(tmp_path: Path) -> None
 def test_beyond_the_bound_or_the_disk_there_is_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each says what to remove; nothing is left half-written."""
     monkeypatch.setattr(named_checkpoints, "MAX_NAMED", 2)
     named = NamedCheckpoints(tmp_path)
     for name in ("a", "b"):

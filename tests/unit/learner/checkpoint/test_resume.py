@@ -32,7 +32,6 @@ def committed(store: CheckpointStore) -> Commit:
 
 
 def test_a_checkpoint_that_was_written_and_never_committed_does_not_count(store: CheckpointStore) -> None:
-    """Newer and whole as it is: actors act with what was committed, and the log still holds the rest."""
     lease = Lease(epoch=2, fresh=False, closed=False, committed=(committed(store),), head=9)
     beginning = choose(lease, store, RESUME)
     assert beginning.checkpoint is not None
@@ -41,7 +40,6 @@ def test_a_checkpoint_that_was_written_and_never_committed_does_not_count(store:
 
 
 def test_nothing_was_committed_so_a_run_begins_at_its_first_entry(store: CheckpointStore) -> None:
-    """Redis knows the run; a checkpoint that it does not know is none."""
     beginning = choose(Lease(epoch=2, fresh=False, closed=False, head=9), store, RESUME)
     assert (beginning.checkpoint, beginning.ledger.position) == (None, 0)
 
@@ -49,7 +47,6 @@ def test_nothing_was_committed_so_a_run_begins_at_its_first_entry(store: Checkpo
 def test_a_redis_that_knows_older_checkpoints_alone_is_told_from_one_that_lost_nothing(
     store: CheckpointStore,
 ) -> None:
-    """Those that it knows were replaced by later ones, which it forgot: the way on is named."""
     known = committed(store)
     shutil.rmtree(store.directory / COMMITTED)
     lease = Lease(epoch=2, fresh=False, closed=False, committed=(known,), head=9, trim_floor=3)
@@ -63,7 +60,6 @@ def test_a_redis_that_knows_older_checkpoints_alone_is_told_from_one_that_lost_n
 
 
 def test_the_newest_on_disk_counts_where_redis_holds_no_run(store: CheckpointStore) -> None:
-    """It has lost everything: the disk is all there is."""
     beginning = choose(Lease(epoch=2, fresh=True, closed=True), store, RESUME)
     assert beginning.checkpoint is not None
     assert (beginning.checkpoint.id, beginning.ledger.position) == (WRITTEN, 8)

@@ -28,7 +28,6 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 
 def test_what_is_written_is_read_back(store: CheckpointStore) -> None:
-    """Bit by bit, dtypes and shapes included."""
     digest = store.write("a", TENSORS, STATE)
     checkpoint = store.read("a", digest)
     assert checkpoint.state == STATE
@@ -39,7 +38,6 @@ def test_what_is_written_is_read_back(store: CheckpointStore) -> None:
 
 
 def test_compressed_ones_are_smaller_and_either_kind_is_read(tmp_path: Path) -> None:
-    """By a store of either kind; a frame that would become more than was written is damage."""
     zeros = {**TENSORS, "moments": torch.zeros(50_000)}
     raw, small = (CheckpointStore(tmp_path / "checkpoints", 3, compress=one) for one in (False, True))
     raw.write("a", zeros, STATE)
@@ -61,7 +59,6 @@ def test_compressed_ones_are_smaller_and_either_kind_is_read(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
 def test_a_missing_file_is_damage(store: CheckpointStore, name: str) -> None:
-    """The message names it."""
     store.write("a", TENSORS, STATE)
     (store.directory / "a" / name).unlink()
     with pytest.raises(Damaged, match=name):
@@ -73,7 +70,6 @@ def test_a_missing_file_is_damage(store: CheckpointStore, name: str) -> None:
 def test_one_flipped_bit_or_a_truncation_is_never_loaded(
     store: CheckpointStore, data: st.DataObject, name: str
 ) -> None:
-    """Anywhere in any file, once the digest of the manifest is committed."""
     if not store.ids():
         store.write("a", TENSORS, STATE)
     digest = store.read("a").manifest_sha256
@@ -96,7 +92,6 @@ def test_one_flipped_bit_or_a_truncation_is_never_loaded(
 def test_the_newest_whole_one_is_taken_and_the_others_named(
     store: CheckpointStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A damaged one, one with another digest, one that is gone: each is said."""
     good = store.write("a", TENSORS, STATE)
     damaged = store.write("b", TENSORS, STATE)
     (store.directory / "b" / "state.json").write_bytes(b"{}")
@@ -109,7 +104,6 @@ def test_the_newest_whole_one_is_taken_and_the_others_named(
 
 
 def test_what_is_spared_outlives_the_newest(store: CheckpointStore) -> None:
-    """The best one stays, and who it is survives; "" before there is one."""
     assert store.best() == ""
     for name in "abcdef":
         store.write(name, TENSORS, STATE)
@@ -127,7 +121,6 @@ def test_what_is_spared_outlives_the_newest(store: CheckpointStore) -> None:
 
 
 def test_a_crash_while_writing_leaves_nothing_that_counts(store: CheckpointStore) -> None:
-    """A temporary directory is no checkpoint, is removed, and does not stop the next write."""
     half = store.directory / ".tmp-a"
     half.mkdir()
     (half / "tensors.safetensors").write_bytes(b"half")
@@ -141,10 +134,6 @@ def test_a_crash_while_writing_leaves_nothing_that_counts(store: CheckpointStore
 def test_every_byte_is_on_the_disk_before_the_name_is(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files and their directory are synced, then renamed, then the name is synced.
-
-    A loss of power shows no difference.
-    """
     happened: list[str] = []
     sync, rename = os.fsync, Path.rename
 
@@ -167,7 +156,6 @@ def test_every_byte_is_on_the_disk_before_the_name_is(
 
 
 def test_the_newest_of_the_lineage_are_kept(store: CheckpointStore) -> None:
-    """Older directories go, newer ones stay."""
     for name in "abcde":
         store.write(name, TENSORS, STATE)
     store.prune(["b", "c", "d"])

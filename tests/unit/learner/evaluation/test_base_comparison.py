@@ -42,7 +42,6 @@ def compared(version: dict[Key, Episode], base: dict[Key, Episode]) -> BaseCompa
 
 
 def test_the_difference_is_that_of_pairs_and_has_their_interval() -> None:
-    """That of the paired t-test, however much the starts themselves differ."""
     generator = np.random.default_rng(0)
     base = generator.normal(0.0, 5.0, 40)
     version = base + generator.normal(0.3, 0.5, 40)
@@ -59,7 +58,6 @@ def test_the_difference_is_that_of_pairs_and_has_their_interval() -> None:
 
 
 def test_who_is_the_base_decides_the_sign() -> None:
-    """Swapped, a version that is better is worse, and the means are the other's."""
     version, base = played([1.0, 2.0, 3.0, 2.0, 1.0, 2.5]), played([0.0, 1.1, 2.0, 0.9, 0.2, 1.0])
     one, other = compared(version, base), compared(base, version)
     assert one.difference == pytest.approx(-other.difference)
@@ -69,7 +67,6 @@ def test_who_is_the_base_decides_the_sign() -> None:
 
 
 def test_what_chance_may_have_done_is_called_so() -> None:
-    """The interval has 0 in it."""
     generator = np.random.default_rng(1)
     found = compared(played(generator.normal(size=30).tolist()), played(generator.normal(size=30).tolist()))
     assert found.low is not None
@@ -79,7 +76,6 @@ def test_what_chance_may_have_done_is_called_so() -> None:
 
 
 def test_episodes_with_one_start_are_no_independent_draws() -> None:
-    """Each prompt asked four times with the same result says no more than asked once."""
     version, base = [1.0, 0.0, 2.0, 1.0, -1.0, 1.5, 0.5, 1.0], [0.0] * 8
     once = compared(played(version), played(base))
     starts = [start for start in range(8) for _ in range(4)]
@@ -93,7 +89,6 @@ def test_episodes_with_one_start_are_no_independent_draws() -> None:
 
 
 def test_a_few_starts_tell_nothing_even_where_all_agree() -> None:
-    """Six may."""
     for count in range(1, LEAST_STARTS):
         found = compared(played([1.0] * count), played([0.0] * count))
         assert (found.difference, found.verdict) == (1.0, "chance")
@@ -102,7 +97,6 @@ def test_a_few_starts_tell_nothing_even_where_all_agree() -> None:
 
 
 def test_only_pairs_count() -> None:
-    """An episode that one side alone has played says nothing of a difference."""
     found = compared(played([1.0, 2.0, 50.0]), played([0.0, 0.0]))
     assert (found.episodes, found.difference) == (2, 1.5)
     assert compare(played([1.0]), {}) is None
@@ -112,7 +106,6 @@ def test_only_pairs_count() -> None:
     ("starts", "expected"), [(6, 2.5706), (7, 2.4469), (10, 2.2622), (30, 2.0452), (400, 1.9659)]
 )
 def test_the_interval_is_that_of_students_t(starts: int, expected: float) -> None:
-    """Of as many degrees of freedom as starts less one: the values that tables have."""
     values = np.random.default_rng(2).normal(size=starts)
     found = compared(played(values.tolist()), played([0.0] * starts))
     assert found.high is not None
@@ -122,7 +115,6 @@ def test_the_interval_is_that_of_students_t(starts: int, expected: float) -> Non
 
 
 def test_a_policy_that_cannot_act_without_weights_has_no_base() -> None:
-    """It is refused before anything starts; without the setting, and for others, nothing is."""
     check_base(EvaluationSection(), find("control"))
     check_base(EvaluationSection(base=True), find("rlhf"))
     with pytest.raises(ConfigurationError, match=r"evaluation\.base=true: .*'control' act once they have"):
@@ -130,7 +122,6 @@ def test_a_policy_that_cannot_act_without_weights_has_no_base() -> None:
 
 
 def test_it_survives_a_checkpoint() -> None:
-    """What it says is not stored but said again."""
     found = compared(played([1.0] * 6), played([0.0] * 6))
     told = found.to_json()
     assert told["verdict"] == "better"

@@ -51,7 +51,6 @@ def report(version: int, returns: list[float], *, first: int = 0, deterministic:
 
 
 def test_a_run_without_evaluations_asks_for_none() -> None:
-    """Neither for a good curve, nor when it is due, nor at the end."""
     it = Evaluation(EvaluationSection(episodes=0, interval_steps=1), 90.0, stop_at_target=True)
     assert not it.wanted(GOOD, update=1, env_steps=100)
     assert not it.ask(1)
@@ -59,7 +58,6 @@ def test_a_run_without_evaluations_asks_for_none() -> None:
 
 
 def test_a_curve_that_says_nothing_any_more_asks_too() -> None:
-    """Actors that do not live as long as a good episode end none: the target would never come in reach."""
     it, missed = evaluation(), 50 * MISSED_EPISODES
     low: dict[str, Any] = {"recent": [50.0] * RECENT_EPISODES, "length": 50.0}
     assert not it.wanted(update=1, env_steps=10**6, ended=419, **low)
@@ -74,7 +72,6 @@ def test_a_curve_that_says_nothing_any_more_asks_too() -> None:
 
 
 def test_the_curve_asks_and_only_the_result_solves() -> None:
-    """Once, until the result is there."""
     it = evaluation()
     assert not it.wanted(GOOD[1:], update=1, env_steps=10)
     assert it.wanted(GOOD, update=1, env_steps=10)
@@ -89,7 +86,6 @@ def test_the_curve_asks_and_only_the_result_solves() -> None:
 
 
 def test_a_result_below_the_target_lets_training_go_on_and_ask_again() -> None:
-    """With newer weights only."""
     it = evaluation()
     assert it.wanted(GOOD, update=1, env_steps=10)
     it.requested(candidate(5, update=1))
@@ -100,7 +96,6 @@ def test_a_result_below_the_target_lets_training_go_on_and_ask_again() -> None:
 
 
 def test_sampled_episodes_count_where_the_run_is_measured_by_them() -> None:
-    """And deterministic ones then do not."""
     it = Evaluation(EvaluationSection(episodes=3, deterministic=False), 90.0, stop_at_target=True)
     it.requested(candidate(5))
     assert it.collect(report(5, [80.0, 90.0, 100.0])) is None
@@ -108,7 +103,6 @@ def test_sampled_episodes_count_where_the_run_is_measured_by_them() -> None:
 
 
 def test_repeated_foreign_and_sampled_episodes_do_not_count() -> None:
-    """An evaluation actor that began again reports the same slots."""
     it = evaluation()
     it.requested(candidate(5))
     it.collect(report(5, [1.0, 1.0]))
@@ -121,7 +115,6 @@ def test_repeated_foreign_and_sampled_episodes_do_not_count() -> None:
 
 
 def test_the_best_version_may_solve_when_the_last_does_not() -> None:
-    """Both are remembered."""
     it = evaluation(stop=False)
     for version, mean in ((5, 95.0), (6, 10.0)):
         it.requested(candidate(version, update=version))
@@ -131,7 +124,6 @@ def test_the_best_version_may_solve_when_the_last_does_not() -> None:
 
 
 def test_a_candidate_that_replaces_another_names_it() -> None:
-    """The pinned weights of the former candidate are no longer kept."""
     it = evaluation()
     assert it.requested(candidate(5)) is None
     replaced = it.requested(candidate(6))
@@ -140,7 +132,6 @@ def test_a_candidate_that_replaces_another_names_it() -> None:
 
 
 def test_an_interval_asks_without_a_target() -> None:
-    """Every so many steps."""
     it = evaluation(None, interval=100)
     assert not it.wanted([], update=1, env_steps=99)
     assert it.wanted([], update=1, env_steps=100)
@@ -151,7 +142,6 @@ def test_an_interval_asks_without_a_target() -> None:
 
 
 def test_an_answer_without_an_outcome_is_abandoned() -> None:
-    """And may be asked again with newer weights."""
     it = evaluation()
     assert it.ask(3)
     it.requested(candidate(5, update=3))
@@ -165,10 +155,6 @@ def test_an_answer_without_an_outcome_is_abandoned() -> None:
 
 
 def test_both_ways_to_play_make_one_result() -> None:
-    """Complete when both are there; the configured one counts.
-
-    The seeds, so the numbers, are each way's own.
-    """
     it = measured(both=True)
     it.requested(candidate(5))
     assert it.collect(report(5, [1.0, 2.0, 3.0], deterministic=False)) is None
@@ -194,7 +180,6 @@ def test_both_ways_to_play_make_one_result() -> None:
 
 
 def test_what_counts_may_be_the_sampled_one_of_both() -> None:
-    """The other is reported beside it."""
     it = Evaluation(EvaluationSection(episodes=1, both=True, deterministic=False), 5.0, stop_at_target=True)
     it.requested(candidate(5))
     it.collect(report(5, [9.0]))
@@ -210,7 +195,6 @@ WITHOUT = [0, 0, 1, 2, 0, 0, 1, 2, 3]
 
 
 def test_patience_counts_evaluations_without_an_improvement() -> None:
-    """By more than the least, over the best improvement before, not over the last evaluation."""
     patience = Patience(EvaluationSection(patience=3, min_improvement=0.5, interval_steps=1))
     for mean, without in zip(COURSE, WITHOUT, strict=True):
         assert not patience.exhausted
@@ -220,7 +204,6 @@ def test_patience_counts_evaluations_without_an_improvement() -> None:
 
 
 def test_without_patience_nothing_is_hopeless() -> None:
-    """It still counts."""
     it = measured()
     for version in range(1, 30):
         play(it, version, 1.0)
@@ -229,7 +212,6 @@ def test_without_patience_nothing_is_hopeless() -> None:
 
 
 def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
-    """An evaluation that was under way is asked for again, since its outcome is unknown."""
     it = measured(patience=3, interval_steps=100)
     for version, mean in ((1, 5.0), (2, 7.0), (3, 6.0), (4, 6.5)):
         play(it, version, mean)
@@ -250,7 +232,6 @@ def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
 
 
 def test_the_last_result_survives_a_checkpoint() -> None:
-    """A run that goes on and ends without another one tells of it. Only the weights of the best are kept."""
     it = evaluation(6.0, stop=False)
     for version, mean in ((1, 7.0), (2, 8.0), (3, 6.5)):
         it.requested(candidate(version, update=version))
@@ -266,7 +247,6 @@ def test_the_last_result_survives_a_checkpoint() -> None:
 
 
 def test_a_result_says_how_it_compares_with_what_training_began_with() -> None:
-    """Its episodes come before those of any version, and survive a checkpoint of that time."""
     it = Evaluation(EvaluationSection(episodes=6, base=True, both=True), None, stop_at_target=False)
     assert it.collect(report(0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])) is None
     it.collect(report(0, [50.0] * 6, deterministic=False))  # not the way that counts
@@ -288,7 +268,6 @@ def test_a_result_says_how_it_compares_with_what_training_began_with() -> None:
 
 
 def test_without_the_base_nothing_is_compared() -> None:
-    """Nor where nobody has played it, nor behind a checkpoint of such a run."""
     it = measured()
     it.collect(report(0, [1.0, 2.0, 3.0]))
     play(it, 5, 2.0)
@@ -304,7 +283,6 @@ def test_without_the_base_nothing_is_compared() -> None:
 
 
 def test_a_run_that_goes_on_without_the_base_compares_nothing() -> None:
-    """Whatever its checkpoint holds: it may play other episodes by now."""
     it = measured(base=True)
     it.collect(report(0, [1.0, 2.0, 3.0]))
     again = measured()
@@ -315,7 +293,6 @@ def test_a_run_that_goes_on_without_the_base_compares_nothing() -> None:
 
 
 def test_before_the_first_result_there_is_little_to_keep() -> None:
-    """And nothing is lost by restoring it."""
     state, blob = measured().state()
     again = measured()
     again.restore(json.loads(json.dumps(state)), blob)
@@ -323,7 +300,6 @@ def test_before_the_first_result_there_is_little_to_keep() -> None:
 
 
 def test_a_patience_that_is_never_tried_is_refused() -> None:
-    """Nothing is evaluated while training unless it is said how often."""
     check_patience(EvaluationSection(patience=3, interval_steps=1))
     with pytest.raises(ConfigurationError, match=r"evaluation.patience=3: .*evaluation.interval_steps"):
         check_patience(EvaluationSection(patience=3))

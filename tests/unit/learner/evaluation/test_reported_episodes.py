@@ -38,7 +38,6 @@ def tell(it: Episodes, number: int, returns: list[float]) -> None:
 
 
 def test_the_moving_average_is_that_of_the_last_100_episodes() -> None:
-    """Before there are as many, of those that there are; None before the first."""
     it = episodes()
     assert it.means() == (None, None)
     tell(it, 1, [1.0, 2.0, 6.0])
@@ -51,7 +50,6 @@ def test_the_moving_average_is_that_of_the_last_100_episodes() -> None:
 
 
 def test_the_window_goes_on_after_a_checkpoint() -> None:
-    """With the same hundred episodes."""
     it = episodes()
     tell(it, 7, [float(value) for value in range(1, 151)])
     again = episodes()

@@ -27,7 +27,6 @@ def of(policy: Policy) -> Ranges:
 
 
 def test_a_good_fragment_passes() -> None:
-    """Also with NaN where a step is not experience."""
     header, arrays = good()
     check_meaning(header, arrays)
     reward, valid = arrays["reward"].copy(), arrays["valid"].copy()
@@ -49,7 +48,6 @@ def test_a_good_fragment_passes() -> None:
     ],
 )
 def test_a_fragment_that_means_nothing_is_refused(name: str, value: float, message: str) -> None:
-    """The error names the tensor."""
     header, arrays = good()
     changed = arrays[name].copy()
     changed.flat[0] = value
@@ -59,7 +57,6 @@ def test_a_fragment_that_means_nothing_is_refused(name: str, value: float, messa
 
 @pytest.mark.parametrize("space", [Discrete(2), MultiDiscrete((2, 3)), MultiBinary(2)])
 def test_a_choice_of_a_probability_above_1_is_refused(space: Space) -> None:
-    """Of a density it is not: that may be anything. What float32 rounds to just above 1 passes."""
     header, arrays = Collector(cartpoles(2)).fragment(small_policy(), 6)
     log_prob = arrays["log_prob"].copy()
     log_prob[3, 1] = 1e-6
@@ -90,7 +87,6 @@ def masked_fragment() -> Fragment:
     ],
 )
 def test_what_no_update_could_use_of_masks_and_state_is_refused(name: str, value: Any, message: str) -> None:
-    """The log-probability of what is forbidden is no number to learn from."""
     header, arrays = masked_fragment()
     check_meaning(header, arrays)
     arrays["mask/action"][:] = [True, True, name != "action"]
@@ -134,7 +130,6 @@ TWO = np.zeros((2, 1), np.int64)
 def test_an_observation_outside_its_space_is_refused(
     space: Space, value: Any, message: str, valid: bool
 ) -> None:
-    """Also where the step is not valid: it meets the network all the same."""
     header, arrays = made(space, Discrete(2), action=TWO, valid=np.full((2, 1), valid))
     ranges = Ranges.of_run(space, Discrete(2), NOTHING)
     if isinstance(space, Discrete):
@@ -156,7 +151,6 @@ def test_an_observation_outside_its_space_is_refused(
     ],
 )
 def test_an_action_that_cannot_have_been_drawn_is_refused(space: Space, value: Any, message: str) -> None:
-    """Choices count from 0 whatever the space begins at; draws of a Gaussian may lie outside of a Box."""
     header, arrays = made(WIDE, space)
     ranges = Ranges.of_run(WIDE, space, NOTHING)
     check_meaning(header, arrays, ranges)
@@ -176,7 +170,6 @@ def terminal(observation: int) -> tuple[Any, dict[str, Any]]:
 
 
 def test_a_terminal_state_of_no_space_is_replaced_and_counted() -> None:
-    """Its value is multiplied by 0, and environments may end in a state that none acts in."""
     ranges = Ranges.of_run(Discrete(16), Discrete(2), NOTHING)
     before = metrics.TERMINAL_OBSERVATIONS_REPLACED._value.get()
     header, arrays = terminal(15)
@@ -188,7 +181,6 @@ def test_a_terminal_state_of_no_space_is_replaced_and_counted() -> None:
 
 
 def test_a_last_row_behind_a_terminated_step_is_replaced_too() -> None:
-    """A policy server sends the last observation there."""
     ranges = Ranges.of_run(Discrete(16), Discrete(2), NOTHING)
     header, arrays = terminal(4)
     arrays["terminated"][:, 0] = [False, True]
@@ -201,7 +193,6 @@ def test_a_last_row_behind_a_terminated_step_is_replaced_too() -> None:
 
 
 def test_a_truncated_state_of_no_space_is_refused() -> None:
-    """It is what the step is valued by."""
     header, arrays = terminal(16)
     arrays["truncated"][:], arrays["terminated"][:] = arrays["terminated"], False
     with pytest.raises(ValueError, match="final/observation: holds 16"):
@@ -209,7 +200,6 @@ def test_a_truncated_state_of_no_space_is_refused() -> None:
 
 
 def test_masks_of_several_choices_are_held_against_each() -> None:
-    """Each part of the action is allowed by its own part of the mask, and each allows something."""
     space = MultiDiscrete((2, 3))
     mask = np.ones((3, 1, 5), bool)
     header, arrays = made(WIDE, space, **{"mask/action": mask})
@@ -225,7 +215,6 @@ def test_masks_of_several_choices_are_held_against_each() -> None:
 
 
 def test_a_mask_that_allows_nothing_behind_the_last_step_is_refused() -> None:
-    """The last step is valued by the best action that is allowed after it."""
     header, arrays = masked_fragment()
     arrays["mask/action"][-1] = False
     open_ended = ~(arrays["terminated"][-1] | arrays["truncated"][-1])
@@ -236,7 +225,6 @@ def test_a_mask_that_allows_nothing_behind_the_last_step_is_refused() -> None:
 
 @pytest.mark.parametrize("section", [{"recurrent": "lstm"}, {"recurrent": "gru"}, {"frame_stack": 3}])
 def test_what_a_policy_that_remembers_sends_passes(section: dict[str, Any]) -> None:
-    """At the start of an episode its state is 0, and later anything that it computes."""
     policy = remembering(**section)
     actor = Actor(policy, masked=True)
     for steps in (1, 5, 8):
@@ -251,7 +239,6 @@ def test_what_a_policy_that_remembers_sends_passes(section: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("told", [False, True], ids=["not told", "told"])
 def test_what_a_last_observation_allows_is_told_or_what_was_allowed_before_stands_in(*, told: bool) -> None:
-    """A row that allows nothing says that it is not known."""
     made = Actor(remembering(recurrent="lstm"), masked=True, final_masks=told).fragment(8)
     arrays = {name: array.copy() for name, array in made.arrays().items()}
     before = arrays["mask/action"][arrays["final/step"], arrays["final/slot"]]

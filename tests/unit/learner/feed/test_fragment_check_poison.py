@@ -185,11 +185,9 @@ def batch_of(parts: list[Fragment], numbers: list[int], behind: int = 0) -> Batc
     [pytest.param(case, way, id=f"{case.name}: {way.name}") for case in CASES for way in case.ways],
 )
 def test_poison_ends_where_it_is_known(case: Case, way: Way) -> None:
-    """Refused, left out, replaced or bounded, as is said of it; what is honest is trained."""
     assert outcome(case, way) == way.outcome
 
 
 def test_there_are_many_ways() -> None:
-    """Each is known by its name."""
     ways = {way.name for case in CASES for way in case.ways}
     assert len(ways) >= 50

@@ -47,7 +47,6 @@ class Stand:
 
 
 def test_each_of_many_entries_that_arrive_alone_is_judged_once() -> None:
-    """Choosing costs as many questions as there are entries, however often it is tried."""
     stand = Stand(batch=400)
     chosen = None
     for number in range(1, 401):
@@ -60,7 +59,6 @@ def test_each_of_many_entries_that_arrive_alone_is_judged_once() -> None:
 
 
 def test_entries_behind_a_batch_are_not_judged_before_their_turn() -> None:
-    """What is chosen next begins where the batch ended."""
     stand = Stand(batch=2)
     for number in range(1, 6):
         stand.pending.add(entry(number))
@@ -74,7 +72,6 @@ def test_entries_behind_a_batch_are_not_judged_before_their_turn() -> None:
 
 
 def test_kept_entries_are_judged_again_where_a_verdict_may_be_another_one() -> None:
-    """A turn that moved or a session that is held."""
     stand = Stand(batch=3)
     for number in (1, 2):
         stand.pending.add(entry(number))
@@ -90,7 +87,6 @@ def test_kept_entries_are_judged_again_where_a_verdict_may_be_another_one() -> N
 
 
 def test_what_is_discarded_makes_room_for_those_behind() -> None:
-    """An entry whose payload turned out to be broken."""
     stand = Stand(batch=2)
     for number in (1, 2, 3):
         stand.pending.add(entry(number))
@@ -100,7 +96,6 @@ def test_what_is_discarded_makes_room_for_those_behind() -> None:
 
 
 def test_a_round_takes_what_is_of_it_and_leaves_later_ones() -> None:
-    """In order of the log."""
     stand = Stand(batch=9)
     for number, round_ in ((1, 4), (2, 5), (3, 4), (4, 5)):
         stand.pending.add(entry(number, round_))
@@ -110,7 +105,6 @@ def test_a_round_takes_what_is_of_it_and_leaves_later_ones() -> None:
 
 
 def test_nothing_behind_the_last_entry_of_a_flush_is_kept() -> None:
-    """What is kept already goes back, in order, and is chosen when the flush is over."""
     stand = Stand(batch=4)
     for number in (1, 2, 3):
         stand.pending.add(entry(number))
@@ -125,7 +119,6 @@ def test_nothing_behind_the_last_entry_of_a_flush_is_kept() -> None:
 
 
 def test_whole_batches_before_the_last_entry_of_a_flush_are_chosen_as_ever() -> None:
-    """Only what is left behind them is smaller."""
     stand = Stand(batch=2)
     for number in (1, 2, 3, 4):
         stand.pending.add(entry(number))

@@ -25,7 +25,6 @@ def same(one: Batch, other: Batch) -> bool:
 
 
 def test_on_a_cpu_a_batch_is_there_at_once() -> None:
-    """Nothing arrives later."""
     parts = fragments()
     staged = upload_to(CPU).stage(partial(assemble, parts, CPU))
     staged.arrive()
@@ -33,7 +32,6 @@ def test_on_a_cpu_a_batch_is_there_at_once() -> None:
 
 
 def test_every_tensor_of_a_batch_is_named() -> None:
-    """One that was forgotten would be given out again while it is in use."""
     batch = assemble(fragments(), CPU)
     assert len(list(tensors(batch))) == 8 + len(batch.observation) + len(batch.action) + len(
         batch.final_observation
@@ -42,7 +40,6 @@ def test_every_tensor_of_a_batch_is_named() -> None:
 
 @needs_gpu
 def test_a_batch_that_was_copied_beside_other_work_is_whole() -> None:
-    """Staged in a stream of its own while the current one is busy; used as soon as it arrives."""
     parts, gpu = fragments(), torch.device("cuda", 0)
     upload = upload_to(gpu)
     busy = torch.randn((4096, 4096), device=gpu)

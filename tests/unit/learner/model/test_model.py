@@ -27,7 +27,6 @@ from workloads.control.environment import spaces
 
 
 def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits() -> None:
-    """Of 4096 environments that observe four numbers."""
     made = configuration.load(
         [{"run": "a", "environment": {"count": 4096}, "actor": {"unroll_length": 4096}}]
     )
@@ -38,7 +37,6 @@ def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits()
 
 
 def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with() -> None:
-    """Where the wrapper names none; a potential that is not there is refused."""
     wrappers = [{"shape": "math:fabs"}, {"shape": "math:fabs", "discount": 0.5}, {"scale": 2.0}]
     made = configuration.load(
         [{"run": "a", "environment": {"reward": wrappers}, "algorithm": {"discount": 0.875}}]
@@ -53,14 +51,12 @@ def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with
 
 
 def test_arguments_that_a_policy_has_not_are_refused() -> None:
-    """Those of a workload with a policy of its own."""
     made = configuration.load([{"run": "a", "policy": {"kwargs": {"model": "base"}}}])
     with pytest.raises(ConfigurationError, match=r"policy\.kwargs=\{'model': 'base'\}: .*takes none"):
         make_model(made)
 
 
 def test_an_algorithm_of_tokens_learns_no_single_steps() -> None:
-    """Those that do are named."""
     made = configuration.load([{"run": "a", "algorithm": {"name": "token_ppo"}}])
     with pytest.raises(
         ConfigurationError, match=r"algorithm\.name='token_ppo': does not .*acts step by step; use clone or"
@@ -69,7 +65,6 @@ def test_an_algorithm_of_tokens_learns_no_single_steps() -> None:
 
 
 def test_a_specification_that_no_reply_holds_is_refused() -> None:
-    """Bounds of every pixel as numbers: actors would ask for it for ever."""
     pixels = np.zeros((1024, 1024), np.float32)
     large = replace(small_run.specification(), observation_space=Box(pixels, pixels + 1))
     with pytest.raises(ConfigurationError, match=r"specification has 8\d+ bytes.*smaller"):
@@ -77,17 +72,12 @@ def test_a_specification_that_no_reply_holds_is_refused() -> None:
 
 
 def test_an_observation_of_more_parts_than_a_fragment_has_tensors_is_refused() -> None:
-    """Not by the broker, at the first fragment."""
     space = Dict(tuple((f"part-{index}", Discrete(2)) for index in range(30)))
     with pytest.raises(ConfigurationError, match="68 tensors.*at most 64"):
         check_schema(fragment_schema(space, Discrete(2)))
 
 
 def test_weights_that_do_not_fit_below_maxmemory_are_refused_with_the_figures() -> None:
-    """Three versions, four being fetched, two evaluated, 16 that the registry keeps and a copy of one.
-
-    Log, staging, what one rank reads and reserve.
-    """
     made = configuration.load([{"run": "a", "broker": {"max_log_bytes": 100 * MIB, "max_staged_bytes": MIB}}])
     needed = (100 + 1 + (3 + 4 + 2 + 16 + 1) * 10 + 16 + 64) * MIB
     check_memory(made, 10 * MIB, needed)
@@ -98,7 +88,6 @@ def test_weights_that_do_not_fit_below_maxmemory_are_refused_with_the_figures() 
 
 @pytest.mark.parametrize("key", ["environment.count", "evaluation.episodes"])
 def test_more_environments_or_episodes_than_a_message_may_name_are_refused(key: str) -> None:
-    """Not by the broker, at the first fragment or report."""
     with pytest.raises(ConfigurationError, match=f"{key}=4097.*4096"):
         configuration.load([configuration.parse_assignment(f"{key}=4097")])
 
@@ -106,7 +95,6 @@ def test_more_environments_or_episodes_than_a_message_may_name_are_refused(key: 
 @pytest.mark.parametrize("name", ["ppo", "impala", "reinforce"])
 @pytest.mark.parametrize("staleness", [0, 3])
 def test_the_specification_tells_what_the_algorithm_paces_by(name: str, staleness: int) -> None:
-    """Lock-step, steps of an update and the oldest experience, whatever learns."""
     section = {"name": name, "staleness": staleness, "batch_steps": 512}
     model = make_model(configuration.load([{"run": "a", "algorithm": section}]))
     told = model.specification
@@ -119,7 +107,6 @@ def test_the_specification_tells_what_the_algorithm_paces_by(name: str, stalenes
 
 
 def test_where_a_learner_keeps_its_journals_is_told_to_no_actor(tmp_path: Path) -> None:
-    """The specification goes to machines of others; it named a folder of this one."""
     made = configuration.load(
         [{"run": "a", "environment": {"id": "CartPole-v1"}, "actor": {"ack_journal": str(tmp_path)}}]
     )
@@ -136,7 +123,6 @@ def replaying(**algorithm: object) -> Settings:
 
 
 def test_a_log_that_cannot_hold_what_replay_keeps_is_refused_with_the_figures() -> None:
-    """Beside the budget and two checkpoint intervals."""
     make_model(replaying())
     with pytest.raises(
         ConfigurationError, match=r"max_log_bytes=536870912.*replay \d+ bytes.*: \d+ bytes and"
@@ -149,7 +135,6 @@ def test_a_log_that_cannot_hold_what_replay_keeps_is_refused_with_the_figures() 
 
 
 def test_what_the_log_may_hold_is_counted_beside_replay() -> None:
-    """The rest is what checkpoints let go of: with headers and overhead, at most a third more."""
     one, other = (make_model(replaying(capacity_bytes=size * MIB)).room for size in (100, 150))
     assert 50 * MIB <= one.size - other.size <= 67 * MIB
 
@@ -165,13 +150,11 @@ def test_what_the_log_may_hold_is_counted_beside_replay() -> None:
 def test_a_rate_that_would_block_for_good_is_refused_at_start(
     algorithm: dict[str, object], message: str
 ) -> None:
-    """Where the length of fragments is known."""
     with pytest.raises(ConfigurationError, match=message):
         make_model(replaying(**algorithm))
 
 
 def test_actors_are_told_the_policy_that_the_algorithm_needs() -> None:
-    """Who acts knows nothing of algorithms."""
     made = make_model(replaying())
     told = PolicySection.model_validate_json(made.specification.policy_json)
     assert (told.discrete, told.shared_trunk) == ("epsilon_greedy", True)
@@ -216,7 +199,6 @@ class Grid(gymnasium.Env[Any, Any]):
 
 @pytest.mark.parametrize(("layer", "message"), STATE.values(), ids=STATE)
 def test_state_and_masks_that_cannot_be_are_refused(layer: dict[str, Any], message: str) -> None:
-    """By the setting to change, before anything begins."""
     if "Grid-v7" not in gymnasium.registry:
         gymnasium.register("Grid-v7", lambda **_: Grid())
     with pytest.raises(ConfigurationError, match=message):
@@ -224,7 +206,6 @@ def test_state_and_masks_that_cannot_be_are_refused(layer: dict[str, Any], messa
 
 
 def test_a_fragment_carries_what_the_policy_remembers_and_the_masks() -> None:
-    """And nothing of it for a policy without."""
     task = {"id": "workloads.control.tasks:Menu-v0", "mask_key": "action_mask"}
     policy = {"recurrent": "gru", "recurrent_size": 8, "shared_trunk": True, "frame_stack": 2}
     rules = make_model(
@@ -267,13 +248,11 @@ ON_HARDWARE: dict[str, tuple[int, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("ranks", "layer", "message"), ON_HARDWARE.values(), ids=ON_HARDWARE)
 def test_what_a_learners_hardware_cannot_is_refused(ranks: int, layer: dict[str, Any], message: str) -> None:
-    """By the setting to change, before ranks are started."""
     with pytest.raises(ConfigurationError, match=message):
         check_hardware(configuration.load([{"run": "a"}, layer]), ranks)
 
 
 def test_what_several_ranks_share_is_not_refused() -> None:
-    """Every algorithm that learns from each batch once, with any plain network."""
     for name in ("ppo", "impala", "reinforce"):
         policy = {"hidden_norm": "batch", "dropout": 0.1, "frame_stack": 2}
         check_hardware(configuration.load([{"run": "a", "algorithm": {"name": name}, "policy": policy}]), 2)
@@ -291,14 +270,12 @@ class OnPolicyClone(OnPolicySection):
 def test_an_algorithm_that_takes_no_hardware_is_refused_it_whatever_its_section_says(
     ranks: int, layer: dict[str, Any]
 ) -> None:
-    """It would learn on one rank, in float32, and say nothing."""
     settings = configuration.load([{"run": "a"}, {"learner": layer}])
     with pytest.raises(ConfigurationError, match="algorithm.name='clone'"):
         check_hardware(settings.model_copy(update={"algorithm": OnPolicyClone()}), ranks)
 
 
 def test_tokens_are_learned_in_mixed_precision_by_one_rank() -> None:
-    """Neither compiled nor by several."""
     tokens: dict[str, Any] = {"run": "a", "algorithm": {"name": "token_ppo"}}
     check_hardware(configuration.load([tokens, {"learner": {"precision": "bfloat16"}}]), 1)
     for ranks, layer in ((1, {"learner": {"compile": True}}), (2, {})):

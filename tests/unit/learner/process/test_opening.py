@@ -6,12 +6,10 @@ from learner.process.opening import holder_of
 
 
 def test_a_restarted_learner_has_the_same_name(tmp_path: Path) -> None:
-    """So it takes its own lease over at once."""
     assert holder_of(tmp_path) == holder_of(tmp_path)
 
 
 def test_learners_of_two_folders_at_one_path_have_two_names(tmp_path: Path) -> None:
-    """As in two containers of one host name: under one name they would fence each other off in turn."""
     folder = tmp_path / "run"
     folder.mkdir()
     first = holder_of(folder)

@@ -5,6 +5,5 @@ from learner.process.stall import cause
 
 
 def test_a_run_that_no_actor_came_to_does_not_say_that_its_actors_are_gone() -> None:
-    """Nothing is in the log: there is no actor whose log says why."""
     assert "no rollout worker has come" in cause(Status(), {}, 300)
     assert "all actors are gone" in cause(Status(log_head=1), {}, 300)

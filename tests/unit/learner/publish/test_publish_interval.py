@@ -23,7 +23,6 @@ class Run:
 
 
 def test_the_first_publication_is_due_at_once_and_small_weights_are_always() -> None:
-    """By default there is no interval."""
     run = Run()
     assert run.is_over(0.0)
     run.interval.published(WEIGHT_CHUNK_BYTES)
@@ -31,7 +30,6 @@ def test_the_first_publication_is_due_at_once_and_small_weights_are_always() -> 
 
 
 def test_large_weights_wait_for_fetches_up_to_a_bound() -> None:
-    """An actor on a slow line does not stop the others."""
     run = Run(publish_fetch_wait_s=2.0)
     run.interval.published(LARGE)
     assert not run.is_over(1.9)
@@ -41,7 +39,6 @@ def test_large_weights_wait_for_fetches_up_to_a_bound() -> None:
 
 
 def test_the_least_interval_holds_whatever_is_fetched() -> None:
-    """Also where it is longer than the wait for fetches."""
     run = Run(publish_interval_ms=3000.0, publish_fetch_wait_s=2.0)
     run.fetched = 0
     run.interval.published(LARGE)

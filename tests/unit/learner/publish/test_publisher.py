@@ -13,12 +13,10 @@ def offered(update: int, *, evaluate: bool = False) -> PendingPublication:
 
 
 def test_newer_weights_hold_the_updates_that_were_skipped() -> None:
-    """What was to be evaluated still is."""
     merged = _merged(_merged(offered(1, evaluate=True), offered(2)), offered(3))
     assert (merged.update, merged.settled, merged.evaluate) == (3, 30, True)
 
 
 def test_settling_further_does_not_replace_weights() -> None:
-    """They wait."""
     merged = _merged(offered(1), PendingPublication(settled=25))
     assert (merged.update, merged.settled) == (1, 25)

@@ -41,11 +41,6 @@ def alone(name: str, updates: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("size", "name"), AS_ONE)
 def test_several_ranks_equal_one(several: dict[int, Path], size: int, name: str) -> None:
-    """In float64: the first gradient to 1e-10, all else after the last update to 1e-6.
-
-    What was reported is compared as well. Fragments are ragged, some steps are not experience, one batch
-    leaves ranks without any, and environments come to another rank with every update.
-    """
     found, expected = load_file(several[size] / f"{name}-0.safetensors"), alone(name, UPDATES[size])
     torch.testing.assert_close(found["gradient"], expected["gradient"], rtol=0.0, atol=1e-10)
     assert found.keys() == expected.keys()
@@ -55,13 +50,11 @@ def test_several_ranks_equal_one(several: dict[int, Path], size: int, name: str)
 
 @pytest.mark.parametrize(("size", "name"), RUNS)
 def test_all_ranks_are_the_same_bit_by_bit(several: dict[int, Path], size: int, name: str) -> None:
-    """Whatever rank writes the checkpoint."""
     first, *others = [load_file(several[size] / f"{name}-{rank}.safetensors") for rank in range(size)]
     for other in others:
         assert all(torch.equal(first[key], other[key]) for key in first)
 
 
 def test_ranks_agree_on_the_fragments_that_make_an_update_fail(several: dict[int, Path]) -> None:
-    """Two of four in each batch, wherever they lie; the single fragment of one batch is honest."""
     wanted = [10 * update + place for update in range(UPDATES[3]) if update != 3 for place in (1, 4)]
     assert load_file(several[3] / "poisoned-0.safetensors")["culprits"].tolist() == wanted

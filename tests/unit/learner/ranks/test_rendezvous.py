@@ -12,12 +12,10 @@ from penstock.config.settings import ConfigurationError
 
 
 def test_without_torchrun_there_is_one_rank() -> None:
-    """And also where it starts a single one."""
     assert place_of({}) == place_of({"RANK": "0", "WORLD_SIZE": "1"}) == RankPlace()
 
 
 def test_torchrun_says_which_rank_this_is_and_how_many_share_the_machine() -> None:
-    """Third of four, on the second of two machines."""
     place = place_of({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
     assert place == RankPlace(rank=2, size=4, on_host=0, size_on_host=2)
     assert place.spans_machines
@@ -25,14 +23,12 @@ def test_torchrun_says_which_rank_this_is_and_how_many_share_the_machine() -> No
 
 
 def test_ranks_on_several_machines_need_permission_to_speak_in_plaintext() -> None:
-    """Before anything is sent."""
     place = RankPlace(rank=0, size=2)
     with pytest.raises(ConfigurationError, match=r"learner\.plaintext_ranks=false.*unencrypted"):
         meet(place, configuration.load([{"run": "a"}]), torch.device("cpu"))
 
 
 def test_ranks_that_are_started_again_do_not_read_what_dead_ones_have_left() -> None:
-    """Torchrun keeps its store: every attempt meets in a part of its own, in any order of ranks."""
     store = HashStore()
     places = [RankPlace(rank=rank, size=3) for rank in (1, 2, 0)]
     for attempt in (b"first", b"second"):

@@ -89,7 +89,6 @@ def played(tmp_path: Path) -> Path:
 
 
 def test_a_learners_batches_come_as_they_were_consumed(learnt: Path) -> None:
-    """In order, whatever the algorithm would take; nothing of them is booked as the log's."""
     found = everything(feed(learnt, ppo()))
     assert [numbers(one.batch) for one in found] == [[2, 1, 3], [5], [6, 7]]
     assert [one.reward for one in found] == [6.0 * CHARGE, 5.0 * CHARGE, 13.0 * CHARGE]
@@ -101,13 +100,11 @@ def test_a_learners_batches_come_as_they_were_consumed(learnt: Path) -> None:
 
 
 def test_fragments_without_batches_are_taken_as_the_algorithm_likes(played: Path) -> None:
-    """In order; the last batch is what is left."""
     found = everything(feed(played, ppo()))
     assert [numbers(one.batch) for one in found] == [[n, n + 1] for n in range(1, 20, 2)] + [[21]]
 
 
 def test_an_imitator_reads_every_fragment_in_every_pass_and_never_what_it_validates_on(played: Path) -> None:
-    """Each pass in an order of its own, equal seeds in equal orders."""
     algorithm = clone(passes=3, validation=0.2)
     assert isinstance(algorithm, Imitator)
     of = feed(played, algorithm)
@@ -127,7 +124,6 @@ def test_an_imitator_reads_every_fragment_in_every_pass_and_never_what_it_valida
 
 
 def test_without_validation_nothing_is_held_out(played: Path) -> None:
-    """All of it is learned from."""
     algorithm = clone(passes=1, validation=0.0)
     of = feed(played, algorithm)
     of.hold_out()
@@ -137,7 +133,6 @@ def test_without_validation_nothing_is_held_out(played: Path) -> None:
 
 @pytest.mark.parametrize("taken", [1, 4])
 def test_a_resumed_learner_goes_on_behind_what_it_has_taken(played: Path, taken: int) -> None:
-    """In the middle of a pass too."""
     whole = [numbers(one.batch) for one in everything(feed(played, clone(passes=2, validation=0.0)))]
     rest = everything(feed(played, clone(passes=2, validation=0.0), taken=taken))
     assert [numbers(one.batch) for one in rest] == whole[taken:]

@@ -37,7 +37,6 @@ EVERYTHING = [(position, list(numbers)) for position, numbers in BATCHES]
 
 
 def test_what_went_in_comes_out(folder: Path) -> None:
-    """Headers and payloads as they came, batches as they were consumed."""
     recording = Recording(folder)
     assert sequences(recording) == EVERYTHING
     assert recording.specification.encode() == specification().encode()
@@ -52,7 +51,6 @@ def test_what_went_in_comes_out(folder: Path) -> None:
 
 
 def test_a_lost_index_is_found_again(folder: Path) -> None:
-    """It says nothing that the files do not."""
     whole = (folder / INDEX).read_text()
     for text in ("", whole[: len(whole) // 2], whole[: len(whole) // 2] + '{"kind'):
         (folder / INDEX).write_text(text)
@@ -60,7 +58,6 @@ def test_a_lost_index_is_found_again(folder: Path) -> None:
 
 
 def test_a_torn_last_record_is_recognised_wherever_it_was_torn(folder: Path, tmp_path: Path) -> None:
-    """At every byte of the last two frames: what is whole before it stays, and nothing else is read."""
     last = Recording(folder).batches[-1]
     start = last.fragments[0].offset
     file = frames_file(folder, last.entry.file)
@@ -81,7 +78,6 @@ def test_a_torn_last_record_is_recognised_wherever_it_was_torn(folder: Path, tmp
 
 @pytest.mark.parametrize("at", [0, 5, 20, 400, -1])
 def test_a_changed_byte_is_found_and_named(folder: Path, at: int) -> None:
-    """File and offset; a recording is never half of something else."""
     recording = Recording(folder)
     entry = recording.fragments[1]
     path = frames_file(folder, entry.file)
@@ -93,7 +89,6 @@ def test_a_changed_byte_is_found_and_named(folder: Path, at: int) -> None:
 
 
 def test_a_resumed_learner_cuts_what_it_will_consume_again(folder: Path) -> None:
-    """Back to the batch of its checkpoint; what follows is written behind that."""
     writer = RecordingWriter.go_on(folder, 3, LARGE)
     writer.consumed(batch(4, (3,)))
     writer.close()
@@ -103,7 +98,6 @@ def test_a_resumed_learner_cuts_what_it_will_consume_again(folder: Path) -> None
 
 
 def test_a_full_recording_ends_with_a_whole_batch(tmp_path: Path) -> None:
-    """And stays so when the learner resumes beyond it; learning goes on, so nothing is raised."""
     size = sum(entry.size for entry in _entries(tmp_path / "measure"))
     folder = tmp_path / "recording"
     write(folder, [batch(2, (1, 2)), batch(4, (3, 4)), batch(5, (5,))], max_bytes=size + FRAME_BYTES)
@@ -122,13 +116,11 @@ def _entries(folder: Path) -> list[FrameEntry]:
 
 
 def test_a_folder_is_recorded_into_once(folder: Path) -> None:
-    """A second run overwrites no recording."""
     with pytest.raises(ConfigurationError, match="holds a recording already"):
         RecordingWriter.begin(folder, specification(), "learner", LARGE)
 
 
 def test_what_is_no_recording_is_refused_in_words(folder: Path, tmp_path: Path) -> None:
-    """An empty folder, another format, a description that was cut."""
     with pytest.raises(ConfigurationError, match=r"holds no recording\.json"):
         Recording(tmp_path)
     description = folder / "recording.json"
@@ -142,14 +134,12 @@ def test_what_is_no_recording_is_refused_in_words(folder: Path, tmp_path: Path) 
 
 
 def test_a_recording_of_other_spaces_is_refused(folder: Path) -> None:
-    """With whose it is."""
     Recording(folder).check_schema(SCHEMA.schema_id)
     with pytest.raises(ConfigurationError, match="recorded from 'run-a' with observations .*has others"):
         Recording(folder).check_schema("another")
 
 
 def test_a_length_beyond_any_message_is_damage(tmp_path: Path) -> None:
-    """Not a reason to take memory."""
     path = tmp_path / "one"
     data = bytearray(Frame(Kind.FRAGMENT, b"head", b"body").encode())
     data[9:13] = b"\xff\xff\xff\x7f"

@@ -18,7 +18,6 @@ def episode(number: int) -> Episode:
 
 
 def test_each_episode_has_a_line(tmp_path: Path) -> None:
-    """Numbered on over calls, and over writers."""
     EpisodeLog(tmp_path).add(1, [episode(4), episode(5)])
     EpisodeLog(tmp_path).add(3, [episode(6)])
     lines = [json.loads(line) for line in (tmp_path / EPISODES).read_text().splitlines()]
@@ -31,7 +30,6 @@ def test_each_episode_has_a_line(tmp_path: Path) -> None:
 
 
 def test_a_full_file_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
-    """So that at most two are there."""
     written = EpisodeLog(tmp_path, most_bytes=1000)
     for number in range(1, 100):
         written.add(number, [episode(number)])
@@ -42,7 +40,6 @@ def test_a_full_file_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
 
 
 def test_what_the_disk_does_not_take_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Learning goes on."""
     (tmp_path / EPISODES).mkdir()
     written = EpisodeLog(tmp_path)
     with caplog.at_level(logging.WARNING):

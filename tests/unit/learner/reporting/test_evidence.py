@@ -26,7 +26,6 @@ def _log_batch(last: int) -> LogBatch:
 
 
 def test_a_session_that_fails_again_and_again_fills_no_disk(tmp_path: Path) -> None:
-    """The newest batches are kept, and no more of them than the bound."""
     failed = Update(applied=False, reason="nan", steps=0, gradient_steps=0, metrics={})
     kept = [keep_evidence(tmp_path, _log_batch(last), failed, 7) for last in range(1, MOST_KEPT + 6)]
     assert sorted(str(path.with_suffix("")) for path in tmp_path.iterdir()) == sorted(kept[-MOST_KEPT:])

@@ -18,7 +18,6 @@ from tests.support.run.small_run import specification
 
 
 def test_quantiles_of_staleness_survive_a_checkpoint() -> None:
-    """Counted per fragment."""
     staleness = Staleness()
     assert staleness.quantiles() == {"p50": 0, "p99": 0, "max": 0}
     staleness.add({0: 10, 1: 88, 4: 1, 9: 1})
@@ -28,7 +27,6 @@ def test_quantiles_of_staleness_survive_a_checkpoint() -> None:
 
 
 def test_training_begins_with_the_first_experience() -> None:
-    """Its age counts, and so does what earlier processes trained."""
     clock = TrainingClock()
     assert clock.seconds() == 0
     clock.start(round((time.time() - 2) * 1e6))
@@ -40,7 +38,6 @@ def test_training_begins_with_the_first_experience() -> None:
 
 
 def test_a_line_torn_by_a_crash_stands_alone(tmp_path: Path) -> None:
-    """What is appended after it can be read, and what was made again replaces what was lost."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"env_steps": 10}\n{"env_steps": 20}\n{"env_st')
     recorder = Recorder(tmp_path, Staleness(), 10)
@@ -49,7 +46,6 @@ def test_a_line_torn_by_a_crash_stands_alone(tmp_path: Path) -> None:
 
 
 def test_a_line_says_what_was_evaluated_and_what_rewards_the_learner_was_given(tmp_path: Path) -> None:
-    """Beside the figures of the update; the mean reward is of the valid steps of its batch."""
     recorder = Recorder(tmp_path, Staleness(), 0)
     log_batch = LogBatch(
         last=1, trained=(1,), dropped={}, steps=8, updates=(0,), versions=(1,), batch=None, round=None,
@@ -66,7 +62,6 @@ def test_a_line_says_what_was_evaluated_and_what_rewards_the_learner_was_given(t
 
 
 def test_the_reward_of_a_fragment_is_that_of_its_valid_steps() -> None:
-    """Whatever stands where there is no experience."""
     valid = np.array([[1, 0], [1, 1]], bool)
     assert reward_of({"reward": np.array([[1, 50], [2, 4]], np.float32), "valid": valid}) == 7.0
 
@@ -92,7 +87,6 @@ def moment(env_steps: int, evaluated: Mapping[str, float] | None = None) -> Prog
 
 
 def test_the_final_policy_needs_no_broker_to_be_read(tmp_path: Path) -> None:
-    """Specification, weights and version come back; damage is named."""
     blob = weights.encode({"w": np.ones(3, np.float32)})
     final = FinalPolicy(specification=specification(), blob=blob, version=5, update=4)
     with pytest.raises(ValueError, match="has the run ended"):

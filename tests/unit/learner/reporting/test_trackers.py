@@ -78,7 +78,6 @@ def scalars(run_dir: Path, name: str) -> list[tuple[int, float]]:
 
 
 def test_numbers_pass_under_their_names_and_what_is_no_number_does_not() -> None:
-    """Unknown values have no point."""
     kept = Kept()
     tracking = Tracking({"tensorboard": lambda: kept})
     for row in ROWS:
@@ -89,7 +88,6 @@ def test_numbers_pass_under_their_names_and_what_is_no_number_does_not() -> None
 
 
 def test_a_line_that_a_tracker_does_not_take_is_counted_and_the_next_is_offered() -> None:
-    """Beside it the other tracker gets all."""
     bad, good, before = Kept(bad_steps=(128,)), Kept(), failures("wandb")
     tracking = Tracking({"wandb": lambda: bad, "tensorboard": lambda: good})
     for row in ROWS:
@@ -101,7 +99,6 @@ def test_a_line_that_a_tracker_does_not_take_is_counted_and_the_next_is_offered(
 
 
 def test_a_tracker_that_hangs_holds_up_no_update() -> None:
-    """The queue is bounded: what does not fit is counted."""
     gate, before = threading.Event(), failures("wandb")
     hanging = Kept(gate=gate)
     tracking = Tracking({"wandb": lambda: hanging})
@@ -116,7 +113,6 @@ def test_a_tracker_that_hangs_holds_up_no_update() -> None:
 
 
 def test_a_tracker_that_cannot_be_opened_costs_its_lines_only(tmp_path: Path) -> None:
-    """The real one, where a file lies in its way; the learner's own lines are all written."""
     (tmp_path / "tensorboard").write_text("in the way")
     before = failures("tensorboard")
     tracking = make_tracking(place(tmp_path, "tensorboard"))
@@ -130,7 +126,6 @@ def test_a_tracker_that_cannot_be_opened_costs_its_lines_only(tmp_path: Path) ->
 
 
 def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
-    """Figures over environment steps; what a learner that goes on does again replaces what it did before."""
     first = make_tracking(place(tmp_path, "tensorboard"))
     for row in ROWS:
         first.offer(row)
@@ -143,7 +138,6 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
 
 
 def test_wandb_reads_back_what_was_written_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its own file, in the run's folder; the password went nowhere."""
     pytest.importorskip("wandb")
     from tests.support.observers.wandb_file import history
 
@@ -168,7 +162,6 @@ def test_wandb_reads_back_what_was_written_offline(tmp_path: Path, monkeypatch: 
 
 
 def test_the_configuration_leaves_without_secrets_and_addresses() -> None:
-    """What is told is what was learned with."""
     content = configuration(Settings())
     assert "security" not in content
     assert "redis" not in content["broker"]
@@ -178,7 +171,6 @@ def test_the_configuration_leaves_without_secrets_and_addresses() -> None:
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_its_extra() -> None:
-    """Before anything is started."""
     with pytest.raises(ConfigurationError, match=r"pip install 'penstock-rl\[no_such_tracker\]'"):
         check_installed(["no_such_tracker"])
     with pytest.raises(ConfigurationError, match=r"metrics\.trackers"):

@@ -29,7 +29,6 @@ def arrays(parts: list[pb.Part]) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def test_a_nested_value_becomes_one_part_per_leaf_in_the_dtype_of_its_space() -> None:
-    """Lists, numbers and arrays of the same kind are cast."""
     parts = arrays(to_parts("observation", NESTED, VALUE))
     assert {path: (array.dtype.name, array.shape) for path, array in parts.items()} == {
         "camera": ("uint8", (2, 2)),
@@ -43,7 +42,6 @@ def test_a_nested_value_becomes_one_part_per_leaf_in_the_dtype_of_its_space() ->
 
 
 def test_a_value_comes_back_in_the_form_of_its_space() -> None:
-    """Dict, tuple, arrays that can be written to, and int for Discrete."""
     back = from_parts("action", NESTED, to_parts("action", NESTED, VALUE))
     assert (back["body"][1], back["arm"]["grip"]) == (3, -1)
     assert isinstance(back["arm"]["grip"], int)
@@ -52,7 +50,6 @@ def test_a_value_comes_back_in_the_form_of_its_space() -> None:
 
 
 def test_a_batch_has_a_leading_axis_in_every_leaf() -> None:
-    """There, Discrete leaves are arrays."""
     space = spaces.Tuple((POSITION, spaces.Discrete(4)))
     value = (np.zeros((5, 3)), [0, 1, 2, 3, 0])
     assert rows_of("observation", space, value) == 5
@@ -79,13 +76,11 @@ def test_a_batch_has_a_leading_axis_in_every_leaf() -> None:
 def test_what_does_not_fit_is_refused_by_the_name_of_its_leaf(
     space: spaces.Space, value: Any, message: str
 ) -> None:
-    """Before anything is sent."""
     with pytest.raises(ValueError, match=message):
         to_parts("observation", space, value)
 
 
 def test_a_batch_without_rows_or_with_uneven_ones_is_refused() -> None:
-    """The first leaf says how many there are."""
     space = spaces.Tuple((POSITION, spaces.Discrete(4)))
     with pytest.raises(ValueError, match=r"observation/0: a batch needs a leading axis"):
         rows_of("observation", space, (1.0, 2))
@@ -98,7 +93,6 @@ def test_a_batch_without_rows_or_with_uneven_ones_is_refused() -> None:
 
 
 def test_masks_are_for_discrete_parts_only() -> None:
-    """Bare for a bare Discrete action, else by path; 0 and 1 will do for bool."""
     bare = to_mask_parts(spaces.Discrete(3), [1, 0, 1])
     assert arrays(bare)[""].tolist() == [True, False, True]
     assert arrays(to_mask_parts(ARM, {"grip": np.ones((2, 3), bool)}, 2))["grip"].shape == (2, 3)
@@ -109,7 +103,6 @@ def test_masks_are_for_discrete_parts_only() -> None:
 
 
 def test_a_reply_with_other_parts_than_the_space_is_refused() -> None:
-    """Missing, foreign, or of another shape."""
     with pytest.raises(ValueError, match=r"action: the parts are \[\], not \[''\]"):
         from_parts("action", POSITION, [])
     with pytest.raises(ValueError, match=r"action: the shape is \(2,\)"):

@@ -51,7 +51,6 @@ SAID: Final[dict[str, Callable[[], object]]] = {
 
 @pytest.mark.parametrize(("name", "call"), SAID.items(), ids=SAID.keys())
 def test_what_is_no_text_is_told_by_its_field(name: str, call: Callable[[], object]) -> None:
-    """Not as the codec's own error, which names none."""
     with pytest.raises(ValueError, match=f"^{re.escape(name.partition(' ')[0])}[=:]") as told:
         call()
     assert not isinstance(told.value, UnicodeEncodeError)
@@ -59,5 +58,4 @@ def test_what_is_no_text_is_told_by_its_field(name: str, call: Callable[[], obje
 
 
 def test_text_of_any_alphabet_is_sent() -> None:
-    """A pair of surrogates that is whole is one character."""
     assert calls.start("p", "Ünï 😀", learned=True).request.client_key == "Ünï 😀"

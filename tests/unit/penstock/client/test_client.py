@@ -55,7 +55,6 @@ def request_ids(policy: ScriptedPolicy, method: str) -> list[str]:
 
 
 async def test_an_observation_is_answered(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
-    """Every option reaches the server, every field of the reply the caller."""
     action = await client.act(
         OBSERVATION, client_key="k", deterministic=True, seed=5, version=VERSION, distribution=True,
         value=True, mask=[True, False], state={"core": np.arange(2, dtype=np.float32)},
@@ -73,7 +72,6 @@ async def test_an_observation_is_answered(client: AsyncPolicyClient, policy: Scr
 
 
 async def test_a_batch_has_rows(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
-    """Actions, log-probabilities and values of B rows."""
     batch = await client.act_batch(np.arange(12).reshape(3, 4), value=True, mask=np.ones((3, 2), bool))
     assert policy.heard["Act"][0].batch == 3
     assert batch.action.tolist() == [0, 0, 0]
@@ -84,7 +82,6 @@ async def test_a_batch_has_rows(client: AsyncPolicyClient, policy: ScriptedPolic
 
 
 async def test_nested_spaces_go_there_and_back() -> None:
-    """The client learns them from Describe."""
     box = spaces.Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
     seen = spaces.Dict((("body", box), ("mode", spaces.Discrete(3))))
     done = spaces.Tuple((spaces.Discrete(2, start=4), box))
@@ -99,7 +96,6 @@ async def test_nested_spaces_go_there_and_back() -> None:
 
 
 async def test_the_spaces_are_learned_once(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
-    """By the first call that needs them; after an invalid request again, as another run may be served."""
     await asyncio.gather(*(client.act(OBSERVATION) for _ in range(5)))
     assert len(policy.heard["Describe"]) == 1
     policy.script["Act"] = [refuses(Reason.INVALID)]
@@ -110,7 +106,6 @@ async def test_the_spaces_are_learned_once(client: AsyncPolicyClient, policy: Sc
 
 
 async def test_a_server_describes_itself(client: AsyncPolicyClient) -> None:
-    """Spaces as spaces."""
     description = await client.describe()
     assert (description.observation_space, description.action_space) == CARTPOLE
     assert description.versions[0].arms == (Arm.LATEST, Arm.ACTIVE)
@@ -118,7 +113,6 @@ async def test_a_server_describes_itself(client: AsyncPolicyClient) -> None:
 
 
 async def test_an_episode_is_played(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
-    """Rewards inline, late and of the newest step; every call under an id of its own."""
     episode = await client.start_episode("player", learned=False)
     assert (episode.arm, episode.learned) == (Arm.LATEST, False)
     first = await episode.act(OBSERVATION)
@@ -143,7 +137,6 @@ async def test_an_episode_is_played(client: AsyncPolicyClient, policy: ScriptedP
 
 
 async def test_an_end_must_say_how_and_a_cut_what_was_seen(client: AsyncPolicyClient) -> None:
-    """Locally, before anything is sent."""
     episode = await client.start_episode()
     with pytest.raises(ValueError, match="terminated=True or truncated=True"):
         await episode.end()
@@ -165,7 +158,6 @@ def play(address: str) -> tuple[Any, ...]:
 
 
 async def test_the_synchronous_client_does_the_same(server: ScriptedServer) -> None:
-    """From a thread without a loop."""
     assert await asyncio.to_thread(play, server.address) == ("scripted", 0, 0, 1, 3.0, [0, 0])
 
 
@@ -174,7 +166,6 @@ async def test_the_synchronous_client_does_the_same(server: ScriptedServer) -> N
 async def test_a_lost_reply_is_asked_for_again_under_the_same_id(
     server: ScriptedServer, policy: ScriptedPolicy, method: str, is_synchronous: bool
 ) -> None:
-    """The server heard the call, then the connection closed: nothing counts twice."""
     policy.lost[method] = [server.closes]
     if is_synchronous:
         _, _, step, _, total_return, _ = await asyncio.to_thread(play, server.address)
@@ -193,7 +184,6 @@ async def test_a_lost_reply_is_asked_for_again_under_the_same_id(
 async def test_silence_is_asked_again_after_half_of_the_deadline(
     client: AsyncPolicyClient, policy: ScriptedPolicy
 ) -> None:
-    """Under the same id; the second attempt is answered."""
     episode = await client.start_episode()
     policy.lost["Act"] = [hangs]
     assert (await episode.act(OBSERVATION)).step == 0
@@ -204,7 +194,6 @@ async def test_silence_is_asked_again_after_half_of_the_deadline(
 async def test_a_deadline_is_kept_whatever_the_server_does(
     server: ScriptedServer, policy: ScriptedPolicy
 ) -> None:
-    """For the whole call, with the spaces that have to be learned first."""
     policy.script["Describe"] = [hangs]
     policy.script["Act"] = [hangs, hangs, hangs]
     async with AsyncPolicyClient(server.address, deadline_s=0.4) as client:
@@ -218,7 +207,6 @@ async def test_a_deadline_is_kept_whatever_the_server_does(
 async def test_an_overload_is_waited_out(
     server: ScriptedServer, policy: ScriptedPolicy, is_synchronous: bool
 ) -> None:
-    """As long as the server says, and the same request again."""
     policy.script["Act"] = [refuses(Reason.OVERLOADED, 150), refuses(Reason.OVERLOADED, 150)]
     started = time.monotonic()
     if is_synchronous:
@@ -235,7 +223,6 @@ async def test_an_overload_is_waited_out(
 async def test_an_overload_beyond_the_deadline_is_told_at_once(
     client: AsyncPolicyClient, policy: ScriptedPolicy
 ) -> None:
-    """There is no use in waiting."""
     policy.script["Act"] = [refuses(Reason.OVERLOADED, 60_000)]
     started = time.monotonic()
     with pytest.raises(Overloaded) as refused:
@@ -260,7 +247,6 @@ async def test_an_overload_beyond_the_deadline_is_told_at_once(
 async def test_a_refusal_is_an_error_of_its_kind(
     client: AsyncPolicyClient, policy: ScriptedPolicy, reason: Reason, kind: type[PolicyError]
 ) -> None:
-    """Asked once."""
     policy.script["Act"] = [refuses(reason)]
     with pytest.raises(kind) as refused:
         await client.act(OBSERVATION)
@@ -282,7 +268,6 @@ async def test_a_refusal_is_an_error_of_its_kind(
 async def test_a_status_that_no_repetition_changes_is_an_error_of_its_kind(
     client: AsyncPolicyClient, policy: ScriptedPolicy, code: grpc.StatusCode, kind: type[PolicyError]
 ) -> None:
-    """Asked once, with the words of the server."""
     policy.script["Act"] = [fails(code)]
     with pytest.raises(kind, match=f"{code.name}: scripted") as refused:
         await client.act(OBSERVATION)
@@ -291,7 +276,6 @@ async def test_a_status_that_no_repetition_changes_is_an_error_of_its_kind(
 
 
 async def test_an_address_without_a_server_is_unreachable_by_the_deadline() -> None:
-    """For both clients."""
     started = time.monotonic()
     async with AsyncPolicyClient("127.0.0.1:1", deadline_s=0.3) as client:
         with pytest.raises(Unreachable, match="127.0.0.1:1: UNAVAILABLE"):
@@ -302,7 +286,6 @@ async def test_an_address_without_a_server_is_unreachable_by_the_deadline() -> N
 
 
 async def test_a_message_above_the_limit_is_an_invalid_request() -> None:
-    """Not something to try again."""
     space = spaces.Box(np.zeros(2**20, np.float64), np.ones(2**20, np.float64))
     async with serving(action=space) as server, AsyncPolicyClient(server.address) as client:
         with pytest.raises(InvalidRequest, match="above its limit, here 8388608 bytes"):
@@ -311,7 +294,6 @@ async def test_a_message_above_the_limit_is_an_invalid_request() -> None:
 
 
 async def test_a_reply_that_cannot_be_read_says_so(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
-    """The spaces changed under the client, which learns them for its next call."""
     await client.act(OBSERVATION)
     policy.spaces = (policy.spaces[0], spaces.Tuple((policy.spaces[1],)))
     with pytest.raises(BadReply, match=r"action: the parts are \['0'\]"):
@@ -323,7 +305,6 @@ async def test_a_reply_that_cannot_be_read_says_so(client: AsyncPolicyClient, po
 async def test_closing_the_client_ends_its_calls(
     server: ScriptedServer, policy: ScriptedPolicy, is_synchronous: bool
 ) -> None:
-    """With Unreachable, for who waits and for who comes later; the task of the caller is not cancelled."""
     reached = asyncio.Event()
 
     async def holds(request: Any, context: Any) -> None:
@@ -350,7 +331,6 @@ async def test_closing_the_client_ends_its_calls(
 
 
 async def test_a_cancelled_task_stays_cancelled(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
-    """And the connection goes on."""
     await client.describe()
     policy.script["Act"] = [hangs]
     with pytest.raises(TimeoutError):
@@ -359,7 +339,6 @@ async def test_a_cancelled_task_stays_cancelled(client: AsyncPolicyClient, polic
 
 
 async def test_threads_share_a_client(server: ScriptedServer) -> None:
-    """Each gets the answer to its own question."""
     with PolicyClient(server.address) as client:
         ask = lambda number: client.act([number, 0, 0, 0]).log_prob  # noqa: E731
         answers = await asyncio.gather(*(asyncio.to_thread(ask, number) for number in range(20)))
@@ -369,24 +348,18 @@ async def test_threads_share_a_client(server: ScriptedServer) -> None:
 
 
 def test_plaintext_beyond_this_machine_must_be_asked_for() -> None:
-    """Before anything is sent."""
     with pytest.raises(ValueError, match="plaintext beyond loopback"):
         PolicyClient("policies.example:50052")
     PolicyClient("policies.example:50052", credentials=Credentials(insecure=True)).close()
 
 
 def test_the_enumerations_have_the_numbers_of_the_protocol() -> None:
-    """By name."""
     for ours, theirs, prefix in ((Arm, pb.Arm, "ARM_"), (Fallback, pb.Fallback, "FALLBACK_")):
         numbers = {name.removeprefix(prefix): number for name, number in theirs.items() if number}
         assert {member.name: member.value for member in ours} == numbers
 
 
 def test_the_client_loads_little() -> None:
-    """From the package itself, which loads nothing before.
-
-    No torch, no Gymnasium, no settings, no metrics.
-    """
     code = """
 import json, sys
 import penstock
@@ -414,7 +387,6 @@ print(json.dumps([sorted(before), sorted(sys.modules)]))
 
 
 def test_the_client_loads_no_package_beside_grpc_protobuf_and_numpy() -> None:
-    """Its import takes as long as theirs: 0.3 s or less."""
     code = """
 import json, sys
 import asyncio, grpc, grpc.aio, numpy, google.protobuf

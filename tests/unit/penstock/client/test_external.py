@@ -53,7 +53,6 @@ def run(address: str, environment: Corridor, episodes: int) -> list[float]:
 async def test_rewards_travel_with_the_next_step(
     server: ScriptedServer, policy: ScriptedPolicy, truncates: bool
 ) -> None:
-    """Three calls of Act and one of EndEpisode per episode, and no other."""
     environment = Corridor(truncates=truncates)
     assert await asyncio.to_thread(run, server.address, environment, 2) == [6.0, 6.0]
     assert environment.seeds == [4, None]
@@ -67,7 +66,6 @@ async def test_rewards_travel_with_the_next_step(
 
 
 async def test_an_episode_that_is_lost_is_played_anew(server: ScriptedServer, policy: ScriptedPolicy) -> None:
-    """From a fresh reset; it does not count."""
     environment = Corridor()
     policy.script["EndEpisode"] = [refuses(Reason.EPISODE_UNKNOWN), refuses(Reason.EPISODE_ELSEWHERE)]
     assert await asyncio.to_thread(run, server.address, environment, 1) == [6.0]
@@ -78,14 +76,12 @@ async def test_an_episode_that_is_lost_is_played_anew(server: ScriptedServer, po
 async def test_a_server_that_loses_every_episode_is_given_up(
     server: ScriptedServer, policy: ScriptedPolicy
 ) -> None:
-    """After three in a row."""
     policy.script["EndEpisode"] = [refuses(Reason.EPISODE_ELSEWHERE)] * 3
     with pytest.raises(EpisodeElsewhere):
         await asyncio.to_thread(run, server.address, Corridor(), 1)
 
 
 async def test_the_example_plays_cartpole(server: ScriptedServer, policy: ScriptedPolicy) -> None:
-    """It prints the return of each episode: that of a cart which is only pushed to the left."""
     command = [sys.executable, str(EXAMPLE), server.address, "2"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     printed, _ = await process.communicate()

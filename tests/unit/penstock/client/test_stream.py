@@ -39,7 +39,6 @@ def held(gate: asyncio.Event) -> Happening:
 async def test_replies_find_their_requests_in_any_order(
     client: AsyncPolicyClient, policy: ScriptedPolicy
 ) -> None:
-    """The first request is answered last."""
     gate = asyncio.Event()
     policy.script["Act"] = [held(gate)]
     async with client.act_stream() as stream:
@@ -57,7 +56,6 @@ async def test_replies_find_their_requests_in_any_order(
 
 
 async def test_an_episode_can_go_over_a_stream(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
-    """Its steps count on."""
     episode = await client.start_episode()
     async with client.act_stream() as stream:
         steps = [(await episode.act(OBSERVATION, stream=stream, reward=1.0)).step for _ in range(3)]
@@ -68,7 +66,6 @@ async def test_an_episode_can_go_over_a_stream(client: AsyncPolicyClient, policy
 async def test_an_overload_is_waited_out_and_a_refusal_is_one_callers(
     client: AsyncPolicyClient, policy: ScriptedPolicy
 ) -> None:
-    """The stream goes on."""
     policy.script["Act"] = [refuses(Reason.OVERLOADED, 50), refuses(Reason.NOT_READY)]
     async with client.act_stream() as stream:
         with pytest.raises(NotReady):
@@ -80,7 +77,6 @@ async def test_an_overload_is_waited_out_and_a_refusal_is_one_callers(
 async def test_silence_ends_one_request_at_its_deadline(
     server: ScriptedServer, policy: ScriptedPolicy
 ) -> None:
-    """A reply that comes later is dropped, and the stream goes on."""
     gate = asyncio.Event()
     policy.script["Act"] = [held(gate)]
     async with AsyncPolicyClient(server.address, deadline_s=0.3) as client, client.act_stream() as stream:
@@ -93,7 +89,6 @@ async def test_silence_ends_one_request_at_its_deadline(
 async def test_a_cancelled_request_leaves_the_stream_to_the_others(
     client: AsyncPolicyClient, policy: ScriptedPolicy
 ) -> None:
-    """A task that gives up takes nothing else with it."""
     policy.script["Act"] = [hangs]
     async with client.act_stream() as stream:
         with pytest.raises(TimeoutError):
@@ -108,7 +103,6 @@ async def test_a_cancelled_request_leaves_the_stream_to_the_others(
 async def test_a_stream_that_fails_fails_everybody_who_waits(
     client: AsyncPolicyClient, policy: ScriptedPolicy, code: grpc.StatusCode, kind: type[Exception]
 ) -> None:
-    """And who comes later; another stream works."""
     policy.script["Act"] = [hangs, hangs, fails(code)]
     async with client.act_stream() as stream:
         ended = await asyncio.gather(*(stream.act(OBSERVATION) for _ in range(3)), return_exceptions=True)
@@ -123,7 +117,6 @@ async def test_a_stream_that_fails_fails_everybody_who_waits(
 async def test_a_server_that_goes_away_ends_the_stream(
     server: ScriptedServer, client: AsyncPolicyClient, policy: ScriptedPolicy
 ) -> None:
-    """The connection is closed under it."""
     policy.script["Act"] = [hangs, server.closes]
     async with client.act_stream() as stream:
         ended = await asyncio.gather(*(stream.act(OBSERVATION) for _ in range(2)), return_exceptions=True)
@@ -134,7 +127,6 @@ async def test_a_server_that_goes_away_ends_the_stream(
 async def test_closing_cancels_the_stream_and_who_waits_is_told(
     client: AsyncPolicyClient, policy: ScriptedPolicy, what: str
 ) -> None:
-    """By closing the stream, twice, or the client."""
     policy.script["Act"] = [hangs]
     stream = client.act_stream()
     waiting = asyncio.create_task(stream.act(OBSERVATION))

@@ -45,7 +45,6 @@ def client(stand: TextStand, folder: Path) -> Iterator[TextClient]:
 
 
 def test_a_conversation_goes_on_with_the_messages_as_they_came(client: TextClient) -> None:
-    """Tool calls and all; its rewards add up."""
     conversation = client.start_conversation("ada")
     assert (conversation.arm, conversation.learned) == (Arm.LATEST, True)
     messages: list[Any] = list(ASKED)
@@ -64,7 +63,6 @@ def test_a_conversation_goes_on_with_the_messages_as_they_came(client: TextClien
 
 
 def test_parts_of_a_stream_are_the_answer(client: TextClient) -> None:
-    """Where tools are offered a call is kept back, and stands whole in the result."""
     stream = client.stream(ASKED, temperature=0.0)
     text = "".join(part.text for part in stream)
     assert stream.result is not None
@@ -76,7 +74,6 @@ def test_parts_of_a_stream_are_the_answer(client: TextClient) -> None:
 
 
 def test_a_stream_that_is_closed_stops_its_answer(client: TextClient, stand: TextStand) -> None:
-    """What it had drawn is counted as not learned from, and the engine lets go of it."""
     before = metrics.NOT_LEARNED_STEPS.labels("stopped")._value.get()
     with client.stream(ASKED, max_tokens=55, logit_bias={9: 100.0}) as stream:
         next(iter(stream))
@@ -85,7 +82,6 @@ def test_a_stream_that_is_closed_stops_its_answer(client: TextClient, stand: Tex
 
 
 def test_an_option_that_there_is_not_and_a_value_that_it_does_not_take_are_named(client: TextClient) -> None:
-    """Where it was misspelt a thought would have been drawn that nobody asked for."""
     misspelt: dict[str, Any] = {"thoughts_token": 0}
     for asks in (client.generate, client.start_conversation("ada").generate):
         with pytest.raises(
@@ -103,7 +99,6 @@ def test_an_option_that_there_is_not_and_a_value_that_it_does_not_take_are_named
 
 
 def test_refusals_are_typed(client: TextClient, folder: Path) -> None:
-    """As those of a policy server."""
     with pytest.raises(InvalidRequest, match="top_p=2: say 1e-06 to 1"):
         client.generate(ASKED, top_p=2.0)
     with pytest.raises(UnknownVersion):
@@ -120,14 +115,12 @@ def test_refusals_are_typed(client: TextClient, folder: Path) -> None:
 
 
 def test_the_description_tells_versions_and_limits(client: TextClient) -> None:
-    """Of the stand."""
     told = client.describe()
     assert [(one.version, one.arms) for one in told.versions] == [(1, (Arm.LATEST,))]
     assert (told.max_tokens, told.answer_tokens, told.learns) == (64, 6, True)
 
 
 async def test_the_client_of_an_event_loop_does_the_same(stand: TextStand, folder: Path) -> None:
-    """Answer, stream, conversation, reward, end."""
     async with AsyncTextClient(f"unix:{folder / 'text.sock'}") as client:
         made = await client.generate(ASKED, temperature=0.0)
         assert made.text == answers_by_heart()[0]

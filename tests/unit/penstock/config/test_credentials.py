@@ -9,7 +9,6 @@ from penstock.config.settings import ConfigurationError, RegistrySection
 
 
 def test_the_registry_s_password_comes_from_its_file(tmp_path: Path) -> None:
-    """Quoted, so that no character of it ends the address."""
     file = tmp_path / "password"
     file.write_text("a/b@c:d \n")
     section = RegistrySection(url="postgresql://penstock@db:5432/versions", password_file=file)
@@ -17,7 +16,6 @@ def test_the_registry_s_password_comes_from_its_file(tmp_path: Path) -> None:
 
 
 def test_without_a_file_the_url_is_what_it_was(tmp_path: Path) -> None:
-    """And where no registry is set, the file is not asked for."""
     url = "postgresql://penstock@db/versions"
     assert registry_with_password(RegistrySection(url=url)) == url
     assert registry_with_password(RegistrySection(password_file=tmp_path / "absent")) == ""
@@ -31,7 +29,6 @@ def test_without_a_file_the_url_is_what_it_was(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, url: str, message: str) -> None:
-    """With the remedy."""
     section = RegistrySection(url=url, password_file=tmp_path / "absent")
     with pytest.raises(ConfigurationError, match=message):
         registry_with_password(section)

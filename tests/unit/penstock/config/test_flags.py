@@ -18,7 +18,6 @@ class Options:
 
 
 def test_the_fields_with_a_flag_are_options() -> None:
-    """In the order in which they are declared."""
     assert {name: flag.name for name, flag in flags_of(Options).items()} == {
         "loud": "--loud",
         "best": "--best/--newest",
@@ -36,5 +35,4 @@ def test_the_fields_with_a_flag_are_options() -> None:
     ],
 )
 def test_only_what_differs_is_said(before: Options, after: Options, expected: tuple[str, ...]) -> None:
-    """A switch that is turned off is said by its other name."""
     assert words(after, over=before) == expected

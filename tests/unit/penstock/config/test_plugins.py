@@ -47,7 +47,6 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, algorithms
 def test_the_section_of_a_workload_is_read_and_written_like_one_of_the_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its own keys; unknown ones are errors that name the algorithm."""
     install(tmp_path, monkeypatch, "outside", {"mine": "outside_sections:Section"})
     settings = load([{"algorithm": {"name": "mine", "width": [5, 7]}}])
     assert settings.algorithm.model_dump()["width"] == (5, 7)
@@ -59,7 +58,6 @@ def test_the_section_of_a_workload_is_read_and_written_like_one_of_the_core(
 
 
 def test_an_unknown_algorithm_is_refused_with_all_that_there_are() -> None:
-    """Those of workloads, too."""
     with pytest.raises(
         ConfigurationError, match=r"algorithm\.name='alchemy': not known; use 'ppo', .*'token_ppo'"
     ):
@@ -67,7 +65,6 @@ def test_an_unknown_algorithm_is_refused_with_all_that_there_are() -> None:
 
 
 def test_the_section_of_token_sequences_is_that_of_an_installed_workload() -> None:
-    """The core has none of that name."""
     assert algorithm_sections()["token_ppo"] is TokenPPOSection
     assert {"control", "rlhf"} <= set(installed())
 
@@ -85,7 +82,6 @@ def test_the_section_of_token_sequences_is_that_of_an_installed_workload() -> No
 def test_a_section_that_cannot_be_used_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
 ) -> None:
-    """When an algorithm is asked for that is not the core's."""
     install(tmp_path, monkeypatch, "outside", {"mine": path})
     (tmp_path / "outside_broken.py").write_text("def Section(:\n")
     (tmp_path / "outside_failing.py").write_text("1 / 0\n")
@@ -97,7 +93,6 @@ def test_a_section_that_cannot_be_used_is_refused_by_name(
 def test_two_workloads_do_not_give_one_name_to_two_algorithms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One section under one name may be named twice."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     shared = {"token_ppo": "penstock.config.sections.token:TokenPPOSection"}
@@ -111,7 +106,6 @@ def test_two_workloads_do_not_give_one_name_to_two_algorithms(
 def test_the_workload_of_a_run_that_names_none_is_the_one_that_claims_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exactly one does, or the run has to name its own."""
     assert record_of(Settings().workload).default is True
     default_workload.cache_clear()
     install(tmp_path, monkeypatch, "outside", {})
@@ -125,7 +119,6 @@ def test_the_workload_of_a_run_that_names_none_is_the_one_that_claims_it(
 
 
 def test_a_record_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its workload and its entry point."""
     install(tmp_path, monkeypatch, "outside", {})
     (tmp_path / "outside_record.py").write_text("import nowhere_to_be_found\n")
     with pytest.raises(

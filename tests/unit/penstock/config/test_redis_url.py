@@ -23,7 +23,6 @@ from penstock.config.redis_url import split_password
     ],
 )
 def test_a_redis_url_is_shown_without_its_password(url: str, shown: str, password: str | None) -> None:
-    """Whatever the form; the rest of the URL is the same."""
     assert split_password(url) == (shown, password)
 
 
@@ -31,7 +30,6 @@ def test_a_redis_url_is_shown_without_its_password(url: str, shown: str, passwor
     "url", ["redis://u:p%40x@h:1/2", "redis://h?password=x", "unix://u:p@/run/r.sock?db=3", "rediss://:p@h"]
 )
 def test_the_two_parts_connect_as_the_whole_did(url: str) -> None:
-    """The client library finds user, password and place where it did before."""
     shown, password = split_password(url)
     parsed = {**redis.connection.parse_url(shown), "password": password}  # type: ignore[no-untyped-call]
     assert parsed == dict(redis.connection.parse_url(url))  # type: ignore[no-untyped-call]

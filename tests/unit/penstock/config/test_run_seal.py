@@ -35,7 +35,6 @@ def refused(folder: Path, settings: Settings) -> bool:
 
 
 def test_what_was_made_here_is_ones_own(state: Path, tmp_path: Path) -> None:
-    """The key is readable by its user alone."""
     folder = made(tmp_path / "run", load([WITH_MODULE]))
     assert not refused(folder, load([WITH_MODULE]))
     key = state / "penstock" / "seal.key"
@@ -46,7 +45,6 @@ def test_what_was_made_here_is_ones_own(state: Path, tmp_path: Path) -> None:
 def test_other_modules_places_and_users_are_foreign(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A configuration that was changed, a folder that was moved, a seal by another key, none at all."""
     settings = load([WITH_MODULE])
     folder = made(tmp_path / "run", settings)
     assert refused(folder, load([{"actor": {"allow_modules": ["mine", "theirs"]}}]))
@@ -64,14 +62,12 @@ def test_other_modules_places_and_users_are_foreign(
 
 
 def test_what_the_user_allows_is_not_asked_for(state: Path, tmp_path: Path) -> None:
-    """Whatever the folder says."""
     check_own(tmp_path, load([WITH_MODULE]), ("mine", "other"))
     with pytest.raises(ConfigurationError, match=r"to be imported: mine; say --trust"):
         check_own(tmp_path, load([WITH_MODULE]), ("other",))
 
 
 def test_a_run_without_modules_needs_no_seal(state: Path, tmp_path: Path) -> None:
-    """Nothing is written, neither in the folder nor in the user's home."""
     folder = made(tmp_path / "run", Settings())
     assert not refused(folder, Settings())
     assert list(folder.iterdir()) == []
@@ -81,7 +77,6 @@ def test_a_run_without_modules_needs_no_seal(state: Path, tmp_path: Path) -> Non
 def test_where_no_key_can_be_kept_the_folder_is_said_to_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A home that is only read stops no run."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with caplog.at_level(logging.WARNING):
@@ -91,7 +86,6 @@ def test_where_no_key_can_be_kept_the_folder_is_said_to_ask(
 
 
 def test_the_modules_are_those_that_any_setting_has_imported() -> None:
-    """Environment, network, shaping and functions that reward; not the workload's own."""
     said = {
         "environment": {"id": "a:X-v0", "reward": [{"shape": "b:phi"}]},
         "policy": {"network": "c:Net"},

@@ -30,7 +30,6 @@ from penstock.config.settings import (
 
 
 def test_later_layers_win_key_by_key() -> None:
-    """Defaults of the workload, then the file, the environment, the command line."""
     settings = load(
         [
             {"algorithm": {"batch_steps": 512, "epochs": 8}},
@@ -43,13 +42,11 @@ def test_later_layers_win_key_by_key() -> None:
 
 
 def test_arguments_of_the_environment_are_replaced_as_a_whole() -> None:
-    """Half of one environment's arguments and half of another's make no environment."""
     merged = merge({"environment": {"kwargs": {"a": 1}}}, {"environment": {"kwargs": {"b": 2}}})
     assert merged["environment"]["kwargs"] == {"b": 2}
 
 
 def test_an_argument_that_is_assigned_by_itself_is_laid_on_the_others() -> None:
-    """Two after one another, on a file's, also inside a table; a table that is assigned replaces all."""
     file = {"environment": {"kwargs": {"a": 1, "deep": {"x": 1, "y": 2}}}}
     said = ["environment.kwargs.b=2", "environment.kwargs.a=3", "environment.kwargs.deep.x=5"]
 
@@ -79,19 +76,16 @@ def test_an_argument_that_is_assigned_by_itself_is_laid_on_the_others() -> None:
     ],
 )
 def test_an_assignment_is_toml_or_a_string(text: str, expected: dict[str, Any]) -> None:
-    """Quotes around plain words are not needed."""
     assert parse_assignment(text) == expected
 
 
 @pytest.mark.parametrize("text", ["seed", "=3", ""])
 def test_an_assignment_without_key_or_value_is_told_the_form(text: str) -> None:
-    """The remedy is in the message."""
     with pytest.raises(ConfigurationError, match=r"write section\.key=value"):
         parse_assignment(text)
 
 
 def test_the_environment_is_read_by_prefix() -> None:
-    """PENSTOCK_SECTION__KEY and nothing else."""
     environ = {"PENSTOCK_ALGORITHM__EPOCHS": "7", "PENSTOCK_LIFELINE_FD": "3", "HOME": "/root"}
     assert from_environment(environ) == {"algorithm": {"epochs": 7}}
 
@@ -140,20 +134,17 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("layer", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_a_mistake_is_named_with_key_value_and_what_is_allowed(layer: dict[str, Any], message: str) -> None:
-    """One line per mistake."""
     with pytest.raises(ConfigurationError, match=message):
         load([layer])
 
 
 def test_every_mistake_is_told_at_once() -> None:
-    """All wrong keys are told at once."""
     with pytest.raises(ConfigurationError) as caught:
         load([{"algorithm": {"epochs": 0, "epoch": 1}, "seed": -1}])
     assert len(str(caught.value).splitlines()) == 3
 
 
 def test_a_file_is_read_and_its_faults_are_named(tmp_path: Path) -> None:
-    """Absent files and broken TOML say which file and where."""
     path = tmp_path / "run.toml"
     path.write_text("[algorithm]\nepochs = 2\n")
     assert parse_toml(path) == {"algorithm": {"epochs": 2}}
@@ -177,7 +168,6 @@ def fields_of(section: Section) -> dict[str, bool]:
 
 
 def test_advanced_settings_are_shown_on_request_or_where_they_are_set() -> None:
-    """By default a comment counts those that are hidden; what is shown is TOML that reads back."""
     settings = load([{"broker": {"max_connections": 7}, "policy": {"dueling": False}}])
     short, whole = (toml_text.shown(settings, advanced=advanced) for advanced in (False, True))
     assert tomllib.loads(whole) == tomllib.loads(toml_text.dump(settings))
@@ -189,33 +179,28 @@ def test_advanced_settings_are_shown_on_request_or_where_they_are_set() -> None:
 
 
 def test_few_settings_are_shown_by_default() -> None:
-    """With PPO, the default: a new setting that hardly any run sets is an advanced one."""
     shown = [name for name, advanced in fields_of(Settings()).items() if not advanced]
     assert len(shown) <= 112
 
 
 @pytest.mark.parametrize("key", ["learner.lease_ttl_s", "broker.session_timeout_s"])
 def test_a_timeout_of_zero_is_refused(key: str) -> None:
-    """A lease or a session that has always run out already could never be held."""
     with pytest.raises(ConfigurationError, match=rf"{key}=0: .*greater than 0"):
         load([parse_assignment(f"{key}=0")])
 
 
 def test_settings_cannot_be_changed() -> None:
-    """What a run agreed on stays."""
     with pytest.raises(ValueError, match="frozen"):
         Settings().seed = 1
 
 
 def test_secrets_are_not_printed() -> None:
-    """Neither in a representation nor in JSON."""
     settings = load([{"security": {"redis_password": "hunter2"}}])
     assert "hunter2" not in repr(settings)
     assert "hunter2" not in settings.model_dump_json()
 
 
 def test_the_name_chooses_the_section_wherever_it_is_said() -> None:
-    """File, environment, `--set`; PPO where nothing is said."""
     assert isinstance(load([{"algorithm": {"batch_steps": 5}}]).algorithm, PPOSection)
     layers = [
         {"algorithm": {"batch_steps": 5}},
@@ -232,7 +217,6 @@ def algorithms() -> dict[str, type[AlgorithmSection]]:
 
 @pytest.mark.parametrize("name", algorithms())
 def test_the_settings_of_every_algorithm_read_back_equal(name: str) -> None:
-    """As a model, as a dictionary, and as JSON."""
     settings = load([{"algorithm": {"name": name}}])
     assert type(settings.algorithm) is algorithms()[name]
     assert load([settings.model_dump()]) == settings
@@ -268,7 +252,6 @@ def help_of(section: type[BaseModel]) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", sections())
 def test_every_knob_has_a_line_of_help(name: str) -> None:
-    """A field without a text under it fails here."""
     section = sections()[name]
     assert {key for key in section.model_fields if not section.model_fields[key].description} <= help_of(
         section
@@ -276,7 +259,6 @@ def test_every_knob_has_a_line_of_help(name: str) -> None:
 
 
 def test_the_number_of_knobs_is_bounded() -> None:
-    """A new knob must earn its place."""
     limits = {"actor": 25, "broker": 25}
     for name, section in sections().items():
         assert len(section.model_fields) <= limits.get(name, 40), name
@@ -298,7 +280,6 @@ PPO_KNOBS = {
 
 
 def test_the_knobs_of_ppo_are_these() -> None:
-    """Frozen, at most 40, each with a line of help that says its unit: a new one must earn its place here."""
     fields = PPOSection.model_fields
     assert fields.keys() == PPO_KNOBS.keys()
     assert len(fields) <= 40
@@ -332,6 +313,5 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("section", "message"), WRONG.values(), ids=WRONG.keys())
 def test_knobs_that_contradict_one_another_are_refused(section: dict[str, Any], message: str) -> None:
-    """With the other one's name."""
     with pytest.raises(ConfigurationError, match=message):
         load([{"algorithm": section}])

@@ -9,14 +9,12 @@ KEYS = ("model", "prompts")
 
 
 def test_places_are_this_process_own() -> None:
-    """Whatever the run says; other arguments are the run's."""
     told = {"model": "/theirs", "prompts": "", "group": 4}
     found = placed("environment.kwargs", told, KEYS, {"model": "/mine", "prompts": "/unused"})
     assert found == {"model": "/mine", "prompts": "", "group": 4}
 
 
 def test_a_place_that_is_missing_is_named_with_the_remedy() -> None:
-    """Nothing of the specification is read in its stead."""
     with pytest.raises(
         ConfigurationError,
         match=r"policy\.kwargs\.model: places are not taken .*actor\.places\.model",
@@ -25,12 +23,10 @@ def test_a_place_that_is_missing_is_named_with_the_remedy() -> None:
 
 
 def test_a_workload_without_places_is_told_all() -> None:
-    """As control is."""
     assert placed("environment.kwargs", {"model": "x"}, (), {}) == {"model": "x"}
 
 
 def test_a_specification_says_which_places_there_are_and_none_of_them() -> None:
-    """An actor that has them of its own makes the same arguments of it; what no actor needs is left out."""
     own = {"model": "/mine", "prompts": "", "group": 4, "feedback": "postgresql://ann@db/x"}
     told = without_places(own, KEYS, ("feedback",))
     assert told == {"model": True, "prompts": "", "group": 4}

@@ -16,7 +16,6 @@ from penstock.config.url_secrets import secret_in
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["?", "?a=1&", "?a=1;", "#", "?a=1#b=2&"])
 def test_a_secret_of_the_query_or_fragment_is_found_by_its_name(name: str, before: str) -> None:
-    """However a server separates its arguments."""
     found = secret_in(f"http://h/score{before}{name}=s3cret")
     assert found is not None
     assert found.startswith(repr(name))
@@ -24,14 +23,12 @@ def test_a_secret_of_the_query_or_fragment_is_found_by_its_name(name: str, befor
 
 @pytest.mark.parametrize("query", ["monkey=1", "keyboard=de", "author=ann", "signal=9", "token=", "page=2"])
 def test_other_arguments_are_none(query: str) -> None:
-    """Names that only look like it, and one without a value."""
     assert secret_in(f"http://h/score?{query}#top") is None
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "POSTGRESQL", "postgresql+psycopg2", "http", "s3"])
 @pytest.mark.parametrize("before", ["", "--registry=", "--set=registry.url=", "environment.kwargs.reward="])
 def test_a_word_of_a_command_line_with_a_secret_is_refused(scheme: str, before: str) -> None:
-    """Whatever scheme it has; the secret is not repeated."""
     with pytest.raises(ConfigurationError, match="holds a secret in its user-info") as caught:
         check_words([f"{before}{scheme}://u:s3cret@h/d"])
     assert "s3cret" not in str(caught.value)
@@ -47,7 +44,6 @@ def test_a_word_of_a_command_line_with_a_secret_is_refused(scheme: str, before: 
     ],
 )
 def test_the_remedy_is_that_of_the_scheme(url: str, told: str) -> None:
-    """A file of SQLite has no password to put anywhere."""
     with pytest.raises(ConfigurationError, match=told) as caught:
         check_words([url])
     assert "s3cret" not in str(caught.value)

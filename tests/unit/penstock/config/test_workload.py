@@ -7,7 +7,6 @@ from penstock.config.workload import find, load
 
 
 def test_the_installed_control_workload_is_found_and_its_paths_load() -> None:
-    """Every path of the record names a function."""
     workload = find("control")
     assert workload.name == "control"
     for path in (workload.environment, workload.spaces, workload.policy, workload.defaults, workload.target):
@@ -15,13 +14,11 @@ def test_the_installed_control_workload_is_found_and_its_paths_load() -> None:
 
 
 def test_an_unknown_workload_is_named_with_the_installed_ones() -> None:
-    """The remedy is in the message."""
     with pytest.raises(ConfigurationError, match=r"workload='chess'.*installed: .*control"):
         find("chess")
 
 
 @pytest.mark.parametrize("path", ["", "nowhere:f", "os:nothing", "os", "os:name"])
 def test_a_path_that_is_no_function_is_named(path: str) -> None:
-    """Whatever is wrong with it."""
     with pytest.raises(ConfigurationError, match=r"is not a function|cannot be loaded"):
         load(path)

@@ -34,7 +34,6 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_actor_and_critic_have_one_each_unless_they_share(shared: bool) -> None:
-    """Made with the arguments of the section."""
     policy = make(f"{OWN}:Good", network_arguments={"scale": 2.0}, shared_trunk=shared)
     assert (policy.critic_body is None) == shared
     assert policy.actor_body.get_submodule("network").scale == 2.0
@@ -44,10 +43,6 @@ def test_actor_and_critic_have_one_each_unless_they_share(shared: bool) -> None:
 
 
 def test_equal_seeds_give_equal_weights_and_leave_global_state_alone() -> None:
-    """The class initialises itself with torch's generator.
-
-    That of the process goes on as if nothing had been.
-    """
     torch.manual_seed(3)
     undisturbed = torch.rand(1)
     torch.manual_seed(3)
@@ -57,7 +52,6 @@ def test_equal_seeds_give_equal_weights_and_leave_global_state_alone() -> None:
 
 
 def test_it_is_published_and_probed_like_every_policy() -> None:
-    """Weights go into another process' policy, whose answers the learner's replica confirms."""
     learner, replica, actor = (make(f"{OWN}:Good", seed=seed) for seed in (1, 2, 3))
     probe = make_probe(PARTS, replica, 0)
     quarantine = Quarantine(probe, replica, 1e-3)
@@ -69,7 +63,6 @@ def test_it_is_published_and_probed_like_every_policy() -> None:
 
 
 def test_the_reader_says_where_each_part_lies() -> None:
-    """`columns` cut the vector as it is read; images are beside it."""
     policy = make("", MIXED)
     seen = {path: torch.from_numpy(array) for path, array in observations(MIXED, 5).items()}
     vector = policy.read(seen).vector
@@ -81,7 +74,6 @@ def test_the_reader_says_where_each_part_lies() -> None:
 
 
 def test_the_example_reads_vectors_and_images(examples: None) -> None:
-    """As it stands in examples/python."""
     for space in (box(4), Dict((("camera", image(10, 10)), ("arm", box(2))))):
         policy = make(EXAMPLE, space, network_arguments={"blocks": 1, "dropout": 0.1})
         seen = observations(space, 6)
@@ -116,7 +108,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_contract_is_refused_by_name(name: str) -> None:
-    """Before anything is learned, with what it should be."""
     with pytest.raises(ConfigurationError, match=rf"policy.network='{OWN}:{name}': .*{BROKEN[name]}"):
         make(f"{OWN}:{name}")
 
@@ -126,12 +117,10 @@ def test_a_broken_contract_is_refused_by_name(name: str) -> None:
     [("Good", "write module:Class"), ("no_such_module:Good", "ModuleNotFoundError.*PYTHONPATH")],
 )
 def test_a_name_that_cannot_be_loaded_is_refused(name: str, words: str) -> None:
-    """With the form, or what is missing."""
     with pytest.raises(ConfigurationError, match=words):
         make(name)
 
 
 def test_arguments_that_it_does_not_take_are_refused() -> None:
-    """With both."""
     with pytest.raises(ConfigurationError, match=r"network_arguments=\{'colour': 1\} it raised TypeError"):
         make(f"{OWN}:Good", network_arguments={"colour": 1})

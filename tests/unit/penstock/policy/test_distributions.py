@@ -76,7 +76,6 @@ def _conditional(params: Tensor) -> distributions.Normal:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_drawn_actions_have_the_log_probability_that_torch_gives(name: str) -> None:
-    """Actor's numpy, learner's torch and torch.distributions agree on the same action."""
     head = HEADS[name]()
     params = parameters(head)
     action, drawn = head.draw(params.numpy(), np.random.default_rng(0))
@@ -90,7 +89,6 @@ def test_drawn_actions_have_the_log_probability_that_torch_gives(name: str) -> N
 
 @pytest.mark.parametrize("name", HEADS)
 def test_entropy_is_the_mean_of_minus_log_probability(name: str) -> None:
-    """Monte Carlo over many draws of one observation; the squashed one has no closed form."""
     head = HEADS[name]()
     row = parameters(head, 1)
     _, drawn = head.draw(row.numpy().repeat(200_000, 0), np.random.default_rng(2))
@@ -99,10 +97,6 @@ def test_entropy_is_the_mean_of_minus_log_probability(name: str) -> None:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_mode_is_more_likely_than_what_is_drawn(name: str) -> None:
-    """And has the log-probability that the learner gives it.
-
-    Of the Gaussian before the tanh when squashed.
-    """
     head = HEADS[name]()
     params = parameters(head)
     action, log_prob = head.mode(params.numpy())
@@ -119,7 +113,6 @@ def test_mode_is_more_likely_than_what_is_drawn(name: str) -> None:
 def test_slopes_in_closed_form_are_those_of_autograd(
     name: str, kind: Callable[[Array], Numbers], by_entropy: float
 ) -> None:
-    """In float64 to 1e-12, of any weights, also where choices are ruled out; so is the log-probability."""
     head = HEADS[name.removeprefix("masked ")]().double()
     outputs = parameters(head).double().requires_grad_()
     forbidden = torch.zeros(outputs.shape, dtype=torch.bool)
@@ -138,7 +131,6 @@ def test_slopes_in_closed_form_are_those_of_autograd(
 
 
 def test_a_head_of_other_numbers_has_not_the_slopes_that_it_would_inherit() -> None:
-    """Action values are scaled before they are a choice; the entropy behind a tanh is not a Gaussian's."""
     assert Categorical("action", Discrete(3)).has_slope
     assert not EpsilonGreedy("action", Discrete(3)).has_slope
     assert Gaussian("action", WIDE, LOG_STD).has_slope
@@ -146,7 +138,6 @@ def test_a_head_of_other_numbers_has_not_the_slopes_that_it_would_inherit() -> N
 
 
 def test_categorical_draws_follow_their_probabilities() -> None:
-    """Gumbel-max is softmax sampling."""
     head = Categorical("action", Discrete(3))
     logits = np.log(np.array([[0.2, 0.5, 0.3]], np.float32)).repeat(100_000, 0)
     action, _ = head.draw(logits, np.random.default_rng(0))
@@ -155,10 +146,6 @@ def test_categorical_draws_follow_their_probabilities() -> None:
 
 @pytest.mark.parametrize("forbidden", [[], [0, 3]])
 def test_a_single_row_is_drawn_as_one_of_many(forbidden: list[int]) -> None:
-    """The same action from the same random numbers, with torch's log-probability.
-
-    A masked logit is no number's equal.
-    """
     head, logits = Categorical("action", Discrete(5)), np.random.default_rng(1).normal(size=(300, 5)) * 4
     logits[:, forbidden] = -np.inf
     expected = torch.log_softmax(torch.from_numpy(logits), -1).numpy()
@@ -171,7 +158,6 @@ def test_a_single_row_is_drawn_as_one_of_many(forbidden: list[int]) -> None:
 
 
 def test_environment_gets_actions_within_bounds() -> None:
-    """Offset by the start, clipped, or stretched."""
     assert Categorical("action", Discrete(3, 5)).to_environment(np.array([0, 2])).tolist() == [5, 7]
     far = np.array([[-9.0, 0.0, 9.0]], np.float32)
     assert Gaussian("action", WIDE, 0.0).to_environment(far).tolist() == [[-2.0, 0.0, 6.0]]
@@ -189,6 +175,5 @@ def test_environment_gets_actions_within_bounds() -> None:
     ],
 )
 def test_a_space_that_cannot_be_drawn_from_is_refused(leaf: Leaf, continuous: str, message: str) -> None:
-    """The error names the path, the space and what works."""
     with pytest.raises(ValueError, match=rf"'action/0'.*Box.*{message}"):
         head_of("action/0", leaf, PolicySection.model_validate({"continuous": continuous}))

@@ -24,7 +24,6 @@ def image(*shape: int) -> Box:
 
 @pytest.mark.parametrize("depth", [2, 4])
 def test_stacks_are_those_of_gymnasium_over_episodes(depth: int) -> None:
-    """Step by step, with the first frame repeated where an episode begins."""
     plain: Any = Wandering(6)
     stacked: Any = FrameStackObservation(Wandering(6), depth)
     frames = FrameStack(OBSERVATION, depth)
@@ -42,7 +41,6 @@ def test_stacks_are_those_of_gymnasium_over_episodes(depth: int) -> None:
 
 
 def test_the_learner_rebuilds_the_stacks_that_gymnasium_makes() -> None:
-    """From single frames and the state before the first: every step and every true last observation."""
     policy = remembering(frame_stack=3)
     actor = Actor(policy, slots=2, seed=5)
     batches = [batch_of([actor.fragment(steps)]) for steps in (8, 3, 8, 5)]
@@ -84,7 +82,6 @@ SPACES: dict[str, tuple[Space, Space]] = {
 
 @pytest.mark.parametrize(("single", "expected"), SPACES.values(), ids=SPACES)
 def test_what_the_network_reads_of_a_stack(single: Space, expected: Space) -> None:
-    """Images grow channels, all else becomes a vector; arrays have the shapes that the space says."""
     frames = FrameStack(single, 3)
     assert frames.space == expected
     row = {path: np.zeros((2, *leaf.shape), leaf.dtype) for path, leaf in leaves(single, "observation")}
@@ -100,7 +97,6 @@ def test_what_the_network_reads_of_a_stack(single: Space, expected: Space) -> No
 
 @pytest.mark.parametrize("shape", [(6, 8, 3), (3, 6, 8)])
 def test_channels_of_a_stack_are_frames_oldest_first(shape: tuple[int, ...]) -> None:
-    """With the colours of a frame side by side."""
     frames = FrameStack(image(*shape), 2)
     first, second = (np.random.default_rng(k).integers(0, 256, (1, *shape), np.uint8) for k in range(2))
     _, state = frames.push({"observation": first})
@@ -110,13 +106,11 @@ def test_channels_of_a_stack_are_frames_oldest_first(shape: tuple[int, ...]) -> 
 
 
 def test_a_stack_that_hides_its_channels_is_refused() -> None:
-    """Ten rows of sixteen channels would pass for channels first."""
     with pytest.raises(ValueError, match=r"policy\.frame_stack=4: observation .*stack fewer frames"):
         FrameStack(image(10, 10, 4), 4)
 
 
 def test_a_frame_travels_once() -> None:
-    """A fragment of stacked pictures has a quarter of the bytes, and the state of each slot."""
     depth, steps, slots = 4, 32, 8
     single, pictures = (fragment_schema(image(*shape), Discrete(2)) for shape in ((84, 84), (84, 84, depth)))
     policy_state = Dict(FrameStack(image(84, 84), depth).state)
@@ -132,7 +126,6 @@ def test_a_frame_travels_once() -> None:
 
 @torch.no_grad()
 def test_a_stack_is_all_that_the_network_sees() -> None:
-    """The same outputs as those of a plain policy over stacked observations, numpy and torch."""
     policy = remembering(frame_stack=2)
     row: dict[str, Any] = {"observation": np.ones((4, 3), np.float32)} | policy.initial_state(4)
     row = {"observation": np.full((4, 3), 2, np.float32)} | dict(policy.act(row).state)
@@ -144,7 +137,6 @@ def test_a_stack_is_all_that_the_network_sees() -> None:
 
 
 def test_gymnasium_is_what_we_follow() -> None:
-    """Its default is still to repeat the first observation."""
     stacked: Any = FrameStackObservation(gymnasium.make("CartPole-v1"), 3)
     first, _ = stacked.reset(seed=0)
     assert (first == first[0]).all()

@@ -20,7 +20,6 @@ def rows(count: int, width: int, seed: int = 0) -> Tensor:
 
 
 def test_what_was_merged_is_normalised_to_mean_0_and_variance_1() -> None:
-    """Before that a layer changes nothing; scale and shift come after."""
     layer, given = BatchNorm(3), rows(500, 3)
     torch.testing.assert_close(layer(given), given, atol=1e-4, rtol=1e-5)
     layer.merge(moments(given))
@@ -34,7 +33,6 @@ def test_what_was_merged_is_normalised_to_mean_0_and_variance_1() -> None:
 
 
 def test_it_is_what_torch_computes_in_evaluation_mode() -> None:
-    """With the same statistics."""
     layer, theirs, given = BatchNorm(3), nn.BatchNorm1d(3).eval(), rows(64, 3)
     layer.merge(moments(given))
     theirs.running_mean = given.mean(0)
@@ -43,7 +41,6 @@ def test_it_is_what_torch_computes_in_evaluation_mode() -> None:
 
 
 def test_the_statistics_are_a_mean_of_a_hundred_batches_and_then_a_moving_average() -> None:
-    """In closed form."""
     layer = BatchNorm(1)
     batches = [rows(20, 1, seed) + seed for seed in range(104)]
     for batch in batches:
@@ -59,7 +56,6 @@ def test_the_statistics_are_a_mean_of_a_hundred_batches_and_then_a_moving_averag
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_forward_pass_moves_no_statistics_in_either_mode(training: bool) -> None:
-    """And a row's answer is its own."""
     layer = BatchNorm(3).train(training)
     layer.merge(moments(rows(50, 3)))
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
@@ -69,7 +65,6 @@ def test_a_forward_pass_moves_no_statistics_in_either_mode(training: bool) -> No
 
 
 def test_layers_are_measured_as_they_will_be_fed() -> None:
-    """The second layer sees what the first will give once both are merged; nothing moves before."""
     net = nn.Sequential(nn.Linear(4, 5), BatchNorm(5), nn.Tanh(), nn.Linear(5, 3), BatchNorm(3))
     given = rows(200, 4)
     before = net(given)
@@ -87,7 +82,6 @@ def test_layers_are_measured_as_they_will_be_fed() -> None:
 
 
 def test_rows_that_are_alike_set_no_scale() -> None:
-    """A small change of the weights stays one in all layers behind, beside a row that differs as well."""
     first = nn.Linear(8, 8)
     net = nn.Sequential(
         first, *(part for _ in range(3) for part in (BatchNorm(8), nn.Tanh(), nn.Linear(8, 8)))
@@ -104,7 +98,6 @@ def test_rows_that_are_alike_set_no_scale() -> None:
 
 
 def test_a_checksum_tells_what_is_not_finite() -> None:
-    """One row is enough."""
     net, given = BatchNorm(2), rows(10, 2)
     given[3, 1] = torch.inf
     measured = measure(net, lambda: net(given))
@@ -113,19 +106,16 @@ def test_a_checksum_tells_what_is_not_finite() -> None:
 
 
 def test_there_is_nothing_to_measure_without_batch_normalisation() -> None:
-    """The pass is not even run."""
     assert measure(nn.Linear(2, 2), lambda: pytest.fail("it ran")) is None
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_dropout_is_the_identity_outside_thinned(training: bool) -> None:
-    """In either mode."""
     layer, given = Dropout(0.5).train(training), rows(7, 3)
     assert layer(given) is given
 
 
 def test_inside_thinned_a_share_is_dropped_and_the_mean_stays() -> None:
-    """What is left is stretched by 1/(1 − share)."""
     layer, given = Dropout(0.25), torch.ones(1000, 40)
     with thinned(dropouts(layer), 5, CPU):
         answer = layer(given)
@@ -136,7 +126,6 @@ def test_inside_thinned_a_share_is_dropped_and_the_mean_stays() -> None:
 
 
 def test_equal_seeds_drop_the_same_features() -> None:
-    """Another seed others; each layer its own."""
     net = nn.Sequential(Dropout(0.5), Dropout(0.5))
     given, answers = torch.ones(50, 8), []
     for seed in (1, 1, 2):
@@ -148,7 +137,6 @@ def test_equal_seeds_drop_the_same_features() -> None:
 
 
 def test_the_gradient_goes_through_what_was_kept() -> None:
-    """And nowhere else."""
     layer, given = Dropout(0.5), torch.ones(6, 6, requires_grad=True)
     with thinned(dropouts(layer), 3, CPU):
         answer = layer(given)

@@ -38,7 +38,6 @@ def tensors(row: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def test_a_forbidden_action_is_never_drawn_and_has_probability_zero() -> None:
-    """Exactly, by both halves, and the others share one."""
     policy, row = made(Discrete(5))
     outputs = policy.outputs(policy.read(tensors(row)))
     shares = torch.softmax(outputs.parameters, -1)
@@ -58,7 +57,6 @@ def test_a_forbidden_action_is_never_drawn_and_has_probability_zero() -> None:
     ids=["one", "several", "hybrid"],
 )
 def test_actor_and_learner_agree_on_the_log_probability(action: Space) -> None:
-    """Of what was drawn under the mask."""
     policy, row = made(action)
     if isinstance(action, MultiDiscrete):
         row["mask/action"][:, [0, 3]] = True
@@ -70,7 +68,6 @@ def test_actor_and_learner_agree_on_the_log_probability(action: Space) -> None:
 
 
 def test_the_entropy_is_that_of_the_allowed_actions() -> None:
-    """And 0 where only one is left."""
     policy, row = made(Discrete(5))
     row["mask/action"][0] = [False, True, False, False, False]
     parameters = policy.outputs(policy.read(tensors(row))).parameters
@@ -83,7 +80,6 @@ def test_the_entropy_is_that_of_the_allowed_actions() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_gradients_stay_finite_and_forbidden_logits_have_none(dtype: torch.dtype) -> None:
-    """Of log-probability and entropy, for logits of any size."""
     head = build(box(4), Discrete(4), PolicySection(), 0)
     logits = torch.tensor([[1e4, -1e4, 3.0, 0.0], [0.0, 80.0, -80.0, 1.0]], dtype=dtype, requires_grad=True)
     forbidden = torch.tensor([[False, True, False, True], [True, False, True, True]])
@@ -99,7 +95,6 @@ def test_gradients_stay_finite_and_forbidden_logits_have_none(dtype: torch.dtype
 
 
 def test_acting_where_nothing_is_allowed_names_the_row() -> None:
-    """Not an action out of nothing."""
     policy, row = made(Discrete(5))
     row["mask/action"][7] = False
     with pytest.raises(ValueError, match="mask of row 7 allows nothing"):

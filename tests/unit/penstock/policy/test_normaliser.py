@@ -14,7 +14,6 @@ def rows(count: int = 1000) -> torch.Tensor:
 
 
 def test_any_grouping_gives_the_statistics_of_all_rows() -> None:
-    """One by one, in uneven groups or at once."""
     data = rows()
     for sizes in ([1000], [1] * 1000, [7, 493, 500]):
         normaliser = Normaliser(3, 10.0)
@@ -26,7 +25,6 @@ def test_any_grouping_gives_the_statistics_of_all_rows() -> None:
 
 
 def test_normalised_rows_have_mean_zero_and_variance_one() -> None:
-    """Outliers are clipped."""
     normaliser = Normaliser(3, 2.0)
     normaliser.merge(moments(rows()))
     result = normaliser(rows())
@@ -35,13 +33,11 @@ def test_normalised_rows_have_mean_zero_and_variance_one() -> None:
 
 
 def test_identity_before_the_first_merge() -> None:
-    """Apart from the clip and the floor of the variance."""
     data = torch.tensor([[1.0, -3.0, 50.0]])
     torch.testing.assert_close(Normaliser(3, 10.0)(data), torch.tensor([[1.0, -3.0, 10.0]]))
 
 
 def test_numpy_rounds_like_torch() -> None:
-    """In both precisions, and it sees a merge at once."""
     normaliser = Normaliser(3, 10.0)
     fast = NumpyNormaliser(normaliser.mean.numpy(), normaliser.variance.numpy(), normaliser.clip)
     normaliser.merge(moments(rows()))
@@ -51,7 +47,6 @@ def test_numpy_rounds_like_torch() -> None:
 
 
 def test_one_extreme_row_does_not_blind_the_policy() -> None:
-    """It counts as 100 standard deviations; what lies nearer counts as it is, and NaN is not hidden."""
     normaliser = Normaliser(3, 10.0)
     normaliser.merge(normaliser.observe(rows()))
     before = normaliser.variance.clone()
@@ -63,7 +58,6 @@ def test_one_extreme_row_does_not_blind_the_policy() -> None:
 
 
 def test_what_is_large_from_now_on_is_followed() -> None:
-    """A number that was constant begins to move: a few batches later the statistics are those of its size."""
     normaliser = Normaliser(1, 10.0)
     still = torch.zeros((100_000, 1), dtype=torch.float64)
     moving = 1e5 * torch.randn(2048, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -36,7 +36,6 @@ def exported(name: str) -> tuple[Policy, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_gives_the_parameters_and_values_of_the_policy(name: str) -> None:
-    """For one row and for seven, from raw observations."""
     from penstock.policy.onnx_export import PARAMETERS, VALUE, input_names
 
     (space, action, _), (policy, session) = CASES[name], exported(name)
@@ -59,7 +58,6 @@ def test_the_model_gives_the_parameters_and_values_of_the_policy(name: str) -> N
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_acts_as_the_policy_does(name: str) -> None:
-    """The mode of every leaf is the deterministic action, as an environment takes it."""
     space, (policy, session) = CASES[name][0], exported(name)
     observed = observations(space, 33)
     expected = deterministic(policy, observed)
@@ -79,7 +77,6 @@ def test_the_model_acts_as_the_policy_does(name: str) -> None:
     ],
 )
 def test_masks_are_inputs_of_a_run_that_has_some(name: str) -> None:
-    """What they forbid is never the mode."""
     from penstock.policy.onnx_export import to_onnx
 
     space, action, section = CASES[name]
@@ -98,7 +95,6 @@ def test_masks_are_inputs_of_a_run_that_has_some(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_action_can_be_drawn_from_outputs_and_metadata(name: str) -> None:
-    """The figures are those that the policy itself draws from; the spaces are told with their bounds."""
     (space, action, _), (policy, session) = CASES[name], exported(name)
     observed = observations(space, 5)
     described = policy.distribution(policy.action_parameters(observed))
@@ -136,7 +132,6 @@ def parts(space: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def test_exporting_leaves_the_policy_as_it_is() -> None:
-    """Whichever its mode."""
     from penstock.policy.onnx_export import to_onnx
 
     policy = trained(*CASES["a vector and a choice"]).train()
@@ -148,7 +143,6 @@ def test_exporting_leaves_the_policy_as_it_is() -> None:
 
 @pytest.mark.parametrize("section", [{"recurrent": "gru"}, {"frame_stack": 2}], ids=str)
 def test_a_policy_that_remembers_is_refused(section: dict[str, Any]) -> None:
-    """With what it remembers, and what to do."""
     from penstock.policy.onnx_export import to_onnx
 
     policy = build(VECTOR, Discrete(2), PolicySection(**section), 0)

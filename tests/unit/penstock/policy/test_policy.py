@@ -72,7 +72,6 @@ def observations(space: Space, *lead: int) -> dict[str, Array]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_acting_and_evaluating_agree(name: str) -> None:
-    """Log μ as sent by the actor is the learner's log π of the same weights, to rounding."""
     policy = make(name)
     seen = observations(policy.observation_space, 7)
     acted = policy.act(seen)
@@ -85,7 +84,6 @@ def test_acting_and_evaluating_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_evaluating_keeps_leading_axes(name: str) -> None:
-    """[T, B] in, [T, B] out, finite, and the value alone is the same."""
     policy = make(name)
     seen = {k: torch.from_numpy(v) for k, v in observations(policy.observation_space, 3, 4).items()}
     flat = policy.act({k: v.flatten(0, 1).numpy() for k, v in seen.items()}).action
@@ -98,7 +96,6 @@ def test_evaluating_keeps_leading_axes(name: str) -> None:
 
 
 def test_the_probe_is_answered_by_the_pass_that_acts() -> None:
-    """An actor that acts with something else than it loaded must not answer rightly by another path."""
     policy = make("normalised")
     seen = observations(policy.observation_space, 4)
     acted = policy.act(seen)
@@ -110,7 +107,6 @@ def test_the_probe_is_answered_by_the_pass_that_acts() -> None:
 
 
 def test_numpy_and_torch_forwards_agree_after_a_merge() -> None:
-    """The actor's fast path and the learner's path share weights, normaliser and clipping."""
     policy = make("normalised")
     rows = 3.0 + 2.0 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     before = policy.act({"observation": rows.numpy()}, deterministic=True)
@@ -126,7 +122,6 @@ def test_numpy_and_torch_forwards_agree_after_a_merge() -> None:
 
 
 def test_new_weights_are_used_from_the_next_call_on() -> None:
-    """Loaded in place or moved elsewhere, acting sees them."""
     policy, other = make("vector", 0), make("vector", 1)
     seen = observations(policy.observation_space, 32)
     policy.act(seen)
@@ -138,7 +133,6 @@ def test_new_weights_are_used_from_the_next_call_on() -> None:
 
 
 def test_seeds_decide_weights_and_actions() -> None:
-    """Equal seeds, equal bytes and equal draws."""
     assert weights.encode(make("mixed", 4)) == weights.encode(make("mixed", 4))
     assert weights.encode(make("mixed", 4)) != weights.encode(make("mixed", 5))
     policy, seen = make("vector"), observations(box(4), 64)
@@ -150,7 +144,6 @@ def test_seeds_decide_weights_and_actions() -> None:
 
 
 def test_initialisation_is_orthogonal_with_the_usual_gains() -> None:
-    """√2 in hidden layers, 0.01 before actions, 1 before the value; biases 0."""
     policy = small_policy()
     hidden, last = policy.actor_body.get_parameter("layers.2.weight"), policy.actor_head.weight
     torch.testing.assert_close(hidden @ hidden.T, 2.0 * torch.eye(16), atol=1e-5, rtol=0)
@@ -160,7 +153,6 @@ def test_initialisation_is_orthogonal_with_the_usual_gains() -> None:
 
 
 def test_initialisation_by_inputs_and_outputs() -> None:
-    """Uniform in every layer up to √(6 / (inputs + outputs)), of each its own draw; biases 0."""
     policy = small_policy(initialisation="xavier", hidden_sizes=(64, 64))
     for name, weight in policy.named_parameters():
         if weight.dim() < 2:
@@ -176,7 +168,6 @@ def test_initialisation_by_inputs_and_outputs() -> None:
 
 
 def test_environment_action_has_the_nesting_of_the_space() -> None:
-    """A tuple of batched arrays, offsets and bounds applied."""
     policy = make("shared")
     acted = policy.act(observations(box(4), 6))
     chosen, moved, choices, bits = policy.environment_action(acted.action)
@@ -186,7 +177,6 @@ def test_environment_action_has_the_nesting_of_the_space() -> None:
 
 
 def test_outputs_that_are_not_finite_are_an_error() -> None:
-    """An actor must not send what the broker would refuse."""
     policy = small_policy()
     with torch.no_grad():
         policy.actor_head.bias.fill_(torch.nan)
@@ -195,21 +185,18 @@ def test_outputs_that_are_not_finite_are_an_error() -> None:
 
 
 def test_an_empty_observation_is_refused_by_name() -> None:
-    """With what a policy can read."""
     with pytest.raises(ValueError, match=r"'observation/b'.*Box.*MultiDiscrete"):
         build(Dict((("a", box(2)), ("b", box(0)))), Discrete(2), PolicySection(), 0)
 
 
 @pytest.mark.parametrize("empty", [Dict(()), Tuple(())])
 def test_an_observation_of_no_parts_is_refused(empty: Space) -> None:
-    """A policy that sees nothing cannot be meant."""
     with pytest.raises(ValueError, match="observation_space=.*holds nothing; a policy must see something"):
         build(empty, Discrete(2), PolicySection(), 0)
 
 
 @pytest.mark.parametrize("leaf", [Discrete(10**12), MultiDiscrete((4, 2**31)), MultiBinary(2**20 + 1)])
 def test_more_codes_than_a_network_takes_are_refused_before_it_is_made(leaf: Space) -> None:
-    """One that is made would take all memory of the machine."""
     message = r"_space at '{}': .* codes, a network takes 1048576 at most; give it in several parts"
     with pytest.raises(ValueError, match=f"observation{message.format('observation/b')}"):
         build(Dict((("a", box(2)), ("b", leaf))), Discrete(2), PolicySection(), 0)
@@ -218,7 +205,6 @@ def test_more_codes_than_a_network_takes_are_refused_before_it_is_made(leaf: Spa
 
 
 def test_importing_the_policy_stays_light(tmp_path: Path) -> None:
-    """No torch.distributions, no compiler: every actor pays for what is imported here."""
     heavy = "{'torch._dynamo', 'torch._inductor', 'torch.distributions', 'sympy', 'gymnasium'}"
     code = (
         "import sys, torch; before = set(sys.modules); import penstock.policy.policy, "

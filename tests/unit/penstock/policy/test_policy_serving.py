@@ -66,7 +66,6 @@ def observed(rows: int = ROWS) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_an_action_of_the_environment_is_the_one_that_was_drawn(name: str) -> None:
-    """There and back, for everything that is drawn inside the bounds."""
     head = HEADS[name]()
     drawn: Any = head.draw(parameters(head), np.random.default_rng(3))[0]
     if name == "gaussian":
@@ -90,7 +89,6 @@ def test_an_action_of_the_environment_is_the_one_that_was_drawn(name: str) -> No
     ],
 )
 def test_an_action_that_cannot_be_drawn_is_refused(name: str, action: Any, said: str) -> None:
-    """With what is possible."""
     head = HEADS[name]()
     with pytest.raises(ValueError, match=said):
         head.from_environment(np.asarray(action, head.action_dtype))
@@ -98,7 +96,6 @@ def test_an_action_that_cannot_be_drawn_is_refused(name: str, action: Any, said:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_the_distribution_described_is_the_one_of_torch(name: str) -> None:
-    """Its log-probability of a draw is the head's."""
     head = HEADS[name]()
     given = parameters(head)
     described = {key: torch.from_numpy(np.array(array)) for key, array in head.describe(given).items()}
@@ -126,7 +123,6 @@ def test_the_distribution_described_is_the_one_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*HEADS, "squashed, conditional", "epsilon-greedy"])
 def test_the_chance_of_an_action_is_that_of_its_draw(name: str) -> None:
-    """Whatever it is drawn from; arrays of a message, which cannot be written to, will do."""
     if name == "epsilon-greedy":
         head: ActionHead = EpsilonGreedy("action", Discrete(5))
         head.explore({"epsilon": 0.4}, ExplorationSlots())
@@ -141,7 +137,6 @@ def test_the_chance_of_an_action_is_that_of_its_draw(name: str) -> None:
 
 
 def test_the_chance_of_an_action_under_a_mask_is_that_of_its_draw() -> None:
-    """Of all parts together, where two of them are masked."""
     policy, random = policy_of(), np.random.default_rng(8)
     masks = {
         "action/move": np.array([[True, False, True, False]] * ROWS),
@@ -156,7 +151,6 @@ def test_the_chance_of_an_action_under_a_mask_is_that_of_its_draw() -> None:
 
 
 def test_a_mask_is_torchs_categorical_without_the_rest() -> None:
-    """Probability 0, and everything else renormalised; also next to logits of any size."""
     head = Categorical("action", Discrete(5))
     allowed = np.random.default_rng(5).random((ROWS, 5)) < 0.5
     allowed[np.arange(ROWS), np.random.default_rng(6).integers(5, size=ROWS)] = True
@@ -174,14 +168,12 @@ def test_a_mask_is_torchs_categorical_without_the_rest() -> None:
 
 @pytest.mark.parametrize("name", [name for name in HEADS if "categorical" not in name])
 def test_only_choices_take_a_mask(name: str) -> None:
-    """The others say so."""
     head = HEADS[name]()
     with pytest.raises(ValueError, match="only a choice of one of n takes an action mask"):
         head.masked(parameters(head), np.ones((ROWS, head.size), bool))
 
 
 def test_a_mask_that_allows_nothing_is_refused() -> None:
-    """In any row."""
     allowed = np.ones((ROWS, 5), bool)
     allowed[7] = False
     head = Categorical("action", Discrete(5))
@@ -195,7 +187,6 @@ def test_a_mask_that_allows_nothing_is_refused() -> None:
 @pytest.mark.parametrize("continuous", ["clipped", "squashed"])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_what_is_chosen_is_as_likely_as_the_learner_says(continuous: str, deterministic: bool) -> None:
-    """Joint over all leaves, drawn or the mode."""
     policy = policy_of(continuous=continuous)
     outputs = policy.action_parameters(observed())
     acted = policy.choose(outputs, np.random.default_rng(0), deterministic=deterministic)
@@ -203,7 +194,6 @@ def test_what_is_chosen_is_as_likely_as_the_learner_says(continuous: str, determ
 
 
 def test_acting_is_choosing_with_the_policys_own_generator() -> None:
-    """Equal generators, equal actions."""
     policy = policy_of()
     policy.seed_actions(5)
     acted = policy.act(observed())
@@ -214,7 +204,6 @@ def test_acting_is_choosing_with_the_policys_own_generator() -> None:
 
 
 def test_a_mask_holds_for_its_leaf_alone() -> None:
-    """The other leaves are drawn as without it, and the joint log-probability has the masked share."""
     policy = policy_of(Dict((("a", Discrete(4)), ("b", Discrete(3)))))
     outputs = policy.action_parameters(observed())
     masks = {"action/a": np.tile([True, False, True, False], (ROWS, 1))}
@@ -233,7 +222,6 @@ def test_a_mask_holds_for_its_leaf_alone() -> None:
 
 
 def test_a_distribution_names_every_leaf() -> None:
-    """By the path of the action and what it is, [N, size]."""
     described = policy_of().distribution(policy_of().action_parameters(observed(3)))
     assert {name: array.shape for name, array in described.items()} == {
         "action/move/probability": (3, 4),
@@ -246,7 +234,6 @@ def test_a_distribution_names_every_leaf() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_values_are_the_critics(shared: bool) -> None:
-    """As the learner computes them, float32 [N], without gradients."""
     policy = policy_of(shared_trunk=shared, normalise_observations=True)
     values = policy.values(observed())
     tensors = {name: torch.from_numpy(array) for name, array in observed().items()}
@@ -257,7 +244,6 @@ def test_values_are_the_critics(shared: bool) -> None:
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_parameters_that_are_not_finite_choose_nothing(wrong: float) -> None:
-    """One number in one row is enough."""
     policy = policy_of()
     outputs = policy.action_parameters(observed()).copy()
     outputs[3, 1] = wrong

@@ -46,10 +46,6 @@ def made(kind: Any) -> tuple[Core, Tensor, dict[str, Tensor], Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("burn_in", [0, 2, 4])
 def test_all_sequences_at_once_are_cells_step_by_step(kind: str, burn_in: int) -> None:
-    """The outputs of every row and the state after all rows agree in float64.
-
-    So does the output of a last observation behind row 2 of column 0.
-    """
     core, features, state, starts = made(kind)
     found, after = core(features, unroll(starts, state, burn_in=burn_in, final_step=[2], final_slot=[0]))
     cell, now = cell_of(core), tuple(state.values())
@@ -67,7 +63,6 @@ def test_all_sequences_at_once_are_cells_step_by_step(kind: str, burn_in: int) -
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_the_gradients_of_the_processor(kind: str) -> None:
-    """Of a policy in evaluation mode, which all policies are in."""
     gradients = []
     for device in ("cpu", "cuda"):
         core, features, state, starts = made(kind)
@@ -84,10 +79,6 @@ def test_a_gpu_gives_the_gradients_of_the_processor(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_stop_at_the_burn_in_and_at_starts(kind: str) -> None:
-    """Row 4 of column 1 began its sequence at row 0.
-
-    Of what lies behind the burn-in it feels rows 2 to 4 alone.
-    """
     core, features, state, starts = made(kind)
     features.requires_grad_()
     found, _ = core(features, unroll(starts, state, burn_in=2))
@@ -132,10 +123,6 @@ def values_by_hand(policy: Policy, batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 @torch.no_grad()
 def test_values_of_a_batch_are_those_of_a_hand_unrolled_critic() -> None:
-    """The values of every observation, of the one after the last step, and of each true last one agree.
-
-    Each is computed with the state of the step before.
-    """
     policy = remembering(recurrent="lstm")
     actor = Actor(policy, longest=5)
     batch = batch_of([actor.fragment(8), actor.fragment(8)])

@@ -28,7 +28,6 @@ SIZES = [
 def test_every_trunk_reads_every_layout(
     trunk: str, shape: tuple[int, ...], width: int, convolutions: int
 ) -> None:
-    """Grey, channels first or last; IMPALA's has the 15 convolutions of its figure."""
     encoder = ImageEncoder("observation", image(*shape), trunk)
     with torch.no_grad():
         features = encoder(torch.randint(0, 256, (2, *shape), dtype=torch.uint8))
@@ -37,7 +36,6 @@ def test_every_trunk_reads_every_layout(
 
 
 def test_the_layout_decides_what_is_a_channel() -> None:
-    """An image in either layout gives the same features."""
     last = ImageEncoder("observation", image(10, 12, 3), "impala")
     first = ImageEncoder("observation", image(3, 10, 12), "impala")
     first.load_state_dict(last.state_dict())
@@ -47,7 +45,6 @@ def test_the_layout_decides_what_is_a_channel() -> None:
 
 
 def test_the_number_of_parameters_is_that_of_the_papers() -> None:
-    """Mnih et al. 2015 for 84x84x4; sections of 16, 32 and 32 channels with two blocks each for IMPALA."""
     nature = ImageEncoder("observation", image(84, 84, 4), "nature")
     assert sum(p.numel() for p in nature.parameters()) == (
         (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64 + (64 * 49 + 1) * 512
@@ -61,7 +58,6 @@ def test_the_number_of_parameters_is_that_of_the_papers() -> None:
 
 
 def test_a_residual_block_begins_as_the_identity() -> None:
-    """Else six of them would multiply what passes."""
     policy = build(image(10, 10), Discrete(2), PolicySection(image_trunk="impala"), 0)
     blocks = [module for module in policy.modules() if isinstance(module, ResidualBlock)]
     assert len(blocks) == 12
@@ -84,7 +80,6 @@ def test_a_residual_block_begins_as_the_identity() -> None:
     ],
 )
 def test_an_image_too_small_for_its_trunk_is_refused_by_name(trunk: str, size: int, words: str) -> None:
-    """With what it takes and what fits."""
     space = Dict((("arm", box(2)), ("camera", image(size, 84, 3))))
     with pytest.raises(ValueError, match=words):
         build(space, Discrete(2), PolicySection.model_validate({"image_trunk": trunk}), 0)

@@ -19,7 +19,6 @@ def blob_of(header: object, body: bytes = b"") -> bytes:
 
 
 def test_a_blob_restores_every_parameter_and_buffer() -> None:
-    """Normaliser in float64 included; equal weights have equal bytes and digest."""
     first, second = small_policy(0, normalise_observations=True), small_policy(1, normalise_observations=True)
     blob = weights.encode(first)
     assert blob != weights.encode(second)
@@ -31,7 +30,6 @@ def test_a_blob_restores_every_parameter_and_buffer() -> None:
 
 
 def test_a_snapshot_does_not_follow_later_updates() -> None:
-    """What is published is what was offered."""
     policy = small_policy()
     blob, taken = weights.encode(policy), weights.snapshot(policy)
     with torch.no_grad():
@@ -57,13 +55,11 @@ def test_a_snapshot_does_not_follow_later_updates() -> None:
     ],
 )
 def test_what_is_not_a_blob_is_refused(blob: bytes, message: str) -> None:
-    """Before anything is allocated from what it claims."""
     with pytest.raises(ValueError, match=message):
         weights.decode(blob)
 
 
 def test_a_truncated_blob_is_refused() -> None:
-    """At any place."""
     blob = weights.encode(small_policy())
     for length in range(0, len(blob), 97):
         with pytest.raises(ValueError, match="weights"):
@@ -79,7 +75,6 @@ def test_a_truncated_blob_is_refused() -> None:
     ],
 )
 def test_a_blob_of_another_module_changes_nothing(change: dict[str, np.ndarray], message: str) -> None:
-    """The error names the tensor; the module keeps its weights."""
     module = nn.Linear(2, 3)
     before = weights.encode(module)
     with pytest.raises(ValueError, match=message):
@@ -88,7 +83,6 @@ def test_a_blob_of_another_module_changes_nothing(change: dict[str, np.ndarray],
 
 
 def test_a_missing_tensor_is_named() -> None:
-    """All names must be there."""
     module = nn.Linear(2, 3)
     with pytest.raises(ValueError, match=r"missing \['bias'\]"):
         weights.load_into(module, weights.encode({"weight": np.zeros((3, 2), np.float32)}))

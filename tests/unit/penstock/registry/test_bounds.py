@@ -18,7 +18,6 @@ from penstock.registry.bounds import Bounds, ClientReturn, Window
     ],
 )
 def test_bounds_that_bound_nothing_are_refused(change: dict[str, Any], message: str) -> None:
-    """Before a trial begins."""
     with pytest.raises(ValueError, match=message):
         Bounds(**change)
 
@@ -33,7 +32,6 @@ def test_bounds_that_bound_nothing_are_refused(change: dict[str, Any], message: 
     ],
 )
 def test_a_return_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
-    """A canary that all or none of the clients have has no other to be compared with."""
     fields: dict[str, Any] = {"client": "", "level": 0, "canary": True, "part": 0.5, "value": 0.0}
     with pytest.raises(ValueError, match=message):
         ClientReturn(**fields | change)
@@ -50,6 +48,5 @@ def test_a_return_that_cannot_be_is_refused(change: dict[str, Any], message: str
     ],
 )
 def test_a_window_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
-    """Each number is among the one before."""
     with pytest.raises(ValueError, match="must be"):
         Window(**fields)

@@ -50,10 +50,6 @@ def rounds_until(verdict: Verdict, state: TrialState, *seen: Seen, most: int = 1
 
 @pytest.mark.parametrize("part", [0.001, 0.1, 0.5, MAX_PART])
 def test_every_bet_on_a_client_is_fair(part: float) -> None:
-    """Whatever was seen before and whatever the client earned: over its two arms evidence keeps its mean.
-
-    This is all that the bound on false alarms rests on.
-    """
     draw = random.Random(7)
     state = TrialState()
     for _ in range(200):
@@ -71,7 +67,6 @@ def test_every_bet_on_a_client_is_fair(part: float) -> None:
 
 @pytest.mark.parametrize("between", [0.0, 1.0, 2.0])
 def test_clients_that_differ_raise_no_false_alarms(between: float) -> None:
-    """Looked at after every client: of 110 canaries that equal the active version hardly one is withdrawn."""
     trials = [
         judged(BOUNDS, Population(clients=clients, between=between), (0.1, 0.5)[seed % 2], seed)
         for clients, count in ((20, 60), (50, 40), (200, 10))
@@ -86,7 +81,6 @@ def test_clients_that_differ_raise_no_false_alarms(between: float) -> None:
     [(0.01, 2.0, 30), (0.1, 1.0, 60), (0.5, 1.0, 80), (MAX_PART, 1.0, 200), (0.1, 2.0, 30), (0.5, 0.5, 250)],
 )
 def test_a_real_drop_is_found_at_every_share(part: float, drop: float, most: int) -> None:
-    """In 19 of 20 trials at least, with as many clients of the canary as the page of bounds says."""
     population = Population(clients=round(most / part), drop=drop)
     found = [judged(BOUNDS, population, part, seed, levels=1) for seed in range(20)]
     caught = [state for state in found if state.cause is Cause.LOWER_RETURN]
@@ -94,14 +88,12 @@ def test_a_real_drop_is_found_at_every_share(part: float, drop: float, most: int
 
 
 def test_few_clients_are_told_apart_by_their_means() -> None:
-    """Thirty robots that are alike play many episodes: their means say what one episode each does not."""
     robots = Population(clients=40, drop=1.0)
     found = [judged(BOUNDS, robots, 0.5, seed) for seed in range(20)]
     assert sum(state.cause is Cause.LOWER_RETURN for state in found) >= 19
 
 
 def test_a_canary_that_is_better_is_called_so_and_judged_on() -> None:
-    """The day on which it is worse may come."""
     better = judged(BOUNDS, Population(clients=300, drop=-2.0), 0.5, 3, levels=1)
     assert (better.verdict, better.cause) == (Verdict.BETTER, Cause.HIGHER_RETURN)
     assert better.explain().startswith("better for higher_return after ")
@@ -129,26 +121,22 @@ def opinions(
 
 
 def test_a_drop_in_thumbs_is_found() -> None:
-    """From .7 to .4, in 9 of 10 trials at least, with 320 people on both arms."""
     found = [opinions(seed, (1.0, 1.0), 320, likes=(0.7, 0.4)) for seed in range(40)]
     assert sum(state.cause is Cause.LOWER_RETURN for state in found) >= 36, [one.explain() for one in found]
 
 
 def test_a_canary_that_people_rate_more_often_is_not_called_better() -> None:
-    """Twice as many speak, so twice as many of all like it; it is told, and decided by people."""
     found = [opinions(seed, (0.4, 0.8)) for seed in range(20)]
     assert sum(state.verdict is Verdict.BETTER for state in found) <= 2
     assert sum(state.cause is Cause.RATING_RATE for state in found) >= 15
 
 
 def test_rates_that_are_alike_are_seldom_told_apart() -> None:
-    """Of 60 trials, looked at at the end, within what chance does to the two questions."""
     differ = sum(opinions(seed, (0.5, 0.5), 300).rates_differ for seed in range(60))
     assert differ / 60 <= 0.1 + 2.33 * (0.1 * 0.9 / 60) ** 0.5
 
 
 def test_a_trial_of_an_earlier_release_goes_on() -> None:
-    """It knows nothing of how often people rate, and everything else."""
     state = opinions(0, (0.5, 0.5), 50)
     fields = json.loads(to_json(state))
     for level in fields["levels"]:
@@ -160,7 +148,6 @@ def test_a_trial_of_an_earlier_release_goes_on() -> None:
 
 
 def test_returns_that_are_nonsense_neither_withdraw_nor_blind() -> None:
-    """A tenth of the clients, of both arms, reports the largest numbers there are."""
     draw = random.Random(5)
     state = TrialState()
     for number in range(400):
@@ -174,7 +161,6 @@ def test_returns_that_are_nonsense_neither_withdraw_nor_blind() -> None:
 
 
 def test_the_first_clients_are_a_reference_and_no_bet() -> None:
-    """Nothing is known of what is usual before."""
     state = after(*[earned(float(number), canary=number % 2 == 0) for number in range(BURN_IN)])
     assert state.levels[0].lower.value == 1.0
     assert not state.compares_returns
@@ -182,7 +168,6 @@ def test_the_first_clients_are_a_reference_and_no_bet() -> None:
 
 
 def test_arms_that_are_alike_are_undecided_at_the_horizon_and_judged_on() -> None:
-    """Evidence that comes later withdraws all the same."""
     alike = [earned(1.0, canary=number % 2 == 0) for number in range(2 * BOUNDS.horizon)]
     state = after(*alike)
     assert (state.verdict, state.cause) == (Verdict.UNDECIDED, Cause.HORIZON)
@@ -194,14 +179,12 @@ def test_arms_that_are_alike_are_undecided_at_the_horizon_and_judged_on() -> Non
 
 
 def test_answers_that_are_not_finite_withdraw_at_once_however_late() -> None:
-    """After a year of good answers."""
     state = after(*[GOOD] * 5000, Window(answers=100, failed=1, not_finite=1))
     assert (state.verdict, state.cause) == (Verdict.WITHDRAW, Cause.NOT_FINITE)
 
 
 @pytest.mark.parametrize(("failed", "most"), [(100, 6), (10, 10), (3, 20), (1, 60)])
 def test_failed_answers_withdraw_however_late(failed: int, most: int) -> None:
-    """One in a hundred, too; after a year of good ones."""
     for before in (0, 5000):
         windows = rounds_until(
             Verdict.WITHDRAW, after(*[GOOD] * before), Window(answers=100, failed=failed, slower=0.0)
@@ -211,14 +194,12 @@ def test_failed_answers_withdraw_however_late(failed: int, most: int) -> None:
 
 @pytest.mark.parametrize(("slower", "most"), [(1.0, 40), (0.3, 120)])
 def test_slow_answers_withdraw_however_late(slower: float, most: int) -> None:
-    """After a year of quick ones."""
     for before in (0, 5000):
         windows = rounds_until(Verdict.WITHDRAW, after(*[GOOD] * before), Window(answers=100, slower=slower))
         assert windows <= most
 
 
 def test_a_machine_that_stumbles_withdraws_no_canary() -> None:
-    """Half of the passes are slow, of either version: hardly one of 40 trials of 200 windows withdraws."""
     withdrawn = 0
     for seed in range(40):
         draw = random.Random(seed)
@@ -231,7 +212,6 @@ def test_a_machine_that_stumbles_withdraws_no_canary() -> None:
 
 
 def test_a_verdict_of_withdrawal_is_final() -> None:
-    """What comes later changes nothing of it."""
     state = after(Window(answers=1, failed=1, not_finite=1))
     assert observe_all(state, BOUNDS, [GOOD, earned(1.0)]) == state
 
@@ -240,7 +220,6 @@ def test_a_verdict_of_withdrawal_is_final() -> None:
 
 
 def test_the_parts_of_the_false_alarm_rate_are_all_of_it() -> None:
-    """So the chance of any false verdict is at most `false_alarm`."""
     assert sum(SHARES.values()) == pytest.approx(1.0)
     state = TrialState()
     for cause, share in SHARES.items():
@@ -249,7 +228,6 @@ def test_the_parts_of_the_false_alarm_rate_are_all_of_it() -> None:
 
 
 def test_the_state_survives_a_store() -> None:
-    """All of it, to the last digit."""
     draw = random.Random(2)
     seen: list[Seen] = [
         earned(draw.gauss(0, 1), canary=number % 3 == 0, level=number % 2) for number in range(100)
@@ -261,13 +239,11 @@ def test_the_state_survives_a_store() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"levels": []}', "null"])
 def test_a_state_that_cannot_be_read_is_refused(text: str) -> None:
-    """With the remedy."""
     with pytest.raises(ValueError, match="start the trial anew"):
         from_json(text)
 
 
 def test_a_state_of_other_bets_is_refused() -> None:
-    """Another program made it."""
     fields = json.loads(to_json(TrialState()))
     fields["errors"]["capital"] = [0.0]
     with pytest.raises(ValueError, match="other bets"):

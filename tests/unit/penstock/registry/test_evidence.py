@@ -26,7 +26,6 @@ def by_equation(gains: list[float]) -> float:
 
 
 def test_the_code_computes_what_the_equation_says() -> None:
-    """For gains of any size."""
     gains = [0.5, -1.0, 0.25, 200.0, -0.1, 0.0, 1.0]
     for count in range(len(gains) + 1):
         assert math.isclose(after(*gains[:count]).value, by_equation(gains[:count]), rel_tol=1e-12)
@@ -34,7 +33,6 @@ def test_the_code_computes_what_the_equation_says() -> None:
 
 @pytest.mark.parametrize(("win", "chance"), [(1.0, 0.5), (9.0, 0.1), (1 / 9, 0.9)])
 def test_fair_bets_leave_its_mean_at_one_and_make_it_rarely_large(win: float, chance: float) -> None:
-    """Over every sequence of ten fair bets; the most it ever was is bounded as Ville's inequality says."""
     mean, largest = 0.0, {2.0: 0.0, 5.0: 0.0, 20.0: 0.0}
     for sequence in itertools.product((True, False), repeat=10):
         probability = math.prod(chance if won else 1 - chance for won in sequence)
@@ -51,7 +49,6 @@ def test_fair_bets_leave_its_mean_at_one_and_make_it_rarely_large(win: float, ch
 
 
 def test_it_finds_what_goes_wrong_after_a_long_time() -> None:
-    """A hundred thousand lost bets cost only the logarithm of their number."""
     tired, fresh = NONE, NONE
     for _ in range(100_000):
         tired = tired.bet(-0.5)
@@ -65,7 +62,6 @@ def test_it_finds_what_goes_wrong_after_a_long_time() -> None:
 
 
 def test_no_gain_makes_it_infinite_and_no_loss_is_below_the_stake() -> None:
-    """Capital is cut off; a gain that is no number is refused."""
     assert math.isfinite(after(*[1e200] * 5).value)
     for gain in (-1.01, math.nan):
         with pytest.raises(ValueError, match="gain="):

@@ -10,7 +10,6 @@ from tests.support.storage.ready_tables import with_registry
 
 
 def test_late_rewards_are_read_in_order_from_where_a_reader_stopped(tmp_path: Path) -> None:
-    """Of one policy, not of another."""
     with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
         registry.add_feedback("default", [("s-1-x", 0, 1.5), ("s-1-x", 1, -2.0)])
         registry.add_feedback("other", [("s-2-y", 0, 9.0)])
@@ -25,7 +24,6 @@ def test_late_rewards_are_read_in_order_from_where_a_reader_stopped(tmp_path: Pa
 
 
 def test_the_oldest_feedback_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client cannot fill the disk with rewards."""
     monkeypatch.setattr(feedback, "MAX_KEPT", 10)
     with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
         for index in range(25):
@@ -34,7 +32,6 @@ def test_the_oldest_feedback_makes_room(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_caller_pushes_out_its_own_rewards_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each caller keeps its newest, however many another one sends."""
     monkeypatch.setattr(feedback, "MAX_KEPT_PER_CALLER", 10)
     with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
         registry.add_feedback("default", [("s-1-x", step, 0.0) for step in range(5)], caller="quiet")
@@ -47,7 +44,6 @@ def test_a_caller_pushes_out_its_own_rewards_alone(tmp_path: Path, monkeypatch: 
 
 
 def test_who_has_most_makes_room_for_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A project that speaks for many callers, of many agents, takes nothing from another one."""
     monkeypatch.setattr(feedback, "MAX_KEPT", 20)
     with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
         registry.add_feedback("al/quiet", [("s-1-x", step, 0.0) for step in range(5)], caller="ada")
@@ -75,7 +71,6 @@ def test_who_has_most_makes_room_for_all_others(tmp_path: Path, monkeypatch: pyt
 def test_a_reward_out_of_bounds_is_refused_with_all_beside_it(
     tmp_path: Path, reward: tuple[str, int, float], why: str
 ) -> None:
-    """A row has a fixed size in each release that writes it."""
     with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
         with pytest.raises(ValueError, match=why):
             registry.add_feedback("default", [("s-1-x", 1, 1.0), reward])

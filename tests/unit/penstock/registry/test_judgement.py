@@ -71,7 +71,6 @@ def judge(registry: Registry, *seen: Seen) -> TrialState:
 
 
 def test_two_servers_make_one_judgement(servers: tuple[Registry, Registry]) -> None:
-    """Neither has seen enough by itself."""
     for number in range(60):
         state = judge(servers[number % 2], client(number, drop=5.0))
         if state.verdict is Verdict.WITHDRAW:
@@ -83,7 +82,6 @@ def test_two_servers_make_one_judgement(servers: tuple[Registry, Registry]) -> N
 def test_a_client_counts_once_on_all_servers_and_after_restarts(
     url: str, servers: tuple[Registry, Registry]
 ) -> None:
-    """At each level; what is sent again, as after a lost reply, changes nothing."""
     once = judge(servers[0], *map(client, range(20)))
     assert judge(servers[1], *map(client, range(20)), client(3), client(3)) == once
     with Registry.open(url) as restarted:
@@ -94,15 +92,12 @@ def test_a_client_counts_once_on_all_servers_and_after_restarts(
 
 
 def test_a_client_without_a_key_is_another_one_each_time(servers: tuple[Registry, Registry]) -> None:
-    """It is dealt an arm anew, so each is a fair bet of its own, and no row is kept."""
     nameless = [replace(client(number), client="") for number in range(10)]
     judge(servers[0], *nameless)
     assert judge(servers[1], *nameless).levels[0].active == 10
 
 
 def test_servers_that_judge_at_once_lose_nothing(url: str) -> None:
-    """Four of them, in turn as the database lets them."""
-
     def serve(first: int) -> None:
         with Registry.open(url) as registry:
             for number in range(first, 40, 4):
@@ -119,7 +114,6 @@ def test_servers_that_judge_at_once_lose_nothing(url: str) -> None:
 
 
 def test_another_trial_begins_anew(servers: tuple[Registry, Registry]) -> None:
-    """Another canary, or other clients: what was seen of the last one counts for nothing, and is refused."""
     registry = servers[0]
     old = trial_of(registry)
     judge(registry, *map(client, range(10)))
@@ -134,7 +128,6 @@ def test_another_trial_begins_anew(servers: tuple[Registry, Registry]) -> None:
 
 
 def test_a_share_that_grows_goes_on_with_the_trial(servers: tuple[Registry, Registry]) -> None:
-    """Each client is a bet of the chance that it had."""
     registry = servers[0]
     before = judge(registry, *map(client, range(10)))
     registry.set_traffic(replace(registry.traffic("default"), canary_share=0.6), "more", by="test")
@@ -144,7 +137,6 @@ def test_a_share_that_grows_goes_on_with_the_trial(servers: tuple[Registry, Regi
 def test_clients_beyond_the_bound_are_not_compared(
     servers: tuple[Registry, Registry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever names clients invent, the registry keeps so many; answers are judged all the same."""
     monkeypatch.setattr(judgement, "MAX_CLIENTS", 5)
     state = judge(servers[0], *map(client, range(20)))
     assert (state.levels[0].canary + state.levels[0].active, state.is_full) == (5, True)
@@ -156,7 +148,6 @@ def test_clients_beyond_the_bound_are_not_compared(
 def test_a_state_of_another_program_begins_anew(
     servers: tuple[Registry, Registry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that cannot read it does not stop serving."""
     judge(servers[0], *map(client, range(10)))
     monkeypatch.setattr("penstock.registry.canary_trial.from_json", _unreadable)
     assert judge(servers[1], client(50)).levels[0].canary == 1
@@ -170,7 +161,6 @@ def _unreadable(_text: str) -> TrialState:
 def test_a_share_that_leaves_no_client_to_compare_with_is_refused(
     servers: tuple[Registry, Registry], latest: float, most: float
 ) -> None:
-    """With the largest one that is judged in time."""
     registry = servers[0]
     asked = replace(registry.traffic("default"), canary_share=most, latest_share=latest)
     allowed = registry.set_traffic(asked, "as much as may be", by="test")

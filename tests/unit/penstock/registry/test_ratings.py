@@ -14,7 +14,6 @@ CHAT = [{"role": "user", "content": "two and two?"}]
 
 
 def test_ratings_come_back_as_they_were_given(tmp_path: Path) -> None:
-    """A score of 0 and of −1 is a score; a conversation stays one."""
     given = [
         Rating(prompt="p", response="a", score=0.0, key="thumb", source="ada", conversation="c-1", version=7),
         Rating(prompt="p", response="b", score=-1.0),
@@ -41,14 +40,11 @@ def test_ratings_come_back_as_they_were_given(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_rating_is_refused(score: float | None, rejected: str | None, message: str) -> None:
-    """A missing opinion is no row, and no sentinel."""
     with pytest.raises(ValueError, match=message):
         Rating(prompt="p", response="a", score=score, rejected=rejected)
 
 
 def test_a_conversation_is_rated_as_its_newest_score_says(tmp_path: Path) -> None:
-    """Whichever version it had; not by other aspects, other policies, pairs, or a source that is left out."""
-
     def rating(conversation: str, score: float, **other: Any) -> Rating:
         said: dict[str, Any] = {"key": "thumb", "rater": "ann", "conversation": conversation, **other}
         return Rating(prompt="p", response="a", score=score, **said)

@@ -34,7 +34,6 @@ NEW = NewVersion(
     ],
 )
 def test_a_version_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
-    """Before anything is written; each names its field."""
     with pytest.raises(ValueError, match=message):
         replace(NEW, **change)
 
@@ -51,20 +50,17 @@ def test_a_version_that_cannot_be_is_refused(change: dict[str, Any], message: st
     ],
 )
 def test_traffic_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
-    """Each names its field."""
     with pytest.raises(ValueError, match=message):
         replace(Traffic(policy="default"), **change)
 
 
 @pytest.mark.parametrize("share", [number / 100 for number in range(101)])
 def test_two_shares_may_be_all_there_is(share: float) -> None:
-    """Rounding refuses no split in two."""
     Traffic(policy="default", canary_share=share, latest_share=1.0 - share)
 
 
 @pytest.mark.parametrize("change", [{"mean": float("inf")}, {"std": -1.0}, {"episodes": 0}])
 def test_an_evaluation_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
-    """Each names its field."""
     with pytest.raises(ValueError, match="evaluation"):
         replace(Evaluation(mean=1.0, std=0.0, episodes=20), **change)
 
@@ -78,7 +74,6 @@ def test_an_evaluation_that_cannot_be_is_refused(change: dict[str, Any]) -> None
     ],
 )
 def test_the_registry_loads_little(module: str, absent: set[str]) -> None:
-    """Who only routes or judges needs no database."""
     code = f"import penstock.registry.{module}, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set() == absent & set(done.stdout.split())

@@ -24,12 +24,10 @@ def chi_square(keys: list[str], experiment: str, cells: int = 100) -> float:
 
 @pytest.mark.parametrize("experiment", ["default", "canary-7", "a", "b"])
 def test_clients_are_spread_evenly(experiment: str) -> None:
-    """χ² over 100 cells is below 149, its 99.9% quantile for 99 degrees of freedom; keys merely count up."""
     assert chi_square(KEYS, experiment) < 149
 
 
 def test_keys_that_differ_in_little_are_spread_evenly() -> None:
-    """Addresses, padded numbers and long common prefixes as much as names."""
     for keys in (
         [f"10.0.{number // 256}.{number % 256}" for number in range(20_000)],
         [f"{'x' * 200}{number:08d}" for number in range(20_000)],
@@ -38,13 +36,11 @@ def test_keys_that_differ_in_little_are_spread_evenly() -> None:
 
 
 def test_experiments_deal_independently() -> None:
-    """Of the first half in one experiment a half is in the first half of the other."""
     both = sum(position(key, "one") < 0.5 and position(key, "two") < 0.5 for key in KEYS)
     assert 0.25 == pytest.approx(both / len(KEYS), abs=0.0125)  # 4 deviations
 
 
 def test_the_assignment_is_the_same_in_every_process_and_version() -> None:
-    """No salt, no memory: these numbers stand for all servers and all times."""
     assert 0.28466622838490585 == position("client-1", "default")
     code = "from penstock.registry.routing import position; print(position('client-1', 'default'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -52,7 +48,6 @@ def test_the_assignment_is_the_same_in_every_process_and_version() -> None:
 
 
 def test_shares_are_kept() -> None:
-    """Within four deviations."""
     found = Counter(assign(TRAFFIC, key) for key in KEYS)
     for arm, share in ((Arm.CANARY, 0.1), (Arm.LATEST, 0.3), (Arm.ACTIVE, 0.6)):
         assert share == pytest.approx(
@@ -61,7 +56,6 @@ def test_shares_are_kept() -> None:
 
 
 def test_a_share_that_grows_moves_no_client_off_its_arm() -> None:
-    """Neither the clients it had, nor those of the other share."""
     steps = [replace(TRAFFIC, canary_share=share) for share in (0.0, 0.1, 0.4, 0.7)]
     for before, after in pairwise(steps):
         for key in KEYS[:2000]:
@@ -73,13 +67,11 @@ def test_a_share_that_grows_moves_no_client_off_its_arm() -> None:
     ("canary", "latest", "arm"), [(1.0, 0.0, Arm.CANARY), (0.0, 1.0, Arm.LATEST), (0.0, 0.0, Arm.ACTIVE)]
 )
 def test_none_and_all_are_exact(canary: float, latest: float, arm: Arm) -> None:
-    """A share of 0 reaches no client and one of 1 every client."""
     traffic = Traffic(policy="default", canary_share=canary, latest_share=latest)
     assert {arm} == {assign(traffic, key) for key in KEYS}
 
 
 def test_an_arm_without_a_version_is_answered_by_the_next() -> None:
-    """Canary → active → latest: somebody answers from the first minute of a run on."""
     assert Route(arm=Arm.CANARY, version=7) == follow(ARMS, Arm.CANARY)
     assert Route(arm=Arm.ACTIVE, version=5) == follow(replace(ARMS, canary=None), Arm.CANARY)
     assert Route(arm=Arm.LATEST, version=None) == follow(replace(ARMS, canary=None, active=None), Arm.CANARY)
@@ -87,7 +79,6 @@ def test_an_arm_without_a_version_is_answered_by_the_next() -> None:
 
 
 def test_a_pinned_client_gets_its_version_while_it_is_held() -> None:
-    """And is dealt like others when it is not."""
     key = next(key for key in KEYS if assign(TRAFFIC, key) is Arm.ACTIVE)
     pinned = replace(ARMS, traffic=replace(TRAFFIC, pins={key: 3}))
     assert Route(arm=Arm.PINNED, version=3) == route(pinned, key)
@@ -95,14 +86,12 @@ def test_a_pinned_client_gets_its_version_while_it_is_held() -> None:
 
 
 def test_a_request_may_name_a_version_that_is_held() -> None:
-    """Another one is refused, and what is held is named."""
     assert Route(arm=Arm.PINNED, version=3) == exactly(ARMS, 3)
     with pytest.raises(UnknownVersion, match="version=4 of policy='default' is not held; held: 3, 5, 7"):
         exactly(ARMS, 4)
 
 
 def test_the_shadow_computes_beside_every_version_but_itself() -> None:
-    """It is named with the route; it never answers."""
     shadowed = replace(ARMS, traffic=replace(TRAFFIC, shadow=7))
     assert Route(arm=Arm.ACTIVE, version=5, shadow=7) == follow(shadowed, Arm.ACTIVE)
     assert Route(arm=Arm.LATEST, version=None, shadow=7) == follow(shadowed, Arm.LATEST)
@@ -112,11 +101,9 @@ def test_the_shadow_computes_beside_every_version_but_itself() -> None:
 
 @pytest.mark.parametrize("key", ["", "x" * 257])
 def test_a_key_that_is_none_is_refused(key: str) -> None:
-    """Without a key a client cannot stay with an arm."""
     with pytest.raises(ValueError, match="client key"):
         route(ARMS, key)
 
 
 def test_any_text_is_a_key() -> None:
-    """Also text that is no valid UTF-8."""
     assert 0.0 <= position("ключ \ud800 🗝", "default") < 1.0

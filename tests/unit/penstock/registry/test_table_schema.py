@@ -28,7 +28,6 @@ def migrated(file: Path) -> Database:
 
 
 def test_models_and_revision_agree(tmp_path: Path) -> None:
-    """Alembic finds nothing to migrate."""
     database = migrated(tmp_path / "a.sqlite")
     found = database.read(
         lambda session: compare_metadata(MigrationContext.configure(session.connection()), Base.metadata)
@@ -42,7 +41,6 @@ def words(sql: str) -> list[str]:
 
 
 def test_checks_and_partial_indexes_agree_too(tmp_path: Path) -> None:
-    """Alembic looks at neither: here the statements that make the tables are compared."""
     migrated(tmp_path / "a.sqlite").close()
     models = Database(f"sqlite:///{tmp_path}/b.sqlite")
     models.write(lambda session: Base.metadata.create_all(session.connection()))
@@ -53,7 +51,6 @@ def test_checks_and_partial_indexes_agree_too(tmp_path: Path) -> None:
 
 
 def test_opening_again_keeps_what_is_there(tmp_path: Path) -> None:
-    """With `migrate` and without."""
     url = f"sqlite:///{tmp_path}/a.sqlite"
     for migrate in (True, True, False):
         with Registry.open(url, migrate=migrate) as registry:
@@ -61,7 +58,6 @@ def test_opening_again_keeps_what_is_there(tmp_path: Path) -> None:
 
 
 def test_tables_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that starts again loads no scripts of alembic."""
     url = f"sqlite:///{tmp_path}/a.sqlite"
     Registry.open(url, migrate=True).close()
     asked: list[object] = []
@@ -71,7 +67,6 @@ def test_tables_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: p
 
 
 def test_tables_that_are_absent_are_not_made_unasked(tmp_path: Path) -> None:
-    """Nor is the file."""
     file = tmp_path / "a.sqlite"
     with pytest.raises(SchemaMismatch, match="no such file: open it once with migrate=True"):
         Registry.open(f"sqlite:///{file}")
@@ -86,7 +81,6 @@ def test_tables_that_are_absent_are_not_made_unasked(tmp_path: Path) -> None:
 def test_tables_of_another_revision_are_refused(
     tmp_path: Path, opened: Callable[[str], Registry], revision: str
 ) -> None:
-    """Earlier ones and later ones, with the file and the remedy; they are left as they are."""
     file = tmp_path / "a.sqlite"
     migrated(file).close()
     with sqlite3.connect(file) as connection:
@@ -103,7 +97,6 @@ def test_tables_of_another_revision_are_refused(
 
 
 def test_the_migrations_travel_with_the_package() -> None:
-    """They lie in packages, which a wheel holds."""
     folder = REGISTRY.migrations
     assert all((folder / name).exists() for name in ("__init__.py", "env.py", "script.py.mako"))
     assert (folder / "versions" / "__init__.py").exists()
@@ -120,13 +113,11 @@ def test_the_migrations_travel_with_the_package() -> None:
     ],
 )
 def test_another_url_is_refused(url: str, message: str) -> None:
-    """Before anything is opened."""
     with pytest.raises(ValueError, match=message):
         parse_url(url)
 
 
 def test_a_refused_url_shows_no_password() -> None:
-    """Messages go to logs."""
     with pytest.raises(ValueError, match="mysql") as caught:
         parse_url("mysql://ada:secret@host/registry")
     assert "secret" not in str(caught.value)
@@ -134,5 +125,4 @@ def test_a_refused_url_shows_no_password() -> None:
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
 def test_the_usual_names_of_postgresql_are_understood(scheme: str) -> None:
-    """They are all served by the one driver that is installed."""
     assert "postgresql+psycopg" == parse_url(f"{scheme}://host/registry").drivername

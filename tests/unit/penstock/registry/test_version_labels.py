@@ -29,7 +29,6 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def test_a_version_is_found_by_its_name(registry: Registry) -> None:
-    """Names of one policy are none of another; the same again changes nothing; servers read them at once."""
     registry.name("a", 3, "v15")
     registry.name("a", 3, "v15")
     registry.name("a", 8, "v20.2")
@@ -42,7 +41,6 @@ def test_a_version_is_found_by_its_name(registry: Registry) -> None:
 
 
 def test_a_name_stays_with_its_version(registry: Registry) -> None:
-    """A client that asks for it tomorrow gets the same one."""
     registry.name("a", 3, "v15")
     with pytest.raises(NotAllowed, match="is that of version 3"):
         registry.name("a", 8, "v15")
@@ -53,6 +51,5 @@ def test_a_name_stays_with_its_version(registry: Registry) -> None:
 
 @pytest.mark.parametrize("label", ["", "15", "1v", "latest", "active", "v 1", "v/1", "ö", "v" * 64, "v1\n"])
 def test_what_would_be_taken_for_something_else_is_no_name(registry: Registry, label: str) -> None:
-    """A number, an arm, a path."""
     with pytest.raises(ValueError, match="label="):
         registry.name("a", 3, label)

@@ -26,7 +26,6 @@ DIGEST = hashlib.sha256(BLOB).hexdigest()
 
 
 def test_what_was_written_is_read_by_its_digest(tmp_path: Path) -> None:
-    """And by no other."""
     write_kept(tmp_path, 7, BLOB)
     assert read_kept(tmp_path, 7, DIGEST) == BLOB
     assert kept_files(tmp_path) == {7}
@@ -38,13 +37,11 @@ def test_what_was_written_is_read_by_its_digest(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_there_are_told_with_what_to_look_at(tmp_path: Path) -> None:
-    """The wrong folder, or a version that was retired."""
     with pytest.raises(ValueError, match=r"8\.safetensors: No such file.*is the version not retired"):
         read_kept(tmp_path, 8, DIGEST)
 
 
 def test_a_file_half_written_is_not_taken_for_a_version(tmp_path: Path) -> None:
-    """A crash leaves it under another name, and the next learner removes it."""
     write_kept(tmp_path, 1, BLOB)
     (tmp_path / "policies" / "2.safetensors.tmp").write_bytes(BLOB[:5])
     (tmp_path / "policies" / "final.safetensors").write_bytes(BLOB)
@@ -57,7 +54,6 @@ def test_a_file_half_written_is_not_taken_for_a_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["2.safetensors.tmp", "2.safetensors.77-1.tmp"])
 def test_what_a_crash_left_is_removed_whoever_wrote_it(tmp_path: Path, name: str) -> None:
-    """Each writer has a file of its own until its data is whole."""
     write_kept(tmp_path, 1, BLOB)
     (tmp_path / "policies" / name).write_bytes(BLOB[:5])
     forget_unfinished(tmp_path)
@@ -65,7 +61,6 @@ def test_what_a_crash_left_is_removed_whoever_wrote_it(tmp_path: Path, name: str
 
 
 def test_two_who_replace_a_file_at_once_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread writes all of its data while this one's is on its way to the disk."""
     file, sync = tmp_path / "paused.json", os.fsync
     other = threading.Thread(target=replace_file, args=(file, b"of the other"))
 
@@ -83,7 +78,6 @@ def test_two_who_replace_a_file_at_once_do_not_meet(tmp_path: Path, monkeypatch:
 
 
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
-    """The learner of the run, or who finds that there is none."""
     learner = hold(tmp_path)
     assert learner is not None
     assert hold(tmp_path) is None
@@ -94,7 +88,6 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_description_is_told_as_such(tmp_path: Path) -> None:
-    """Absent and damaged are two things."""
     with pytest.raises(ValueError, match="whose learner has begun"):
         read_specification(tmp_path)
     (tmp_path / "policies").mkdir()
@@ -104,13 +97,11 @@ def test_a_folder_without_a_description_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_the_registry_lies_in_the_runs_folder_unless_another_is_named(tmp_path: Path) -> None:
-    """An absolute path: the reader of the URL may stand in another folder."""
     assert registry_url(tmp_path) == f"sqlite:///{tmp_path}/registry.sqlite"
     assert registry_url(tmp_path, "postgresql://ada@db/penstock") == "postgresql://ada@db/penstock"
 
 
 def test_latest_is_the_newest_that_is_kept(tmp_path: Path) -> None:
-    """An older one that is written later is not; of one that is forgotten the next is; without any none."""
     latest = tmp_path / FOLDER / LATEST
     for version in (3, 9, 5):
         write_kept(tmp_path, version, b"%d" % version)

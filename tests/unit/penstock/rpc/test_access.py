@@ -9,7 +9,6 @@ OWN: Final = {"/outside.Service/Ask": ACTOR, "/penstock.v1.ControlService/Stop":
 
 
 def test_the_calls_of_a_workload_are_served_to_the_parties_that_it_names() -> None:
-    """By its own server alone, and never wider than the core's table says of a call of the core."""
     assert may_call(Party.ACTOR, "/outside.Service/Ask", OWN)
     assert not may_call(Party.CLIENT, "/outside.Service/Ask", OWN)
     assert not may_call(Party.ACTOR, "/outside.Service/Ask")
@@ -17,7 +16,6 @@ def test_the_calls_of_a_workload_are_served_to_the_parties_that_it_names() -> No
 
 
 def test_a_call_that_no_table_has_is_served_to_no_party() -> None:
-    """For every caller."""
     assert not any(may_call(party, "/outside.Service/Tell", OWN) for party in Party)
     assert all(
         may_call(party, path) == (party in parties) for path, parties in ACCESS.items() for party in Party

@@ -9,7 +9,6 @@ from penstock.rpc.address import check_address, check_plaintext, is_local
     "address", ["127.0.0.1:1", "localhost:50051", "[::1]:50051", "unix:/tmp/x", "127.8.0.1:1"]
 )
 def test_loopback_and_unix_sockets_are_local(address: str) -> None:
-    """Plaintext may go there."""
     assert is_local(address)
     check_plaintext(address, insecure=False)
 
@@ -18,7 +17,6 @@ def test_loopback_and_unix_sockets_are_local(address: str) -> None:
     "address", ["0.0.0.0:1", "broker:50051", "10.0.0.1:1", "[::]:1", "dns:///broker:50051"]
 )
 def test_plaintext_beyond_loopback_must_be_asked_for(address: str) -> None:
-    """The message says how to do better."""
     with pytest.raises(ValueError, match=r"tls_certificate.*--insecure"):
         check_plaintext(address, insecure=False)
     check_plaintext(address, insecure=True)
@@ -28,6 +26,5 @@ def test_plaintext_beyond_loopback_must_be_asked_for(address: str) -> None:
     "address", ["", "broker", ":50051", "broker:", "broker:x", "broker:70000", "unix:", "unix:" + "x" * 108]
 )
 def test_a_malformed_address_is_named(address: str) -> None:
-    """HOST:PORT or unix:/path."""
     with pytest.raises(ValueError, match="address="):
         check_address(address)

@@ -14,7 +14,6 @@ LINE = f"{digest('secret')} penstock://run-a/operator\n"
 def test_a_file_that_stays_broken_is_complained_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was one line in the log for every call while it lasted; the tokens of before stay."""
     file = tmp_path / "tokens"
     file.write_text(LINE)
     known = AcceptedTokens(file)
@@ -45,7 +44,6 @@ def calls_of_identify(known: AcceptedTokens) -> int:
 
 
 def test_a_token_is_found_as_fast_among_many(tmp_path: Path) -> None:
-    """Counted in calls of Python: each call of an actor asks twice."""
     counts = []
     for others in (0, 2_000):
         file = tmp_path / f"{others}"

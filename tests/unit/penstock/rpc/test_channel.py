@@ -42,7 +42,6 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_what_is_for_this_machine_passes_no_proxy(host: str, port: int, proxy: socket.socket) -> None:
-    """Neither with threads nor with an event loop is the proxy told of it."""
     address = f"{host}:{port}"
 
     async def ask() -> health_pb2.HealthCheckResponse:

@@ -48,8 +48,6 @@ class Details:
 
 @pytest.mark.parametrize("reply", [LARGE, pb.GetWeightsReply(chunk=LARGE)], ids=["bytes", "message"])
 async def test_who_does_not_read_is_answered_no_more(reply: Any) -> None:
-    """Until what was sent before has left."""
-
     async def get(_request: bytes, _context: Any) -> Any:
         return reply
 

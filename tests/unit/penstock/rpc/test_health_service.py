@@ -8,7 +8,6 @@ from penstock.rpc.health_service import HealthServicer, Status
 
 
 async def test_no_call_waits_for_a_watcher_that_reads_nothing() -> None:
-    """A server says that it drains, and those who read are told."""
     servicer = HealthServicer()
     await servicer.set("", Status.SERVING)
     slow, quick = (servicer.Watch(pb.HealthCheckRequest(), None) for _ in range(2))
@@ -21,7 +20,6 @@ async def test_no_call_waits_for_a_watcher_that_reads_nothing() -> None:
 
 
 async def test_a_watcher_is_told_each_change_once() -> None:
-    """Of its own service; one that is unknown is said to be so, and known when it comes."""
     servicer = HealthServicer()
     watcher = servicer.Watch(pb.HealthCheckRequest(service="a"), None)
     assert (await anext(watcher)).status == Status.SERVICE_UNKNOWN

@@ -11,7 +11,6 @@ from penstock.rpc.identity import Identity, Party, Unidentified, from_alternativ
     ids=str,
 )
 def test_an_identity_is_read_as_it_is_written(identity: Identity) -> None:
-    """Every party, with and without a name."""
     assert parse(str(identity)) == identity
     assert from_alternative_names([b"localhost", str(identity).encode()]) == identity
 
@@ -36,7 +35,6 @@ def test_an_identity_is_read_as_it_is_written(identity: Identity) -> None:
     ],
 )
 def test_what_is_no_identity_is_refused(uri: str) -> None:
-    """One spelling, by the grammar of ids."""
     with pytest.raises(Unidentified):
         parse(uri)
 
@@ -45,7 +43,6 @@ def test_what_is_no_identity_is_refused(uri: str) -> None:
     "names", [[], [b"localhost"], [b"penstock://run-a/actor", b"penstock://run-a/operator"], [b"\xff"]]
 )
 def test_a_certificate_says_one_thing(names: list[bytes]) -> None:
-    """None, or two, is no identity."""
     with pytest.raises(Unidentified, match="one is needed"):
         from_alternative_names(names)
 
@@ -55,6 +52,5 @@ def test_a_certificate_says_one_thing(names: list[bytes]) -> None:
     [("gpu-3", True), ("gpu-3-0", True), ("gpu-30", False), ("gpu", False), ("gpu-4", False)],
 )
 def test_a_name_holds_for_itself_and_what_it_begins(actor_id: str, allowed: bool) -> None:
-    """`gpu-30` is not of `gpu-3`; without a name any is allowed."""
     assert Identity(run="run-a", party=Party.ACTOR, name="gpu-3").may_act_as(actor_id) is allowed
     assert Identity(run="run-a", party=Party.ACTOR).may_act_as(actor_id)

@@ -34,7 +34,6 @@ def limits(calls: float = 10, size: float = 1000 * MAX_MESSAGE_BYTES) -> tuple[R
 
 
 def test_a_seconds_worth_passes_at_once_and_a_second_more_waits() -> None:
-    """Each behind the one before; what is beyond that is refused and takes nothing."""
     found, _ = limits(calls=10)
     delays = [found.reserve("a", 1) for _ in range(20)]
     assert delays[:10] == [0.0] * 10
@@ -45,7 +44,6 @@ def test_a_seconds_worth_passes_at_once_and_a_second_more_waits() -> None:
 
 
 def test_callers_do_not_pay_for_one_another() -> None:
-    """A flood of one leaves another's budget whole."""
     found, _ = limits(calls=2)
     for _ in range(4):
         found.reserve("loud", 1)
@@ -55,7 +53,6 @@ def test_callers_do_not_pay_for_one_another() -> None:
 
 
 def test_time_fills_a_budget_up_to_a_seconds_worth() -> None:
-    """An hour of silence is no licence for a flood."""
     found, clock = limits(calls=10)
     for _ in range(20):
         found.reserve("a", 1)
@@ -65,7 +62,6 @@ def test_time_fills_a_budget_up_to_a_seconds_worth() -> None:
 
 
 def test_bytes_count_beside_calls_whichever_way_they_went() -> None:
-    """The largest message always fits a full bucket; what was sent to the caller is paid afterwards."""
     found, clock = limits(calls=1000, size=MAX_MESSAGE_BYTES)
     assert found.reserve("a", 2 * MAX_MESSAGE_BYTES) == 0.0
     assert found.reserve("a", MAX_MESSAGE_BYTES) == pytest.approx(MAX_DELAY_S)
@@ -78,7 +74,6 @@ def test_bytes_count_beside_calls_whichever_way_they_went() -> None:
 
 
 def test_many_callers_take_bounded_memory() -> None:
-    """The longest idle is forgotten."""
     found, _ = limits()
     for index in range(3 * MAX_CALLERS):
         found.reserve(f"caller-{index}", 1)
@@ -86,7 +81,6 @@ def test_many_callers_take_bounded_memory() -> None:
 
 
 def test_a_caller_that_reads_nothing_is_answered_no_more() -> None:
-    """Until it has read, or is gone; others are answered all the while."""
     found, _ = limits()
     first = found.keep("slow", "c-1", MAX_UNREAD_BYTES)
     with pytest.raises(Exceeded, match="read them first"):
@@ -97,7 +91,6 @@ def test_a_caller_that_reads_nothing_is_answered_no_more() -> None:
 
 
 def test_actors_that_share_a_certificate_read_side_by_side() -> None:
-    """Each waits for one chunk of weights on a connection of its own; all of them have a bound as well."""
     found, _ = limits()
     most = MAX_CALLER_UNREAD_BYTES // MIB
     kept = [found.keep("gpu-3", f"c-{index}", MIB) for index in range(most)]
@@ -108,7 +101,6 @@ def test_actors_that_share_a_certificate_read_side_by_side() -> None:
 
 
 def test_all_callers_together_leave_unread_no_more_than_a_server_can_keep() -> None:
-    """Beyond it only small replies go out, such as acknowledgements."""
     found, _ = limits()
     kept = [found.keep(f"c-{index}", "c", MIB) for index in range(MAX_ALL_UNREAD_BYTES // MIB)]
     with pytest.raises(Exceeded, match="of replies to all callers"):

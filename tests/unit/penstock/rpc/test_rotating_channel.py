@@ -41,7 +41,6 @@ def put_anew(path: Path) -> None:
 
 
 def test_close_ends_a_call_that_was_begun_before_the_rotation(address: str, tmp_path: Path) -> None:
-    """It was left on its retired channel, and its caller waited for the whole of its time."""
     authority = tmp_path / "authority.pem"
     credentials = Credentials.from_files(insecure=False, certificate=None, key=None, authority=authority)
     with closing(open_channel(address, credentials)) as channel:

@@ -19,7 +19,6 @@ PLAIN = Credentials()
 
 
 async def test_a_served_address_answers_health_checks() -> None:
-    """SERVING after it was said, NOT_SERVING in a drain."""
     front = build_server(["penstock.v1.ControlService"])
     address = bind(front.server, "127.0.0.1:0", PLAIN)
     await front.server.start()
@@ -34,7 +33,6 @@ async def test_a_served_address_answers_health_checks() -> None:
 
 
 async def test_a_port_in_use_is_an_error_that_names_it() -> None:
-    """Not a second listener that takes half of the calls."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(AddressInUse, match=f"{address}: port in use; choose another"):
@@ -42,7 +40,6 @@ async def test_a_port_in_use_is_an_error_that_names_it() -> None:
 
 
 async def test_a_served_unix_socket_is_not_taken_over(tmp_path: Path) -> None:
-    """One that is not served any more is."""
     address = f"unix:{tmp_path / 's'}"
     first = build_server([])
     bind(first.server, address, PLAIN)
@@ -59,7 +56,6 @@ async def test_a_served_unix_socket_is_not_taken_over(tmp_path: Path) -> None:
 
 
 async def test_plaintext_beyond_loopback_is_refused_on_both_sides() -> None:
-    """Unless it was asked for."""
     with pytest.raises(ValueError, match="insecure"):
         bind(build_server([]).server, "0.0.0.0:0", PLAIN)
     with pytest.raises(ValueError, match="insecure"):
@@ -67,7 +63,6 @@ async def test_plaintext_beyond_loopback_is_refused_on_both_sides() -> None:
 
 
 async def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:
-    """RESOURCE_EXHAUSTED comes from the limit alone, never from the broker's own refusals."""
     front = build_server([])
     address = bind(front.server, "127.0.0.1:0", PLAIN)
     await front.server.start()
@@ -81,7 +76,6 @@ async def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:
 
 
 async def test_calls_that_come_while_the_server_is_busy_wait_for_it() -> None:
-    """1,536 at once: of more than a thousand gRPC by itself ends some, whoever's they are."""
     front = build_server([], maximum_concurrent_rpcs=8192)
     address = bind(front.server, "127.0.0.1:0", PLAIN)
     await front.server.start()

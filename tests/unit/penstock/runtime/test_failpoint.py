@@ -34,19 +34,16 @@ def run(**variables: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_off_it_is_an_empty_function() -> None:
-    """Nothing is looked at."""
     assert module.failpoint is module._off
     assert run().stdout == "survived\n"
 
 
 def test_a_process_is_killed_at_the_hit_that_was_named() -> None:
-    """Not before."""
     assert run(**{FAILPOINTS_VARIABLE: "update.before=kill@5;commit.after=kill"}).returncode == -9
     assert run(**{FAILPOINTS_VARIABLE: "update.before=kill@6"}).returncode == 0
 
 
 def test_the_phase_of_each_thread_outlives_the_process(tmp_path: Path) -> None:
-    """With the sequence it worked on."""
     file = tmp_path / "phases"
     run(**{FAILPOINTS_VARIABLE: "update.before=kill@3", PHASE_VARIABLE: str(file)})
     phases = {phase.name: phase for phase in read_phases(file)}
@@ -69,7 +66,6 @@ time.sleep(60)
 
 
 def test_a_thread_that_freezes_its_process_is_frozen_at_that_place(tmp_path: Path) -> None:
-    """A SIGSTOP to the process is taken by any thread: the one at the fail point used to go on a little."""
     file = tmp_path / "phases"
     rules = {FAILPOINTS_VARIABLE: "commit.before=stop", PHASE_VARIABLE: str(file)}
     process = subprocess.Popen([sys.executable, "-c", FREEZING], env={**os.environ, **rules})
@@ -83,6 +79,5 @@ def test_a_thread_that_freezes_its_process_is_frozen_at_that_place(tmp_path: Pat
 
 
 def test_a_rule_that_is_none_is_refused() -> None:
-    """At import, with what to write."""
     with pytest.raises(ValueError, match="write name=kill@3"):
         module._parse("update.before=explode")

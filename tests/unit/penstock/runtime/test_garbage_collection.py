@@ -19,7 +19,6 @@ def _as_before() -> Iterator[None]:
 
 
 def test_a_start_is_over_when_the_process_is_ready() -> None:
-    """From then on a cycle that holds much memory does not wait for 20,000 objects."""
     health = Health("broker")
     collect_seldom()
     health.set_ready(False, "waits for redis")
@@ -29,14 +28,12 @@ def test_a_start_is_over_when_the_process_is_ready() -> None:
 
 
 def test_what_somebody_else_has_set_stays() -> None:
-    """An environment may have reasons of its own."""
     gc.set_threshold(1_234, 5, 6)
     Health("actor").set_ready(True)
     assert gc.get_threshold() == (1_234, 5, 6)
 
 
 def test_what_stays_is_looked_at_no_more() -> None:
-    """Of what is made later a cycle is still found."""
     before = gc.get_freeze_count()
     try:
         leave_out_what_stays()

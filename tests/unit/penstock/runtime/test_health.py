@@ -66,7 +66,6 @@ def get(port: int, path: str, reader: str = "") -> tuple[int, str]:
 
 
 def test_a_process_is_alive_before_it_is_ready(health: Health, port: int) -> None:
-    """Starting is no illness."""
     assert get(port, "/healthz") == (200, "ok\n")
     assert get(port, "/readyz") == (503, "starting\n")
     health.set_ready(True)
@@ -76,7 +75,6 @@ def test_a_process_is_alive_before_it_is_ready(health: Health, port: int) -> Non
 
 
 def test_a_lack_of_progress_turns_health_red_with_the_reason(health: Health, clock: Clock, port: int) -> None:
-    """And progress turns it green again."""
     health.set_ready(True)
     health.watch("updates", timeout_s=10)
     clock.now = 11
@@ -87,7 +85,6 @@ def test_a_lack_of_progress_turns_health_red_with_the_reason(health: Health, clo
 
 
 def test_what_is_suspended_is_not_judged_until_it_moves_again(health: Health, clock: Clock) -> None:
-    """A paused run is healthy."""
     health.watch("updates", timeout_s=10)
     health.suspend("updates")
     clock.now = 100
@@ -98,14 +95,12 @@ def test_what_is_suspended_is_not_judged_until_it_moves_again(health: Health, cl
 
 
 def test_a_failure_stays(health: Health) -> None:
-    """The first reason is kept."""
     health.fail("disk full")
     health.fail("something else")
     assert health.problem() == "disk full"
 
 
 def test_metrics_name_the_role_of_the_process(port: int) -> None:
-    """CPU seconds per role, and unknown paths are not found."""
     status, body = get(port, "/metrics")
     assert status == 200
     assert 'penstock_cpu_seconds_total{role="test"}' in body
@@ -130,7 +125,6 @@ def waits(health: Health, port: int, *readers: str) -> bool:
 
 
 def test_who_reads_the_metrics_gets_to_read_what_was_counted_last(health: Health, port: int) -> None:
-    """Each of them, once more."""
     for reader in ("Prometheus/2.42.0", "another"):
         get(port, "/metrics", reader)
     assert not waits(health, port, "another")
@@ -140,7 +134,6 @@ def test_who_reads_the_metrics_gets_to_read_what_was_counted_last(health: Health
 def test_only_readers_with_a_name_that_read_lately_are_waited_for(
     health: Health, clock: Clock, port: int
 ) -> None:
-    """A process without readers ends at once."""
     over = threading.Event()
     get(port, "/metrics")
     get(port, "/healthz", "kubelet")
@@ -152,7 +145,6 @@ def test_only_readers_with_a_name_that_read_lately_are_waited_for(
 def test_a_reader_that_stays_away_is_not_waited_for_longer_than_said(
     health: Health, clock: Clock, port: int
 ) -> None:
-    """And not at all by a process that is asked to end."""
     over = threading.Event()
     get(port, "/metrics", "Prometheus/2.42.0")
     clock.now = 1.0
@@ -162,7 +154,6 @@ def test_a_reader_that_stays_away_is_not_waited_for_longer_than_said(
 
 
 def test_a_port_in_use_is_named(health: Health, port: int) -> None:
-    """The message says which and what to do."""
     with pytest.raises(AddressInUse, match=f"metrics.port={port}.*another port"):
         serve_http(health, "127.0.0.1", port)
 
@@ -170,7 +161,6 @@ def test_a_port_in_use_is_named(health: Health, port: int) -> None:
 def test_an_endpoint_is_announced_where_the_launcher_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written in one step, read back equal; absent until then."""
     path = tmp_path / "broker.json"
     assert read_endpoint(path) is None
     monkeypatch.setenv(ENDPOINT_VARIABLE, str(path))
@@ -181,7 +171,6 @@ def test_an_endpoint_is_announced_where_the_launcher_asked(
 
 
 def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would keep a thread for as long as it likes."""
     monkeypatch.setattr(health_module, "SILENCE_S", 0.2)
     server, port = serve_http(Health("broker"), "127.0.0.1", 0)
     try:
@@ -193,7 +182,6 @@ def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_reader_that_hangs_up_leaves_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    """A probe gives up after its own deadline, whenever the machine is busy."""
     server, port = serve_http(Health("broker"), "127.0.0.1", 0)
     server.daemon_threads = False  # So that closing the server waits for them.
     for _ in range(20):

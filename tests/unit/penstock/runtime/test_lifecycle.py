@@ -50,7 +50,6 @@ def service(
 
 
 def test_sigterm_drains_and_exits_clean() -> None:
-    """The callback runs, the code is 0."""
     with service() as process:
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=10)
@@ -58,7 +57,6 @@ def test_sigterm_drains_and_exits_clean() -> None:
 
 
 def test_a_closed_terminal_drains() -> None:
-    """As SIGTERM does; whatever started the tests may have had SIGHUP ignored, as nohup does."""
     with service(prefix=["env", "--default-signal=HUP"]) as process:
         process.send_signal(signal.SIGHUP)
         out, _ = process.communicate(timeout=10)
@@ -66,7 +64,6 @@ def test_a_closed_terminal_drains() -> None:
 
 
 def test_what_nohup_started_outlives_its_terminal() -> None:
-    """It ends when it is asked to."""
     with service(prefix=["nohup"]) as process:
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
@@ -75,7 +72,6 @@ def test_what_nohup_started_outlives_its_terminal() -> None:
 
 
 def test_sigint_exits_130_after_a_clean_drain() -> None:
-    """Interrupted is told apart from done."""
     with service() as process:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=10)
@@ -83,7 +79,6 @@ def test_sigint_exits_130_after_a_clean_drain() -> None:
 
 
 def test_a_closed_lifeline_drains() -> None:
-    """When the launcher's end of the pipe closes, the service ends by itself."""
     read_fd, write_fd = os.pipe()
     with service(lifeline=read_fd) as process:
         os.close(read_fd)
@@ -93,7 +88,6 @@ def test_a_closed_lifeline_drains() -> None:
 
 
 def test_a_second_signal_ends_a_drain_that_hangs() -> None:
-    """Ctrl-C twice, a second apart, is an order."""
     with service(then="threading.Event().wait()") as process:
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
@@ -116,7 +110,6 @@ def test_a_second_signal_ends_a_drain_that_hangs() -> None:
     ],
 )
 def test_the_cause_is_the_last_line_on_stderr(then: str, code: int, last: str) -> None:
-    """Exit code and last line say what happened."""
     with service(then=then) as process:
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=10)
@@ -124,7 +117,6 @@ def test_the_cause_is_the_last_line_on_stderr(then: str, code: int, last: str) -
 
 
 def test_a_callback_registered_while_draining_runs_at_once() -> None:
-    """A late caller does not wait for ever."""
     lifecycle = Lifecycle("test")
     lifecycle.drain("enough")
     called: list[str] = []
@@ -134,7 +126,6 @@ def test_a_callback_registered_while_draining_runs_at_once() -> None:
 
 
 def test_a_failing_callback_does_not_keep_the_others_from_draining() -> None:
-    """Every part is told."""
     lifecycle = Lifecycle("test")
     called: list[str] = []
 
@@ -148,7 +139,6 @@ def test_a_failing_callback_does_not_keep_the_others_from_draining() -> None:
 
 
 def test_a_callback_is_forgotten_with_its_block() -> None:
-    """What it held can go."""
     lifecycle = Lifecycle("test")
     called: list[str] = []
     with lifecycle.calling_on_drain(lambda: called.append("outlived")):
@@ -170,7 +160,6 @@ leave(run_service(main, "learner"))
 
 @pytest.mark.parametrize("is_log_full", [False, True])
 def test_a_full_disk_ends_a_service_with_3_also_when_its_log_is_on_it(is_log_full: bool) -> None:
-    """The last line says so where there is room for it; the exit code always."""
     with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
         process = subprocess.run(
             [sys.executable, "-c", ON_A_FULL_DISK],

@@ -38,7 +38,6 @@ def objects(root: logging.Logger) -> io.StringIO:
 
 
 def test_a_line_has_time_level_role_message_and_fields(stream: io.StringIO) -> None:
-    """Values with spaces are quoted, floats are short."""
     logging.getLogger("x").warning("slow append", extra={"seconds": 1.23456789, "why": "disk is full"})
     line = stream.getvalue().rstrip("\n")
     stamp, rest = line.split(" ", 1)
@@ -47,13 +46,11 @@ def test_a_line_has_time_level_role_message_and_fields(stream: io.StringIO) -> N
 
 
 def test_a_value_cannot_begin_a_line_or_move_the_cursor(stream: io.StringIO) -> None:
-    """By whatever way it came, as in an operator's reason."""
     logging.getLogger("x").info("command", extra={"reason": "now\rinfo\x1b[2J", "by": "ε"})
     assert "reason='now\\rinfo\\x1b[2J' by=ε" in stream.getvalue()
 
 
 def test_a_traceback_follows_its_line(stream: io.StringIO) -> None:
-    """The cause is in the log."""
     try:
         int("bad byte")
     except ValueError:
@@ -64,7 +61,6 @@ def test_a_traceback_follows_its_line(stream: io.StringIO) -> None:
 
 
 def test_a_json_line_has_role_run_and_every_field(objects: io.StringIO) -> None:
-    """Numbers stay numbers; what JSON has no form for is text, and so a line break breaks no line."""
     fields = {"seconds": 0.5, "count": 2, "odd": float("nan"), "where": Path("/a"), "why": "disk\nfull"}
     logging.getLogger("x").warning("slow append", extra=fields)
     (line,) = objects.getvalue().splitlines()
@@ -75,7 +71,6 @@ def test_a_json_line_has_role_run_and_every_field(objects: io.StringIO) -> None:
 
 
 def test_a_json_line_names_the_run_as_soon_as_it_is_known(objects: io.StringIO) -> None:
-    """A field of that name does not take its place."""
     logs.name_run("cartpole-1")
     logging.getLogger("x").info("ready", extra={"run": "other", "role": "other"})
     read = json.loads(objects.getvalue())
@@ -83,7 +78,6 @@ def test_a_json_line_names_the_run_as_soon_as_it_is_known(objects: io.StringIO) 
 
 
 def test_a_traceback_is_a_field_of_its_json_line(objects: io.StringIO) -> None:
-    """One error, one line."""
     try:
         int("bad byte")
     except ValueError:
@@ -93,7 +87,6 @@ def test_a_traceback_is_a_field_of_its_json_line(objects: io.StringIO) -> None:
 
 
 def test_lines_of_text_do_not_change_with_the_run(stream: io.StringIO) -> None:
-    """A session does not rename what the process was started for."""
     logs.name_run("other")
     logging.getLogger("x").info("ready")
     assert stream.getvalue().rstrip("\n").endswith("info broker ready run=cartpole-1")
@@ -102,7 +95,6 @@ def test_lines_of_text_do_not_change_with_the_run(stream: io.StringIO) -> None:
 def test_a_file_has_the_records_of_its_time(
     root: logging.Logger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a thread logs after it is on stderr, and nothing is written to a file that was closed."""
     file = tmp_path / "launcher.log"
     file.write_text("of before\n")
     with logs.at_end_of(file, "launcher", "cartpole-1", style="text"):

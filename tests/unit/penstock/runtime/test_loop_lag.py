@@ -23,7 +23,6 @@ def until_health(health: Health, is_red: bool) -> str | None:
 
 
 def test_a_blocked_loop_turns_health_red_and_shows_as_lag() -> None:
-    """A handler computes instead of waiting: red meanwhile, green afterwards, the gauge remembers."""
     health, blocked, go_on, end = Health("broker"), threading.Event(), threading.Event(), threading.Event()
     health.watch(LOOP, 1.0)
 

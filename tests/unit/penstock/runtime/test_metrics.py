@@ -34,7 +34,6 @@ def families() -> list[tuple[str, str]]:
 
 
 def test_every_metric_has_the_prefix_and_a_help_text() -> None:
-    """Also a name that Prometheus takes."""
     assert len(families()) > 50
     for name, words in families():
         assert re.fullmatch(r"penstock_[a-z][a-z0-9_]*", name), name
@@ -42,7 +41,6 @@ def test_every_metric_has_the_prefix_and_a_help_text() -> None:
 
 
 def test_a_process_serves_the_families_of_its_role_alone() -> None:
-    """An actor has no mean return of 0, a learner no outbox."""
     actor, learner = (metrics.exposition(role).decode() for role in ("actor", "learner"))
     assert "penstock_outbox_fragments" in actor
     assert "penstock_mean_return" not in actor
@@ -55,7 +53,6 @@ def test_a_process_serves_the_families_of_its_role_alone() -> None:
 
 
 def test_what_alerts_watch_is_there_before_its_first_event() -> None:
-    """A series that begins with its first event does not show that it rose."""
     assert 'penstock_updates_skipped_total{reason="nan"}' in metrics.exposition("learner").decode()
     for reason in ("full", "invalid", "overloaded", "malformed"):
         assert f'penstock_refusals_total{{reason="{reason}"}}' in metrics.exposition("broker").decode()
@@ -67,20 +64,17 @@ def test_what_alerts_watch_is_there_before_its_first_event() -> None:
 
 
 def test_an_evaluator_does_not_say_which_version_it_acts_with() -> None:
-    """It plays a version when it is asked to; the alert of weights that do not arrive is not about it."""
     assert "penstock_weight_version_applied" in metrics.exposition("actor").decode()
     assert "penstock_weight_version_applied" not in metrics.exposition("evaluator").decode()
 
 
 def test_labels_come_from_small_enumerations() -> None:
-    """No actor, session or run in a label: series would grow without bound."""
     for collector in vars(metrics).values():
         names = getattr(collector, "_labelnames", ())
         assert set(names) <= LABELS, collector
 
 
 def test_times_and_sizes_carry_their_unit() -> None:
-    """What is measured in seconds or bytes says so."""
     for name, words in families():
         if ", in seconds" in words:
             assert "_seconds" in name, name
@@ -89,7 +83,6 @@ def test_times_and_sizes_carry_their_unit() -> None:
 
 
 def test_the_service_of_a_workload_serves_families_of_its_own() -> None:
-    """Under its role alone, beside those of its server; a role has them once."""
     declared = metrics.declare("tested")
     declared.counter("tested_calls", "Calls that a test made").inc(3)
     assert "penstock_tested_calls_total 3.0" in metrics.exposition("tested").decode()

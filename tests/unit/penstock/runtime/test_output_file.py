@@ -7,7 +7,6 @@ from penstock.runtime.output_file import write_once
 
 
 def test_one_of_many_gets_to_write(tmp_path: Path) -> None:
-    """Its file is whole, and nothing else is left."""
     file = tmp_path / "begun.json"
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda number: write_once(file, b"%d" % number * 999, mode=0o600), range(8)))

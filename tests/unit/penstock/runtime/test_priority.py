@@ -16,15 +16,12 @@ def _niceness() -> int:
 
 
 def test_work_gives_way_and_who_waits_for_it_does_not() -> None:
-    """The result comes back, and the priority of the calling thread stays."""
     before = _niceness()
     assert giving_way(_niceness, 3) == min(before + 3, 19)
     assert _niceness() == before
 
 
 def test_what_the_work_raises_is_raised() -> None:
-    """An import that fails ends the process as it would without the thread."""
-
     def fails() -> None:
         raise ImportError("no such part")
 

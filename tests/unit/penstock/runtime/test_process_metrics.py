@@ -19,7 +19,6 @@ def expiry() -> float | None:
 
 
 def test_a_certificate_tells_when_it_runs_out_also_when_it_was_replaced(tmp_path: Path) -> None:
-    """No series without one; a file that cannot be read is as bad as one that has run out."""
     assert expiry() is None
     certificate = tmp_path / "broker.pem"
     process_metrics.watch_certificate(certificate)

@@ -28,7 +28,6 @@ def is_os_error(error: Exception) -> bool:
 
 
 def test_delays_lie_between_zero_and_the_doubling_cap() -> None:
-    """The n-th delay is at most base · 2ⁿ and never above the cap."""
     delays = list(islice(full_jitter(base_s=0.1, cap_s=1.0), 50))
     limits = [min(1.0, 0.1 * 2**n) for n in range(50)]
     assert all(0.0 <= delay <= limit for delay, limit in zip(delays, limits, strict=True))
@@ -36,7 +35,6 @@ def test_delays_lie_between_zero_and_the_doubling_cap() -> None:
 
 
 def test_a_call_is_repeated_until_it_succeeds() -> None:
-    """Two failures, two announced waits, one result."""
     waits: list[float] = []
     result = retry(
         failing(2, OSError("down")),
@@ -49,13 +47,11 @@ def test_a_call_is_repeated_until_it_succeeds() -> None:
 
 
 def test_what_is_not_retryable_is_raised_at_once() -> None:
-    """A ValueError is no reason to wait."""
     with pytest.raises(ValueError, match="wrong"):
         retry(failing(1, ValueError("wrong")), retryable=is_os_error, stop=threading.Event())
 
 
 def test_giving_up_raises_the_last_error() -> None:
-    """After the time allowed the cause is told, not a timeout."""
     with pytest.raises(OSError, match="down"):
         retry(
             failing(10**9, OSError("down")),
@@ -67,7 +63,6 @@ def test_giving_up_raises_the_last_error() -> None:
 
 
 def test_stop_ends_a_long_wait_at_once() -> None:
-    """A drain does not wait for a back-off of an hour."""
     stop = threading.Event()
     with pytest.raises(Interrupted):
         retry(
@@ -80,7 +75,6 @@ def test_stop_ends_a_long_wait_at_once() -> None:
 
 
 async def test_the_asynchronous_twin_repeats_and_stops() -> None:
-    """Same promises on an event loop."""
     call = failing(2, OSError("down"))
 
     async def succeed_later() -> str:

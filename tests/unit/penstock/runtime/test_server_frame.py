@@ -21,7 +21,6 @@ def framed(listen: str = "127.0.0.1:0") -> ServerFrame:
 
 
 async def test_a_server_says_that_it_drains_before_it_lets_go_of_the_calls_that_it_holds() -> None:
-    """A caller that is answered because of the drain finds out that it must go elsewhere."""
     frame = framed()
     async with grpc.aio.insecure_channel(frame.bind()) as channel:
         await frame.begin(metrics_port=0)
@@ -37,7 +36,6 @@ async def test_a_server_says_that_it_drains_before_it_lets_go_of_the_calls_that_
 
 
 async def test_an_address_that_is_taken_is_a_matter_of_configuration() -> None:
-    """It was chosen when the process was started."""
     first = framed()
     address = first.bind()
     with pytest.raises(ConfigurationError, match="in use"):
@@ -46,7 +44,6 @@ async def test_an_address_that_is_taken_is_a_matter_of_configuration() -> None:
 
 
 async def test_an_event_is_set_from_another_thread() -> None:
-    """The loop wakes for it."""
     event = asyncio.Event()
     threading.Thread(target=setter(event)).start()
     await asyncio.wait_for(event.wait(), 10)
@@ -56,7 +53,6 @@ async def test_an_event_is_set_from_another_thread() -> None:
 async def test_bytes_that_are_no_message_are_an_invalid_argument_of_a_standard_service_too(
     data: bytes,
 ) -> None:
-    """With one reply and with many."""
     frame = framed()
     async with grpc.aio.insecure_channel(frame.bind()) as channel:
         await frame.begin(metrics_port=0)

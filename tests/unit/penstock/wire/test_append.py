@@ -52,7 +52,6 @@ def check_same(call: append.AppendCall, request: AppendRequest) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 2**21])
 def test_what_is_written_is_what_protobuf_writes(size: int) -> None:
-    """Sizes of every number of digits; only a table may stand elsewhere in its header."""
     given = (sent(1, size), sent(2, 3))
     written, expected = append.encode(7, 300, given), message(7, 300, *given).SerializeToString()
     assert len(written) == len(expected)
@@ -60,13 +59,11 @@ def test_what_is_written_is_what_protobuf_writes(size: int) -> None:
 
 
 def test_nothing_at_all_is_an_append_without_fragments() -> None:
-    """Fields with their first value are not on the wire."""
     assert append.encode(0, 0, ()) == b""
     check_same(append.parse(b""), AppendRequest())
 
 
 def test_a_payload_is_a_view_of_the_request() -> None:
-    """It is not copied before it goes to Redis."""
     data = append.encode(1, 0, [sent(1, 1000)])
     (fragment,) = append.parse(data).fragments
     assert fragment.payload.obj is data
@@ -80,7 +77,6 @@ def test_a_payload_is_a_view_of_the_request() -> None:
 def test_fields_in_any_order_and_more_than_once_are_read_as_protobuf_reads_them(
     sizes: list[int], more: list[bytes], order: random.Random
 ) -> None:
-    """The last number counts, fragments keep their order, what is unknown is passed over."""
     pieces = [message(0, 0, sent(index, size)).SerializeToString() for index, size in enumerate(sizes)]
     pieces += more
     order.shuffle(pieces)
@@ -90,7 +86,6 @@ def test_fields_in_any_order_and_more_than_once_are_read_as_protobuf_reads_them(
 
 @given(at=st.integers(0, 400), byte=st.integers(0, 255), cut=st.integers(0, 400))
 def test_changed_bytes_are_read_as_protobuf_reads_them_or_refused(at: int, byte: int, cut: int) -> None:
-    """One byte, or the end."""
     data = bytearray(append.encode(3, 1, [sent(2, 20), sent(3, 0)]))
     data[at % len(data)] = byte
     changed = bytes(data[: max(1, len(data) - cut % len(data))])
@@ -107,7 +102,6 @@ def test_changed_bytes_are_read_as_protobuf_reads_them_or_refused(at: int, byte:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    """By nothing else than what the boundary expects."""
     with suppress(DecodeError, Unfit):
         append.parse(data)
 
@@ -150,13 +144,11 @@ SMALL = _header(slots=3).SerializeToString()
 
 
 def test_an_honest_append_passes() -> None:
-    """As many fragments as one message may hold."""
     message = to_proto(small_fragment(1))
     append.parse(_append(*[message] * MAX_FRAGMENTS_PER_APPEND))
 
 
 def test_the_widest_honest_fragment_passes() -> None:
-    """Every slot that there may be, each with a span of its own, its numbers as large as they get."""
     message = fragment_pb2.Fragment()
     for slot in range(MAX_SLOTS):
         message.header.slots.add(slot_id=slot, episode_id=MAX_NUMBER, first_step=MAX_NUMBER)
@@ -188,6 +180,5 @@ def test_the_widest_honest_fragment_passes() -> None:
     ],
 )
 def test_what_would_unfold_to_much_or_is_cut_off_is_unfit(data: bytes, why: str) -> None:
-    """With the field and its bound."""
     with pytest.raises(Unfit, match=why):
         append.parse(data)

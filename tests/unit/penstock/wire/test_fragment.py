@@ -27,7 +27,6 @@ def change_header(fragment: Fragment, **fields: object) -> Fragment:
 @pytest.mark.parametrize("ends", [0, 1, 4])
 @pytest.mark.parametrize("compress", [(), ("observation/camera", "final/observation/camera", "reward")])
 def test_what_is_built_follows_the_schema_and_reads_back(ends: int, compress: tuple[str, ...]) -> None:
-    """Raw and compressed tensors come back as they went in, also when no episode ended."""
     fragment = fragment_of(ends=ends, compress=compress)
     check(fragment, SCHEMA, RUN)
     expected = arrays_of(SCHEMA, 5, 3, ends)
@@ -39,7 +38,6 @@ def test_what_is_built_follows_the_schema_and_reads_back(ends: int, compress: tu
 
 
 def test_reading_copies_nothing_and_cannot_be_written_to() -> None:
-    """A raw tensor is a view of the payload."""
     fragment = fragment_of()
     reward = fragment.arrays()["reward"]
     assert not reward.flags.owndata
@@ -48,14 +46,12 @@ def test_reading_copies_nothing_and_cannot_be_written_to() -> None:
 
 
 def test_a_payload_may_be_read_from_a_memoryview() -> None:
-    """The learner reads what Redis returned without turning it into bytes."""
     fragment = fragment_of(compress=("reward",))
     arrays = read_payload(fragment.header, memoryview(fragment.payload))
     np.testing.assert_array_equal(fragment.arrays()["reward"], arrays["reward"])
 
 
 def test_a_strided_array_is_packed_in_row_order() -> None:
-    """Transposed inputs are stored as they look, not as they lie."""
     arrays = arrays_of(SCHEMA, 5, 3)
     arrays["reward"] = np.asfortranarray(arrays["reward"])
     fragment = build(header_of(SCHEMA, 5, 3), arrays)
@@ -63,7 +59,6 @@ def test_a_strided_array_is_packed_in_row_order() -> None:
 
 
 def test_charge_counts_every_step_and_staleness_the_oldest_weights() -> None:
-    """T·N whether valid or not; the oldest span decides the age."""
     header = replace(header_of(SCHEMA, 5, 3), weights=(WeightSpan(0, 0, 2, 9, 6), WeightSpan(0, 2, 3, 8, 7)))
     assert header.charge == 15
     assert header.oldest_update == 6
@@ -89,7 +84,6 @@ HEADER_FAULTS: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize(("fields", "message"), HEADER_FAULTS.values(), ids=HEADER_FAULTS.keys())
 def test_a_wrong_header_is_refused_by_name(fields: dict[str, object], message: str) -> None:
-    """Each error names the field and what is wrong with it."""
     with pytest.raises(ValueError, match=message):
         check(change_header(fragment_of(), **fields), SCHEMA, RUN)
 
@@ -116,13 +110,11 @@ ENTRY_FAULTS: dict[str, tuple[str, dict[str, object], str]] = {
 
 @pytest.mark.parametrize(("name", "fields", "message"), ENTRY_FAULTS.values(), ids=ENTRY_FAULTS.keys())
 def test_a_wrong_table_is_refused_by_name(name: str, fields: dict[str, object], message: str) -> None:
-    """Each error names the tensor, what it says and what the schema says."""
     with pytest.raises(ValueError, match=message):
         check(change_entry(fragment_of(), name, **fields), SCHEMA, RUN)
 
 
 def test_a_tensor_given_twice_is_refused() -> None:
-    """The same name in two rows is not a set of the schema's tensors."""
     fragment = fragment_of()
     entries = fragment.header.tensors
     with pytest.raises(ValueError, match="give each tensor of the schema once"):
@@ -131,7 +123,6 @@ def test_a_tensor_given_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"x", None])
 def test_a_payload_of_another_length_is_refused(payload: bytes | None) -> None:
-    """Too short and too long are both told in bytes."""
     fragment = fragment_of()
     wrong = bytes(fragment.payload) + b"x" if payload is None else payload
     with pytest.raises(ValueError, match=rf"payload: {len(wrong)} bytes, the table describes"):
@@ -139,7 +130,6 @@ def test_a_payload_of_another_length_is_refused(payload: bytes | None) -> None:
 
 
 def test_more_ends_than_steps_are_refused() -> None:
-    """At most one episode ends per step and slot."""
     with pytest.raises(ValueError, match="16 ended episodes in 15 steps"):
         check(fragment_of(ends=16), SCHEMA, RUN)
 
@@ -148,7 +138,6 @@ def test_more_ends_than_steps_are_refused() -> None:
 @pytest.mark.parametrize("name", ["reward", "log_prob"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_number_that_is_not_finite_is_refused(name: str, value: float, compress: tuple[str, ...]) -> None:
-    """NaN and infinity in reward or log-probability never reach the log."""
     arrays = arrays_of(SCHEMA, 5, 3)
     arrays[name][2, 1] = value
     with pytest.raises(ValueError, match=f"{name}: holds NaN or infinity"):
@@ -158,7 +147,6 @@ def test_a_number_that_is_not_finite_is_refused(name: str, value: float, compres
 @pytest.mark.parametrize("name", ["reward", "log_prob"])
 @pytest.mark.parametrize("value", [1e6, -1e6])
 def test_a_number_beyond_the_bound_of_the_run_is_refused(name: str, value: float) -> None:
-    """The message names the setting."""
     arrays = arrays_of(SCHEMA, 5, 3)
     arrays[name][2, 1] = value
     fragment = build(header_of(SCHEMA, 5, 3), arrays)
@@ -170,7 +158,6 @@ def test_a_number_beyond_the_bound_of_the_run_is_refused(name: str, value: float
 
 
 def test_a_dtype_that_the_wire_does_not_know_cannot_be_built() -> None:
-    """Objects and strings are refused where they are packed, by name."""
     arrays = arrays_of(SCHEMA, 5, 3) | {"reward": np.array([["a"]], dtype=object)}
     with pytest.raises(ValueError, match="reward: dtype 'object' is not one of"):
         build(header_of(SCHEMA, 5, 3), arrays)
@@ -184,7 +171,6 @@ def corrupt(fragment: Fragment, edit: Callable[[bytearray], None]) -> Fragment:
 
 
 def test_a_frame_that_decodes_to_more_than_it_says_is_refused_before_it_is_decoded() -> None:
-    """A compressed megabyte behind a declared size of some bytes costs no megabyte."""
     arrays = arrays_of(SCHEMA, 5, 3) | {"reward": np.zeros(2**20, np.float32)}
     fragment = build(header_of(SCHEMA, 5, 3), arrays, ("reward",))
     lying = change_entry(fragment, "reward", shape=(5, 3), raw_size=60)
@@ -193,7 +179,6 @@ def test_a_frame_that_decodes_to_more_than_it_says_is_refused_before_it_is_decod
 
 
 def test_bytes_that_are_no_frame_are_refused() -> None:
-    """A flipped magic number is told as what it is."""
     fragment = fragment_of(compress=("reward",))
     entry = next(e for e in fragment.header.tensors if e.name == "reward")
 
@@ -205,7 +190,6 @@ def test_bytes_that_are_no_frame_are_refused() -> None:
 
 
 def test_the_largest_number_of_slots_is_allowed_and_one_more_is_not() -> None:
-    """The limit is where `limits` says."""
     header = replace(
         header_of(SCHEMA, 1, 1), slots=tuple(Slot(i, 0, 0) for i in range(MAX_SLOTS + 1)), weights=()
     )

@@ -10,19 +10,16 @@ from tests.support.experience.whole_fragments import fragment_of
 
 
 def test_a_header_survives_the_log() -> None:
-    """Every field comes back from the bytes that Redis keeps."""
     header = replace(fragment_of(compress=("reward",)).header, kind=Kind.SHADOW)
     assert header == parse_header(header_bytes(header))
 
 
 def test_a_fragment_survives_the_wire() -> None:
-    """Header and payload come back from the message."""
     fragment = fragment_of()
     assert fragment == from_proto(pb.Fragment.FromString(to_proto(fragment).SerializeToString()))
 
 
 def test_every_field_of_the_message_is_filled() -> None:
-    """A field added to the message and forgotten in the codec fails here."""
     message = header_to_proto(fragment_of().header)
     assert {field.name for field in pb.FragmentHeader.DESCRIPTOR.fields} == {
         field.name for field, _ in message.ListFields()
@@ -31,7 +28,6 @@ def test_every_field_of_the_message_is_filled() -> None:
 
 @pytest.mark.parametrize("kind", [0, 3])
 def test_a_kind_that_does_not_exist_is_refused(kind: int) -> None:
-    """Unsaid and unknown kinds are told what to use."""
     message = header_to_proto(fragment_of().header)
     message.kind = pb.Kind.ValueType(kind)
     with pytest.raises(ValueError, match=rf"header\.kind={kind}: use TRAIN or SHADOW"):
@@ -39,7 +35,6 @@ def test_a_kind_that_does_not_exist_is_refused(kind: int) -> None:
 
 
 def test_too_many_rows_are_refused_before_they_are_read() -> None:
-    """Slots and tensors are counted first."""
     message = header_to_proto(fragment_of().header)
     message.tensors.extend([pb.TensorEntry()] * (MAX_TENSORS + 1))
     with pytest.raises(ValueError, match=f"at most {MAX_SLOTS}, {MAX_SLOTS} and {MAX_TENSORS}"):
@@ -48,12 +43,10 @@ def test_too_many_rows_are_refused_before_they_are_read() -> None:
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\xffx", header_bytes(fragment_of().header)[:-1]])
 def test_bytes_that_are_no_header_are_a_value_error(data: bytes) -> None:
-    """The caller handles one kind of error."""
     with pytest.raises(ValueError, match="header"):
         parse_header(data)
 
 
 def test_slots_keep_their_order() -> None:
-    """Column n of every tensor is slot n of the header."""
     header = replace(fragment_of(slots=2).header, slots=(Slot(5, 1, 0), Slot(2, 9, 4)))
     assert header.slots == parse_header(header_bytes(header)).slots

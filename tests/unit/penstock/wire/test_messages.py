@@ -8,13 +8,11 @@ EPISODE = Episode(slot_id=3, episode_id=2**40, episode_return=-1.5, length=200, 
 
 
 def test_a_report_survives_redis() -> None:
-    """Episodes, kind and sequence come back."""
     report = Report(session=4, sequence=2, evaluation=True, deterministic=True, episodes=(EPISODE, EPISODE))
     assert report == Report.decode(report.encode())
 
 
 def test_credit_and_publication_survive_the_wire() -> None:
-    """Each field has its place."""
     credit = Credit(begin_through=5, min_version=3, round=2)
     publication = Publication(version=7, update=6, sha256="ab", size=99)
     assert credit == Credit.from_proto(credit.to_proto())
@@ -31,13 +29,11 @@ def test_credit_and_publication_survive_the_wire() -> None:
     ],
 )
 def test_enumerations_are_those_of_the_protocol(ours: type[Reason], theirs: object, prefix: str) -> None:
-    """Names and numbers agree, but for the unsaid value that only the protocol has."""
     wire = {name.removeprefix(prefix): number for name, number in theirs.items() if number}  # type: ignore[attr-defined]
     assert {member.name: member.value for member in ours} == wire
 
 
 def test_labels_are_lower_case_names() -> None:
-    """Logs and metrics use them."""
     assert Reason.NOT_READY.label == "not_ready"
     assert Durability.FSYNC_1S.label == "fsync_1s"
     assert Role.EVALUATION.label == "evaluation"
@@ -45,18 +41,15 @@ def test_labels_are_lower_case_names() -> None:
 
 
 def test_a_refusal_survives_the_wire() -> None:
-    """Reason, detail and what the caller needs to go on."""
     refusal = Refusal(reason=Reason.GAP, detail="hole", retry_after_ms=20, expected=4)
     assert refusal == Refusal.from_proto(refusal.to_proto())
 
 
 def test_nothing_refused_is_none() -> None:
-    """The unsaid reason means that all went well."""
     assert Refusal.from_proto(refusal_pb2.Refusal()) is None
 
 
 def test_a_refusal_raised_tells_reason_and_detail() -> None:
-    """What a log line shows."""
     error = Refused(Refusal(reason=Reason.FENCED, detail="a newer learner holds the lease"))
     assert str(error) == "fenced: a newer learner holds the lease"
     assert error.refusal.reason is Reason.FENCED

@@ -14,7 +14,6 @@ NEWS = pb.WatchLatestReply(revision=7, scalars={"epsilon": 0.5}, latest=pb.Publi
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 2**21])
 def test_protobuf_reads_what_is_written(size: int) -> None:
-    """Sizes of every number of digits."""
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     whole = pb.WatchLatestReply.FromString(write_around(NEWS, NUMBER, data))
     assert whole.weights == data
@@ -23,7 +22,6 @@ def test_protobuf_reads_what_is_written(size: int) -> None:
 
 
 def test_what_protobuf_writes_is_read_without_a_copy_of_the_field() -> None:
-    """It stands in the middle there."""
     written = pb.WatchLatestReply(weights=b"abc" * 99)
     written.MergeFrom(NEWS)
     data = written.SerializeToString()
@@ -33,7 +31,6 @@ def test_what_protobuf_writes_is_read_without_a_copy_of_the_field() -> None:
 
 
 def test_of_several_the_last_counts() -> None:
-    """As in protobuf."""
     data = write_around(pb.WatchLatestReply(), NUMBER, b"one") + write_around(NEWS, NUMBER, b"two")
     message, weights = read_beside(pb.WatchLatestReply, NUMBER, data)
     assert (message, bytes(weights)) == (NEWS, b"two")
@@ -42,7 +39,6 @@ def test_of_several_the_last_counts() -> None:
 
 @given(st.binary(max_size=80))
 def test_other_bytes_are_refused_as_protobuf_refuses_them(data: bytes) -> None:
-    """Or read as protobuf reads them."""
     try:
         message, weights = read_beside(pb.WatchLatestReply, NUMBER, data)
     except (DecodeError, Unfit):

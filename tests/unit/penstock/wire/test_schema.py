@@ -8,19 +8,16 @@ from tests.support.experience.whole_fragments import SCHEMA, fragment_of
 
 
 def test_a_schema_survives_the_wire_with_its_id() -> None:
-    """The id is the digest of the rules, wherever it is computed."""
     back = FragmentSchema.from_proto(pb.FragmentSchema.FromString(SCHEMA.to_proto().SerializeToString()))
     assert back == SCHEMA
     assert back.schema_id == SCHEMA.schema_id
 
 
 def test_the_id_does_not_depend_on_the_order_of_the_rules() -> None:
-    """Rules are sorted by name."""
     assert FragmentSchema(SCHEMA.tensors[::-1]).schema_id == SCHEMA.schema_id
 
 
 def test_the_id_changes_with_any_rule() -> None:
-    """dtype, shape, axes and name all count."""
     base = TensorRule(name="extra/x", dtype="float32", shape=(2,))
     others = [
         TensorRule(name="extra/y", dtype="float32", shape=(2,)),
@@ -33,14 +30,12 @@ def test_the_id_changes_with_any_rule() -> None:
 
 
 def test_a_tensor_declared_twice_is_refused() -> None:
-    """Names are unique."""
     rule = TensorRule(name="reward", dtype="float32")
     with pytest.raises(ValueError, match="declared twice"):
         FragmentSchema((rule, rule))
 
 
 def test_each_part_of_an_observation_is_a_tensor_with_its_final_row() -> None:
-    """The last observation of an ended episode travels beside the steps."""
     space = Dict((("a", Box(np.zeros(2, np.float32), np.ones(2, np.float32))), ("b", Discrete(3))))
     schema = fragment_schema(space, Discrete(2), (TensorRule(name="extra/note", dtype="int32"),))
     assert sorted(schema.by_name) == [
@@ -53,12 +48,10 @@ def test_each_part_of_an_observation_is_a_tensor_with_its_final_row() -> None:
 
 
 def test_the_size_of_a_fragment_is_known_before_it_is_made() -> None:
-    """What a start-up check compares with the message limit is what a full fragment weighs."""
     assert SCHEMA.fragment_bytes(5, 3, 3) == len(fragment_of(steps=5, slots=3, ends=3).payload)
 
 
 def test_the_ends_that_a_message_holds_are_those_whose_last_observations_fit() -> None:
-    """One more is one too many."""
     large = Box(np.zeros((256, 256, 3), np.uint8), np.full((256, 256, 3), 255, np.uint8))
     schema = fragment_schema(large, Discrete(2))
     most = schema.most_ends(8, 4)
@@ -75,6 +68,5 @@ def test_the_ends_that_a_message_holds_are_those_whose_last_observations_fit() -
     ],
 )
 def test_a_malformed_rule_is_refused_by_name(rule: pb.TensorRule, error: str) -> None:
-    """dtype, rank and axes are checked on arrival."""
     with pytest.raises(ValueError, match=error):
         FragmentSchema.from_proto(pb.FragmentSchema(tensors=[rule]))

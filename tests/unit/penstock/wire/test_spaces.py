@@ -37,12 +37,10 @@ SPACES: dict[str, Space] = {
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
 def test_a_space_survives_the_wire(space: Space) -> None:
-    """Kind, bounds, order and nesting come back, infinite bounds too."""
     assert space == from_proto("space", pb.Space.FromString(to_proto(space).SerializeToString()))
 
 
 def test_boxes_are_equal_by_dtype_shape_and_bounds() -> None:
-    """Actors compare their own space with the run's."""
     assert Box(np.zeros(2, np.float32), np.ones(2, np.float32)) == Box(
         np.zeros(2, np.float32), np.ones(2, np.float32)
     )
@@ -51,7 +49,6 @@ def test_boxes_are_equal_by_dtype_shape_and_bounds() -> None:
 
 
 def test_leaves_are_named_by_their_path() -> None:
-    """Tensor names are the path of the leaf below observation or action."""
     assert [path for path, _ in leaves(NESTED, "observation")] == [
         "observation/a/0",
         "observation/a/1",
@@ -61,7 +58,6 @@ def test_leaves_are_named_by_their_path() -> None:
 
 
 def test_a_value_is_flattened_and_put_together_again() -> None:
-    """What the environment gives is what it gets back."""
     value: dict[str, Any] = {"a": (1, np.array([0.5, 2.0])), "b": np.array([0, 1, 0, 1])}
     flat = flatten(NESTED, value, "x")
     assert list(flat) == ["x/a/0", "x/a/1", "x/b"]
@@ -72,14 +68,12 @@ def test_a_value_is_flattened_and_put_together_again() -> None:
 
 
 def test_zeros_have_the_shape_and_dtype_of_the_leaf() -> None:
-    """Leading axes come first."""
     array = zeros(BOX, (5, 3))
     assert array.shape == (5, 3, 2)
     assert array.dtype == np.float32
 
 
 def test_bounds_that_disagree_are_refused() -> None:
-    """Low and high describe the same array."""
     with pytest.raises(ValueError, match="Box: low is"):
         Box(np.zeros(2), np.ones(3))
 
@@ -109,6 +103,5 @@ FAULTS: dict[str, tuple[pb.Space, str]] = {
 
 @pytest.mark.parametrize(("message", "error"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_malformed_space_is_refused_by_name(message: pb.Space, error: str) -> None:
-    """The error names the field."""
     with pytest.raises(ValueError, match=error):
         from_proto("action_space", message)

@@ -32,7 +32,6 @@ SPECIFICATION = RunSpecification(
 
 
 def test_a_specification_survives_redis() -> None:
-    """Every field comes back; the probe's arrays too."""
     back = RunSpecification.decode(SPECIFICATION.encode())
     for field in fields(RunSpecification):
         if field.name != "probe":
@@ -44,17 +43,14 @@ def test_a_specification_survives_redis() -> None:
 
 
 def test_encoding_is_the_same_every_time() -> None:
-    """Two encodings of one specification are compared as bytes."""
     assert SPECIFICATION.encode() == RunSpecification.decode(SPECIFICATION.encode()).encode()
 
 
 def test_every_field_of_the_message_is_filled() -> None:
-    """A field added to the message and forgotten here fails."""
     filled = {field.name for field, _ in SPECIFICATION.to_proto().ListFields()}
     assert {field.name for field in pb.RunSpecification.DESCRIPTOR.fields} == filled
 
 
 def test_a_run_that_is_no_id_is_refused() -> None:
-    """Names are checked where they come in."""
     with pytest.raises(ValueError, match="run='No Id' is not an id"):
         RunSpecification.decode(replace(SPECIFICATION, run="No Id").encode())

@@ -10,7 +10,6 @@ from workloads.chat.people.taste import CHANGED, USUAL
 
 
 def test_every_prompt_has_eight_different_responses() -> None:
-    """Their features are what can be read from them, and no two prompts look alike to a policy."""
     assert len(questions()) == PROMPTS
     for one in questions():
         assert len(set(one.candidates)) == CANDIDATES
@@ -20,7 +19,6 @@ def test_every_prompt_has_eight_different_responses() -> None:
 
 
 def test_there_is_something_to_learn() -> None:
-    """The best earns far more than an even policy; what was best is not when the taste has changed."""
     usual, changed = liked(USUAL), liked(CHANGED)
     assert usual.shape == (PROMPTS, CANDIDATES)
     best = best_policy(usual, 0.1)
@@ -30,7 +28,6 @@ def test_there_is_something_to_learn() -> None:
 
 
 def test_a_heavy_weight_keeps_the_policy_even() -> None:
-    """And a light one chooses the best alone; distances lie between 0 and 1."""
     usual, even = liked(USUAL), np.full((PROMPTS, CANDIDATES), 1 / CANDIDATES)
     assert total_variation(best_policy(usual, 100.0), even).max() < 0.01
     alone = np.eye(CANDIDATES)[usual.argmax(1)]

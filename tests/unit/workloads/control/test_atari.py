@@ -38,10 +38,6 @@ def played(stepper: Stepper, steps: int, seed: int = 5) -> list[Stepped]:
 
 
 def test_either_way_shows_and_pays_the_same() -> None:
-    """Step by step, through lost lives and new games; only the frame at which a game ends may differ.
-
-    What is shown of a game that is over has no value, and each takes it from other frames of the last step.
-    """
     pytest.importorskip("envpool", reason="EnvPool is an extra")
     steppers = [games("sync"), games("envpool")]
     first = [stepper.reset([1, 2])["observation"] for stepper in steppers]
@@ -72,7 +68,6 @@ WAYS = pytest.mark.parametrize(
 
 @WAYS
 def test_a_lost_life_ends_an_episode_of_training_and_the_game_goes_on(vectorise: Any) -> None:
-    """An evaluation plays the same game whole; its return is the score, here of five lives together."""
     lives, whole = games(vectorise, count=1), games(vectorise, count=1, whole=True)
     lives.reset([3])
     whole.reset([3])
@@ -96,7 +91,6 @@ def test_a_lost_life_ends_an_episode_of_training_and_the_game_goes_on(vectorise:
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn", "random"])
 def test_every_algorithm_is_shown_stacks_and_paid_clipped_rewards(algorithm: str) -> None:
-    """By settings that change nothing of the score."""
     layer = for_environment(BREAKOUT, algorithm)
     assert layer["environment"]["reward"] == [{"clip": [-1.0, 1.0]}]
     assert layer["policy"]["frame_stack"] == 4
@@ -104,7 +98,6 @@ def test_every_algorithm_is_shown_stacks_and_paid_clipped_rewards(algorithm: str
 
 @WAYS
 def test_what_begins_is_drawn_from_the_seed(vectorise: Any) -> None:
-    """Equal seeds have equal games, others others; also those beyond int32, and again later."""
     stepper = games(vectorise, atari={"noop_max": 30, "sticky_actions": 0.25})
 
     def shown(*seeds: int) -> Any:
@@ -119,7 +112,6 @@ def test_what_begins_is_drawn_from_the_seed(vectorise: Any) -> None:
 
 @WAYS
 def test_a_limit_counts_steps_of_the_whole_game(vectorise: Any) -> None:
-    """Then it is truncated, and a new one begins; a lost life in between does not begin the count anew."""
     stepper = games(vectorise, max_episode_steps=60)
     stepper.reset([1, 2])
     steps = played(stepper, 130)
@@ -129,7 +121,6 @@ def test_a_limit_counts_steps_of_the_whole_game(vectorise: Any) -> None:
 
 
 def test_spaces_are_what_the_policy_stacks() -> None:
-    """Grey frames."""
     section = EnvironmentSection(id=BREAKOUT)
     observation, action = control.spaces(section)
     assert isinstance(observation, Box)
@@ -153,6 +144,5 @@ def test_spaces_are_what_the_policy_stacks() -> None:
     ],
 )
 def test_what_does_not_fit_a_game_is_named(section: dict[str, Any], words: str) -> None:
-    """Field, value and remedy; before any process starts."""
     with pytest.raises(ConfigurationError, match=words):
         control.target(EnvironmentSection(**{"id": BREAKOUT, **section}))

@@ -28,7 +28,6 @@ def held(**arguments: Any) -> tuple[Stepper, list[Any]]:
 @pytest.mark.parametrize("mask", ["array", "list"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_last_observation_and_its_mask_are_not_those_of_the_next_episode(way: str, mask: str) -> None:
-    """Nor are any others: each is that of its step."""
     stepper, _ = held(way=way, mask=mask)
     actions, ends = np.ones(SLOTS, np.int64), 0
     shown = stepper.reset(range(SLOTS))
@@ -45,7 +44,6 @@ def test_a_last_observation_and_its_mask_are_not_those_of_the_next_episode(way: 
 
 
 def test_an_environment_is_asked_for_nothing_before_the_first_reset() -> None:
-    """Nor for more than its steps and a reset for each episode, without options."""
     stepper, environments = held()
     assert [one.calls for one in environments] == [[]] * SLOTS
     stepper.reset(range(SLOTS))

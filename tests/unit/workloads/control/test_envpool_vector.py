@@ -52,12 +52,6 @@ def acrobot(seen: Any) -> Any:
     ],
 )
 def test_every_step_is_gymnasiums(environment_id: str, steps: int, state_of: Callable[[Any], Any]) -> None:
-    """Gymnasium's vectoriser is put into the state that EnvPool shows, and both make the same step.
-
-    Observation, reward, and whether it terminated or was truncated, with several ends in every slot; the step
-    after an end is one of the next episode. A pendulum at its highest speed is left out: EnvPool moves it by
-    the speed before that is bounded.
-    """
     pool = stepper(environment_id)
     reference: Any = gymnasium.make_vec(
         environment_id,
@@ -94,7 +88,6 @@ def test_every_step_is_gymnasiums(environment_id: str, steps: int, state_of: Cal
 
 @pytest.mark.parametrize("environment_id", ["InvertedPendulum-v5", "Hopper-v5", "Walker2d-v5"])
 def test_mujoco_makes_gymnasiums_steps(environment_id: str) -> None:
-    """From the state of each beginning on; contacts let the two drift apart by and by."""
     pytest.importorskip("mujoco", reason="Gymnasium's own needs the extra mujoco")
     pytest.importorskip("imageio", reason="Gymnasium's own needs the extra mujoco")
     pool = stepper(environment_id)
@@ -127,7 +120,6 @@ def test_mujoco_makes_gymnasiums_steps(environment_id: str) -> None:
 
 
 def test_an_end_in_the_last_step_of_the_limit_is_terminal_too() -> None:
-    """EnvPool itself says of it that it was truncated, and a learner would value what nothing follows."""
     pool = stepper(count=1)
     pool.reset([7])
     length = 1
@@ -141,7 +133,6 @@ def test_an_end_in_the_last_step_of_the_limit_is_terminal_too() -> None:
 
 
 def test_all_may_end_at_once_and_with_the_very_first_step() -> None:
-    """Each step then ends every episode, and shows the first observation of the next."""
     pool = stepper("Pendulum-v1", max_episode_steps=1)
     shown = [pool.reset(SEEDS)["observation"]]
     for _ in range(3):
@@ -160,7 +151,6 @@ def test_all_may_end_at_once_and_with_the_very_first_step() -> None:
 
 @pytest.mark.parametrize(("count", "threads"), [(1, 1), (1, 4), (5, 2), (7, 3)])
 def test_threads_change_nothing(count: int, threads: int) -> None:
-    """Whether they divide the environments or not."""
     by_one = stepper(count=count, kwargs={"num_threads": 1})
     by_some = stepper(count=count, kwargs={"num_threads": threads})
     seeds = [*SEEDS, 8, 9]
@@ -174,7 +164,6 @@ def test_threads_change_nothing(count: int, threads: int) -> None:
 
 
 def test_each_slot_has_its_own_seed_and_the_same_one_begins_again() -> None:
-    """EnvPool's are fixed when environments are made, int32; ours come with a reset, uint32."""
     pool = stepper()
 
     def run(seeds: list[int]) -> Any:
@@ -192,7 +181,6 @@ def test_each_slot_has_its_own_seed_and_the_same_one_begins_again() -> None:
 
 
 def test_without_a_seed_every_reset_is_another() -> None:
-    """As Gymnasium's."""
     environment = control.make(EnvironmentSection(vectorise="envpool"), 2, 0)
     first, second = (environment.reset()[0] for _ in range(2))
     assert not np.array_equal(first, second)
@@ -201,7 +189,6 @@ def test_without_a_seed_every_reset_is_another() -> None:
 
 
 def test_no_later_step_writes_into_what_was_shown() -> None:
-    """Neither a reset of others."""
     pool = stepper()
     kept = [pool.reset(SEEDS)["observation"]]
     copies = [kept[0].copy()]
@@ -241,7 +228,6 @@ MUJOCO = [
 def test_a_policy_of_one_can_be_read_by_the_other(
     environment_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spaces, limit and target are equal, so a run may be evaluated and go on by either."""
     if environment_id in MUJOCO:
         pytest.importorskip("mujoco", reason="Gymnasium's own needs the extra mujoco")
         pytest.importorskip("imageio", reason="Gymnasium's own needs the extra mujoco")
@@ -253,7 +239,6 @@ def test_a_policy_of_one_can_be_read_by_the_other(
 
 
 def test_an_id_that_only_envpool_has_is_shown_by_path() -> None:
-    """Several parts, reset where they ended and as they were elsewhere."""
     section = EnvironmentSection(id="MiniGrid-Empty-5x5-v0", vectorise="envpool")
     space, _ = control.spaces(section)
     assert isinstance(space, Dict)
@@ -271,7 +256,6 @@ def test_an_id_that_only_envpool_has_is_shown_by_path() -> None:
 
 
 def test_bounds_that_envpool_does_not_know_are_none() -> None:
-    """It declares the smallest positive number as the lowest, which its observations are not held to."""
     space, _ = control.spaces(EnvironmentSection(id="WalkerWalk-v1", vectorise="envpool"))
     parts = [leaf for _, leaf in leaves(space, "observation")]
     assert parts
@@ -299,13 +283,11 @@ def test_bounds_that_envpool_does_not_know_are_none() -> None:
     ],
 )
 def test_what_does_not_go_with_it_is_named(section: dict[str, Any], words: str) -> None:
-    """Field, value and remedy, when the target is asked for: before any process starts."""
     with pytest.raises(ConfigurationError, match=words):
         control.target(EnvironmentSection(**section, vectorise="envpool"))
 
 
 def test_arguments_that_gymnasium_has_as_well_reach_it() -> None:
-    """By the same name."""
     section = EnvironmentSection(
         id="HalfCheetah-v5",
         vectorise="envpool",

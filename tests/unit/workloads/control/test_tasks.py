@@ -47,12 +47,10 @@ def distance(seen: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("name", ["Catch-v0", "Courier-v0"])
 def test_they_are_environments_as_gymnasium_wants_them(name: str) -> None:
-    """Spaces, seeds, return types."""
     check_env(gymnasium.make(name).unwrapped, skip_render_check=True)
 
 
 def test_every_ball_can_be_caught() -> None:
-    """Return 1 from every start; the registered threshold lies below."""
     environment = gymnasium.make("Catch-v0")
     assert set(played(environment, catch, 100)) == {1.0}
     assert environment.spec is not None
@@ -60,13 +58,11 @@ def test_every_ball_can_be_caught() -> None:
 
 
 def test_who_does_not_look_catches_one_ball_in_ten() -> None:
-    """Mean 2/10 − 1, whatever is done; here nothing."""
     returns = played(gymnasium.make("Catch-v0"), lambda _: 1, 2000)
     assert np.mean(returns) == pytest.approx(-0.8, abs=0.05)
 
 
 def test_the_shortest_way_to_a_depot_is_the_optimum() -> None:
-    """1 − 0.1 d from every start, 7/12 on average."""
     environment = gymnasium.make("Courier-v0")
     distances = [distance(environment.reset(seed=seed)[0]) for seed in range(2000)]
     returns = played(environment, deliver, 2000)
@@ -76,7 +72,6 @@ def test_the_shortest_way_to_a_depot_is_the_optimum() -> None:
 
 
 def test_a_random_walk_rarely_finds_the_depot() -> None:
-    """Far below the threshold of 0.5."""
     random = np.random.default_rng(0)
     returns = played(gymnasium.make("Courier-v0"), lambda _: int(random.integers(4)), 500)
     assert np.mean(returns) < -0.5

@@ -37,7 +37,6 @@ def games(count: int) -> Any:
 
 
 def test_a_lost_life_is_an_end_without_a_reset() -> None:
-    """Only where the game is over does the caller's reset begin a new one."""
     rule = EpisodicLife(games(2))
     rule.reset(seed=0)
     ends = []
@@ -52,7 +51,6 @@ def test_a_lost_life_is_an_end_without_a_reset() -> None:
 
 
 def test_a_new_game_has_all_lives() -> None:
-    """Else its first lost one would not count."""
     rule = EpisodicLife(games(1))
     rule.reset(seed=0)
     for _ in range(3):
@@ -64,7 +62,6 @@ def test_a_new_game_has_all_lives() -> None:
 
 
 def test_the_last_step_may_terminate_and_truncate() -> None:
-    """As Gymnasium's own limit says it; what terminated is worth nothing however long it took."""
     rule = StepLimit(games(2), 3)
     rule.reset(seed=0)
     for _ in range(2):
@@ -75,7 +72,6 @@ def test_the_last_step_may_terminate_and_truncate() -> None:
 
 
 def test_steps_are_counted_from_each_reset() -> None:
-    """Of the slots that were reset, and of no others."""
     rule = StepLimit(games(2), 4)
     rule.reset(seed=0)
     rule.step(np.array([0, 0]))

@@ -24,7 +24,6 @@ def settings(folder: Path, count: int = 0, slots: int = 1, **kwargs: Any) -> Set
 
 
 def test_its_spaces_are_known_and_nothing_has_run(tmp_path: Path) -> None:
-    """Also where actors may act."""
     for number, acts in enumerate((False, True)):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -36,7 +35,6 @@ def test_its_spaces_are_known_and_nothing_has_run(tmp_path: Path) -> None:
 
 
 def test_the_target_is_that_of_the_simulated_host(tmp_path: Path) -> None:
-    """Commands have none; other environments have their own."""
     live = settings(tmp_path).environment
     assert target(live) is None
     assert target(live.model_copy(update={"kwargs": {}})) == SOLVED
@@ -44,7 +42,6 @@ def test_the_target_is_that_of_the_simulated_host(tmp_path: Path) -> None:
 
 
 def test_it_is_not_evaluated(tmp_path: Path) -> None:
-    """Whether actors act or not; a run of the simulated host is as it was."""
     live = settings(tmp_path, count=1, actors_act=True)
     assert prepare(live, tmp_path, QUIET).evaluation.episodes == 0
     simulated = load([{"workload": "goals", "environment": {"id": "workloads.goals.tasks:Goals-v0"}}])
@@ -63,12 +60,10 @@ def test_it_is_not_evaluated(tmp_path: Path) -> None:
 def test_actors_act_only_where_the_run_says_so(
     tmp_path: Path, count: int, slots: int, kwargs: dict[str, Any], why: str
 ) -> None:
-    """One environment of one actor, by a boolean."""
     with pytest.raises(ConfigurationError, match=why):
         prepare(settings(tmp_path, count, slots, **kwargs), tmp_path, QUIET)
 
 
 def test_a_dry_run_of_it_is_refused(tmp_path: Path) -> None:
-    """It would act to find out how long that takes, whatever the run says."""
     with pytest.raises(ConfigurationError, match="--dry-run: .*executor='simulated'"):
         rehearse(settings(tmp_path, 1, actors_act=True), tmp_path, QUIET)

@@ -10,6 +10,5 @@ from workloads.language.device import device_of
 
 
 def test_what_is_named_is_taken_and_auto_is_what_there_is() -> None:
-    """A GPU that was asked for is not replaced where there is none: loading fails there by name."""
     there = "cuda" if torch.cuda.is_available() else "cpu"
     assert [device_of(name) for name in ("cpu", "cuda:1", "auto")] == ["cpu", "cuda:1", there]

@@ -59,7 +59,6 @@ def made(base: Path, **sections: Any) -> Model:
 
 
 def test_a_model_publishes_its_adapter(base: Path) -> None:
-    """Tokens as observations and actions; neither frozen weights nor the value head are published."""
     model = made(base)
     module = model.algorithm.published_modules()["default"]
     assert model.weight_bytes == len(weights.encode(module)) < 100_000
@@ -68,7 +67,6 @@ def test_a_model_publishes_its_adapter(base: Path) -> None:
 
 
 def test_a_critic_with_an_adapter_is_the_learners_alone(base: Path) -> None:
-    """Actors are not told of it, versions are as large as without; it is refused where none values tokens."""
     asked = {"model": str(base), "rank": 4, "critic": "adapter"}
     settings = configuration.load(
         [
@@ -99,7 +97,6 @@ def test_a_critic_with_an_adapter_is_the_learners_alone(base: Path) -> None:
 
 
 def test_an_adapter_that_has_not_arrived_is_found_out_by_the_probe(base: Path) -> None:
-    """Of one update behind, whatever version its actor names; and the actor is let go when it has arrived."""
     rates = {"name": "token_ppo", "batch_steps": 512, "learning_rate": 2e-3, "critic_learning_rate": 2e-3}
     model = made(base, algorithm=rates)
     module, probe = model.algorithm.published_modules()["default"], model.specification.probe
@@ -125,7 +122,6 @@ def _policy(base: Path) -> configuration.PolicySection:
 
 
 def test_a_training_begins_with_weights_that_are_named(base: Path, tmp_path: Path) -> None:
-    """They are published first, actors are not told of them, and the reference stays the model as it is."""
     first = made(base)
     module = first.algorithm.published_modules()["default"]
     moved = {name: np.add(array, 0.05, dtype=np.float32) for name, array in weights.snapshot(module).items()}
@@ -161,7 +157,6 @@ def _rows(length: int) -> TokenRows:
 def test_weights_that_cannot_be_begun_with_are_refused(
     base: Path, tmp_path: Path, content: bytes | None, message: str
 ) -> None:
-    """By the key, with what to do."""
     file = tmp_path / ("absent" if content is None else "other")
     if content is not None:
         file.write_bytes(content)
@@ -182,6 +177,5 @@ def test_weights_that_cannot_be_begun_with_are_refused(
     ],
 )
 def test_what_does_not_fit_together_is_refused(base: Path, section: dict[str, Any], message: str) -> None:
-    """By the setting to change."""
     with pytest.raises(ConfigurationError, match=message):
         made(base, **section)

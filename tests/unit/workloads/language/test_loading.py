@@ -22,10 +22,6 @@ from workloads.rlhf.language_environment import spaces
 
 
 def test_models_that_are_read_at_once_leave_torch_as_it_was(base: Path) -> None:
-    """A learner and an actor in one process.
-
-    The second left torch on `meta`, and no model read later had weights.
-    """
     section = LanguageSection(model=str(base))
     with ThreadPoolExecutor(3) as threads:
         made = list(threads.map(lambda _: make_network(section, 0), range(24)))
@@ -34,7 +30,6 @@ def test_models_that_are_read_at_once_leave_torch_as_it_was(base: Path) -> None:
 
 
 def test_a_folder_is_told_from_a_name_of_the_hub(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By being there; processes of a run have other working directories."""
     monkeypatch.chdir(base.parent)
     assert place_of("model", base.name) == str(base)
     assert place_of("model", "openai-community/gpt2") == "openai-community/gpt2"
@@ -43,7 +38,6 @@ def test_a_folder_is_told_from_a_name_of_the_hub(base: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "~/nothing", "models/of/mine"])
 def test_a_folder_that_is_not_there_is_named(name: str) -> None:
-    """The hub would say that its name is malformed."""
     with pytest.raises(ConfigurationError, match=rf"policy\.kwargs\.model='{name}': there is no such folder"):
         place_of("policy.kwargs.model", name)
 
@@ -60,7 +54,6 @@ def plant(folder: Path, settings: str, **said: object) -> Path:
 def test_the_code_of_a_tokenizer_is_not_run_whatever_the_terminal_says(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Transformers asks by itself, and runs the code on a `y`."""
     folder = Path(shutil.copytree(base, tmp_path / "model"))
     mark = plant(
         folder,
@@ -77,7 +70,6 @@ def test_the_code_of_a_tokenizer_is_not_run_whatever_the_terminal_says(
 def test_the_code_of_a_reward_model_is_not_run_whatever_the_terminal_says(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The settings beside an adapter are a model's settings too."""
     folder = tmp_path / "reward"
     make_reward_model(base, folder)
     mark = plant(folder, "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil"})
@@ -88,7 +80,6 @@ def test_the_code_of_a_reward_model_is_not_run_whatever_the_terminal_says(
 
 
 def test_an_adapter_that_is_a_pickle_is_refused_by_name(base: Path, tmp_path: Path) -> None:
-    """Where safetensors are absent, peft reads adapter_model.bin."""
     folder = tmp_path / "reward"
     make_reward_model(base, folder)
     weights = load_file(folder / "adapter_model.safetensors")
@@ -100,7 +91,6 @@ def test_an_adapter_that_is_a_pickle_is_refused_by_name(base: Path, tmp_path: Pa
 
 
 def test_a_model_whose_weights_are_a_pickle_alone_is_refused(base: Path, tmp_path: Path) -> None:
-    """The base of a policy and that of a reward model; with safetensors beside it the pickle is not read."""
     folder = shutil.copytree(base, tmp_path / "model")
     torch.save({}, folder / "pytorch_model.bin")  # noqa: TID251 - what must be refused
     make_network(LanguageSection(model=str(folder)), 0)
@@ -114,7 +104,6 @@ def test_a_model_whose_weights_are_a_pickle_alone_is_refused(base: Path, tmp_pat
 
 
 def test_an_adapter_that_names_a_module_is_refused(base: Path, tmp_path: Path) -> None:
-    """Peft imports `megatron_core`, whatever it says."""
     folder = tmp_path / "reward"
     make_reward_model(base, folder)
     plant(folder, "adapter_config.json", megatron_config={"a": 1}, megatron_core="evil")
@@ -123,7 +112,6 @@ def test_an_adapter_that_names_a_module_is_refused(base: Path, tmp_path: Path) -
 
 
 def test_a_name_that_is_no_folder_and_no_model_of_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the setting, and with what to do, before the library's words about the network."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     remedy = (
         "'nowhere': .*: there is no such folder, and the hub gave no model of this name .*; name a folder"

@@ -14,7 +14,6 @@ from workloads.language.prompt import Message
 
 
 def test_every_text_comes_back_as_it_was() -> None:
-    """Also what it has never seen, in any script."""
     tokenizer = tiny_models.learn_tokenizer(["I'm well, thanks. And you?"] * 3, size=300, max_tokens=64)
     for text in ("I'm well, thanks. And you?", "Zürich: 雪 – 3 × 4!", "  ends are cut  "):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -22,7 +21,6 @@ def test_every_text_comes_back_as_it_was() -> None:
 
 
 def test_questions_and_answers_have_ends_of_their_own() -> None:
-    """What somebody asks ends with one token, an answer with the end token, and a conversation goes on."""
     tokenizer = tiny_models.learn_tokenizer(["a b c"], size=300, max_tokens=64)
     encoder = ChatEncoder(tokenizer)
     asked, answer = [Message("user", "a b")], Message("assistant", "c")
@@ -36,7 +34,6 @@ def test_questions_and_answers_have_ends_of_their_own() -> None:
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_tiny_model_learns_in_one_thread_and_leaves_the_others_as_they_were(is_stopped: bool) -> None:
-    """Also where its training is interrupted: what is trained behind it has all of them."""
     tokenizer = tiny_models.build_tokenizer(["a", "b"])
     model, stop = tiny_models.build_model(tokenizer, seed=0), ThreadWatch()
     with two_threads():

@@ -18,13 +18,11 @@ def tokenizer() -> Tokenizer:
 
 
 def test_a_row_is_prompt_response_and_end() -> None:
-    """The three special tokens are three."""
     assert [1, 4, 5, 6, 7, 2] == Encoder(tokenizer(), 16).encode("a b", "c d")
     assert [1, 2] == Encoder(tokenizer(), 16).encode("", "")
 
 
 def test_a_long_prompt_loses_its_beginning_and_is_counted() -> None:
-    """The response is whole, and so is `<bos>`."""
     encoder = Encoder(tokenizer(), 5)
     assert [1, 5, 6, 7, 2] == encoder.encode("a b c", "d")
     assert [1, 5, 4, 5, 2] == encoder.encode("a b", "a b")
@@ -34,13 +32,11 @@ def test_a_long_prompt_loses_its_beginning_and_is_counted() -> None:
 
 
 def test_a_response_is_never_cut() -> None:
-    """It is refused."""
     with pytest.raises(TooLong, match="the response has 5 tokens, 4 fit"):
         Encoder(tokenizer(), 4).encode("a", "a b c d")
 
 
 def test_a_conversation_goes_through_the_chat_template() -> None:
-    """Without one it is refused with the remedy."""
     turns = (Message("user", "a"),)
     plain = tokenizer()
     with pytest.raises(ValueError, match="no chat template"):
@@ -50,7 +46,6 @@ def test_a_conversation_goes_through_the_chat_template() -> None:
 
 
 def test_padding_is_on_the_right_and_masked() -> None:
-    """Whatever side the tokenizer is set to."""
     ids, mask = pad([[5], [4, 5, 6]], 0)
     assert [[5, 0, 0], [4, 5, 6]] == ids.tolist()
     assert [[1, 0, 0], [1, 1, 1]] == mask.tolist()
@@ -62,7 +57,6 @@ def test_padding_is_on_the_right_and_masked() -> None:
 def test_a_tokenizer_without_a_pad_token_of_its_own_is_refused(
     tmp_path: Path, pad_token: str | None, message: str
 ) -> None:
-    """It would hide the end of a response."""
     unfit = tokenizer()
     unfit.pad_token = pad_token
     unfit.save_pretrained(tmp_path)
@@ -71,6 +65,5 @@ def test_a_tokenizer_without_a_pad_token_of_its_own_is_refused(
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    """With the option that named it."""
     with pytest.raises(ConfigurationError, match=r"model=.*no tokenizer"):
         load_tokenizer(str(tmp_path))

@@ -23,12 +23,10 @@ OF_OTHERS = {
 
 @pytest.mark.parametrize("prompt", OF_OTHERS)
 def test_prompts_as_people_write_them(prompt: str) -> None:
-    """None of them is made of a template."""
     assert classify(read_prompt(prompt)) is OF_OTHERS[prompt]
 
 
 def test_prompts_of_templates_are_of_their_category_whatever_was_added() -> None:
-    """500 of them, before and after all mutations."""
     random, source = np.random.default_rng(3), PromptSource()
     for _ in range(500):
         prompt, category = source.draw(random)

@@ -24,7 +24,6 @@ def reward_of(every: int) -> CheckedReward:
 
 
 def test_one_of_so_many_scores_waits_for_a_person() -> None:
-    """With what the source said; a step that changes nothing is none."""
     reward = reward_of(3)
     earned = [reward.of("a", "a" * number, "a" * (number + 1)) for number in range(1, 7)]
     assert earned == pytest.approx([0.1] * 6)
@@ -33,7 +32,6 @@ def test_one_of_so_many_scores_waits_for_a_person() -> None:
 
 
 def test_a_person_agrees_or_does_not() -> None:
-    """Once for each."""
     reward = reward_of(1)
     reward.of("a", "a", "aa")
     reward.of("a", "aa", "a")
@@ -49,7 +47,6 @@ def test_a_person_agrees_or_does_not() -> None:
 
 
 def test_without_a_person_there_are_no_further_scores() -> None:
-    """Until somebody has looked at one of those that wait."""
     reward = reward_of(1)
     for _ in range(MOST_WAITING):
         reward.of("a", "a", "aa")
@@ -60,7 +57,6 @@ def test_without_a_person_there_are_no_further_scores() -> None:
 
 
 def test_a_source_that_people_do_not_agree_with_is_asked_no_longer() -> None:
-    """Below half of the last checks."""
     reward = reward_of(1)
     for number in range(JUDGED_BY):
         reward.of("a", "a", "aa")

@@ -8,7 +8,6 @@ from workloads.prompts.embeddings import WIDTH, HashingEmbedder
 
 
 def test_rows_are_of_unit_length_and_equal_on_every_machine() -> None:
-    """The digest is of the signs, which no rounding touches."""
     rows = HashingEmbedder().embed(["Write a poem.", "日本語で書いて 😀", "x" * 20_000])
     assert rows.shape == (3, WIDTH)
     assert rows.dtype == np.float32
@@ -18,7 +17,6 @@ def test_rows_are_of_unit_length_and_equal_on_every_machine() -> None:
 
 
 def test_texts_that_share_words_lie_nearer() -> None:
-    """And words of one stem nearer than others."""
     rows = HashingEmbedder().embed(["review this code", "Reviewing the codes", "a poem on rain", ""])
     likeness = rows @ rows.T
     assert likeness[0, 1] > 0.2 > abs(likeness[0, 2])

@@ -76,7 +76,6 @@ def serving() -> Iterator[Server]:
 
 
 def test_texts_become_rows_that_keep_angles_and_are_asked_for_once(tmp_path: Path) -> None:
-    """With the key of the file; the map from 384 to 1,536 numbers is the same everywhere."""
     (tmp_path / "key").write_text("secret-key\n")
     with serving() as server:
         embedder = HttpEmbedder(server.url, model="small", key_file=str(tmp_path / "key"))
@@ -94,7 +93,6 @@ def test_texts_become_rows_that_keep_angles_and_are_asked_for_once(tmp_path: Pat
 
 
 def test_what_passes_by_itself_is_asked_again_and_a_refusal_is_not() -> None:
-    """429 and 503 pass; a 400 is told at once."""
     with serving() as server:
         embedder = HttpEmbedder(server.url, model="small")
         server.statuses = [503, 429]
@@ -106,7 +104,6 @@ def test_what_passes_by_itself_is_asked_again_and_a_refusal_is_not() -> None:
 
 
 def test_a_server_that_is_not_there_is_told_with_its_address() -> None:
-    """When the time is over."""
     with serving() as server:
         url = server.url
     with pytest.raises(EmbeddingError, match=r"v1/embeddings: no embeddings within 0.2 s: Connection"):
@@ -124,25 +121,21 @@ def test_a_server_that_is_not_there_is_told_with_its_address() -> None:
     ],
 )  # fmt: skip
 def test_a_reply_that_holds_no_embeddings_is_an_error_that_names_the_server(reply: bytes) -> None:
-    """Whatever it is."""
     with pytest.raises(EmbeddingError, match=r"^there: "):
         read_reply(reply, 1, "there")
 
 
 def test_1536_numbers_stay_as_they_are() -> None:
-    """But for their length."""
     row = np.arange(1.0, WIDTH + 1)
     reply = json.dumps({"data": [{"index": 0, "embedding": row.tolist()}]}).encode()
     np.testing.assert_allclose(read_reply(reply, 1, "there")[0], row / np.linalg.norm(row), rtol=1e-6)
 
 
 def test_the_map_is_orthonormal() -> None:
-    """Rows of length 1 that stand on one another."""
     np.testing.assert_allclose(orthonormal(384) @ orthonormal(384).T, np.eye(384), atol=1e-12)
 
 
 def test_a_key_never_leaves_the_machine_in_plain_words_and_is_in_no_message(tmp_path: Path) -> None:
-    """And a URL that holds one is refused without it."""
     key = tmp_path / "key"
     key.write_text("secret-key")
     for url, file in (

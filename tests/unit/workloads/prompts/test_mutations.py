@@ -42,7 +42,6 @@ def is_a_prompt(text: str) -> bool:
 
 @given(TEXTS.filter(is_a_prompt))
 def test_a_mutation_adds_its_feature_once_and_changes_no_other(prompt: str) -> None:
-    """Of any text: a feature appears, the others stay, and a second time nothing happens."""
     before = features_of(read_prompt(prompt)).there()
     for action in ACTIONS:
         after = mutate(prompt, action)
@@ -54,13 +53,11 @@ def test_a_mutation_adds_its_feature_once_and_changes_no_other(prompt: str) -> N
 
 @given(TEXTS.filter(is_a_prompt), st.permutations(list(ACTIONS)), st.permutations(list(ACTIONS)))
 def test_the_order_of_mutations_does_not_matter(prompt: str, one: list[int], other: list[int]) -> None:
-    """So that a prompt becomes at most 32 texts."""
     assert applied(prompt, tuple(one)) == applied(prompt, tuple(other))
     assert applied(prompt, tuple(one[:3])) == applied(prompt, tuple(sorted(one[:3])))
 
 
 def test_what_the_mutations_do_to_a_request() -> None:
-    """Read as a person reads it."""
     prompt = "Please, write a haiku about rain. Thanks a lot!"
     assert mutate(prompt, 1) == "Write a haiku about rain."
     assert mutate(prompt, 4).startswith(prompt + "\n\nWork in steps:")
@@ -70,26 +67,22 @@ def test_what_the_mutations_do_to_a_request() -> None:
 
 
 def test_a_prompt_that_says_it_in_its_own_words_is_left_alone() -> None:
-    """Nothing is said twice."""
     prompt = "List three rivers, for example the Elbe. Use at most 20 words. If you cannot, say so."
     assert [mutate(prompt, action) == prompt for action in ACTIONS] == [True, True, True, True, False]
 
 
 def test_a_prompt_that_holds_a_section_already_does_not_get_it_again() -> None:
-    """Wherever it stands."""
     for action, section in zip((4, 2, 3, 0), SECTIONS, strict=True):
         assert mutate(f"{section} Write a poem.", action) == f"{section} Write a poem."
         assert mutate(section, action) == section
 
 
 def test_a_mutation_that_would_pass_the_longest_text_changes_nothing() -> None:
-    """What comes out can be read again."""
     prompt = "x" * (MAX_CHARACTERS - 5)
     assert [mutate(prompt, action) for action in ACTIONS] == [prompt] * 5
 
 
 def test_text_that_nests_what_is_left_out_ends_soon() -> None:
-    """Twenty thousand characters, each pass uncovering the next: they are kept."""
     prompt = "thank " * 1600 + "you " * 1600
     assert mutate(prompt, 1) == prompt.strip()
 
@@ -109,20 +102,17 @@ def test_text_that_nests_what_is_left_out_ends_soon() -> None:
     ],
 )
 def test_what_is_no_prompt_is_refused_by_name(prompt: str, message: str) -> None:
-    """The message says what is wrong and what to do."""
     with pytest.raises(PromptError, match=message):
         mutate(prompt, 0)
 
 
 @pytest.mark.parametrize("action", [-1, 5, True, 1.0, "1", None])
 def test_what_is_no_action_is_refused_by_name(action: int) -> None:
-    """The message lists those that there are."""
     with pytest.raises(PromptError, match=r"action=.*: is no mutation; choose one of 0 try-catch-style, 1"):
         mutate("Write a poem.", action)
 
 
 def test_a_long_prompt_is_offered_nothing_that_lengthens_it() -> None:
-    """One action always remains."""
     assert offered("Write a poem.") == (True,) * 5
     long = "word " * LONGEST_TOKENS
     assert token_count(read_prompt(long)) == LONGEST_TOKENS
@@ -130,5 +120,4 @@ def test_a_long_prompt_is_offered_nothing_that_lengthens_it() -> None:
 
 
 def test_a_prompt_has_one_form() -> None:
-    """Composed characters, line feeds, no space around it."""
     assert read_prompt("  Cafe\u0301\r\nau lait\r ") == "Café\nau lait"

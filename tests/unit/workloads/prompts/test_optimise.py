@@ -34,7 +34,6 @@ def best(*actions: int, prompt: str = PROMPT, steps: int | None = None) -> Optim
 
 
 def test_a_step_that_costs_is_kept_where_a_later_one_pays_for_it() -> None:
-    """Steps before examples."""
     found = best(4, 2)
     assert [step.mutation_type for step in found.path] == ["task-decomposition", "expansion"]
     assert found.path[0].reward < 0 < found.reward == pytest.approx(sum(step.reward for step in found.path))
@@ -42,30 +41,25 @@ def test_a_step_that_costs_is_kept_where_a_later_one_pays_for_it() -> None:
 
 
 def test_what_comes_behind_the_best_text_is_left_out() -> None:
-    """The last step costs."""
     found = best(1, 3, 4)
     assert [step.action for step in found.path] == [1, 3]
     assert found.seen == 3
 
 
 def test_nothing_better_is_the_prompt_itself() -> None:
-    """Without a path."""
     assert best(3, prompt="Write a poem.") == Optimised("Write a poem.", 0.0, (), 1)
 
 
 def test_it_ends_at_the_first_step_that_changes_nothing() -> None:
-    """The policy is asked no more."""
     assert best(1, 1, steps=8).seen == 2
 
 
 @pytest.mark.parametrize("steps", [0, 9, -1, True, 2.0, "3"])
 def test_other_numbers_of_steps_are_refused(steps: int) -> None:
-    """By name and bound."""
     with pytest.raises(PromptError, match="steps=.*: must be a number from 1 to 8"):
         best(1, steps=steps)
 
 
 def test_an_action_that_is_none_is_refused() -> None:
-    """The refusal does not depend on who chose it."""
     with pytest.raises(PromptError, match="the policy's action=7: is no mutation"):
         best(7)

@@ -9,19 +9,16 @@ REWARD = QualityReward()
 
 
 def test_bounds_help_code_and_hurt_a_poem() -> None:
-    """The section has 16 tokens."""
     for prompt, worth in (("Write a Python script.", 0.6), ("Write a poem.", -0.8)):
         earned = REWARD.of(prompt, prompt, mutate(prompt, 3))
         assert earned == pytest.approx(worth - 16 * TOKEN_PRICE)
 
 
 def test_a_text_that_stays_earns_nothing() -> None:
-    """So a policy can stop."""
     assert REWARD.of("Write a poem.", "Write a poem.", "Write a poem.") == 0.0
 
 
 def test_steps_before_examples_pay_and_neither_does_alone() -> None:
-    """A search that looks one step ahead never finds it."""
     prompt = "Write a Python script."
     steps = mutate(prompt, 4)
     both = mutate(steps, 2)
@@ -31,7 +28,6 @@ def test_steps_before_examples_pay_and_neither_does_alone() -> None:
 
 
 def test_the_sum_over_a_path_depends_on_its_ends_alone() -> None:
-    """In any order; with the category of the start."""
     prompt = "Please, review the code of this bug report."
     ways = [(0, 2, 1), (1, 2, 0)]
     sums = []

@@ -26,7 +26,6 @@ def nothing(prompts: list[str], texts: list[str]) -> list[float | None]:
 
 
 def test_a_step_earns_the_difference_of_two_scores_and_each_text_is_scored_once() -> None:
-    """Less the price of the 16 tokens of the section; a step that changes nothing asks for no score."""
     ASKED.clear()
     reward = source_reward(f"{__name__}:section_count")
     bound = mutate(PROMPT, 3)
@@ -37,20 +36,17 @@ def test_a_step_earns_the_difference_of_two_scores_and_each_text_is_scored_once(
 
 
 def test_a_source_without_a_score_is_an_error_that_names_it() -> None:
-    """And no number that stands for it."""
     with pytest.raises(BadReward, match="nothing: gave no score"):
         source_reward(f"{__name__}:nothing").of(PROMPT, PROMPT, mutate(PROMPT, 3))
 
 
 @pytest.mark.parametrize("place", ["somewhere", "no.such.module:function", "/a/folder", "http://"])
 def test_what_names_no_source_is_refused(place: str) -> None:
-    """Where it is configured."""
     with pytest.raises(ConfigurationError, match=r"http|cannot be loaded"):
         source_reward(place)
 
 
 def test_the_environment_takes_it() -> None:
-    """In the place of the quality."""
     task = PromptTask(reward_source=f"{__name__}:nothing")
     assert isinstance(task._parts.reward, SourceReward)
     task.close()

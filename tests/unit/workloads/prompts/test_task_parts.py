@@ -23,7 +23,6 @@ SOURCE = f"{__name__}:length"
 
 
 def test_each_setting_has_its_part() -> None:
-    """Embeddings of a server, rewards of a function, checked or not, and those of people."""
     found = parts_of({"embedding": "http", "embedding_url": "http://127.0.0.1:1/", "reward": "ratings"})
     assert isinstance(found.embedder, HttpEmbedder)
     assert (found.reward, found.needs_people) == (None, True)
@@ -47,14 +46,12 @@ def test_each_setting_has_its_part() -> None:
     ],
 )
 def test_settings_that_do_not_fit_are_refused(task: dict[str, Any], named: str) -> None:
-    """By their name."""
     with pytest.raises(ConfigurationError, match=named):
         parts_of(task)
 
 
 @pytest.mark.parametrize("task", [{"reward": "ratings"}, {"reward_source": SOURCE, "human_check_every": 3}])
 def test_an_actor_has_no_people_who_rate(task: dict[str, Any]) -> None:
-    """Its first episode says so; a run without actors has an evaluator all the same, which tries one step."""
     made = gymnasium.make("workloads.prompts.tasks:Prompts-v0", **task)
     assert made.action_space.n == 5  # type: ignore[attr-defined]
     made.reset(seed=1)

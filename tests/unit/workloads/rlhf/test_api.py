@@ -59,7 +59,6 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_feedback_becomes_two_data_sets_without_a_common_prompt(base: Path, feedback: str) -> None:
-    """As a loader of torch reads them; the bad row is counted."""
     sides = prepare_feedback_dataset(feedback, DatasetConfig(model=str(base), scale="percent"))
     assert all(isinstance(side, FeedbackDataset) for side in sides)
     assert sum(map(len, sides)) == 40
@@ -73,7 +72,6 @@ def test_feedback_becomes_two_data_sets_without_a_common_prompt(base: Path, feed
 
 
 def test_prompts_are_of_one_side_each(base: Path, feedback: str) -> None:
-    """Held out by the share that is asked for."""
     prompts = prepare_ppo_dataset(feedback, DatasetConfig(model=str(base), validation_share=0.25))
     train, held_out = ({one.index for one in side} for side in (prompts.train, prompts.held_out))
     assert train
@@ -82,7 +80,6 @@ def test_prompts_are_of_one_side_each(base: Path, feedback: str) -> None:
 
 
 def test_a_reward_model_is_trained_and_scores(base: Path, feedback: str, tmp_path: Path) -> None:
-    """The same as the one that is loaded from its folder."""
     settings = {"epochs": 1, "batch": 8, "rank": 2}
     config = RewardModelConfig(model=str(base), scale="percent", settings=settings)
     made = train_reward_model(feedback, config, tmp_path / "reward")
@@ -92,7 +89,6 @@ def test_a_reward_model_is_trained_and_scores(base: Path, feedback: str, tmp_pat
 
 
 def test_a_training_that_is_stopped_can_be_gone_on_with(base: Path, feedback: str, tmp_path: Path) -> None:
-    """It says that it was interrupted, and leaves no model."""
     stop = threading.Event()
     stop.set()
     config = RewardModelConfig(model=str(base), scale="percent", settings={"epochs": 1, "rank": 2})
@@ -114,20 +110,17 @@ def test_a_training_that_is_stopped_can_be_gone_on_with(base: Path, feedback: st
 def test_a_setting_that_cannot_be_is_named(
     settings: dict[str, object], said: str, base: Path, feedback: str, tmp_path: Path
 ) -> None:
-    """Before anything is written."""
     with pytest.raises(ConfigurationError, match=said):
         train_reward_model(feedback, RewardModelConfig(model=str(base), settings=settings), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_scale_that_cannot_be_is_named(base: Path, feedback: str) -> None:
-    """With those that can."""
     with pytest.raises(ConfigurationError, match="use thumbs, stars"):
         prepare_feedback_dataset(feedback, DatasetConfig(model=str(base), scale="grades"))
 
 
 def test_a_trainer_says_what_it_trains(recipe: Path, feedback: str) -> None:
-    """The recipe under what is given, and the settings over both; a template's own table is left out."""
     config = TrainingConfig(
         recipe, feedback, max_steps=3, learning_rate=1e-3, settings={"environment": {"kwargs": {"group": 2}}}
     )
@@ -155,7 +148,6 @@ def test_a_trainer_says_what_it_trains(recipe: Path, feedback: str) -> None:
     [("[", "cannot be read as TOML"), ('[environment]\nid = "feedback"', "algorithm.batch_steps")],
 )
 def test_a_recipe_that_cannot_be_used_is_named(text: str, said: str, recipe: Path, feedback: str) -> None:
-    """Also one that is not there."""
     recipe.write_text(text)
     with pytest.raises(ConfigurationError, match=said):
         RLHFTrainer(TrainingConfig(recipe, feedback))
@@ -178,7 +170,6 @@ def ended(run_dir: Path) -> RunResult:
 
 
 def test_what_a_training_has_made_is_named(tmp_path: Path) -> None:
-    """Its folders and figures; without a policy it says how to go on."""
     with pytest.raises(ConfigurationError, match="--resume"):
         RLHFTrainer.result(ended(tmp_path))
     (tmp_path / "manifest.json").write_text('{"policy": "policies/v3"}')

@@ -81,7 +81,6 @@ def trained(base: Path, tmp_path: Path) -> tuple[Path, LanguagePolicy]:
 
 
 def test_the_final_policy_is_read_without_penstock(base: Path, trained: tuple[Path, LanguagePolicy]) -> None:
-    """The same logits, the tokenizer, and how it was sampled."""
     run_dir, policy = trained
     artefacts.write(settings_of(base), run_dir, SUMMARY)
     folder = run_dir / "policies" / "v9"
@@ -98,7 +97,6 @@ def test_the_final_policy_is_read_without_penstock(base: Path, trained: tuple[Pa
 def test_the_value_head_is_that_of_the_last_checkpoint(
     base: Path, trained: tuple[Path, LanguagePolicy]
 ) -> None:
-    """Alone: it is in no adapter."""
     run_dir, policy = trained
     artefacts.write(settings_of(base), run_dir, SUMMARY)
     found = load_file(run_dir / "value_head.safetensors")
@@ -110,7 +108,6 @@ def test_the_value_head_is_that_of_the_last_checkpoint(
 def test_the_manifest_names_every_file_with_its_digest(
     base: Path, trained: tuple[Path, LanguagePolicy]
 ) -> None:
-    """And the results hold the whole history."""
     run_dir, _ = trained
     artefacts.write(settings_of(base), run_dir, SUMMARY)
     manifest = json.loads((run_dir / "manifest.json").read_text())
@@ -125,7 +122,6 @@ def test_the_manifest_names_every_file_with_its_digest(
 
 
 def test_a_run_that_failed_early_leaves_its_results(base: Path, tmp_path: Path) -> None:
-    """There is no policy to write."""
     artefacts.write(settings_of(base), tmp_path, {**SUMMARY, "failure": "it did"})
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["policy"] is None
@@ -135,7 +131,6 @@ def test_a_run_that_failed_early_leaves_its_results(base: Path, tmp_path: Path) 
 def test_generate_answers_as_the_policy_does(
     trained: tuple[Path, LanguagePolicy], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The log-probability is that of the response; the most likely one is always the same."""
     run_dir, policy = trained
     options: dict[str, Any] = {
         "tokens": None, "seed": 3, "assignments": (), "trust": True, "as_json": True,
@@ -162,7 +157,6 @@ def test_generate_answers_as_the_policy_does(
 def test_a_run_without_a_configuration_is_told_where_its_model_lies(
     base: Path, trained: tuple[Path, LanguagePolicy], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A learner that was started alone leaves none: `--set` says what the refusal asks for."""
     run_dir = tmp_path / "far"
     shutil.copytree(trained[0], run_dir)
     (run_dir / "config.toml").unlink(missing_ok=True)
@@ -182,7 +176,6 @@ def test_generate_imports_what_a_foreign_folder_names_only_with_trust(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A reward that is a function of a module; refused by the module's name, and answered with `--trust`."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run_dir, _ = trained
     file = run_dir / "config.toml"
@@ -200,7 +193,6 @@ def test_generate_imports_what_a_foreign_folder_names_only_with_trust(
 def test_a_language_model_is_not_served_action_by_action(
     base: Path, trained: tuple[Path, LanguagePolicy]
 ) -> None:
-    """A policy server says so when it starts."""
     final = read_final(trained[0])
     make = policy_maker(final.specification, ActorSection(places={"model": str(base)}))
     with pytest.raises(

@@ -71,7 +71,6 @@ def finished() -> Job:
 
 
 def test_what_is_exported_opens_when_the_run_is_gone(run: Path, tmp_path: Path) -> None:
-    """By transformers alone and as a reward model: the folder of a run may be deleted."""
     samples = [Sample(prompt="the film", response="good")]
     scored = RewardModel.load(run / "reward_model").score(samples).values
     outcome = Outcome(state=JobState.FINISHED, summary={"updates": 1})
@@ -83,7 +82,6 @@ def test_what_is_exported_opens_when_the_run_is_gone(run: Path, tmp_path: Path) 
 
 
 def test_what_cannot_be_copied_whole_leaves_nothing(run: Path, tmp_path: Path) -> None:
-    """No folder of a version that is none; the next attempt makes it whole."""
     outcome, models = Outcome(state=JobState.FINISHED, summary={"updates": 1}), tmp_path / "models"
     gone = run / "reward_model" / "gone.json"
     gone.symlink_to(tmp_path / "nowhere")
@@ -97,7 +95,6 @@ def test_what_cannot_be_copied_whole_leaves_nothing(run: Path, tmp_path: Path) -
 
 
 def test_a_reward_model_that_is_used_again_goes_along(run: Path, tmp_path: Path) -> None:
-    """With its base model; neither the older version nor the folder of a job is needed afterwards."""
     kind, outcome = FeedbackTraining(), Outcome(state=JobState.FINISHED, summary={"updates": 1})
     models, again = tmp_path / "models", tmp_path / "again"
     first = kind.conclude(finished(), outcome, (), folder=tmp_path, models=models).version
@@ -122,7 +119,6 @@ def test_a_reward_model_that_is_used_again_goes_along(run: Path, tmp_path: Path)
 
 
 def test_a_training_that_asks_for_none_makes_its_reward_model(tmp_path: Path) -> None:
-    """Nothing names one."""
     registry = Registry.open(f"sqlite:///{tmp_path}/registry.sqlite", migrate=True)
     facts = {"through": 0, "rewardModel": None, "rewardModelPath": None}
     said = FeedbackTraining().prepare(registry, "alpha/my_agent", facts, tmp_path)["environment"]["kwargs"]
@@ -130,7 +126,6 @@ def test_a_training_that_asks_for_none_makes_its_reward_model(tmp_path: Path) ->
 
 
 def test_feedback_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
-    """Neither when a training is asked for, nor when it begins: one agent's would end the gateway of all."""
     registry = Registry.open(f"sqlite:///{tmp_path}/registry.sqlite", migrate=True)
     length, count = 200_000, 100
     for number in range(count):

@@ -20,12 +20,10 @@ from workloads.rlhf.language_section import language
     ],
 )
 def test_a_mistake_is_named(kwargs: dict[str, object], said: str) -> None:
-    """Also sampling settings other than those that are trained."""
     with pytest.raises(ConfigurationError, match=said):
         language(EnvironmentSection(kwargs=kwargs))
 
 
 def test_sampling_may_be_said_as_it_is() -> None:
-    """Temperature 1 from the whole distribution."""
     made = language(EnvironmentSection(kwargs={"temperature": 1, "top_p": 1.0, "top_k": 0, "model": "m"}))
     assert made.model == "m"

@@ -42,7 +42,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_the_built_in_task_is_made_from_nothing_and_kept(tmp_path: Path) -> None:
-    """Model, feedback, prompts and reward model; the second time nothing is made."""
     told, said = progress()
     made = prepare(settings_of(task="sentiment", reward_training=FAST), tmp_path, told)
     section = language(made.environment)
@@ -63,7 +62,6 @@ def test_the_built_in_task_is_made_from_nothing_and_kept(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("quick")
 def test_a_preparation_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
-    """In the base model's training and in the reward model's; what was made before is kept."""
     asked = settings_of(task="sentiment", reward_training={**FAST, "epochs": 2})
     stopped, _ = progress()
     stopped.stop.set()
@@ -85,7 +83,6 @@ def test_a_preparation_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_bad_rows_of_feedback_are_shown_and_left_out(tmp_path: Path) -> None:
-    """While a run prepares its logs are not read: what is shown is what its user is told."""
     first = prepare(settings_of(task="sentiment", reward_training=FAST), tmp_path, progress()[0])
     made = language(first.environment)
     feedback = tmp_path / "mine.jsonl"
@@ -103,7 +100,6 @@ def test_bad_rows_of_feedback_are_shown_and_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", ["other", "gpt2"])
 def test_two_base_models_are_refused_by_name(base: Path, tmp_path: Path, named: str) -> None:
-    """Also one that is not there; the same one may be said twice."""
     (tmp_path / "other").mkdir()
     asked = settings_of(model=str(base), reward="grpc://127.0.0.1:1", prompts="prompts.jsonl")
 
@@ -120,7 +116,6 @@ def test_two_base_models_are_refused_by_name(base: Path, tmp_path: Path, named: 
 
 @pytest.mark.usefixtures("quick")
 def test_a_model_of_words_knows_those_of_pairs(tmp_path: Path) -> None:
-    """Of both responses, beside those of scores; a row that is none is counted and no more."""
     rows: list[dict[str, Any]] = [
         {"prompt": f"question {number}", "chosen": f"better {number}", "rejected": f"worse {number}"}
         for number in range(12)
@@ -165,7 +160,6 @@ def test_a_model_of_words_knows_those_of_pairs(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_prepared_is_named(tmp_path: Path, kwargs: dict[str, Any], said: str) -> None:
-    """Before anything is made."""
     told, _ = progress()
     with pytest.raises(ConfigurationError, match=said):
         prepare(settings_of(**kwargs), tmp_path, told)
@@ -173,7 +167,6 @@ def test_what_cannot_be_prepared_is_named(tmp_path: Path, kwargs: dict[str, Any]
 
 
 def test_the_reward_model_is_served_where_that_is_asked_for(base: Path, tmp_path: Path) -> None:
-    """At a socket that the actors of this launcher are told, whatever the specification says."""
     reward = tmp_path / "reward"
     make_reward_model(base, reward)
     asked = settings_of(model=str(base), prompts="p", reward=str(reward), serve_reward=True)
@@ -188,7 +181,6 @@ def test_the_reward_model_is_served_where_that_is_asked_for(base: Path, tmp_path
 def test_a_file_of_the_guard_that_cannot_be_used_is_refused_before_anything_is_made(
     tmp_path: Path, name: str
 ) -> None:
-    """A server would have found out when the run was over."""
     asked = settings_of(task="sentiment", **{name: "nowhere.toml"})
     with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{name}='nowhere\.toml': "):
         prepare(asked, tmp_path, progress()[0])

@@ -37,7 +37,6 @@ def rehearsing(*, stopped: bool = False) -> Progress:
 
 
 def test_missing_steps_take_as_long_as_those_behind_the_warm_up() -> None:
-    """12 of 100 steps were made, of which the first two allocate; of 2 steps none is missing."""
     assert missing_seconds([9.0, 9.0, *(1.0,) * 5, *(3.0,) * 5], 100) == pytest.approx(88 * 2.0)
     assert missing_seconds([9.0, 1.0], 12) == pytest.approx(10 * 5.0)
     assert missing_seconds([9.0, 9.0], 2) == 0
@@ -46,7 +45,6 @@ def test_missing_steps_take_as_long_as_those_behind_the_warm_up() -> None:
 def test_a_rehearsal_makes_a_reward_model_that_can_be_run_with(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a few steps in place of fifty, with the time of all fifty, and the scores of the feedback."""
     monkeypatch.setattr(preparation, "_OPINIONS", 200)
     kwargs = {"epochs": 5, "batch": 16, "rank": 2, "max_tokens": 32}
     asked = settings_of(task="sentiment", model=str(base), reward_training=kwargs)
@@ -66,7 +64,6 @@ def test_a_rehearsal_makes_a_reward_model_that_can_be_run_with(
 
 
 def test_slow_steps_are_made_a_few_times(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as a mean needs behind those that warm up, once the time for them is over."""
     monkeypatch.setattr(rehearsal, "WITHIN_S", 0.0)
     feedback = tmp_path / "feedback.jsonl"
     feedback.write_text(FEEDBACK * 40)
@@ -79,7 +76,6 @@ def test_slow_steps_are_made_a_few_times(base: Path, tmp_path: Path, monkeypatch
 
 
 def test_a_reward_that_is_named_needs_no_rehearsal(base: Path, tmp_path: Path) -> None:
-    """Only prompts and model are looked at."""
     reward, prompts = tmp_path / "reward", tmp_path / "prompts.jsonl"
     make_reward_model(base, reward)
     prompts.write_text(FEEDBACK)
@@ -91,7 +87,6 @@ def test_a_reward_that_is_named_needs_no_rehearsal(base: Path, tmp_path: Path) -
 
 
 def test_ctrl_c_ends_it(base: Path, tmp_path: Path) -> None:
-    """Behind the step under way."""
     feedback = tmp_path / "feedback.jsonl"
     feedback.write_text(FEEDBACK * 40)
     kwargs = {"epochs": 5, "batch": 16, "rank": 2, "max_tokens": 32, "validation_share": 0}

@@ -30,12 +30,10 @@ TASK = KnownSentiment()
     ],
 )
 def test_the_true_reward_counts_words(response: str, reward: float) -> None:
-    """By their share."""
     assert reward == true_reward(response)
 
 
 def test_the_file_imports_nothing_that_learns() -> None:
-    """What a model is judged by knows no model."""
     tree = ast.parse(Path(sentiment.__file__).read_text())
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -43,7 +41,6 @@ def test_the_file_imports_nothing_that_learns() -> None:
 
 
 def test_the_distribution_of_rewards_is_that_of_the_generator() -> None:
-    """Every value, within five standard errors."""
     rng, count = np.random.default_rng(0), 10_000
     drawn = np.array([true_reward(TASK.response(rng)) for _ in range(count)])
     values, chances = TASK.rewards()
@@ -54,7 +51,6 @@ def test_the_distribution_of_rewards_is_that_of_the_generator() -> None:
 
 
 def test_the_floor_of_the_squared_error_is_that_of_the_best_prediction() -> None:
-    """Simulated; another prediction does worse."""
     rng = np.random.default_rng(0)
     rewards = rng.choice(TASK.rewards().values, 400_000, p=TASK.rewards().chances)
     said = np.clip(rewards + TASK.noise * rng.standard_normal(len(rewards)), -1, 1)
@@ -64,7 +60,6 @@ def test_the_floor_of_the_squared_error_is_that_of_the_best_prediction() -> None
 
 
 def test_the_ceiling_of_pair_accuracy_is_that_of_the_true_order() -> None:
-    """Simulated, ties guessed."""
     rng = np.random.default_rng(0)
     rewards = rng.choice(TASK.rewards().values, (2, 400_000), p=TASK.rewards().chances)
     said = rewards + TASK.noise * rng.standard_normal(rewards.shape)
@@ -73,7 +68,6 @@ def test_the_ceiling_of_pair_accuracy_is_that_of_the_true_order() -> None:
 
 
 def test_pairs_are_preferred_as_often_as_said() -> None:
-    """The generator and the closed form are the same task."""
     rng = np.random.default_rng(0)
     rows = list(TASK.pairs(rng, 4000))
     better = np.array([true_reward(row["chosen"]) for row in rows])
@@ -83,7 +77,6 @@ def test_pairs_are_preferred_as_often_as_said() -> None:
 
 
 def test_the_true_order_reaches_the_ceiling_and_the_reversed_one_its_mirror() -> None:
-    """The judge of models, judged."""
     rng = np.random.default_rng(0)
     responses = [TASK.response(rng) for _ in range(50)]
     rewards = [true_reward(response) for response in responses]
@@ -96,7 +89,6 @@ def test_the_true_order_reaches_the_ceiling_and_the_reversed_one_its_mirror() ->
 
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
 def test_no_other_policy_beats_the_optimum(beta: float) -> None:
-    """Its value is β log Z, and any step away from it loses."""
     values, chances = TASK.rewards()
     best = optimal(chances, values, beta)
 
@@ -114,14 +106,12 @@ def test_no_other_policy_beats_the_optimum(beta: float) -> None:
 
 
 def test_a_looser_leash_is_used() -> None:
-    """Reward and divergence fall as β rises."""
     found = [optimum(TASK.rewards(), beta) for beta in (0.05, 0.1, 0.5, 1.0, 5.0)]
     assert sorted(found, key=lambda one: -one.kl) == found
     assert sorted(found, key=lambda one: -one.reward) == found
 
 
 def test_without_noise_everything_can_be_known() -> None:
-    """But ties."""
     certain = KnownSentiment(noise=0.0)
     values, chances = certain.rewards()
     assert certain.bayes_mse() == 0

@@ -19,7 +19,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ThinkingModel:
 
 
 def test_answers_are_read_behind_the_mark(model: ThinkingModel) -> None:
-    """Rows of different lengths side by side say what each says alone."""
     examples = [*draw_tests(TASK, 0, 3), *draw_tests(TASK, 1, 2, level=1)]
     questions, answers = model.questions(examples), model.answers(examples)
     model.seed(3)
@@ -40,7 +39,6 @@ def test_answers_are_read_behind_the_mark(model: ThinkingModel) -> None:
 
 
 def test_a_mixing_head_weighs_answers_behind_thoughts_with_those_without(tmp_path: Path) -> None:
-    """At even odds with half of each; answers without a thought are not mixed."""
     base = small_base(tmp_path / "base")
     plain, mixing = (ThinkingModel(thinking_policy(base, mixing=width).network, LAYOUT) for width in (0, 8))
     examples = draw_tests(TASK, 0, 5)
@@ -54,7 +52,6 @@ def test_a_mixing_head_weighs_answers_behind_thoughts_with_those_without(tmp_pat
 
 
 def test_log_probabilities_are_those_that_were_sampled_with(model: ThinkingModel) -> None:
-    """Token by token, the mark that ends a thought among them; and equal seeds draw equal thoughts."""
     questions = model.questions(draw_tests(TASK, 0, 6))
     model.seed(1)
     sampled = model.sample(questions, TOKENS)
@@ -68,7 +65,6 @@ def test_log_probabilities_are_those_that_were_sampled_with(model: ThinkingModel
 
 
 def test_a_thought_that_was_begun_is_gone_on_with(model: ThinkingModel) -> None:
-    """Its beginning stays, and as many tokens as are left are added."""
     questions = model.questions(draw_tests(TASK, 0, 2))
     begun = [LAYOUT.ids(("a",)), LAYOUT.ids(("b",))]
     thoughts = model.think(questions, 2, begun=begun)
@@ -78,5 +74,4 @@ def test_a_thought_that_was_begun_is_gone_on_with(model: ThinkingModel) -> None:
 
 
 def test_thinking_that_is_interrupted_gives_nothing(model: ThinkingModel) -> None:
-    """Half a thought is no experience."""
     assert model.think(model.questions(draw_tests(TASK, 0, 2)), TOKENS, is_over=lambda: True) is None

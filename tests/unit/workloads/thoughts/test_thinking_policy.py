@@ -15,7 +15,6 @@ from workloads.thoughts.thinking_policy import build, head_of, mixed, mixing_wid
 
 
 def test_both_answers_are_mixed_as_probabilities() -> None:
-    """By the odds of each token, written out; what comes out is a distribution."""
     behind, without = torch.randn(3, 5).log_softmax(-1), torch.randn(3, 5).log_softmax(-1)
     odds = torch.tensor([-2.0, 0.0, 3.0])
     found = mixed(odds, behind, without).exp()
@@ -27,7 +26,6 @@ def test_both_answers_are_mixed_as_probabilities() -> None:
 
 
 def test_the_answer_without_a_thought_gets_no_gradient_from_the_mix() -> None:
-    """It is trained by its own loss alone: a mix that could make it worse would gain by sabotage."""
     behind, without = torch.randn(2, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True)
     odds = torch.zeros(2, requires_grad=True)
     mixed(odds, behind.log_softmax(-1), without.log_softmax(-1))[:, 0].sum().backward()
@@ -37,7 +35,6 @@ def test_the_answer_without_a_thought_gets_no_gradient_from_the_mix() -> None:
 
 
 def test_a_head_is_published_with_the_policy_and_begins_with_even_odds(tmp_path: Path) -> None:
-    """Actors and evaluations answer as the learner does; without the key there is none."""
     base = small_base(tmp_path / "base")
     plain, policy = thinking_policy(base), thinking_policy(base, mixing=8)
     assert head_of(plain.network) is None
@@ -59,13 +56,11 @@ def test_a_head_is_published_with_the_policy_and_begins_with_even_odds(tmp_path:
 
 @pytest.mark.parametrize("width", [-1, "8", True, 1.5])
 def test_a_width_that_is_none_is_refused(width: Any) -> None:
-    """By its key and its value."""
     with pytest.raises(ConfigurationError, match="policy.kwargs.mixing="):
         mixing_width(PolicySection(kwargs={"mixing": width}))
 
 
 def test_a_critic_of_tokens_is_refused() -> None:
-    """Thoughts have none, and a setting that does nothing would not say so."""
     section, tokens = PolicySection(kwargs={"model": "x", "critic": "adapter"}), Discrete(9)
     with pytest.raises(
         ConfigurationError, match=r"policy\.kwargs\.critic='adapter': thoughts have no critic"

@@ -10,7 +10,6 @@ from penstock.config.service_settings import learner_settings
 
 
 def test_thoughts_are_learned_on_the_processor_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recipe starts on a machine with a GPU: `auto` would choose what its algorithm refuses."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     settings = learner_settings(Path("recipes/thoughts-tiny.toml"), ())
     assert device_of(settings).type == "cpu"

@@ -27,7 +27,6 @@ class Ragged(Rings):
 
 
 def test_the_longest_question_counts() -> None:
-    """Of six edges, three words more, a start and a number of hops, marks, four of a thought, an answer."""
     section = EnvironmentSection(id="ragged", kwargs={"task": f"{__name__}:Ragged", "thought_tokens": 4})
     assert longest_row(section) == 1 + 3 + 6 + 2 + 3 + 4 + 1
     assert longest_legal_thought(section) == 1

@@ -11,7 +11,6 @@ from workloads.thoughts.thought_layout import Layout
 
 
 def test_its_tokens_are_those_of_a_tokenizer_of_its_words() -> None:
-    """Text that people type and rows that actors make have one vocabulary."""
     layout = Layout(open_task("rings:7:4"))
     tokenizer = build_tokenizer(layout.words)
     assert SPECIAL == OURS
@@ -21,7 +20,6 @@ def test_its_tokens_are_those_of_a_tokenizer_of_its_words() -> None:
 
 
 def test_a_thought_that_its_length_ended_is_closed() -> None:
-    """Once, whether it ended itself or not."""
     layout = Layout(open_task("rings:7:4"))
     question, answer = layout.question(("a", "k1")), layout.ids(("b",))
     ended, cut = layout.thought(("b", "c")), layout.ids(("b", "c"))
@@ -32,7 +30,6 @@ def test_a_thought_that_its_length_ended_is_closed() -> None:
 
 
 def test_a_word_that_is_a_mark_is_refused() -> None:
-    """A thought could end in the middle of a question."""
     task = Rings(4, 2)
     task.__dict__["words"] = ("a", "=")
     with pytest.raises(ValueError, match="="):
@@ -40,6 +37,5 @@ def test_a_word_that_is_a_mark_is_refused() -> None:
 
 
 def test_a_word_that_the_task_does_not_have_is_named() -> None:
-    """A question that was not among those tried before the run may hold one."""
     with pytest.raises(ConfigurationError, match="'zzz' stands in a question or an answer"):
         Layout(Rings(4, 2)).question(("a", "zzz"))

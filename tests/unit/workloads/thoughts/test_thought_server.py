@@ -29,7 +29,6 @@ def example(seed: int) -> Example:
 
 
 def test_a_row_that_is_served_is_a_row_that_was_trained() -> None:
-    """With a thought, with one that its length ended, and without."""
     one, form = example(0), thinking_form(LAYOUT, 4, 1)
     prompt = tuple(encoder().begin([Message("user", " ".join(one.question))]))
     question, answer = LAYOUT.question(one.question), LAYOUT.ids(one.answer)
@@ -43,7 +42,6 @@ def test_a_row_that_is_served_is_a_row_that_was_trained() -> None:
 
 
 def test_the_last_message_alone_is_the_question() -> None:
-    """What was asked and answered before is not read."""
     first, last = example(1), example(2)
     messages = [
         Message("user", " ".join(first.question)),
@@ -64,13 +62,11 @@ def test_the_last_message_alone_is_the_question() -> None:
     ],
 )
 def test_what_is_no_question_is_refused(messages: list[Message], said: str) -> None:
-    """By its word or its role: no mark can be put into a row by a message."""
     with pytest.raises(ValueError, match=said):
         encoder().begin(messages)
 
 
 def test_tools_are_refused() -> None:
-    """No model of thoughts calls one."""
     tool: dict[str, Any] = {"type": "function", "function": {"name": "a"}}
     with pytest.raises(ValueError, match="calls no tools"):
         encoder().begin([Message("user", "a")], [tool])
@@ -90,7 +86,6 @@ class Uneven(Rings):
 
 
 def test_answers_of_one_length_are_served_and_no_others() -> None:
-    """Nothing in a row says where one ends; the refusal says what to do."""
     assert length_of_answers("rings:6:3", TASK) == 1
     with pytest.raises(ConfigurationError, match="have 1 to 2 words.*fill shorter ones with a word"):
         length_of_answers("mine:task", Uneven(6, 3))

@@ -60,7 +60,6 @@ def served(stand: Stand, told: list[Answered] | None = None) -> ActStream:
 
 
 async def test_every_kind_of_request_is_answered_under_its_id() -> None:
-    """Plain ones, of an episode, of a named version, and ones that are refused."""
     stand, caller, told = Stand(), Caller(), list[Answered]()
     await stand.publish(1)
     stand.keep(7)
@@ -81,7 +80,6 @@ async def test_every_kind_of_request_is_answered_under_its_id() -> None:
 
 
 async def test_requests_in_flight_share_forward_passes() -> None:
-    """More than are read ahead; all are answered."""
     stand, caller = Stand(), Caller()
     await stand.publish(1)
     count = 3 * MAX_IN_FLIGHT
@@ -90,7 +88,6 @@ async def test_requests_in_flight_share_forward_passes() -> None:
 
 
 async def test_the_fallback_answers_a_stream_too() -> None:
-    """Before there are weights, and when the newest cannot answer; who is told hears of both."""
     stand, caller, told = Stand(), Caller(), list[Answered]()
     await served(stand, told).serve(stream_of([stand.asking(seen(0))]), caller)
     assert caller.replies[-1].fallback == pb.FALLBACK_UNIFORM
@@ -103,7 +100,6 @@ async def test_the_fallback_answers_a_stream_too() -> None:
 
 
 async def test_a_request_is_not_answered_after_its_deadline() -> None:
-    """Others of the same stream are."""
     stand, caller = Stand(), Caller()
     await stand.publish(1)
     late, patient = (
@@ -123,7 +119,6 @@ async def test_a_request_is_not_answered_after_its_deadline() -> None:
 
 
 async def test_bytes_that_are_no_request_end_the_stream() -> None:
-    """What came before is answered or not; nothing goes on."""
     stand, caller = Stand(), Caller()
     await stand.publish(1)
     with pytest.raises(DecodeError):
@@ -131,7 +126,6 @@ async def test_bytes_that_are_no_request_end_the_stream() -> None:
 
 
 async def test_an_unforeseen_error_ends_the_stream() -> None:
-    """It is raised where the call is held, and no reply is waited for."""
     stand, caller = Stand(), Caller()
     await stand.publish(1)
 
@@ -146,7 +140,6 @@ async def test_an_unforeseen_error_ends_the_stream() -> None:
 
 
 async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
-    """One that takes long, in a task of its own, holds up no other."""
     stand, caller, gate = Stand(), Caller(), asyncio.Event()
     await stand.publish(1)
 
@@ -167,10 +160,6 @@ async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
 
 @pytest.mark.parametrize(("expected", "most"), [(1, 1), (MAX_IN_FLIGHT, MAX_IN_FLIGHT + 1)])
 async def test_a_caller_that_goes_away_leaves_nothing_behind(expected: int, most: int) -> None:
-    """Neither what waits for its pass nor who reads, nor more than may be in flight.
-
-    Alone, and among many.
-    """
     stand, caller = Stand(), Caller()
     await stand.publish(1)
     stand.batcher._expected = expected

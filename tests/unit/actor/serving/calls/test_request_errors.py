@@ -20,7 +20,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 
 def test_one_line_of_a_kind_in_ten_seconds_counts_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """Each kind has its own; the request's id and its episode are named, as far as it has them."""
     now = [100.0]
     request_errors = RequestErrors(lambda: now[0])
     with caplog.at_level(logging.INFO):
@@ -44,7 +43,6 @@ def test_one_line_of_a_kind_in_ten_seconds_counts_the_others(caplog: pytest.LogC
 
 
 def test_a_version_that_fails_is_named_with_the_request_that_met_it(caplog: pytest.LogCaptureFixture) -> None:
-    """And with the error."""
     question = question_of(request_id="r-7")
     RequestErrors().failed(
         loaded_of(specification(), version=9), question, NotFinite("version 9: not finite")
@@ -56,7 +54,6 @@ def test_a_version_that_fails_is_named_with_the_request_that_met_it(caplog: pyte
 
 
 def test_a_text_of_the_callers_is_in_the_reply_and_not_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """The log has what it is to say instead."""
     refused = Refused(Refusal(reason=Reason.INVALID, detail="'hunter2' is no word", logged="a word is none"))
     with caplog.at_level(logging.INFO):
         assert RequestErrors().refused(pb.DescribeRequest(), refused).detail == "'hunter2' is no word"

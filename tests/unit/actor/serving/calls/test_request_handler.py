@@ -60,7 +60,6 @@ def called_by(name: str) -> Iterator[None]:
 
 
 async def test_a_start_that_is_repeated_is_the_same_episode() -> None:
-    """Another id, another key or another client's is another; without an id each is."""
     stand = await ready()
     first = stand.start("ada", request_id="a")
     assert stand.start("ada", request_id="a") == first
@@ -73,7 +72,6 @@ async def test_a_start_that_is_repeated_is_the_same_episode() -> None:
 
 
 async def test_a_start_is_remembered_as_long_as_its_episode_is_open() -> None:
-    """However many were started since."""
     stand = await ready(max_episodes=2 * REMEMBERED_EPISODES)
     first = stand.start(request_id="a")
     for _ in range(REMEMBERED_EPISODES + 1):
@@ -82,7 +80,6 @@ async def test_a_start_is_remembered_as_long_as_its_episode_is_open() -> None:
 
 
 async def test_an_act_that_is_repeated_gets_its_reply_and_is_no_step() -> None:
-    """Byte for byte; the next one is step 1."""
     stand = await ready()
     episode = stand.start()
     request = stand.asking(seen(0), episode_id=episode, step=0)
@@ -92,7 +89,6 @@ async def test_an_act_that_is_repeated_gets_its_reply_and_is_no_step() -> None:
 
 
 async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it() -> None:
-    """One pass, one step, one reply for both; any other Act is refused meanwhile, and so is the end."""
     stand = await ready()
     episode, held = stand.start(), Held()
     stand.loaded_versions.latest = held.loaded
@@ -111,7 +107,6 @@ async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it(
 
 
 async def test_who_hangs_up_finds_the_reply_that_it_lost() -> None:
-    """The step goes on without its caller."""
     stand = await ready()
     episode, held = stand.start(), Held()
     stand.loaded_versions.latest = held.loaded
@@ -128,7 +123,6 @@ async def test_who_hangs_up_finds_the_reply_that_it_lost() -> None:
 
 
 async def test_an_act_that_was_refused_leaves_the_episode_as_it_was() -> None:
-    """The same id may be used again, with a better request; rewards in the refused one did not count."""
     stand = await ready()
     episode = stand.start()
     await stand.act(episode, seen(0))
@@ -144,7 +138,6 @@ async def test_an_act_that_was_refused_leaves_the_episode_as_it_was() -> None:
 
 
 async def test_a_reward_that_is_repeated_counts_once() -> None:
-    """Also after the end; under another id it counts again."""
     stand = await ready(reward_window_s=10.0)
     episode = stand.start()
     await stand.act(episode, seen(0))
@@ -161,7 +154,6 @@ async def test_a_reward_that_is_repeated_counts_once() -> None:
 
 
 async def test_an_end_that_is_repeated_gets_its_reply() -> None:
-    """Under its id; under another one the episode is unknown."""
     stand = await ready()
     episode = stand.start()
     await stand.play(episode, 3)
@@ -178,7 +170,6 @@ async def test_an_end_that_is_repeated_gets_its_reply() -> None:
 
 
 async def test_a_step_out_of_turn_is_refused() -> None:
-    """With the next one; an id that was used for an earlier step is too."""
     stand = await ready()
     episode = stand.start()
     for step, request_id in enumerate("abc"):
@@ -206,7 +197,6 @@ async def test_a_step_out_of_turn_is_refused() -> None:
     ],
 )
 async def test_what_an_episode_cannot_do_is_refused(fields: dict[str, Any], match: str) -> None:
-    """And nothing of it is kept."""
     stand = await ready()
     episode = stand.start()
     if "taken_action" in fields:
@@ -221,7 +211,6 @@ async def test_what_an_episode_cannot_do_is_refused(fields: dict[str, Any], matc
 
 @pytest.mark.parametrize("amount", [float("nan"), float("inf"), 1e39])
 async def test_a_reward_that_is_no_number_is_refused(amount: float) -> None:
-    """Wherever it stands, with all that came with it."""
     stand = await ready()
     episode = stand.start()
     await stand.act(episode, seen(0))
@@ -245,7 +234,6 @@ async def test_a_reward_that_is_no_number_is_refused(amount: float) -> None:
     ],
 )
 async def test_rewards_of_no_step_are_refused(rewards: list[tuple[int, float]], match: str) -> None:
-    """None of them is taken."""
     stand = await ready()
     episode = stand.start()
     await stand.play(episode, 2)
@@ -255,14 +243,12 @@ async def test_rewards_of_no_step_are_refused(rewards: list[tuple[int, float]], 
 
 
 async def test_a_reward_before_any_step_is_refused() -> None:
-    """There is no newest step."""
     stand = await ready()
     with refused(Reason.INVALID, "no newest step is known"):
         await stand.reward(stand.start(), (None, 1.0))
 
 
 async def test_a_reward_after_its_step_was_sent_is_refused_where_late_rewards_are_not_kept() -> None:
-    """With all that came with it."""
     stand = await ready()
     episode = stand.start()
     await stand.play(episode, 6)
@@ -282,7 +268,6 @@ async def test_a_reward_after_its_step_was_sent_is_refused_where_late_rewards_ar
     ],
 )
 async def test_an_end_that_cannot_be_is_refused(ending: Any, fields: dict[str, Any], match: str) -> None:
-    """The episode stays open, its reward uncounted."""
     stand = await ready()
     episode = stand.start()
     await stand.play(episode, 2)
@@ -292,7 +277,6 @@ async def test_an_end_that_cannot_be_is_refused(ending: Any, fields: dict[str, A
 
 
 async def test_an_episode_of_another_server_is_elsewhere() -> None:
-    """Or of this one before it was restarted; what was never an id is unknown, as is what is forgotten."""
     stand, other = await ready(), await ready()
     foreign = other.start()
     for call in (stand.act(foreign, seen(0)), stand.reward(foreign, (0, 1.0))):
@@ -311,7 +295,6 @@ async def test_an_episode_of_another_server_is_elsewhere() -> None:
 
 
 async def test_somebody_elses_episode_is_unknown() -> None:
-    """Open or over, to act, to reward or to end."""
     stand = await ready()
     with called_by("ada"):
         episode = stand.start()
@@ -338,7 +321,6 @@ async def check_foreign(stand: Stand, episode: str) -> None:
 
 
 async def test_an_episode_that_was_given_up_is_unknown() -> None:
-    """To act and to end; a call that is heard keeps it open."""
     stand = await ready(episode_timeout_s=60.0)
     kept, left = stand.start(), stand.start()
     stand.now_s = 59.0
@@ -353,7 +335,6 @@ async def test_an_episode_that_was_given_up_is_unknown() -> None:
 
 
 async def test_an_episode_is_not_given_up_while_its_answer_is_computed() -> None:
-    """However long that takes."""
     stand = await ready(episode_timeout_s=1.0)
     episode, held = stand.start(), Held()
     stand.loaded_versions.latest = held.loaded
@@ -371,7 +352,6 @@ async def test_an_episode_is_not_given_up_while_its_answer_is_computed() -> None
 
 
 async def test_ten_thousand_abandoned_episodes_leave_a_bounded_memory() -> None:
-    """So many are remembered, lanes are used again, and starts are forgotten with their episodes."""
     stand = await ready(episode_timeout_s=1.0)
     for round_ in range(100):
         stand.now_s = 10.0 * round_
@@ -391,7 +371,6 @@ async def test_ten_thousand_abandoned_episodes_leave_a_bounded_memory() -> None:
 
 
 async def test_no_more_than_max_episodes_are_open() -> None:
-    """OVERLOADED, with a time; a repeated start is still the same episode, and who ends makes room."""
     stand = await ready(max_episodes=3)
     first, *_ = [stand.start(request_id=name) for name in "abc"]
     with refused(Reason.OVERLOADED, r"episodes: callers have 3 of 3 \(serving.max_episodes\); end some"):
@@ -402,7 +381,6 @@ async def test_no_more_than_max_episodes_are_open() -> None:
 
 
 async def test_a_caller_at_its_bound_leaves_room_for_others() -> None:
-    """Of open episodes, and of those that are remembered."""
     stand = await ready(max_episodes=2 * REMEMBERED_EPISODES)
     with called_by("eve"):
         opened = [stand.start() for _ in range(REMEMBERED_EPISODES)]
@@ -420,7 +398,6 @@ async def test_a_caller_at_its_bound_leaves_room_for_others() -> None:
 
 
 async def test_who_remembers_little_is_forgotten_for_no_one() -> None:
-    """A caller with more than an even part gives room to the others, whose episodes are older or newer."""
     stand = await ready(max_episodes=2 * REMEMBERED_EPISODES)
     with called_by("ada"):
         first = stand.start(request_id="a")
@@ -438,7 +415,6 @@ async def test_who_remembers_little_is_forgotten_for_no_one() -> None:
     "fields", [{"client_key": "x" * 257}, {"request_id": "x" * 129}, {"policy": "other"}]
 )
 async def test_a_start_that_would_fill_the_memory_is_refused(fields: dict[str, Any]) -> None:
-    """Keys and ids have a length, also where no registry says who gets what."""
     stand = await ready()
     with refused(Reason.INVALID, "."):
         stand.start(**fields)
@@ -446,7 +422,6 @@ async def test_a_start_that_would_fill_the_memory_is_refused(fields: dict[str, A
 
 
 async def test_lanes_of_open_episodes_differ() -> None:
-    """However they come and go."""
     stand = await ready()
     random, open_ = np.random.default_rng(0), [stand.start()]
     for _ in range(300):
@@ -468,7 +443,6 @@ def arms(*, pinned: tuple[int, ...], **fields: Any) -> Arms:
 
 
 async def test_a_client_that_is_tied_to_a_version_plays_its_episodes_with_it() -> None:
-    """Every step of them, as its requests without an episode."""
     stand = await ready()
     stand.keep(2)
     stand.keep(3)
@@ -481,7 +455,6 @@ async def test_a_client_that_is_tied_to_a_version_plays_its_episodes_with_it() -
 
 
 async def test_only_who_follows_the_learner_is_learned_from() -> None:
-    """An episode on another arm is answered."""
     stand = await ready()
     stand.keep(2)
     await stand.loaded_versions.steer(arms(active=2, pinned=(2,)))
@@ -494,7 +467,6 @@ async def test_only_who_follows_the_learner_is_learned_from() -> None:
 
 @pytest.mark.parametrize("value", [-1.0, 1.0])
 async def test_a_fixed_fallback_on_the_bounds_answers_an_episode_too(value: float) -> None:
-    """A squashed policy never draws its bounds: the step teaches nothing, and the caller gets the action."""
     force = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
     made = specification(action=force, continuous="squashed")
     stand = Stand(made, fallback="fixed", fallback_action=[value, value])
@@ -513,7 +485,6 @@ async def test_a_fixed_fallback_on_the_bounds_answers_an_episode_too(value: floa
 
 
 async def test_an_action_beyond_the_bounds_is_none_that_a_squashed_policy_could_have_taken() -> None:
-    """Refused, with the leaf."""
     force = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
     stand = Stand(specification(action=force, continuous="squashed"))
     await stand.publish(1)
@@ -532,7 +503,6 @@ def _taken(stand: Stand, action: int = 1) -> list[pb.Part]:
 
 
 async def test_a_step_is_of_the_version_that_drew_its_action() -> None:
-    """Which the caller names where a newer one answers by now; the next step is the newer one's."""
     stand = await ready()
     await stand.publish(2)
     episode = stand.start()
@@ -553,7 +523,6 @@ async def test_a_step_is_of_the_version_that_drew_its_action() -> None:
 async def test_a_version_that_drew_nothing_here_is_refused(
     fields: dict[str, Any], reason: Reason, match: str
 ) -> None:
-    """And the step is not taken: the same one can be sent without it."""
     stand = await ready()
     episode = stand.start()
     action = {"taken_action": _taken(stand)} if "taken_action" in fields else {}

@@ -70,7 +70,6 @@ def mask_parts(stand: Stand, allowed: list[bool]) -> list[pb.Part]:
 
 @pytest.mark.parametrize("section", POLICIES.values(), ids=POLICIES)
 async def test_the_learner_computes_what_an_episode_was_answered_with(section: dict[str, Any]) -> None:
-    """Two episodes of three fragments each are played in turn, with masks on every other step."""
     stand = await stand_of(section, masked=True)
     episodes = [stand.start("ada"), stand.start("bob")]
     for step in range(10):
@@ -90,7 +89,6 @@ async def test_the_learner_computes_what_an_episode_was_answered_with(section: d
 
 
 async def test_a_step_under_a_mask_is_learned_from_where_the_run_has_masks() -> None:
-    """And what its own mask forbids is refused, not learned."""
     stand = await stand_of({}, masked=True)
     episode = stand.start()
     taken = parts_of(stand.specification.action_space, np.int64(1))
@@ -111,7 +109,6 @@ async def test_a_step_under_a_mask_is_learned_from_where_the_run_has_masks() -> 
 
 @pytest.mark.parametrize("section", [POLICIES["lstm"], POLICIES["stack"]], ids=["lstm", "stack"])
 async def test_a_client_that_keeps_the_state_gets_the_answers_of_an_episode(section: dict[str, Any]) -> None:
-    """Deterministic, value for value; without state each request begins an episode."""
     stand = await stand_of(section)
     episode, state = stand.start(), list[pb.Part]()
     wishes = {"deterministic": True, "want_value": True}
@@ -128,7 +125,6 @@ async def test_a_client_that_keeps_the_state_gets_the_answers_of_an_episode(sect
 
 
 async def test_state_of_a_batch_has_its_rows() -> None:
-    """As many as there are observations."""
     stand = await stand_of(POLICIES["lstm"])
     rows = [pb.Part(value=to_tensor(np.zeros((3, 4), np.float32)))]
     reply, _ = await stand.answer(pb.ActRequest(observation=rows, batch=3), FAR)
@@ -148,7 +144,6 @@ async def test_state_of_a_batch_has_its_rows() -> None:
 async def test_state_that_is_not_the_policys_is_refused(
     parts: dict[str, Any], with_episode: bool, said: str
 ) -> None:
-    """By name, before anything is computed."""
     stand = await stand_of(POLICIES["lstm"])
     names = ["actor/h"] if "has" in said else ["actor/h", "actor/c", "critic/h", "critic/c"]
     whole = dict.fromkeys(names, parts["actor/h"])

@@ -9,7 +9,6 @@ from penstock.wire.refusal import Refused
 
 
 def test_a_step_that_no_episode_can_have_is_refused() -> None:
-    """By its number, before anything is stored."""
     last = pb.RewardRequest(rewards=[pb.StepReward(step=MAX_NUMBER, amount=1.0)])
     assert of_steps(None, last) == [(MAX_NUMBER, 1.0)]
     for step in (MAX_NUMBER + 1, 2**63, 2**64 - 1):
@@ -19,7 +18,6 @@ def test_a_step_that_no_episode_can_have_is_refused() -> None:
 
 
 def test_no_call_holds_more_rewards_than_the_limit() -> None:
-    """Nor none at all."""
     for count in (0, MAX_REWARDS + 1):
         request = pb.RewardRequest(rewards=[pb.StepReward(step=0, amount=1.0)] * count)
         with pytest.raises(Refused, match=f"rewards: {count} in one call"):

@@ -55,7 +55,6 @@ def refused(parts: list[pb.Part], batch: int = 0) -> str:
 
 @pytest.mark.parametrize("batch", [0, 1, 3])
 def test_every_kind_of_leaf_is_read_and_written_back(batch: int) -> None:
-    """Arrays have a leading axis of rows, with or without one in the message."""
     parts = sent(batch)
     arrays = LAYOUT.read("observation", parts, batch)
     for name, value in flatten(EVERY, VALUE, "observation").items():
@@ -95,12 +94,10 @@ def test_every_kind_of_leaf_is_read_and_written_back(batch: int) -> None:
     ],
 )
 def test_a_wrong_leaf_is_named_with_what_is_wanted(leaf: str, value: Any, said: str) -> None:
-    """Dtype, shape, bytes, NaN and range."""
     assert said in refused(sent(**{leaf: value}))
 
 
 def test_every_part_must_be_there_once() -> None:
-    """Missing, unknown or twice: the refusal lists the parts of the space."""
     parts = sent()
     assert f"6 parts, the space has {NAMES}" in refused(parts[1:])
     assert f"'real' is unknown or twice; give {NAMES}" in refused([parts[0], *parts[:-1]])
@@ -112,12 +109,10 @@ def test_every_part_must_be_there_once() -> None:
 
 @pytest.mark.parametrize("batch", [2, 4])
 def test_rows_must_be_as_many_as_the_batch_says(batch: int) -> None:
-    """Three rows came."""
     assert f"float32(3, 2) came, float32({batch}, 2) is wanted" in refused(sent(3), batch)
 
 
 def test_one_bad_row_of_a_batch_is_enough() -> None:
-    """Each row is looked at."""
     parts = sent(3)
     parts[2].value.CopyFrom(to_tensor(np.array([0, 1, 7])))
     assert "observation/one: holds 7" in refused(parts, 3)
@@ -137,7 +132,6 @@ def mask(path: str = "move", value: Any = (True, False, True)) -> list[pb.Part]:
 
 
 def test_masks_are_read_by_the_name_of_their_action() -> None:
-    """A leading axis of rows, whether or not it came; no masks are None."""
     assert ACTIONS.read_masks([], 0) is None
     single = ACTIONS.read_masks(mask(), 0)
     assert single is not None
@@ -171,7 +165,6 @@ def test_masks_are_read_by_the_name_of_their_action() -> None:
     ],
 )
 def test_a_wrong_mask_is_named_with_what_is_wanted(parts: list[pb.Part], batch: int, said: str) -> None:
-    """Only choices take a mask, and it must leave one of each."""
     with pytest.raises(Refused) as error:
         ACTIONS.read_masks(parts, batch)
     assert said in error.value.refusal.detail
@@ -179,6 +172,5 @@ def test_a_wrong_mask_is_named_with_what_is_wanted(parts: list[pb.Part], batch: 
 
 
 def test_a_space_without_choices_takes_no_mask() -> None:
-    """And says so."""
     with pytest.raises(Refused, match="leaves that take one: none"):
         Layout("action", MultiBinary(2)).read_masks(mask(""), 0)

@@ -126,7 +126,6 @@ def asked(request: pytest.FixtureRequest) -> Asked:
 
 @pytest.mark.parametrize("name", SPACES)
 def test_the_bytes_of_one_observation_are_plain(name: str) -> None:
-    """With an id or without, with the policy or without; read as the message is."""
     space = SPACES[name]
     form, layout = form_of(space), Layout("observation", space)
     for seed, (policy, request_id) in enumerate((("", ""), ("", "a"), ("default", "b" * 127))):
@@ -170,7 +169,6 @@ WRONG: Final[dict[str, Tensor]] = {
 
 @pytest.mark.parametrize("wish", NOT_PLAIN)
 def test_what_says_more_is_not_plain(wish: str) -> None:
-    """Whatever it is."""
     request = pb.ActRequest()
     request.CopyFrom(NOT_PLAIN[wish])
     if wish != "nothing":
@@ -180,7 +178,6 @@ def test_what_says_more_is_not_plain(wish: str) -> None:
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_not_the_space_s_is_not_plain(wrong: str) -> None:
-    """It is read as a message, to be refused with words."""
     request = pb.ActRequest(observation=[pb.Part(value=WRONG[wrong])])
     assert form_of(OBSERVATION).read(request.SerializeToString()) is None
     many = np.zeros(40, np.float32)
@@ -193,7 +190,6 @@ def test_what_is_not_the_space_s_is_not_plain(wrong: str) -> None:
     "change", [b"\x12\x00", b"\x12\x02a", b"\x0a\x01a", b"\x0a\x07default" * 2, b"\x12\x01\xff", b"?"]
 )
 def test_bytes_in_front_that_are_no_id_are_not_plain(change: bytes) -> None:
-    """An empty one, one of another length, another policy, one twice, no text, no field."""
     data = pb.ActRequest(observation=parts_of(OBSERVATION, seen(0))).SerializeToString()
     assert form_of(OBSERVATION).read(data) is not None
     assert form_of(OBSERVATION).read(change + data) is None
@@ -201,7 +197,6 @@ def test_bytes_in_front_that_are_no_id_are_not_plain(change: bytes) -> None:
 
 @pytest.mark.parametrize("space", [ACTION, Box(np.zeros(2, np.bool_), np.ones(2, np.bool_))])
 def test_where_values_are_looked_at_one_by_one_nothing_is_plain(space: Space) -> None:
-    """Choices and bits have a range."""
     value = np.array(1) if space is ACTION else np.ones(2, np.bool_)
     assert form_of(space).read(pb.ActRequest(observation=parts_of(space, value)).SerializeToString()) is None
 
@@ -211,7 +206,6 @@ def test_where_values_are_looked_at_one_by_one_nothing_is_plain(space: Space) ->
 async def test_a_plain_request_is_answered_as_its_message_is(
     asked: Asked, observation: str, action: str
 ) -> None:
-    """Byte for byte, given the same draw; alone and beside others that are none."""
     made = specification(observation=SPACES[observation], action=ACTIONS[action])
     replies = []
     for is_message in (False, True):
@@ -252,7 +246,6 @@ def _counted() -> dict[str, float]:
 
 @pytest.mark.parametrize("wrong", [False, True])
 async def test_what_is_counted_is_the_same(asked: Asked, wrong: bool) -> None:
-    """Calls, answers, rows and passes; of what is refused only the call."""
     rises = []
     for is_message in (False, True):
         stand = Stand(learns=False)
@@ -274,7 +267,6 @@ async def test_what_is_counted_is_the_same(asked: Asked, wrong: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:.* encountered in dot:RuntimeWarning")
 async def test_who_cannot_be_answered_costs_his_neighbours_nothing(asked: Asked) -> None:
-    """He gets the fallback, they get the version's answers."""
     stand, told = Stand(specification(activation="relu"), learns=False), list[Answered]()
     policy = policy_of(stand.specification, 1)
     with torch.no_grad():
@@ -289,7 +281,6 @@ async def test_who_cannot_be_answered_costs_his_neighbours_nothing(asked: Asked)
 
 
 async def test_the_fallback_answers_plain_requests_too(asked: Asked) -> None:
-    """Before there are weights, and when the newest cannot answer."""
     stand = Stand(learns=False)
     for version, policy in ((0, None), (1, None), (2, broken(policy_of(stand.specification, 2)))):
         if version:
@@ -301,7 +292,6 @@ async def test_the_fallback_answers_plain_requests_too(asked: Asked) -> None:
 
 
 async def test_a_plain_request_is_not_answered_beyond_what_the_server_can_do(asked: Asked) -> None:
-    """Refused under its id, as any other."""
     stand = Stand(learns=False)
     await stand.publish(1)
     stand.batcher._max_delay_s = 0.1
@@ -312,7 +302,6 @@ async def test_a_plain_request_is_not_answered_beyond_what_the_server_can_do(ask
 
 
 async def test_a_shadow_looks_on_at_plain_requests_too(asked: Asked) -> None:
-    """It is asked what the active version has answered."""
     stand = Stand(learns=False)
     for number in (2, 3):
         stand.keep(number)
@@ -326,7 +315,6 @@ async def test_a_shadow_looks_on_at_plain_requests_too(asked: Asked) -> None:
 
 
 async def test_what_is_read_of_an_act_names_its_request() -> None:
-    """Plain or not: the log's line of an unforeseen error says whose it was."""
     service = Stand(learns=False).service(learns=False)
     for want_value in (False, True):
         request = pb.ActRequest(

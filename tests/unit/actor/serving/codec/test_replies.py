@@ -21,7 +21,6 @@ ACTIONS: Final[dict[str, Space]] = {
 @pytest.mark.parametrize("batch", [0, 1, 3])
 @pytest.mark.parametrize("action", ACTIONS)
 async def test_every_kind_of_action_is_written_as_protobuf_does(action: str, batch: int) -> None:
-    """With and without an id, for one observation and for several; twice, for pieces are kept."""
     stand = Stand(specification(action=ACTIONS[action]))
     await stand.publish(300)
     rows = rows_of(max(batch, 1))["observation"]
@@ -36,7 +35,6 @@ async def test_every_kind_of_action_is_written_as_protobuf_does(action: str, bat
 
 @pytest.mark.parametrize("wish", ["want_value", "want_distribution"])
 async def test_a_reply_that_says_more_is_written_whole(wish: str) -> None:
-    """Nothing that was asked for is left out."""
     stand = Stand()
     await stand.publish(1)
     request = stand.asking(rows_of(1)["observation"][0], **{wish: True})

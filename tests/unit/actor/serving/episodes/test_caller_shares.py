@@ -19,7 +19,6 @@ def fill(shares: CallerShares, owner: Identity | None) -> int:
 
 
 def test_who_comes_later_finds_room() -> None:
-    """Each caller that takes what it can leaves half of what it found; what is given back is free again."""
     shares = CallerShares(1000)
     assert [fill(shares, caller(name)) for name in ("a", "b", "c", "d")] == [500, 250, 125, 63]
     assert shares.used == 938
@@ -31,7 +30,6 @@ def test_who_comes_later_finds_room() -> None:
 
 
 def test_without_identities_there_is_one_caller_who_may_hold_the_whole() -> None:
-    """And no more."""
     shares = CallerShares(7)
     assert fill(shares, None) == 7
     assert "7 of 7 (it)" in shares.why_not(None, "it")
@@ -39,12 +37,10 @@ def test_without_identities_there_is_one_caller_who_may_hold_the_whole() -> None
 
 
 def test_a_caller_finds_room_in_the_smallest() -> None:
-    """One of one."""
     assert fill(CallerShares(1), caller("a")) == 1
 
 
 def test_who_holds_nothing_is_forgotten() -> None:
-    """However many callers come and go."""
     shares = CallerShares(10)
     for number in range(100):
         shares.add(caller(f"c-{number}"), 1)

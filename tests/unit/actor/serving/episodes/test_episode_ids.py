@@ -22,7 +22,6 @@ def reason(ids: EpisodeIds, episode_id: str, owner: Identity | None) -> Reason |
 
 
 def test_an_id_holds_for_the_identity_that_it_was_given_to_alone() -> None:
-    """Without being remembered, also for a server that asks for no identity."""
     ids = EpisodeIds()
     for number in (1, 2, 10**15):
         for owner in (ADA, BOB, None):
@@ -34,7 +33,6 @@ def test_an_id_holds_for_the_identity_that_it_was_given_to_alone() -> None:
 
 
 def test_an_id_of_another_server_is_elsewhere() -> None:
-    """Also of this one before a restart."""
     assert reason(EpisodeIds(), EpisodeIds().give(1, ADA), ADA) is Reason.EPISODE_ELSEWHERE
 
 
@@ -55,7 +53,6 @@ def test_an_id_of_another_server_is_elsewhere() -> None:
     ],
 )
 def test_an_id_that_was_changed_is_unknown(changed: str) -> None:
-    """Whatever was changed, and however long it is."""
     ids = EpisodeIds()
     server, _, token = ids.give(7, ADA).split("-")
     words = {"server": server, "token": token, "shorter": token[:-1], "endless": "9" * 100_000}

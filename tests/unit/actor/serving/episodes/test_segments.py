@@ -23,7 +23,6 @@ def stepped(builder: SegmentBuilder, number: int) -> Segment | None:
 
 @given(length=st.integers(1, 12), flushes=st.sets(st.integers(0, 12)))
 def test_the_same_steps_leave_however_often_they_are_cut(length: int, flushes: set[int]) -> None:
-    """Each once, in order, with the observation behind the last; the last step waits for its outcome."""
     builder = SegmentBuilder(lane=0, number=3, unroll_length=5, max_age_s=100.0)
     segments: list[Segment | None] = []
     for number in range(length):
@@ -44,7 +43,6 @@ def test_the_same_steps_leave_however_often_they_are_cut(length: int, flushes: s
 
 
 def test_a_single_step_and_a_policy_that_remembers_are_not_cut() -> None:
-    """The outcome of the one, the state before the last step of the other, is not known."""
     builder = SegmentBuilder(lane=0, number=3, unroll_length=5, max_age_s=100.0)
     assert builder.cut() is None
     stepped(builder, 0)

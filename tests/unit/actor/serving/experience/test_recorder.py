@@ -62,10 +62,6 @@ async def begun(unroll: int = 4, **serving: Any) -> tuple[Stand, str]:
 
 
 async def test_an_episode_is_cut_after_unroll_steps() -> None:
-    """Each fragment ends with the observation that the next begins with.
-
-    The end has its final observation.
-    """
     stand, episode = await begun()
     await stand.play(episode, 10)
     stand.end(episode, TRUNCATED, final=seen(10), reward=9.0)
@@ -79,7 +75,6 @@ async def test_an_episode_is_cut_after_unroll_steps() -> None:
 
 
 async def test_what_was_drawn_is_what_is_learned() -> None:
-    """Actions and log-probabilities are those of the replies, under the version that the header names."""
     stand, episode = await begun()
     replies = [await stand.act(episode, seen(step)) for step in range(4)]
     stand.end(episode, TERMINATED)
@@ -96,7 +91,6 @@ async def test_what_was_drawn_is_what_is_learned() -> None:
 
 
 async def test_newer_weights_begin_a_new_segment_only_where_one_ends() -> None:
-    """A fragment holds one version: the episode keeps its own until the unroll is over."""
     stand, episode = await begun()
     await stand.play(episode, 2)
     await stand.publish(2)
@@ -108,7 +102,6 @@ async def test_newer_weights_begin_a_new_segment_only_where_one_ends() -> None:
 
 
 async def test_an_episode_whose_version_was_let_go_of_is_cut_there() -> None:
-    """The next step comes from newer weights, so it begins a new fragment."""
     stand, episode = await begun()
     await stand.play(episode, 2)
     await stand.publish(2)
@@ -122,7 +115,6 @@ async def test_an_episode_whose_version_was_let_go_of_is_cut_there() -> None:
 
 
 async def test_a_slow_episode_takes_newer_weights_after_a_while() -> None:
-    """The age of its segment cuts it."""
     stand, episode = await begun(unroll=100, max_fragment_age_s=10.0)
     await stand.play(episode, 2)
     await stand.publish(2)
@@ -141,7 +133,6 @@ async def test_a_slow_episode_takes_newer_weights_after_a_while() -> None:
 
 @pytest.mark.parametrize("final", [None, seen(2)])
 async def test_a_terminated_episode_needs_no_final_observation(final: Any) -> None:
-    """There is no future to value; one that is given is kept."""
     stand, episode = await begun()
     await stand.play(episode, 2)
     stand.end(episode, TERMINATED, reward=5.0, **({} if final is None else {"final": final}))
@@ -153,7 +144,6 @@ async def test_a_terminated_episode_needs_no_final_observation(final: Any) -> No
 
 
 async def test_an_end_on_the_border_of_a_segment_leaves_no_empty_one() -> None:
-    """The last step is the last of a full segment."""
     stand, episode = await begun()
     await stand.play(episode, 4)
     assert stand.fragments() == []  # what comes of the fourth step is not known yet
@@ -163,7 +153,6 @@ async def test_an_end_on_the_border_of_a_segment_leaves_no_empty_one() -> None:
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
 async def test_of_an_abandoned_episode_only_the_last_step_is_dropped(steps: int) -> None:
-    """What came of the others is known; the observation of the last stays, as the end of those before it."""
     stand, episode = await begun()
     await stand.play(episode, steps)
     before = not_learned("abandoned")
@@ -177,7 +166,6 @@ async def test_of_an_abandoned_episode_only_the_last_step_is_dropped(steps: int)
 
 
 async def test_who_is_not_heard_of_is_given_up() -> None:
-    """As abandoned."""
     stand, episode = await begun(episode_timeout_s=60.0)
     await stand.play(episode, 3)
     stand.now_s = 59.9
@@ -190,7 +178,6 @@ async def test_who_is_not_heard_of_is_given_up() -> None:
 
 
 async def test_finished_episodes_are_reported() -> None:
-    """Return, length, end and version; not those that were not ended, nor an empty one."""
     stand, first = await begun()
     second, third, fourth = stand.start(), stand.start(), stand.start()
     for episode, steps in ((first, 6), (second, 3), (third, 3)):
@@ -209,7 +196,6 @@ async def test_finished_episodes_are_reported() -> None:
 
 
 async def test_rewards_of_a_step_add_up_wherever_they_come_from() -> None:
-    """With the next action, by Reward for any step, and with the end."""
     stand, episode = await begun(unroll=8)
     await stand.act(episode, seen(0))
     assert await stand.reward(episode, (None, 1.0)) == 0
@@ -222,7 +208,6 @@ async def test_rewards_of_a_step_add_up_wherever_they_come_from() -> None:
 
 
 async def test_a_late_reward_lands_in_its_step_within_the_window() -> None:
-    """Across segments and after the end; then the fragments go, in the order in which they were cut."""
     stand, episode = await begun(reward_window_s=5.0)
     for step in range(6):
         await stand.act(episode, seen(step))
@@ -246,7 +231,6 @@ async def test_a_late_reward_lands_in_its_step_within_the_window() -> None:
 
 
 async def test_at_the_end_of_the_server_what_ripens_goes_as_it_is() -> None:
-    """`send_all`."""
     stand, episode = await begun(reward_window_s=5.0)
     await stand.play(episode, 6)
     stand.end(episode, TERMINATED)
@@ -257,7 +241,6 @@ async def test_at_the_end_of_the_server_what_ripens_goes_as_it_is() -> None:
 
 
 async def test_rewards_that_are_too_large_together_make_no_fragment_that_is_refused() -> None:
-    """Each is a 32-bit number, their sum is none: a session must not end for that."""
     stand, episode = await begun()
     await stand.act(episode, seen(0))
     await stand.reward(episode, (0, 3e38), (0, 3e38))
@@ -267,7 +250,6 @@ async def test_rewards_that_are_too_large_together_make_no_fragment_that_is_refu
 
 
 async def test_rewards_beyond_what_the_broker_takes_are_not_sent() -> None:
-    """The session would end with them, and with it what others do."""
     stand = Stand(replace(specification(), max_reward=100.0))
     await stand.publish(1)
     for amount in (99.0, -101.0):
@@ -278,7 +260,6 @@ async def test_rewards_beyond_what_the_broker_takes_are_not_sent() -> None:
 
 
 async def test_nothing_that_a_client_observes_has_the_session_quarantined() -> None:
-    """What the learner would convict it for is refused before it is recorded: clients share the session."""
     stand, episode = await begun()
     far = np.full_like(seen(0), 20_000.0)
     await stand.play(episode, 2)
@@ -294,7 +275,6 @@ async def test_nothing_that_a_client_observes_has_the_session_quarantined() -> N
 
 
 async def test_the_learner_is_given_the_rewards_of_the_runs_wrappers() -> None:
-    """Of the whole reward of a step; the client's return stays what it sent."""
     stand, episode = await begun()
     wrappers = (RewardWrapper(clip=(-1.0, 1.0)), RewardWrapper(scale=10.0))
     assert stand.learning is not None
@@ -309,7 +289,6 @@ async def test_the_learner_is_given_the_rewards_of_the_runs_wrappers() -> None:
 
 
 async def test_a_potential_that_gives_no_numbers_takes_steps_from_the_learner_and_not_from_clients() -> None:
-    """They are answered as before, and counted."""
     stand, episode = await begun()
     assert stand.learning is not None
     shape = RewardWrapper(shape=f"{__name__}:not_a_number", discount=1.0)
@@ -343,7 +322,6 @@ def not_a_number(observation: Mapping[str, Any]) -> Any:
 async def test_a_step_that_the_policy_did_not_draw_teaches_nothing(
     fields: dict[str, Any], valid: bool
 ) -> None:
-    """It stands in the fragment, not valid, unless the caller says how likely its own action was."""
     stand, episode = await begun()
     sent = {name: value for name, value in fields.items() if name not in ("taken", "mask")}
     if "taken" in fields:
@@ -360,7 +338,6 @@ async def test_a_step_that_the_policy_did_not_draw_teaches_nothing(
 
 
 async def test_an_episode_may_end_with_a_step_that_teaches_nothing() -> None:
-    """Its final observation values no step; what was before it is learned from."""
     stand, episode = await begun()
     await stand.act(episode, seen(0))
     await stand.act(episode, seen(1), deterministic=True)
@@ -371,7 +348,6 @@ async def test_an_episode_may_end_with_a_step_that_teaches_nothing() -> None:
 
 
 async def test_a_step_of_the_fallback_teaches_nothing_and_loses_nothing() -> None:
-    """The version before answers; the step stands under it, not valid, and the next one after it."""
     stand, episode = await begun(unroll=8)
     await stand.play(episode, 1)
     await stand.publish(2, policy=broken(policy_of(stand.specification, 2)))
@@ -392,7 +368,6 @@ async def test_a_step_of_the_fallback_teaches_nothing_and_loses_nothing() -> Non
 
 
 async def test_the_memory_that_is_counted_is_the_memory_that_is_taken() -> None:
-    """Small observations take more than their numbers: what holds them counts, too."""
     stand, episode = await begun(unroll=10_000, max_fragment_age_s=1e9)
     await stand.play(episode, 100)
     assert stand.learning is not None
@@ -407,7 +382,6 @@ async def test_the_memory_that_is_counted_is_the_memory_that_is_taken() -> None:
 
 
 async def test_beyond_the_memory_episodes_are_answered_and_not_learned_from() -> None:
-    """What was seen before is kept; who ends makes room for others."""
     each = STEP_BYTES + 2 * ARRAY_BYTES + 16 + 8  # observation and action
     stand, first = await begun(unroll=100, max_buffered_bytes=5 * each)
     before = not_learned("full")
@@ -430,7 +404,6 @@ async def test_beyond_the_memory_episodes_are_answered_and_not_learned_from() ->
 
 
 async def test_a_full_outbox_costs_experience_and_no_answer() -> None:
-    """Counted step by step."""
     stand, episode = await begun(outbox_fragments=2)
     before = not_learned("full")
     await stand.play(episode, 16)
@@ -440,7 +413,6 @@ async def test_a_full_outbox_costs_experience_and_no_answer() -> None:
 
 
 async def test_what_has_grown_stale_is_dropped_when_it_would_be_sent() -> None:
-    """Counted by its steps; what is just young enough goes."""
     stand = Stand(specification(stale_after=3))
     await stand.publish(5)
     await stand.play(stand.start(), 5)
@@ -458,7 +430,6 @@ async def test_what_has_grown_stale_is_dropped_when_it_would_be_sent() -> None:
 async def test_who_is_not_learned_from_leaves_nothing(
     fields: dict[str, Any], learns: bool, reason: str | None
 ) -> None:
-    """Asked for by the client, or a server without a run to learn for."""
     stand = Stand(learns=learns)
     await stand.publish(1)
     before = not_learned("unasked")
@@ -599,12 +570,10 @@ def transitions(fragment: Fragment) -> list[Transition]:
 @settings(max_examples=15)
 @given(played=st.lists(episodes(), min_size=1, max_size=4), unroll=st.integers(1, 7))
 def test_served_episodes_teach_what_a_rollout_worker_would(played: list[Played], unroll: int) -> None:
-    """The same observations, actions, log-probabilities, rewards and ends, however rewards were said."""
     assert asyncio.run(served(played, unroll)) == rolled_out(played, unroll)
 
 
 async def test_a_caller_that_fills_the_memory_leaves_room_for_others() -> None:
-    """It is answered and not learned from; another caller is learned from still."""
     each = STEP_BYTES + 2 * ARRAY_BYTES + 16 + 8  # observation and action
     stand, _ = await begun(unroll=100, max_buffered_bytes=10 * each)
     before = not_learned("full")

@@ -85,7 +85,6 @@ def pass_under_way(batcher: Batcher, seconds: float = 1.0) -> Iterator[tuple[Hel
 
 
 async def test_a_single_question_does_not_wait() -> None:
-    """One after another, each answered at once though the longest wait is an hour."""
     batcher, loaded = alone(max_wait_s=NEVER_S), loaded_of(MADE)
     with passes() as counted:
         for _ in range(15):  # the next looks whether others come
@@ -95,7 +94,6 @@ async def test_a_single_question_does_not_wait() -> None:
 
 
 async def test_questions_of_one_moment_share_a_pass() -> None:
-    """And each gets its own rows back."""
     batcher, loaded = make(), loaded_of(MADE)
     asked = [question_of(1 + i % 3, i) for i in range(20)]
     with passes() as counted:
@@ -108,7 +106,6 @@ async def test_questions_of_one_moment_share_a_pass() -> None:
 
 
 async def test_a_probe_waits_for_others_and_learns_how_many_come() -> None:
-    """The sixteenth lonely question is held back; who comes within the wait shares its pass."""
     batcher, loaded = alone(max_wait_s=0.02), loaded_of(MADE)
     for _ in range(15):
         await batcher.ask(loaded, question_of())
@@ -125,7 +122,6 @@ async def test_a_probe_waits_for_others_and_learns_how_many_come() -> None:
 
 
 async def test_a_pass_takes_at_most_max_rows_and_the_oldest_first() -> None:
-    """A larger request passes alone."""
     batcher, loaded = make(max_rows=8), loaded_of(MADE)
     order: list[int] = []
     futures = []
@@ -140,7 +136,6 @@ async def test_a_pass_takes_at_most_max_rows_and_the_oldest_first() -> None:
 
 
 async def test_what_is_late_is_refused_and_not_computed() -> None:
-    """With the time that it waited; its neighbours are answered."""
     batcher, loaded = make(), loaded_of(MADE)
     now = asyncio.get_running_loop().time()
     with passes() as counted:
@@ -155,7 +150,6 @@ async def test_what_is_late_is_refused_and_not_computed() -> None:
 
 
 async def test_when_all_are_late_nothing_is_computed_and_the_next_is_answered() -> None:
-    """No pass without a request."""
     batcher, loaded = make(), loaded_of(MADE)
     with passes() as counted:
         late = [batcher.ask(loaded, question_of(), -1.0) for _ in range(3)]
@@ -167,7 +161,6 @@ async def test_when_all_are_late_nothing_is_computed_and_the_next_is_answered() 
 
 
 async def test_who_is_late_may_ask_again_at_once() -> None:
-    """His pass is not begun within that of the others, while the version is used."""
     batcher, loaded = alone(), loaded_of(MADE)
     batcher._expected = 2
     again: list[asyncio.Future[Answer]] = []
@@ -189,7 +182,6 @@ async def test_who_is_late_may_ask_again_at_once() -> None:
 async def test_who_is_alone_is_answered_before_the_call_returns(
     changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nearly always: now and then it is looked who else comes, if anybody could come along."""
     # Every pass counts as short: one that happens to be slow would send those behind it to the thread.
     monkeypatch.setattr("actor.serving.inference.batcher.INLINE_S", math.inf)
     batcher, loaded = alone(**changed), loaded_of(MADE)
@@ -203,7 +195,6 @@ async def test_who_is_alone_is_answered_before_the_call_returns(
 
 
 async def test_a_pass_that_others_interrupt_does_not_leave_the_loop() -> None:
-    """What counts is what it takes of a core: in the thread it would be interrupted all the more."""
     batcher, loaded = alone(), loaded_of(MADE)
     batcher._cost.note(1, 1.0)
     batcher._work.note(1, INLINE_S / 2)
@@ -212,7 +203,6 @@ async def test_a_pass_that_others_interrupt_does_not_leave_the_loop() -> None:
 
 
 async def test_who_would_wait_too_long_is_refused_at_once() -> None:
-    """OVERLOADED with the time after which to come again; who was taken in is answered."""
     batcher, loaded = make(max_delay_s=0.1), loaded_of(MADE)
     for rows, seconds in ((4, 0.03), (8, 0.08), (16, 0.12)):
         batcher._cost.note(rows, seconds)
@@ -226,7 +216,6 @@ async def test_who_would_wait_too_long_is_refused_at_once() -> None:
 
 
 async def test_a_pass_that_takes_long_leaves_the_loop_alone() -> None:
-    """It runs in a thread; who comes meanwhile makes the next one, together."""
     batcher, loaded = make(), loaded_of(MADE)
     with passes() as counted, pass_under_way(batcher) as (held, first):
         await asyncio.to_thread(held.begun.wait, 60)
@@ -242,7 +231,6 @@ async def test_a_pass_that_takes_long_leaves_the_loop_alone() -> None:
 
 
 async def test_the_pass_under_way_counts_for_who_comes() -> None:
-    """What it is expected to take is a delay too."""
     batcher = make(max_delay_s=0.1)
     with pass_under_way(batcher, seconds=5.0) as (held, first):
         await asyncio.to_thread(held.begun.wait, 60)
@@ -255,7 +243,6 @@ async def test_the_pass_under_way_counts_for_who_comes() -> None:
 
 
 async def test_who_goes_away_is_not_computed_for() -> None:
-    """Before the pass; during it the answer is dropped, and the others get theirs."""
     batcher, loaded = make(), loaded_of(MADE)
     with passes() as counted:
         gone, stays = (batcher.ask(loaded, question_of(3)) for _ in range(2))
@@ -271,7 +258,6 @@ async def test_who_goes_away_is_not_computed_for() -> None:
 
 
 async def test_versions_that_meet_in_a_pass_answer_their_own() -> None:
-    """And what one of them cannot answer is no harm to the other."""
     batcher = make()
     first, second, wrong = (loaded_of(MADE, version) for version in (1, 2, 3))
     broken(wrong.policy)
@@ -290,7 +276,6 @@ async def test_versions_that_meet_in_a_pass_answer_their_own() -> None:
 
 
 async def test_a_version_that_fails_altogether_fails_for_its_own_only() -> None:
-    """The error is handed to each who asked it."""
     batcher, loaded = make(), loaded_of(MADE)
     other = Loaded(loaded_of(specification(action=MADE.action_space, hidden_sizes=(4,))).policy, 2, 2, "")
     del other.policy.reader  # not a version that could ever be loaded
@@ -305,7 +290,6 @@ async def test_a_version_that_fails_altogether_fails_for_its_own_only() -> None:
 
 
 async def test_who_is_told_may_ask_again_at_once() -> None:
-    """Two passes are never under way together, for a version is used by one thread at a time."""
     batcher, held = alone(), Held()
     for rows, seconds in ((1, 0.0), (2, 1.0)):
         batcher._work.note(rows, seconds)

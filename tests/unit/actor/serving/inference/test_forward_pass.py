@@ -35,7 +35,6 @@ def taken(given: Answer | NotFinite) -> Answer:
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_request_in_company_is_answered_as_alone(action: str, network: str) -> None:
-    """Distribution, value and log-probability within 1e-5, whatever its neighbours wish."""
     made = specification(action=ACTIONS[action], **NETWORKS[network])
     loaded = loaded_of(made)
     questions = [
@@ -62,7 +61,6 @@ def test_a_request_in_company_is_answered_as_alone(action: str, network: str) ->
 
 
 def test_plain_requests_share_one_draw() -> None:
-    """Each gets its own rows of it, with the log-probability under its own observation."""
     made = specification()
     loaded = loaded_of(made)
     questions = [question_of(rows, rows) for rows in (1, 4, 2)]
@@ -75,7 +73,6 @@ def test_plain_requests_share_one_draw() -> None:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_seed_gives_the_same_actions_again(action: str) -> None:
-    """Alone, in company, and by another process that has loaded the version."""
     made = specification(action=ACTIONS[action])
     asked = [question_of(40, 1, seed=11), question_of(40, 1, seed=12)]
     alone = taken(answer(loaded_of(made), asked[:1])[0])
@@ -88,7 +85,6 @@ def test_a_seed_gives_the_same_actions_again(action: str) -> None:
 
 
 def test_deterministic_requests_get_the_most_likely_action() -> None:
-    """Every time."""
     loaded = loaded_of(specification())
     question = question_of(30, 2, deterministic=True, distribution=True)
     first, second = (taken(answer(loaded, [question])[0]) for _ in range(2))
@@ -107,7 +103,6 @@ def masked(loaded: Loaded, rows: int, allowed: Any, **wishes: Any) -> Answer:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_masked_action_has_no_probability(deterministic: bool) -> None:
-    """It is never taken, and what is left is renormalised, in the distribution and in the log-probability."""
     loaded = loaded_of(specification())
     allowed = np.random.default_rng(3).random((2000, 3)) < 0.5
     allowed[:, 0] |= ~allowed.any(-1)
@@ -124,7 +119,6 @@ def test_a_masked_action_has_no_probability(deterministic: bool) -> None:
 
 
 def test_a_mask_is_not_the_neighbours() -> None:
-    """It holds for its own request."""
     loaded = loaded_of(specification())
     masks = {"action": np.array([[True, False, False]] * 500)}
     hidden, free = answer(loaded, [question_of(500, 1, masks=masks), question_of(500, 1)])
@@ -136,7 +130,6 @@ def test_a_mask_is_not_the_neighbours() -> None:
 
 
 def test_an_observation_that_overflows_the_network_costs_no_other_request() -> None:
-    """Its own row is NotFinite, with the version."""
     loaded = loaded_of(specification(activation="relu"), version=9)
     huge = Question(observation={"observation": np.full((1, 4), 3e38, np.float32)}, rows=1)
     with np.errstate(all="ignore"):
@@ -148,7 +141,6 @@ def test_an_observation_that_overflows_the_network_costs_no_other_request() -> N
 
 
 def test_weights_of_nan_answer_no_request() -> None:
-    """Whatever was asked."""
     loaded = loaded_of(specification())
     broken(loaded.policy)
     questions = [question_of(), question_of(deterministic=True), question_of(distribution=True, value=True)]
@@ -157,7 +149,6 @@ def test_weights_of_nan_answer_no_request() -> None:
 
 
 def test_a_value_that_is_no_number_is_no_answer() -> None:
-    """For who asked for it; an action alone is as good as ever."""
     loaded = loaded_of(specification())
     nn.init.constant_(loaded.policy.critic_head.bias, float("nan"))
     asked, plain = answer(loaded, [question_of(value=True), question_of()])
@@ -166,7 +157,6 @@ def test_a_value_that_is_no_number_is_no_answer() -> None:
 
 
 def test_how_likely_another_action_was_is_asked_without_drawing() -> None:
-    """As the shadow is; with weights of NaN there is no such number."""
     loaded = loaded_of(specification())
     action = {"action": np.array([0, 1, 2, 1])}
     question = question_of(4, 3, taken=action)

@@ -6,7 +6,6 @@ from actor.serving.inference.pass_cost import PassCost
 
 
 def test_a_large_pass_is_not_as_many_small_ones() -> None:
-    """The fixed cost of a pass is paid once."""
     cost = PassCost()
     cost.note(1, 0.0005)
     cost.note(256, 0.004)
@@ -16,7 +15,6 @@ def test_a_large_pass_is_not_as_many_small_ones() -> None:
 
 
 def test_an_unknown_size_is_taken_for_the_nearest_smaller_one() -> None:
-    """Trying shows what it costs; before the first pass nothing is known."""
     cost = PassCost()
     assert cost.of(64) == 0.0
     cost.note(8, 0.002)
@@ -25,7 +23,6 @@ def test_an_unknown_size_is_taken_for_the_nearest_smaller_one() -> None:
 
 
 def test_the_newest_passes_count_most() -> None:
-    """A machine that has grown slow is found out."""
     cost = PassCost()
     cost.note(4, 0.001)
     for _ in range(20):

@@ -40,7 +40,6 @@ def slower(canary: list[Answered], active: list[Answered]) -> float | None:
 
 
 def test_a_window_counts_what_the_canary_could_not_answer() -> None:
-    """Of its own answers; what no version could answer is not among them."""
     windows = AnswerWindows(SLOW_S, 0.0)
     tell(windows, [answered(), failed(), failed(is_to_blame=False)], [answered()] * 10)
     assert windows.take(WINDOW_S - 0.1) == []
@@ -66,12 +65,10 @@ def test_a_window_counts_what_the_canary_could_not_answer() -> None:
 def test_slow_passes_are_compared_with_those_of_their_size_or_larger(
     canary: list[Answered], active: list[Answered], expected: float | None
 ) -> None:
-    """Whose clients ask for more is not the slower version."""
     assert slower(canary, active) == expected
 
 
 def test_windows_that_are_not_taken_are_bounded() -> None:
-    """Each of so many answers; the next begins with the one after."""
     windows = AnswerWindows(SLOW_S, 0.0)
     for _ in range((MAX_WINDOWS + 3) * WINDOW_ANSWERS):
         windows.answered(answered(), canary=True, now_s=0.0)

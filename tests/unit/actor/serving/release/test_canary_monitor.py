@@ -84,7 +84,6 @@ def value_of(name: str) -> float:
 
 
 async def test_a_canary_whose_clients_earn_less_is_withdrawn() -> None:
-    """By number, once, with the evidence in words; long before the horizon."""
     stand, before = await on_trial(), value_of("penstock_canaries_withdrawn_total")
     for client in range(100):
         await play(stand, client, good=1.0, bad=0.0)
@@ -97,7 +96,6 @@ async def test_a_canary_whose_clients_earn_less_is_withdrawn() -> None:
 
 
 async def test_a_canary_that_does_the_wrong_thing_is_withdrawn() -> None:
-    """Negated weights, in a game whose good action the active version knows."""
     stand = await on_trial()
     stand.keep(CANARY, policy=negated(stand))
     await steer(stand, None)
@@ -115,7 +113,6 @@ async def test_a_canary_that_does_the_wrong_thing_is_withdrawn() -> None:
 
 
 async def test_a_canary_that_is_as_good_is_undecided_at_the_horizon_and_judged_on() -> None:
-    """It is for the operator to say, and it is a metric; what comes later withdraws it all the same."""
     stand = await on_trial()
     for client in range(200):
         await play(stand, client)
@@ -131,7 +128,6 @@ async def test_a_canary_that_is_as_good_is_undecided_at_the_horizon_and_judged_o
 
 @pytest.mark.parametrize("held", [0, 5])
 async def test_an_episode_that_never_ends_delays_no_client(held: int) -> None:
-    """Of the canary and of the active version; the clients that come later are judged as without it."""
     stand = await on_trial()
     for client in range(1000, 1000 + 4 * held):
         await stand.act(stand.start(f"client-{client}"), seen(0))
@@ -143,7 +139,6 @@ async def test_an_episode_that_never_ends_delays_no_client(held: int) -> None:
 
 
 async def test_a_client_is_compared_at_fixed_times_by_its_mean() -> None:
-    """After the time, 8 and 64 times as long; what it has of an open episode counts where none is whole."""
     stand = await on_trial()
     for earned in (1.0, 3.0):
         await play(stand, 7, good=earned, bad=earned)
@@ -160,7 +155,6 @@ async def test_a_client_is_compared_at_fixed_times_by_its_mean() -> None:
 
 
 async def test_an_abandoned_episode_is_no_return() -> None:
-    """It is not known what it would have been."""
     stand = await on_trial()
     for client in range(100):
         episode = stand.start(f"client-{client}")
@@ -173,7 +167,6 @@ async def test_an_abandoned_episode_is_no_return() -> None:
 
 
 async def test_what_began_in_another_trial_or_with_other_shares_counts_for_nothing() -> None:
-    """A client that was moved to another arm has earned on both."""
     stand = await on_trial()
     for change in ({"canary": 3}, {"canary": 3, "canary_share": 0.6}, {"canary": 3, "experiment": "second"}):
         open_ = [stand.start(f"client-{client}") for client in range(40)]
@@ -187,7 +180,6 @@ async def test_what_began_in_another_trial_or_with_other_shares_counts_for_nothi
 
 
 async def test_what_the_registry_did_not_hear_is_told_again() -> None:
-    """In the same order, and the metric says that there is no judgement."""
     stand = await on_trial()
     for client in range(20):
         await play(stand, client)
@@ -201,7 +193,6 @@ async def test_what_the_registry_did_not_hear_is_told_again() -> None:
 
 
 async def test_a_canary_that_is_still_there_is_withdrawn_again() -> None:
-    """The registry may have been away the first time; once in each look, and counted once."""
     stand, before = await on_trial(), value_of("penstock_canaries_withdrawn_total")
     for client in range(60):
         await play(stand, client, bad=0.0)
@@ -217,8 +208,6 @@ async def test_a_canary_that_is_still_there_is_withdrawn_again() -> None:
 
 
 async def test_a_canary_without_clients_to_compare_with_is_a_metric() -> None:
-    """No share, no active version to compare it with, or clients that report no rewards."""
-
     def unguarded(reason: str) -> bool:
         return value_of(f'penstock_canary_unguarded{{reason="{reason}"}}') == 1
 
@@ -242,7 +231,6 @@ async def test_a_canary_without_clients_to_compare_with_is_a_metric() -> None:
 @pytest.mark.parametrize("fallback", ["previous", "uniform", "none"])
 @pytest.mark.parametrize("in_episodes", [True, False])
 async def test_a_canary_that_answers_nan_is_withdrawn_at_once(fallback: str, in_episodes: bool) -> None:
-    """With its first request, before any look, whatever answers in its place; told once in each look."""
     policy = broken(policy_of(Stand().specification, CANARY))
     stand = await on_trial(policy=policy, fallback=fallback)
     for client in range(20):
@@ -256,7 +244,6 @@ async def test_a_canary_that_answers_nan_is_withdrawn_at_once(fallback: str, in_
 
 
 async def test_guards_outlive_ten_thousand_answers() -> None:
-    """What is good for long is withdrawn with its first answer that is no number."""
     stand = await on_trial()
     for client in range(64):
         await play(stand, client)
@@ -272,7 +259,6 @@ async def test_guards_outlive_ten_thousand_answers() -> None:
 
 
 async def test_a_question_that_no_version_can_answer_is_not_the_canarys_fault() -> None:
-    """A client whose numbers overflow every network withdraws no canary."""
     made = Stand().specification
     stand = await on_trial(policy=broken(policy_of(made, CANARY)))
     stand.keep(ACTIVE, policy=broken(policy_of(made, ACTIVE)))
@@ -286,7 +272,6 @@ async def test_a_question_that_no_version_can_answer_is_not_the_canarys_fault() 
 
 
 async def test_a_canary_without_weights_is_withdrawn_by_its_failed_answers() -> None:
-    """The active version answers for it meanwhile."""
     stand = await on_trial()
     del stand.weights[CANARY], stand.loaded_versions._held[CANARY]
     stand.loaded_versions.note_answered(Arm.CANARY, stand.loaded_versions._held[ACTIVE])

@@ -168,7 +168,6 @@ def shared(seed: int) -> Shared:
 
 
 def test_the_registry_judges_as_the_simulation_does() -> None:
-    """To the last digit; clients of both arms are judged, each at most once at each level."""
     fleet = Fleet(30, 1.0, 3, shared(3))
     with registry(0.5, "trial-3") as session:
         real = Fleet(30, 1.0, 3, Tables(session))
@@ -194,7 +193,6 @@ def test_the_registry_judges_as_the_simulation_does() -> None:
 def test_a_canary_that_is_as_good_is_hardly_ever_judged_worse(
     clients: int, trials: int, between: float
 ) -> None:
-    """Nor better: of 10,000 such trials in all, by size of the crowd."""
     verdicts = [Fleet(clients, between, seed, shared(seed)).verdict() for seed in range(trials)]
     false = sum(verdict in (Verdict.WITHDRAW, Verdict.BETTER) for verdict in verdicts)
     most = FALSE_ALARM + 2.33 * (FALSE_ALARM * (1 - FALSE_ALARM) / trials) ** 0.5

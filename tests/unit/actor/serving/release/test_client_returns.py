@@ -66,19 +66,16 @@ def thumbs(client: str, *given: float, asked: Sequence[float] = ()) -> Episode:
 def test_a_conversation_is_liked_or_not(
     given: Sequence[float], value: float, rated: float, *, over: bool, is_whole: bool
 ) -> None:
-    """By its newest thumb; no thumb is none, and so is a thumb down. One that was given up counts, too."""
     (found,) = settled(thumbs("ann", *given), over=over, is_whole=is_whole)
     assert (found.value, found.rated) == (value, rated)
 
 
 def test_a_person_is_worth_the_share_of_their_conversations() -> None:
-    """However many they have; bounds of returns are none of opinions."""
     (found,) = settled(thumbs("ann", 1.0), thumbs("ann"), thumbs("ann", -1.0), thumbs("ann", 1.0))
     assert (found.value, found.rated) == (0.5, 0.75)
 
 
 def test_what_somebody_was_asked_about_counts_for_no_arm() -> None:
-    """Neither as liked nor as a conversation, unless there is another turn in it."""
     assert settled(thumbs("ann", asked=[1.0])) == []
     (found,) = settled(thumbs("bob", -1.0, asked=[1.0]))
     assert (found.value, found.rated) == (0.0, 1.0)
@@ -88,14 +85,12 @@ def test_what_somebody_was_asked_about_counts_for_no_arm() -> None:
 
 @pytest.mark.parametrize("over", [True, False])
 def test_a_conversation_without_an_answer_counts_for_no_arm(*, over: bool) -> None:
-    """Somebody who opens a page and says nothing dislikes nothing; their other conversations count."""
     assert settled(conversation("ann", turns=0), over=over, is_whole=False) == []
     (found,) = settled(conversation("bob", turns=0), thumbs("bob", 1.0))
     assert (found.value, found.rated) == (1.0, 1.0)
 
 
 def test_a_return_is_none_of_a_person() -> None:
-    """An episode of a program counts where it was rewarded and is whole, within its bounds."""
     program = replace(conversation("agent"), opinion=None)
     assert settled(replace(program)) == []
     program.add_reward(0, 3.0)

@@ -30,7 +30,6 @@ def base(folder: Path, weights: bytes = b"weights", **files: str) -> Path:
 
 
 def test_the_same_files_are_the_same_base_model(tmp_path: Path) -> None:
-    """In whichever folders they lie; a name that is no folder is the same as itself."""
     one, other = base(tmp_path / "one"), base(tmp_path / "other")
     assert is_same_network(made_of(one), made_of(other))
     assert is_same_network(made_of("hub/name"), made_of("hub/name"))
@@ -38,7 +37,6 @@ def test_the_same_files_are_the_same_base_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("said", [{"weights": b"wrights"}, {"more": "a"}])
 def test_other_files_are_another_base_model(tmp_path: Path, said: dict[str, Any]) -> None:
-    """Of the same length, too; one that is there no more is not known to be the same."""
     one, other = base(tmp_path / "one"), base(tmp_path / "other", **said)
     assert not is_same_network(made_of(one), made_of(other))
     assert not is_same_network(made_of(one), made_of(tmp_path / "gone"))
@@ -46,7 +44,6 @@ def test_other_files_are_another_base_model(tmp_path: Path, said: dict[str, Any]
 
 
 def test_other_settings_are_another_network(tmp_path: Path) -> None:
-    """On the same base model: an adapter of another rank, one more setting, other actions."""
     one = base(tmp_path / "one")
     assert not is_same_network(made_of(one), made_of(one, rank=8))
     assert not is_same_network(made_of(one), made_of(one, lora=False))

@@ -12,7 +12,6 @@ from tests.support.run.serving_run import POLICY, ServedRun
 
 
 async def test_a_late_reward_needs_no_kept_version(tmp_path: Path) -> None:
-    """Nobody has made the registry yet: the first late reward does, and it is there for good."""
     url = registry_url(tmp_path)
     traffic = Traffic(url, POLICY, tmp_path, None, ServedRun(tmp_path).specification())
     assert traffic.look() is None
@@ -26,7 +25,6 @@ async def test_a_late_reward_needs_no_kept_version(tmp_path: Path) -> None:
 
 
 async def test_a_late_reward_is_refused_where_no_registry_can_be(tmp_path: Path) -> None:
-    """The caller may try again."""
     folder = tmp_path / "absent"
     traffic = Traffic(registry_url(folder), POLICY, folder, None, ServedRun(tmp_path).specification())
     with pytest.raises(Refused) as refused:

@@ -48,7 +48,6 @@ async def publish_broken(stand: Stand, version: int) -> None:
 
 
 async def test_a_version_that_cannot_answer_is_stood_in_for_by_the_one_before() -> None:
-    """It says so, and by whom; with weights that can, the newest answers again."""
     stand = Stand()
     await stand.publish(1)
     assert (await ask(stand)).fallback == pb.FALLBACK_UNSPECIFIED
@@ -64,7 +63,6 @@ async def test_a_version_that_cannot_answer_is_stood_in_for_by_the_one_before() 
 
 
 async def test_a_version_that_answered_and_no_longer_does_has_the_one_before_it() -> None:
-    """Not itself."""
     stand = Stand()
     await stand.publish(1)
     await ask(stand)
@@ -77,7 +75,6 @@ async def test_a_version_that_answered_and_no_longer_does_has_the_one_before_it(
 
 
 async def test_without_one_before_the_action_is_drawn_uniformly() -> None:
-    """Version 0 and no log-probability; every action comes."""
     stand = Stand()
     await publish_broken(stand, 1)
     rows = np.zeros((300, 4), np.float32)
@@ -90,7 +87,6 @@ async def test_without_one_before_the_action_is_drawn_uniformly() -> None:
 
 
 async def test_the_fixed_action_is_the_one_of_the_configuration() -> None:
-    """Also when somebody answered before."""
     stand = Stand(fallback="fixed", fallback_action=2)
     await stand.publish(1)
     await ask(stand)
@@ -101,7 +97,6 @@ async def test_the_fixed_action_is_the_one_of_the_configuration() -> None:
 
 
 async def test_without_a_fallback_no_answer_is_random() -> None:
-    """NOT_READY, to come again."""
     stand = Stand(fallback="none")
     await publish_broken(stand, 1)
     with pytest.raises(Refused, match="no version can answer") as error:
@@ -111,7 +106,6 @@ async def test_without_a_fallback_no_answer_is_random() -> None:
 
 
 async def test_before_the_first_weights_the_fallback_answers() -> None:
-    """A server may be asked before its run has published."""
     stand = Stand()
     reply = await ask(stand)
     assert (reply.version, reply.fallback, reply.arm) == (0, pb.FALLBACK_UNIFORM, pb.ARM_LATEST)
@@ -119,13 +113,11 @@ async def test_before_the_first_weights_the_fallback_answers() -> None:
 
 @pytest.mark.parametrize("given", [None, 3, -1, "left", [0, 1], 1.5])
 async def test_a_fixed_action_that_is_none_of_the_space_is_refused_at_the_start(given: Any) -> None:
-    """With the setting."""
     with pytest.raises(ConfigurationError, match="fallback_action"):
         Stand(fallback="fixed", fallback_action=given)
 
 
 async def test_an_arm_whose_weights_are_damaged_keeps_the_version_before() -> None:
-    """And what is wrong is told."""
     stand = Stand()
     stand.keep(1)
     await stand.loaded_versions.steer(arms(1))
@@ -144,7 +136,6 @@ async def test_an_arm_whose_weights_are_damaged_keeps_the_version_before() -> No
 
 
 async def test_a_swap_does_not_touch_answers_under_way() -> None:
-    """They end with the version that they began with."""
     stand = Stand()
     held = Held()
     stand.loaded_versions.latest = held.loaded
@@ -158,7 +149,6 @@ async def test_a_swap_does_not_touch_answers_under_way() -> None:
 
 
 async def test_loaded_weights_are_never_changed() -> None:
-    """Each version has a policy of its own."""
     stand = Stand()
     await stand.publish(1)
     first = stand.loaded_versions.latest
@@ -170,7 +160,6 @@ async def test_loaded_weights_are_never_changed() -> None:
 
 
 async def test_weights_that_do_not_fit_change_nothing() -> None:
-    """The newest stays who it was."""
     stand = Stand()
     await stand.publish(1)
     for blob in (b"", b"\0" * 100, stand.weights[1].blob[:-8]):
@@ -180,7 +169,6 @@ async def test_weights_that_do_not_fit_change_nothing() -> None:
 
 
 async def test_a_version_that_is_named_answers_or_is_unknown() -> None:
-    """Loaded once, however many ask at once; PINNED is its arm."""
     stand = Stand()
     await stand.publish(1)
     stand.keep(5)
@@ -195,7 +183,6 @@ async def test_a_version_that_is_named_answers_or_is_unknown() -> None:
 
 
 async def test_of_the_versions_that_were_named_the_newest_used_stay() -> None:
-    """The one that was not asked for the longest goes first."""
     stand = Stand()
     for version in range(1, MAX_LOADED + 2):
         stand.keep(version)
@@ -211,7 +198,6 @@ async def test_of_the_versions_that_were_named_the_newest_used_stay() -> None:
 
 
 async def test_arms_hold_what_they_need_and_let_go_of_the_rest() -> None:
-    """Active, canary, shadow and pins; a version is fetched once."""
     stand = Stand()
     for version in range(1, 7):
         stand.keep(version)
@@ -226,7 +212,6 @@ async def test_arms_hold_what_they_need_and_let_go_of_the_rest() -> None:
 
 
 async def test_who_says_no_name_is_dealt_anew_and_who_does_stays() -> None:
-    """The same key, the same version."""
     stand = Stand()
     stand.keep(1)
     stand.keep(2)
@@ -237,7 +222,6 @@ async def test_who_says_no_name_is_dealt_anew_and_who_does_stays() -> None:
 
 
 async def test_a_shadow_answers_as_well_and_changes_no_answer() -> None:
-    """With weights of NaN it does no harm: it agrees with nothing."""
     stand = Stand()
     stand.keep(1)
     stand.keep(2, policy=broken(policy_of(stand.specification, 2)))

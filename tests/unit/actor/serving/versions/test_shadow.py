@@ -46,7 +46,6 @@ class Slow:
 
 
 async def test_clients_are_answered_while_the_shadow_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One at a time, many at once and in an episode; what is asked meanwhile is one pass later."""
     slow, stand = Slow(monkeypatch), await shadowed()
     await stand.answer(stand.asking(seen(0)), 1e12)
     assert await asyncio.to_thread(slow.has_begun.wait, PATIENCE_S)
@@ -65,7 +64,6 @@ async def test_clients_are_answered_while_the_shadow_stands_still(monkeypatch: p
 async def test_the_shadow_is_asked_after_the_reply_and_after_who_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing of it happens before the grace is over, nor while a client waits."""
     slow, stand = Slow(monkeypatch), await shadowed()
     slow.may_go_on.set()
     monkeypatch.setattr(shadow_module, "GRACE_S", 1e6)
@@ -82,7 +80,6 @@ async def test_the_shadow_is_asked_after_the_reply_and_after_who_waits(
 
 
 async def test_what_there_is_no_time_for_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many rows wait as may; each further request is shed."""
     slow, stand = Slow(monkeypatch), await shadowed()
     monkeypatch.setattr(shadow_module, "MAX_ROWS", 10)
     await stand.answer(stand.asking(seen(0)), 1e12)
@@ -97,7 +94,6 @@ async def test_what_there_is_no_time_for_is_left_out_and_counted(monkeypatch: py
 
 
 async def test_what_the_shadow_costs_is_counted() -> None:
-    """As processor time of its thread."""
     stand, before = await shadowed(), metrics.SHADOW_SECONDS._value.get()
     await stand.answer(stand.asking(rows_of(1)["observation"][0]), 1e12)
     await stand.handler.shadow.finish()
@@ -107,7 +103,6 @@ async def test_what_the_shadow_costs_is_counted() -> None:
 async def test_a_server_that_ends_waits_for_the_pass_under_way_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What was not asked by then is not."""
     slow, stand = Slow(monkeypatch), await shadowed()
     for _ in range(2):
         await stand.answer(stand.asking(seen(0)), 1e12)

@@ -43,7 +43,6 @@ def written(path: Path) -> list[dict[str, Any]]:
 
 
 async def test_each_answer_is_written_down_with_what_the_shadow_says(tmp_path: Path) -> None:
-    """Equal to what that version computes alone."""
     record = ShadowRecord(tmp_path / "shadow.jsonl")
     stand = Stand(record=record)
     stand.keep(1)
@@ -72,7 +71,6 @@ async def test_each_answer_is_written_down_with_what_the_shadow_says(tmp_path: P
 
 
 async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
-    """Also those between two cuts, where the episode keeps its version."""
     record = ShadowRecord(tmp_path / "shadow.jsonl")
     stand = Stand(record=record)
     stand.keep(1)
@@ -88,7 +86,6 @@ async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
 
 
 async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> None:
-    """What the client forbids is as impossible to the shadow as it is to who answers."""
     record = ShadowRecord(tmp_path / "shadow.jsonl")
     stand = Stand(record=record)
     stand.keep(1)
@@ -110,7 +107,6 @@ async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> No
 
 
 async def test_a_shadow_that_cannot_answer_is_written_down_as_such(tmp_path: Path) -> None:
-    """With the reason."""
     record = ShadowRecord(tmp_path / "shadow.jsonl")
     stand = Stand(record=record)
     stand.keep(1)
@@ -125,7 +121,6 @@ async def test_a_shadow_that_cannot_answer_is_written_down_as_such(tmp_path: Pat
 async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One file before it is kept; a folder that is gone is counted."""
     monkeypatch.setattr(shadow_module, "_MOST_BYTES", 1024)
     folder = tmp_path / "record"
     folder.mkdir()
@@ -152,7 +147,6 @@ async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
 async def test_what_waits_to_be_written_is_bounded_by_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by requests alone, of which each may have a thousand; what was written makes room."""
     monkeypatch.setattr(shadow_module, "_MOST_WAITING_ROWS", 64)
     record = ShadowRecord(tmp_path / "shadow.jsonl")
     stand = Stand(record=record)
@@ -184,7 +178,6 @@ class Held:
 
 
 def test_shadows_are_recorded_where_there_is_a_place_for_it(tmp_path: Path) -> None:
-    """In the run's folder if nothing else is said; a place that is named must be there."""
     assert open_shadow_record(ServingSection(), None) is None
     record = open_shadow_record(ServingSection(), tmp_path)
     assert record is not None

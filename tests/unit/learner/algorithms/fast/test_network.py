@@ -48,7 +48,6 @@ def gradient_of(policy: Policy, network: Network, rows: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_by_hand_are_those_of_autograd(name: str) -> None:
-    """In float64 to 1e-12, also after a batch of another size."""
     policy = double(name)
     adam = FlatAdam(policy, 1e-5)
     by_hand, by_autograd = DenseNetwork(policy, adam), AutogradNetwork(policy, adam)
@@ -62,10 +61,6 @@ def test_gradients_by_hand_are_those_of_autograd(name: str) -> None:
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_slopes_at_the_outputs_are_followed_as_autograd_does(name: str, is_masked: bool) -> None:
-    """In float64 to 1e-12.
-
-    Some heads have parameters of their own, and some outputs are ruled out.
-    """
     policy = double(name)
     adam = FlatAdam(policy, 1e-5)
     rows = torch.randn(40, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -93,7 +88,6 @@ def test_slopes_at_the_outputs_are_followed_as_autograd_does(name: str, is_maske
 
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_by_hand_are_the_policys(name: str) -> None:
-    """To the last bits of float64."""
     policy = double(name)
     network = DenseNetwork(policy, FlatAdam(policy, 1e-5))
     inputs = Inputs(torch.randn(50, 4, dtype=torch.float64))
@@ -103,7 +97,6 @@ def test_outputs_by_hand_are_the_policys(name: str) -> None:
 
 
 def test_only_dense_networks_are_done_by_hand() -> None:
-    """Others are left to autograd."""
     dense, curved = small_policy(), small_policy(activation="silu")
     seeing = build(image(8, 8, 3), Discrete(2), PolicySection(), 0)
     assert isinstance(network_of(dense, FlatAdam(dense, 1e-5)), DenseNetwork)
@@ -115,7 +108,6 @@ def test_only_dense_networks_are_done_by_hand() -> None:
 def test_steps_are_those_of_torchs_adam_with_clipped_gradients(
     small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fifty steps in float64, some of them clipped; the gradient that is left is what was clipped."""
     monkeypatch.setattr(optimiser, "_SMALL", small)
     flat, plain = double("gaussian"), double("gaussian")
     adam = FlatAdam(flat, 1e-5)
@@ -136,7 +128,6 @@ def test_steps_are_those_of_torchs_adam_with_clipped_gradients(
 
 
 def test_a_restored_optimiser_goes_on_as_if_nothing_had_happened() -> None:
-    """Parameters, both moments and the step count."""
     policy = double("discrete")
     adam = FlatAdam(policy, 1e-5)
     network, rows = network_of(policy, adam), torch.randn(32, 4, dtype=torch.float64)

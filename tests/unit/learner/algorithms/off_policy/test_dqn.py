@@ -60,10 +60,6 @@ def learned(algorithm: DQN) -> np.ndarray[Any, Any]:
     ids=["double", "single, Polyak", "prioritised", "n-step", "dueling"],
 )
 def test_it_finds_the_values_of_the_corridor(options: dict[str, Any]) -> None:
-    """In closed form, from a random walk.
-
-    Three steps ahead the walk's own detours count, so only their order is right.
-    """
     algorithm = make(replay_ratio=1.0, **options)
     for number in range(1, 21):
         assert algorithm.update(corridor(number), progress=0.0).applied
@@ -74,7 +70,6 @@ def test_it_finds_the_values_of_the_corridor(options: dict[str, Any]) -> None:
 
 
 def test_a_budget_covers_two_fragments_and_the_error_of_the_ratio() -> None:
-    """And what would block for good is refused with the figures."""
     assert make(error_steps=64).budget(32) == 64
     assert make(error_steps=200).budget(32) == 200
     with pytest.raises(ValueError, match=r"algorithm\.error_steps=20"):
@@ -84,7 +79,6 @@ def test_a_budget_covers_two_fragments_and_the_error_of_the_ratio() -> None:
 
 
 def test_it_is_an_algorithm_that_settles_on_insertion() -> None:
-    """One fragment at a time, of any age."""
     algorithm: Algorithm = make()
     assert algorithm.settles is Settles.ON_INSERT
     assert algorithm.stale_after is None
@@ -95,7 +89,6 @@ def test_it_is_an_algorithm_that_settles_on_insertion() -> None:
 
 
 def test_gradient_steps_come_in_the_ratio_that_was_asked_for() -> None:
-    """None before there is enough; then half of one for every step, ahead by what the error allows."""
     algorithm = make(replay_ratio=0.5)
     made = [algorithm.update(corridor(number), progress=0.0).gradient_steps for number in range(1, 11)]
     assert made[0] == 0
@@ -105,7 +98,6 @@ def test_gradient_steps_come_in_the_ratio_that_was_asked_for() -> None:
 
 
 def test_a_version_is_published_when_enough_was_learned() -> None:
-    """Not with every insertion."""
     algorithm = make(replay_ratio=0.5, publish_period=40)
     published = [algorithm.update(corridor(number), progress=0.0).publish for number in range(1, 9)]
     # 0, 32, 16, 16, 16, ... gradient steps.
@@ -113,7 +105,6 @@ def test_a_version_is_published_when_enough_was_learned() -> None:
 
 
 def test_an_update_learns_from_a_drawn_batch() -> None:
-    """As many steps as the gradient steps draw, of all that replay holds."""
     algorithm = make()
     algorithm.update(corridor(1), progress=0.0)
     update = algorithm.update(corridor(2), progress=0.0)
@@ -129,7 +120,6 @@ def poisoned(batch: Batch) -> Batch:
 
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_a_batch_that_is_not_finite_is_out_of_replay(*, prioritised: bool) -> None:
-    """Its fragments are out of replay: they are booked `nan`, so nothing may be learned from them later."""
     algorithm = make(prioritised=prioritised, policy={"normalise_observations": True})
     for number in (1, 2, 3):
         assert algorithm.update(corridor(number), progress=0.0).applied
@@ -141,7 +131,6 @@ def test_a_batch_that_is_not_finite_is_out_of_replay(*, prioritised: bool) -> No
 
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_what_entered_replay_before_it_was_found_out_is_taken_out(*, prioritised: bool) -> None:
-    """Nothing is learned yet when it enters; later it would make every update fail that draws it."""
     algorithm = make(prioritised=prioritised, learning_starts=96)
     for number in range(1, 12):
         batch = poisoned(corridor(2)) if number == 2 else corridor(number)
@@ -155,14 +144,12 @@ def test_what_entered_replay_before_it_was_found_out_is_taken_out(*, prioritised
 
 
 def test_a_batch_without_a_valid_step_is_skipped() -> None:
-    """The caller settles it."""
     algorithm, batch = make(), corridor(1)
     update = algorithm.update(replace(batch, valid=torch.zeros_like(batch.valid)), progress=0.0)
     assert (update.applied, update.reason, algorithm.replay.size) == (False, "empty", 0)
 
 
 def test_a_memory_that_comes_back_too_small_is_filled_before_it_is_used() -> None:
-    """The log lost it: the ratio begins anew, and nothing blocks."""
     first, second = make(), make()
     for number in range(1, 11):
         first.update(corridor(number), progress=0.0)
@@ -179,7 +166,6 @@ def test_a_memory_that_comes_back_too_small_is_filled_before_it_is_used() -> Non
     ids=lambda changed: "-".join(f"{name}={value}" for name, value in changed.items()),
 )
 def test_a_resume_with_another_ratio_or_batch_goes_on_learning(changed: dict[str, Any]) -> None:
-    """It neither crashes nor takes no gradient steps until the ratio is made up."""
     start: dict[str, Any] = {"replay_ratio": 0.25, "batch_size": 32}
     first, second = make(**start), make(**(start | changed))
     for number in range(1, 13):
@@ -194,7 +180,6 @@ def test_a_resume_with_another_ratio_or_batch_goes_on_learning(changed: dict[str
 
 @pytest.mark.parametrize("name", ["policy/actor_head.bias", "target/actor_head.bias", "replay/entries"])
 def test_a_state_with_a_part_missing_is_refused(name: str) -> None:
-    """By name."""
     state = make().state()
     del state.tensors[name]
     with pytest.raises(ValueError, match=name):
@@ -202,7 +187,6 @@ def test_a_state_with_a_part_missing_is_refused(name: str) -> None:
 
 
 def test_what_the_log_must_keep_is_told() -> None:
-    """Bytes, and an entry for every step at worst; a memory of less than one fragment is refused."""
     retained = make(capacity_bytes=5000).retains(1000)
     assert (retained.size, retained.entries) == (5000, 300)
     with pytest.raises(ValueError, match=r"capacity_bytes=5000: a fragment alone has 6000"):
@@ -210,7 +194,6 @@ def test_what_the_log_must_keep_is_told() -> None:
 
 
 def test_epsilon_falls_linearly_over_its_share_of_the_run() -> None:
-    """And stays; it goes to the actors with the spread."""
     section = DQNSection(epsilon_initial=1.0, epsilon_final=0.1, epsilon_fraction=0.2, epsilon_spread=7.0)
     found = [epsilon(section, progress) for progress in (0.0, 0.1, 0.2, 1.0)]
     assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
@@ -221,7 +204,6 @@ def test_epsilon_falls_linearly_over_its_share_of_the_run() -> None:
 
 
 def test_huber_and_its_slope_are_torchs() -> None:
-    """Weighted."""
     error = torch.linspace(-3, 3, 13, requires_grad=True)
     weight = torch.rand(13, generator=torch.Generator().manual_seed(0))
     each = torch.nn.functional.smooth_l1_loss(error, torch.zeros(13), reduction="none")
@@ -232,7 +214,6 @@ def test_huber_and_its_slope_are_torchs() -> None:
 
 
 def test_what_a_mask_forbids_is_no_next_action() -> None:
-    """Where only the worse one is allowed at the next step, its value is what the target is made of."""
     algorithm, batch = make(learning_rate=0.0, target_period=1), corridor(1)
     allowed = torch.ones(*batch.observation["observation"].shape[:2], 2, dtype=torch.bool)
     free, bound = (
@@ -262,14 +243,12 @@ def test_what_a_mask_forbids_is_no_next_action() -> None:
     ],
 )
 def test_policies_that_single_steps_cannot_train_are_refused(policy: dict[str, Any], message: str) -> None:
-    """With what to leave out."""
     with pytest.raises(ConfigurationError, match=message):
         make(policy=policy)
 
 
 @pytest.mark.parametrize("normalise", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_stack_of_frames_is_learned_from(*, normalise: bool) -> None:
-    """The reward is for the sign of the observation before, which the newest one does not show."""
     section = DQNSection(
         **(SMALL | {"replay_ratio": 0.5, "discount": 0.0, "error_steps": 512, "capacity": 2000})
     )
@@ -299,14 +278,12 @@ def told_by_the_one_before(batch: Batch, random: torch.Generator) -> Batch:
 
 
 def test_layer_normalisation_is_learned() -> None:
-    """By autograd: a network that is not computed by hand."""
     algorithm = make(policy={"hidden_norm": "layer"})
     for number in (1, 2, 3):
         assert algorithm.update(corridor(number), progress=0.0).applied
 
 
 def test_other_actions_are_refused_with_what_takes_them() -> None:
-    """Two choices at once."""
     section = DQNSection()
     policy = build(box(4), MultiDiscrete((2, 3)), section.policy_section(PolicySection()), 0)
     with pytest.raises(ConfigurationError, match=r"algorithm\.name='dqn'.*MultiDiscrete.*'ppo'"):

@@ -33,7 +33,6 @@ def make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any) ->
 
 
 def test_it_finds_the_best_action_and_the_entropy_that_was_asked_for() -> None:
-    """−(a − 0.4)² has its maximum at 0.4; the temperature moves until the entropy is −1 nat."""
     algorithm = make(target_entropy=-1.0, temperature=0.2)
     entropy = 0.0
     for number in range(1, 11):
@@ -46,7 +45,6 @@ def test_it_finds_the_best_action_and_the_entropy_that_was_asked_for() -> None:
 
 
 def test_it_is_an_algorithm_that_publishes_the_actor_alone() -> None:
-    """Critics and temperature stay in the learner, and in its checkpoints."""
     algorithm: Algorithm = make()
     assert algorithm.settles is Settles.ON_INSERT
     assert algorithm.scalars(0.5) == {}
@@ -58,21 +56,18 @@ def test_it_is_an_algorithm_that_publishes_the_actor_alone() -> None:
 
 
 def test_an_update_makes_a_gradient_step_for_each_step_that_came() -> None:
-    """At the ratio that the section says."""
     algorithm = make()
     update = algorithm.update(one_shot(algorithm.policy, 1, BEST), progress=0.0)
     assert update.gradient_steps == 64
 
 
 def test_a_temperature_that_is_not_tuned_stays() -> None:
-    """As it was set."""
     algorithm = make(tune_temperature=False, temperature=0.3)
     update = algorithm.update(one_shot(algorithm.policy, 1, BEST), progress=0.0)
     assert update.metrics["temperature"] == pytest.approx(0.3)
 
 
 def test_actions_in_parts_are_learned_together() -> None:
-    """Two Boxes: their log-probabilities add up, and critics see both."""
     section = SACSection(**SMALL)
     space = Dict((("arm", box(2)), ("leg", box(1, low=0.0, high=3.0))))
     policy = build(box(2), space, section.policy_section(PolicySection(hidden_sizes=(16,))), 0)
@@ -87,7 +82,6 @@ def test_actions_in_parts_are_learned_together() -> None:
 
 
 def test_other_actions_are_refused_with_what_takes_them() -> None:
-    """A choice of n."""
     section = SACSection()
     policy = build(box(4), Discrete(2), section.policy_section(PolicySection()), 0)
     with pytest.raises(ConfigurationError, match=r"algorithm\.name='sac'.*Discrete.*'dqn'"):

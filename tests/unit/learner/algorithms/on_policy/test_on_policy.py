@@ -32,14 +32,12 @@ def experience() -> Batch:
 
 
 def test_every_section_has_its_algorithm() -> None:
-    """And every algorithm its section."""
     assert SECTIONS.keys() == ALGORITHMS.keys()
     assert all(section.model_fields["name"].default == name for name, section in SECTIONS.items())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_update_is_one_gradient_step(name: str) -> None:
-    """On all valid steps at once."""
     algorithm = make(name, {"normalise_observations": True})
     batch = experience()
     update = algorithm.update(batch, progress=0.0)
@@ -49,7 +47,6 @@ def test_an_update_is_one_gradient_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rates_and_coefficients_are_scheduled_and_told(name: str) -> None:
-    """Linear with a warm-up; entropy with decay and floor."""
     algorithm = make(
         name, learning_rate=1e-3, learning_rate_schedule="linear", warmup_updates=2,
         entropy_coefficient=0.1, entropy_decay=0.5, entropy_floor=0.04,
@@ -60,7 +57,6 @@ def test_rates_and_coefficients_are_scheduled_and_told(name: str) -> None:
 
 
 def test_impala_weighs_experience_by_its_ratio_and_reinforce_does_not() -> None:
-    """On policy both have the same gradient; off policy IMPALA's is another."""
     numbers: dict[str, Any] = {"normalise_advantages": False, "max_gradient_norm": 0.0}
     for batch, alike in ((collect(small_policy(0)), True), (experience(), False)):
         impala = Impala(small_policy(0), ImpalaSection(**numbers), seed=0)
@@ -70,7 +66,6 @@ def test_impala_weighs_experience_by_its_ratio_and_reinforce_does_not() -> None:
 
 
 def test_truncated_ratios_bound_what_a_step_weighs() -> None:
-    """ρ̄ = 0 takes everything away: nothing is learned but the entropy bonus, which is off."""
     impala = make("impala", rho_clip=0.0, value_coefficient=0.0)
     before = weights.encode(impala.published_modules()["default"])
     assert impala.update(experience(), progress=0.0).metrics["gradient_norm"] == 0.0

@@ -32,20 +32,17 @@ def poisoned(batch: Batch) -> Batch:
 
 
 def test_a_batch_is_the_fewest_fragments_that_reach_b() -> None:
-    """It may exceed B by less than one fragment."""
     ppo: Algorithm = make(batch_steps=100)
     assert [ppo.makes_batch(count, 40 * count) for count in range(5)] == [False, False, False, True, True]
 
 
 def test_the_budget_is_one_batch_more_than_the_staleness() -> None:
-    """And below one fragment it is refused with both numbers."""
     assert make(batch_steps=100, staleness=2).budget(64) == 300
     with pytest.raises(ValueError, match=r"200 steps is below one fragment of 256"):
         make(batch_steps=100, staleness=1).budget(256)
 
 
 def test_staleness_settings() -> None:
-    """H defaults to 4(S+1); S = 0 is lock-step."""
     assert make(staleness=2).stale_after == 12
     assert make(stale_after=7).stale_after == 7
     assert make(staleness=0).lock_step
@@ -53,7 +50,6 @@ def test_staleness_settings() -> None:
 
 
 def test_on_policy_the_first_epoch_starts_without_divergence() -> None:
-    """The importance of every sample is 1."""
     ppo = make(epochs=1, minibatches=1, policy={"normalise_observations": True})
     batch = collect(ppo.policy)
     update = ppo.update(batch, progress=0.0)
@@ -65,7 +61,6 @@ def test_on_policy_the_first_epoch_starts_without_divergence() -> None:
 
 
 def test_a_batch_without_a_valid_step_is_skipped() -> None:
-    """The caller settles it."""
     ppo = make()
     batch = collect(ppo.policy)
     before = ppo.state()
@@ -75,7 +70,6 @@ def test_a_batch_without_a_valid_step_is_skipped() -> None:
 
 
 def test_steps_that_are_not_experience_do_not_matter() -> None:
-    """Whatever they hold, the update is the same bit by bit."""
     results = []
     for noise in (0.0, 1e3):
         ppo = make(policy={"normalise_observations": True})
@@ -92,7 +86,6 @@ def test_steps_that_are_not_experience_do_not_matter() -> None:
 
 
 def test_the_normaliser_is_frozen_during_an_update_and_merged_after() -> None:
-    """The first update sees raw observations; then the statistics are those of its valid steps."""
     ppo = make(policy={"normalise_observations": True}, epochs=1, minibatches=1)
     batch = collect(ppo.policy)
     assert ppo.update(batch, progress=0.0).metrics["kl_proximal"] == pytest.approx(0.0, abs=1e-7)
@@ -105,14 +98,12 @@ def test_the_normaliser_is_frozen_during_an_update_and_merged_after() -> None:
 
 
 def test_target_kl_stops_the_epochs() -> None:
-    """After the first epoch that moved too far."""
     eager: dict[str, Any] = {"learning_rate": 0.05, "epochs": 10}
     assert make(**eager).update(collect(small_policy()), progress=0.0).metrics["epochs"] == 10
     assert make(**eager, target_kl=0.001).update(collect(small_policy()), progress=0.0).metrics["epochs"] < 10
 
 
 def test_schedules_follow_progress() -> None:
-    """Learning rate, warm-up and clip range."""
     ppo = make(learning_rate_schedule="linear", clip_schedule="linear", warmup_updates=2, learning_rate=1e-3)
     batch = collect(ppo.policy)
     first, second = (ppo.update(batch, progress=progress).metrics for progress in (0.0, 0.5))
@@ -126,7 +117,6 @@ def lagging(batch: Batch, *updates: int) -> Batch:
 
 
 def test_steps_that_are_too_old_are_masked() -> None:
-    """They have no part in the losses, whatever they hold, but their steps still bootstrap the others."""
     ppo = make(mask_after=2)
     batch = collect(ppo.policy)
     masked = lagging(batch, 0, 3, 0, 2)
@@ -141,14 +131,12 @@ def test_steps_that_are_too_old_are_masked() -> None:
 
 
 def test_a_batch_that_is_masked_as_a_whole_is_empty() -> None:
-    """The caller settles it."""
     ppo = make(mask_after=2)
     update = ppo.update(lagging(collect(ppo.policy), 3, 3, 9, 4), progress=0.0)
     assert (update.applied, update.reason) == (False, "empty")
 
 
 def test_no_mask_leaves_every_valid_step_in() -> None:
-    """However old: only `stale_after` holds."""
     ppo = make()
     update = ppo.update(lagging(collect(ppo.policy), 30, 30, 30, 30), progress=0.0)
     assert update.metrics["masked_fraction"] == 0.0
@@ -173,14 +161,12 @@ def uses(ppo: PPO, batch: Batch) -> list[int]:
 
 
 def test_a_step_is_used_once_in_each_epoch_and_no_more() -> None:
-    """`epochs` is the cap of sample reuse; `lagging_epochs` that of steps more than S updates old."""
     assert uses(make(epochs=3), collect(small_policy())) == [3, 3, 3, 3]
     ppo = make(epochs=3, lagging_epochs=1, staleness=1)
     assert uses(ppo, lagging(collect(ppo.policy), 0, 1, 2, 5)) == [3, 3, 1, 1]
 
 
 def test_reuse_is_told_and_ends_where_nothing_is_fresh() -> None:
-    """On average over the batch."""
     ppo = make(epochs=4, lagging_epochs=2)
     metrics = ppo.update(lagging(collect(ppo.policy), 0, 9, 9, 9), progress=0.0).metrics
     assert (metrics["epochs"], metrics["sample_reuse"]) == (4.0, 2.5)
@@ -190,7 +176,6 @@ def test_reuse_is_told_and_ends_where_nothing_is_fresh() -> None:
 
 
 def test_stale_rows_are_found_where_steps_are_missing() -> None:
-    """Rows of a ragged batch lie elsewhere than its steps."""
     ppo = make(epochs=2, lagging_epochs=1)
     batch = lagging(collect(ppo.policy), 9, 0, 9, 9)
     valid = batch.valid.clone()
@@ -201,7 +186,6 @@ def test_stale_rows_are_found_where_steps_are_missing() -> None:
 
 
 def test_the_entropy_coefficient_decays_with_updates() -> None:
-    """As c · dⁿ after n updates, and its floor; what is not applied does not count."""
     ppo = make(entropy_coefficient=0.1, entropy_decay=0.5, entropy_floor=0.03)
     batch = collect(ppo.policy)
     found = [ppo.update(batch, progress=0.0).metrics["entropy_coefficient"] for _ in range(2)]
@@ -211,7 +195,6 @@ def test_the_entropy_coefficient_decays_with_updates() -> None:
 
 
 def test_the_learning_rate_is_steered_by_the_divergence_of_each_update() -> None:
-    """Up while the policy hardly moves, down when it moved too far; after the warm-up."""
     ppo = make(adaptive_kl=0.01, learning_rate=1e-9, learning_rate_range=(1e-9, 1e-8), warmup_updates=2)
     batch = collect(ppo.policy)
     rates = [ppo.update(batch, progress=0.5).metrics["learning_rate"] for _ in range(5)]
@@ -222,7 +205,6 @@ def test_the_learning_rate_is_steered_by_the_divergence_of_each_update() -> None
 
 
 def test_a_steered_rate_survives_a_resume() -> None:
-    """It is part of the state."""
     first = make(adaptive_kl=0.01, learning_rate=1e-9, learning_rate_range=(1e-9, 1e-8))
     batch = collect(first.policy)
     first.update(batch, progress=0.0)
@@ -232,14 +214,12 @@ def test_a_steered_rate_survives_a_resume() -> None:
 
 
 def test_the_clip_range_follows_its_schedule() -> None:
-    """Each form at half the run."""
     for schedule, expected in (("constant", 0.2), ("linear", 0.1), ("cosine", 0.1)):
         ppo = make(clip_schedule=schedule)
         assert ppo.update(collect(ppo.policy), progress=0.5).metrics["clip_range"] == pytest.approx(expected)
 
 
 def test_a_state_does_not_follow_later_updates() -> None:
-    """It may be written by another thread."""
     ppo = make()
     state = ppo.state()
     copies = {name: tensor.clone() for name, tensor in state.tensors.items()}
@@ -256,7 +236,6 @@ def test_a_state_does_not_follow_later_updates() -> None:
     ],
 )
 def test_a_state_with_a_part_missing_is_refused(name: str, message: str) -> None:
-    """By name."""
     state = make().state()
     del state.tensors[name]
     with pytest.raises(ValueError, match=message):
@@ -264,7 +243,6 @@ def test_a_state_with_a_part_missing_is_refused(name: str, message: str) -> None
 
 
 def test_the_same_seed_gives_the_same_weights_bit_by_bit() -> None:
-    """Two runs over the same batches; another seed permutes differently."""
     blobs = []
     for seed in (1, 1, 2):
         ppo = make(seed)
@@ -276,7 +254,6 @@ def test_the_same_seed_gives_the_same_weights_bit_by_bit() -> None:
 
 
 def test_it_is_an_algorithm() -> None:
-    """The protocol that the loop calls, with the policy published as `default`."""
     algorithm: Algorithm = make()
     assert isinstance(algorithm, module.PPO)
     assert algorithm.published_modules() == {"default": algorithm.policy}

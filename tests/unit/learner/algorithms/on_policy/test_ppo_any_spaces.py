@@ -95,7 +95,6 @@ SLOPED: dict[str, AnySpace] = {
 def test_slopes_in_closed_form_make_the_update_that_autograd_makes(
     action: AnySpace, section: dict[str, Any]
 ) -> None:
-    """In float64, over several minibatches with an entropy bonus."""
     acting = Acting(OBSERVATIONS["vector"], action, PolicySection.model_validate({**SMALL, **section}))
     batch = acting.batch()
     acting.policy.double()
@@ -104,7 +103,6 @@ def test_slopes_in_closed_form_make_the_update_that_autograd_makes(
 
 @pytest.mark.parametrize("name", OBSERVATIONS)
 def test_every_observation_is_learned_from(name: str) -> None:
-    """One encoder per part; Box parts are normalised together, whatever else there is."""
     section = PolicySection.model_validate({"normalise_observations": True} | SMALL)
     acting = Acting(OBSERVATIONS[name], spaces.Discrete(2), section)
     batch, normaliser = check_update(acting), acting.policy.normaliser
@@ -128,14 +126,12 @@ def test_every_observation_is_learned_from(name: str) -> None:
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_every_action_is_learned(name: str) -> None:
-    """Drawn, taken by the environment, sent and judged alike."""
     acting = Acting(spaces.Box(-1, 1, (3,), np.float32), ACTIONS[name], PolicySection.model_validate(SMALL))
     check_update(acting)
 
 
 @pytest.mark.parametrize("name", ["box", "float64 box", "hybrid tuple", "dict"])
 def test_squashed_actions_stay_inside_their_bounds(name: str) -> None:
-    """The environment would refuse others."""
     section = PolicySection.model_validate(SMALL | {"continuous": "squashed", "initial_log_std": 1.0})
     check_update(Acting(spaces.Box(-1, 1, (3,), np.float32), ACTIONS[name], section))
 
@@ -150,9 +146,5 @@ def test_squashed_actions_stay_inside_their_bounds(name: str) -> None:
     ],
 )
 def test_parts_of_every_kind_on_both_sides(section: dict[str, object]) -> None:
-    """Images, vectors and codes become a hybrid action.
-
-    They pass through separate and shared trunks and every kind of layer.
-    """
     told = PolicySection.model_validate(SMALL | {"normalise_observations": True} | section)
     check_update(Acting(OBSERVATIONS["dict"], ACTIONS["hybrid tuple"], told))

@@ -75,7 +75,6 @@ def first_epoch(ppo: PPO, batch: Batch) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_ratio_on_fresh_experience_is_one(name: str) -> None:
-    """Neither normalisation nor dropout fakes experience that is off policy."""
     acting, ppo = trained(name, epochs=1)
     batch = acting.batch()
     assert (first_epoch(ppo, batch) == 1.0).all()
@@ -87,7 +86,6 @@ def test_the_ratio_on_fresh_experience_is_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dropout", "one's own"])
 def test_the_slope_goes_through_a_thinned_network(name: str) -> None:
-    """Of whole networks it would be another one: dropout does something, and only there."""
     parameters = []
     for is_thinned in (True, False):
         acting, ppo = trained(name)
@@ -100,7 +98,6 @@ def test_the_slope_goes_through_a_thinned_network(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["batch norm, shared", "batch norm and dropout", "one's own"])
 def test_the_statistics_stand_still_in_an_update_and_are_merged_after_it(name: str) -> None:
-    """They are of the valid steps under the new weights, and belong to what is published."""
     acting, ppo = trained(name)
     layers = [layer for layer in acting.policy.modules() if isinstance(layer, BatchNorm)]
     seen: list[list[torch.Tensor]] = []
@@ -118,7 +115,6 @@ def test_the_statistics_stand_still_in_an_update_and_are_merged_after_it(name: s
 
 
 def test_an_update_that_is_not_finite_leaves_the_statistics_alone() -> None:
-    """As all else."""
     acting, ppo = trained("batch norm")
     before = weights.encode(acting.policy)
     batch = acting.batch()
@@ -128,7 +124,6 @@ def test_an_update_that_is_not_finite_leaves_the_statistics_alone() -> None:
 
 
 def test_another_rank_drops_other_features_and_each_time_the_same() -> None:
-    """Rows of several ranks do not lose the same ones."""
     gradients = []
     for rank in (0, 1, 1):
         acting, ppo = trained("dropout")
@@ -143,7 +138,6 @@ def test_another_rank_drops_other_features_and_each_time_the_same() -> None:
 
 
 def test_a_resumed_update_drops_the_same_features() -> None:
-    """The masks follow from the seed and the count of gradient steps."""
     acting, ppo = trained("batch norm and dropout")
     state, batch = ppo.state(), acting.batch()
     assert ppo.update(batch, progress=0.0).applied

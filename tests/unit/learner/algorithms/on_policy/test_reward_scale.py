@@ -36,7 +36,6 @@ def returns_of(rewards: np.ndarray, ends: np.ndarray) -> list[float]:
 
 
 def test_returns_run_on_through_columns_and_batches_of_one_environment() -> None:
-    """Two batches; in each, two columns of one environment one after the other, and one of another."""
     random = np.random.default_rng(0)
     rewards, ends = random.standard_normal((2, 6, 3)), random.random((2, 6, 3)) < 0.2
     scale, slots = RewardScale(DISCOUNT), ((1, 0), (1, 0), (2, 0))
@@ -56,7 +55,6 @@ def test_returns_run_on_through_columns_and_batches_of_one_environment() -> None
 
 
 def test_nothing_changes_without_commit_and_state_survives() -> None:
-    """An update that is undone leaves no trace; a copy from the state goes on alike."""
     random = np.random.default_rng(1)
     part = batch(random.standard_normal((5, 4)), np.zeros((5, 4), bool), ((1, 0), (1, 1), (2, 0), (2, 1)))
     scale = RewardScale(DISCOUNT)

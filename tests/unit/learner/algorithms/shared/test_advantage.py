@@ -118,7 +118,6 @@ def estimate(case: Case, *, vtrace_: bool, dtype: torch.dtype = torch.float64) -
 @pytest.mark.parametrize("vtrace_", [False, True], ids=["gae", "vtrace"])
 @pytest.mark.parametrize("seed", range(5))
 def test_equals_the_sum_over_later_steps(seed: int, *, vtrace_: bool) -> None:
-    """The recursion and the double loop agree in float64, ends, gaps and truncations included."""
     check_sums(seed, vtrace_=vtrace_)
 
 
@@ -126,7 +125,6 @@ def test_equals_the_sum_over_later_steps(seed: int, *, vtrace_: bool) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("vtrace_", [False, True], ids=["gae", "vtrace"])
 def test_a_thousand_unrolls_equal_the_sum_over_later_steps(*, vtrace_: bool) -> None:
-    """The same for longer."""
     for seed in range(5, 150):
         check_sums(seed, vtrace_=vtrace_)
 
@@ -142,7 +140,6 @@ def check_sums(seed: int, *, vtrace_: bool) -> None:
 
 @pytest.mark.parametrize("vtrace_", [False, True], ids=["gae", "vtrace"])
 def test_float32_stays_close_to_float64(*, vtrace_: bool) -> None:
-    """Single precision loses less than 1e-4 over an unroll."""
     unrolls = case(11, steps=128, columns=32)
     narrow = estimate(unrolls, vtrace_=vtrace_, dtype=torch.float32)
     wide = estimate(unrolls, vtrace_=vtrace_)
@@ -151,7 +148,6 @@ def test_float32_stays_close_to_float64(*, vtrace_: bool) -> None:
 
 
 def test_on_policy_vtrace_has_the_targets_of_gae() -> None:
-    """With π = μ and clips of at least 1, v_t is the λ-return."""
     tensors = case(3).tensors()
     ratios = torch.zeros_like(tensors[0])
     traced = vtrace(*tensors, ratios, discount=DISCOUNT, gae_lambda=GAE_LAMBDA, rho_clip=1.0, c_clip=1.0)
@@ -160,7 +156,6 @@ def test_on_policy_vtrace_has_the_targets_of_gae() -> None:
 
 
 def test_on_policy_vtrace_advantage_equals_gae_at_lambda_one() -> None:
-    """IMPALA's r + γ v' − V is the GAE advantage only without decay of the trace."""
     tensors = case(4).tensors()
     ratios = torch.zeros_like(tensors[0])
     traced = vtrace(*tensors, ratios, discount=DISCOUNT, gae_lambda=1.0, rho_clip=1.0, c_clip=1.0)
@@ -169,7 +164,6 @@ def test_on_policy_vtrace_advantage_equals_gae_at_lambda_one() -> None:
 
 
 def test_on_policy_vtrace_advantage_is_away_from_gae_by_what_is_said() -> None:
-    """Below λ = 1 it is δ + (A − δ)/λ: the trace is shortened behind the step and not to it."""
     rewards, values, following, carried, valid = tensors = case(5).tensors()
     ratios = torch.zeros_like(rewards)
     traced = vtrace(*tensors, ratios, discount=DISCOUNT, gae_lambda=GAE_LAMBDA, rho_clip=1.0, c_clip=1.0)
@@ -182,7 +176,6 @@ def test_on_policy_vtrace_advantage_is_away_from_gae_by_what_is_said() -> None:
 
 
 def test_three_steps_by_hand() -> None:
-    """Termination cuts and is worth nothing; truncation cuts and is worth its final observation."""
     no = torch.tensor([[False], [False], [False]])
     ended = torch.tensor([[False], [True], [False]])
     rewards = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)

@@ -48,7 +48,6 @@ def spoiled(parts: list[Fragment], number: int, name: str, value: float) -> None
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_rest_is_trained_as_if_the_culprits_had_not_come(name: str) -> None:
-    """Bit by bit, with the same permutations."""
     parts, algorithm, other = fragments(), MAKERS[name](), MAKERS[name]()
     for number in (2, 5):
         spoiled(parts, number, "observation" if name == "clone" else "reward", np.inf)
@@ -62,7 +61,6 @@ def test_the_rest_is_trained_as_if_the_culprits_had_not_come(name: str) -> None:
 
 @pytest.mark.parametrize("value", [-60.0, -1e30, 60.0, 1e30])
 def test_an_action_that_no_such_policy_takes_is_implausible(value: float) -> None:
-    """The fragment came from other weights than it says, whatever these numbers overflow."""
     parts, ppo = fragments(), MAKERS["ppo"]()
     spoiled(parts, 3, "log_prob", value)
     update = ppo.update(batch_of(parts), progress=0.0)
@@ -73,7 +71,6 @@ def test_an_action_that_no_such_policy_takes_is_implausible(value: float) -> Non
 @pytest.mark.parametrize("name", ["ppo", "impala", "reinforce"])
 @pytest.mark.parametrize("value", [-46.0, -100.0, -1e6])
 def test_a_log_ratio_that_is_let_pass_overflows_no_metric(name: str, value: float) -> None:
-    """The objective caps what it weighs; what is told of it is computed in log space."""
     sections: dict[str, Any] = {"ppo": PPOSection, "impala": ImpalaSection, "reinforce": ReinforceSection}
     makers: dict[str, Any] = {"ppo": PPO, "impala": Impala, "reinforce": Reinforce}
     algorithm = makers[name](small_policy(), sections[name](max_log_ratio=1e9), seed=0)
@@ -89,7 +86,6 @@ def test_a_log_ratio_that_is_let_pass_overflows_no_metric(name: str, value: floa
 @pytest.mark.parametrize("activation", ["tanh", "silu"])
 @pytest.mark.parametrize("name", ["ppo", "impala", "reinforce", "clone"])
 def test_an_action_that_is_no_choice_is_an_error(name: str, activation: str, value: float) -> None:
-    """Of a network in arrays and of one in tensors."""
     makers: dict[str, Any] = {
         "ppo": lambda policy: PPO(policy, PPOSection(), seed=0),
         "impala": lambda policy: Impala(policy, ImpalaSection(), seed=0),
@@ -118,7 +114,6 @@ def attempt_on(refuse: Callable[[set[int]], Exception | str]) -> Callable[..., U
 
 
 def test_an_exception_is_brought_home_too() -> None:
-    """As an index outside of a table would be."""
     attempt = attempt_on(lambda numbers: IndexError("2 is out of bounds") if 4 in numbers else "")
     update = contained(attempt, batch_of(fragments()))
     assert (update.applied, update.culprits, update.steps) == (True, {4: "error"}, 10)
@@ -126,27 +121,23 @@ def test_an_exception_is_brought_home_too() -> None:
 
 @pytest.mark.parametrize("most", [0, 3])
 def test_an_exception_that_no_fragment_causes_is_raised(most: int) -> None:
-    """One that every fragment raises, or only many together."""
     attempt = attempt_on(lambda numbers: RuntimeError("a bug") if len(numbers) > most else "")
     with pytest.raises(RuntimeError, match="a bug"):
         contained(attempt, batch_of(fragments()))
 
 
 def test_too_little_memory_is_no_fragments_fault() -> None:
-    """It is raised at once."""
     with pytest.raises(torch.OutOfMemoryError):
         contained(attempt_on(lambda _: torch.OutOfMemoryError("no memory")), batch_of(fragments()))
 
 
 def test_fragments_that_fail_only_together_have_no_culprit() -> None:
-    """The batch fails as a whole."""
     attempt = attempt_on(lambda numbers: "nan" if {1, 6} <= numbers else "")
     update = contained(attempt, batch_of(fragments()))
     assert (update.applied, update.reason, update.culprits) == (False, "nan", {})
 
 
 def test_few_culprits_among_many_cost_few_trials() -> None:
-    """About 2 k log n."""
     trials = 0
 
     def trial(part: Any) -> str:

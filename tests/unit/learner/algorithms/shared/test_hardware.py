@@ -56,7 +56,6 @@ def reads(**section: Any) -> int:
 
 
 def test_no_gradient_step_reads_the_device() -> None:
-    """What an update reads does not depend on how many there are; a target KL is read once per epoch."""
     assert reads(epochs=1, minibatches=1) == reads(epochs=5, minibatches=4) > 0
     once, often = reads(epochs=1, target_kl=1e6), reads(epochs=4, target_kl=1e6)
     assert often - once == 3
@@ -64,7 +63,6 @@ def test_no_gradient_step_reads_the_device() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_no_gradient_step_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By CUDA's own account: whatever would wait between the first and the last raises."""
     device = torch.device("cuda", 0)
     ppo = PPO(small_policy().to(device), PPOSection(), seed=0)
     train: Callable[..., Any] = ppo._train
@@ -91,7 +89,6 @@ def first_gradient(hardware: Hardware) -> tuple[Batch, Tensor]:
 
 
 def test_mixed_precision_gives_nearly_the_same_gradient() -> None:
-    """To the precision of bfloat16, 8 bits; weights and moments stay float32."""
     _, exact = first_gradient(Hardware())
     _, rounded = first_gradient(Hardware(bfloat16=True))
     assert rounded.dtype is torch.float32
@@ -100,13 +97,11 @@ def test_mixed_precision_gives_nearly_the_same_gradient() -> None:
 
 
 def test_mixed_precision_fakes_no_ratio() -> None:
-    """π_prox goes through the same networks: before the first step it is π_θ, to rounding."""
     ppo = make(Hardware(bfloat16=True), epochs=1, minibatches=1)
     assert ppo.update(collect(ppo.policy), progress=0.0).metrics["kl_proximal"] < 1e-8
 
 
 def test_what_is_asked_for_goes_through_autograd() -> None:
-    """The networks by hand know neither."""
     for hardware, kind in (
         (Hardware(), DenseNetwork),
         (Hardware(bfloat16=True), AutogradNetwork),
@@ -118,7 +113,6 @@ def test_what_is_asked_for_goes_through_autograd() -> None:
 
 @pytest.mark.slow
 def test_compiled_networks_learn_the_same() -> None:
-    """To rounding, over updates of unequal batches; what is published needs no compiler."""
     results = []
     for compiled in (False, True):
         ppo = make(Hardware(compiled=compiled), learning_rate=1e-3)

@@ -13,7 +13,6 @@ from tests.support.experience.experience import collect, small_policy
     ("steps", "expected"), [(1, 1), (25, 1), (26, 2), (50, 2), (75, 3), (99, 4), (100, 4)]
 )
 def test_a_flush_has_as_many_minibatches_as_it_fills(steps: int, expected: int) -> None:
-    """Rounded up; a batch that is no flush has all of them, however many of its steps are valid."""
     algorithm = PPO(small_policy(0), PPOSection(batch_steps=100, minibatches=4), seed=0)
     batch = collect(small_policy(1))
     assert algorithm.minibatches(replace(batch, is_flushed=True), steps) == expected
@@ -21,7 +20,6 @@ def test_a_flush_has_as_many_minibatches_as_it_fills(steps: int, expected: int) 
 
 
 def test_an_update_of_a_flush_makes_fewer_gradient_steps() -> None:
-    """As many as the same experience would have had within a whole batch."""
     batch = collect(small_policy(1))
     steps = int(batch.valid.sum())
     section = PPOSection(batch_steps=2 * steps, minibatches=4, epochs=3)

@@ -49,7 +49,6 @@ def brute_force(behaviour: Tensor, proximal: Tensor, current: Tensor, advantage:
 
 
 def test_decoupled_gradient_at_a_fixed_lag_is_its_brute_force_formula() -> None:
-    """μ lags behind, π_prox is the policy at batch start; the coupled gradient differs."""
     behaviour = log_probs(1, 0.0)
     proximal = log_probs(2, 0.4, behaviour)
     current = log_probs(3, 0.15, proximal)
@@ -63,7 +62,6 @@ def test_decoupled_gradient_at_a_fixed_lag_is_its_brute_force_formula() -> None:
 
 
 def test_decoupled_is_coupled_when_the_proximal_policy_acted() -> None:
-    """π_prox = μ: the same loss and gradient, bit for bit."""
     behaviour = log_probs(1, 0.3)
     current = log_probs(3, 0.2, behaviour)
     first = loss.decoupled(behaviour, behaviour, advantages(), CAP)
@@ -75,7 +73,6 @@ def test_decoupled_is_coupled_when_the_proximal_policy_acted() -> None:
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 @pytest.mark.parametrize("ratio", [0.5, 0.9, 1.1, 1.5])
 def test_both_branches_have_the_slope_of_finite_differences(sign: float, ratio: float) -> None:
-    """Inside and outside the clip range, for good and bad actions."""
     anchor = torch.tensor([-1.0], dtype=torch.float64)
     fixed = loss.Surrogate(anchor, torch.tensor([sign], dtype=torch.float64))
     current = anchor + math.log(ratio)
@@ -87,7 +84,6 @@ def test_both_branches_have_the_slope_of_finite_differences(sign: float, ratio: 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 @pytest.mark.parametrize("ratio", [0.5, 0.9, 1.1, 2.5, 3.5, 20.0])
 def test_dual_clip_is_the_formula_of_its_paper(sign: float, ratio: float) -> None:
-    """max(min(r A, clip(r) A), c A) where A < 0; loss in probabilities and slope by finite differences."""
     anchor = torch.tensor([-1.0], dtype=torch.float64)
     advantage = torch.tensor([sign], dtype=torch.float64)
     current, step = anchor + math.log(ratio), 1e-6
@@ -103,7 +99,6 @@ def test_dual_clip_is_the_formula_of_its_paper(sign: float, ratio: float) -> Non
 
 
 def test_dual_clip_changes_bad_actions_beyond_it_and_nothing_else() -> None:
-    """Loss per step differs exactly where A < 0 and r > c."""
     anchor = log_probs(1, 0.0)
     current = log_probs(2, 1.0, anchor)
     advantage = advantages()
@@ -116,7 +111,6 @@ def test_dual_clip_changes_bad_actions_beyond_it_and_nothing_else() -> None:
 
 
 def test_the_policy_gradient_is_that_of_autograd() -> None:
-    """−E[w log π], for any weights."""
     current, weights = log_probs(1, 0.5).requires_grad_(), advantages()
     expected = -(weights * current).mean()
     expected.backward()
@@ -127,7 +121,6 @@ def test_the_policy_gradient_is_that_of_autograd() -> None:
 
 
 def test_weights_of_impala_are_truncated_ratios() -> None:
-    """ρ = min(ρ̄, π/μ) times the advantage."""
     behaviour = log_probs(1, 0.3)
     proximal = log_probs(2, 0.5, behaviour)
     fixed = loss.weighted(behaviour, proximal, advantages(), 1.2)
@@ -137,13 +130,11 @@ def test_weights_of_impala_are_truncated_ratios() -> None:
 
 
 def test_behaviour_weight_is_truncated() -> None:
-    """No step weighs more than the cap."""
     weight = loss.behaviour_weight(torch.tensor([-9.0, -1.0]), torch.tensor([-1.0, -1.5]), 2.0)
     torch.testing.assert_close(weight, torch.tensor([2.0, math.exp(-0.5)]))
 
 
 def test_value_loss_takes_the_larger_error_when_clipped() -> None:
-    """A value may not gain from moving further than the clip."""
     value, target, old = torch.tensor([3.0]), torch.tensor([4.0]), torch.tensor([1.0])
     assert loss.value_loss(value, target, old, None).loss.item() == pytest.approx(0.5)
     assert loss.value_loss(value, target, old, 0.5).loss.item() == pytest.approx(0.5 * 2.5**2)
@@ -151,7 +142,6 @@ def test_value_loss_takes_the_larger_error_when_clipped() -> None:
 
 @pytest.mark.parametrize("clip", [None, 0.3])
 def test_slopes_are_those_of_autograd(clip: float | None) -> None:
-    """The formulas as they are written, differentiated by torch."""
     value, target, old = (log_probs(seed, 1.0) for seed in (1, 2, 3))
     leaf = value.clone().requires_grad_()
     error = (leaf - target).square()
@@ -172,7 +162,6 @@ def test_slopes_are_those_of_autograd(clip: float | None) -> None:
 
 
 def test_standardised_advantages_have_mean_zero_and_deviation_one() -> None:
-    """Over the batch; a single step becomes 0."""
     result = loss.standardise(3.0 + 5.0 * advantages())
     assert result.mean().abs() < 1e-9
     assert result.std().item() == pytest.approx(1.0)
@@ -180,7 +169,6 @@ def test_standardised_advantages_have_mean_zero_and_deviation_one() -> None:
 
 
 def test_diagnostics_on_policy() -> None:
-    """π_θ = μ: no divergence, nothing clipped, every step counts."""
     same = log_probs(1, 0.5)
     assert loss.divergence(same, same).item() == 0.0
     assert loss.clip_fraction(same, same, CLIP).item() == 0.0
@@ -188,7 +176,6 @@ def test_diagnostics_on_policy() -> None:
 
 
 def test_divergence_estimates_the_kl_of_a_known_pair() -> None:
-    """Of two coins, from draws of the first."""
     p, q = 0.6, 0.45
     heads = torch.from_numpy(np.random.default_rng(0).random(200_000) < p)
     before = torch.where(heads, math.log(p), math.log(1 - p))
@@ -198,7 +185,6 @@ def test_divergence_estimates_the_kl_of_a_known_pair() -> None:
 
 
 def test_explained_variance() -> None:
-    """1 for the truth, 0 for a constant, 0 when there is nothing to explain."""
     target = torch.tensor([1.0, 2.0, 3.0])
     assert loss.explained_variance(target, target).item() == 1.0
     assert loss.explained_variance(torch.zeros(3), target).item() == pytest.approx(0.0)
@@ -206,7 +192,6 @@ def test_explained_variance() -> None:
 
 
 def test_rounding_does_not_stop_the_critic() -> None:
-    """Within ± clip both errors are one: the slope is the plain one, whichever is larger in its last bit."""
     generator = torch.Generator().manual_seed(0)
     value, old = (torch.randn(4096, generator=generator) * 0.01 for _ in range(2))
     target = torch.randn(4096, generator=generator)
@@ -216,7 +201,6 @@ def test_rounding_does_not_stop_the_critic() -> None:
 
 
 def test_shares_of_a_minibatch_add_up_to_it() -> None:
-    """Losses and slopes of parts with the number of all rows, as several ranks compute them."""
     value, target, old = (log_probs(seed, 1.0) for seed in (1, 2, 3))
     parts = [slice(0, 3), slice(3, 3), slice(3, None)]
     whole = (loss.policy_loss(value, old, target, CLIP), loss.value_loss(value, target, old, CLIP))

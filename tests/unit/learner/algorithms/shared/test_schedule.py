@@ -12,21 +12,18 @@ from learner.algorithms.shared.schedule import Schedule, adapted, decayed, facto
     [("constant", (1.0, 1.0, 1.0)), ("linear", (1.0, 0.75, 0.0)), ("cosine", (1.0, 0.8535534, 0.0))],
 )
 def test_starts_at_one_and_ends_where_it_should(schedule: Schedule, expected: tuple[float, ...]) -> None:
-    """At the start, a quarter and the end; beyond the end it stays."""
     found = [factor(schedule, progress) for progress in (0.0, 0.25, 1.0)]
     assert found == pytest.approx(expected)
     assert factor(schedule, 1.7) == pytest.approx(expected[-1])
 
 
 def test_warmup_rises_in_equal_steps() -> None:
-    """The first update already moves; off means 1."""
     assert [warmup(updates, 4) for updates in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert warmup(0, 0) == 1.0
 
 
 @pytest.mark.parametrize("progress", [i / 50 for i in range(51)])
 def test_linear_and_cosine_are_their_closed_forms(progress: float) -> None:
-    """1 − p, and half a period of a cosine, exactly; neither is ever below 0."""
     assert factor("linear", progress) == 1.0 - progress
     assert factor("cosine", progress) == 0.5 * (1.0 + math.cos(math.pi * progress))
     assert min(factor("linear", progress), factor("cosine", progress)) >= 0.0
@@ -34,13 +31,11 @@ def test_linear_and_cosine_are_their_closed_forms(progress: float) -> None:
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_progress_outside_a_run_is_its_nearest_end(schedule: Schedule) -> None:
-    """A last batch may exceed the planned steps."""
     assert factor(schedule, -0.5) == factor(schedule, 0.0)
     assert factor(schedule, 1.5) == factor(schedule, 1.0)
 
 
 def test_a_decay_is_geometric_down_to_its_floor_and_never_below() -> None:
-    """max(floor, c dⁿ), exactly, however far."""
     coefficients = [decayed(0.1, 0.9, 0.02, updates) for updates in range(200)]
     assert coefficients == [max(0.02, 0.1 * 0.9**updates) for updates in range(200)]
     assert coefficients[0] == 0.1
@@ -51,14 +46,12 @@ def test_a_decay_is_geometric_down_to_its_floor_and_never_below() -> None:
 
 @pytest.mark.parametrize("initial", [0.01, 0.0, -0.1])
 def test_a_decay_that_begins_below_its_floor_is_not_raised_to_it(initial: float) -> None:
-    """A bonus that is off stays off, and one that costs entropy fades out."""
     expected = [initial] * 3 if initial > 0.0 else [initial, initial / 2, initial / 4]
     assert [decayed(initial, 0.5, 0.05, updates) for updates in range(3)] == expected
 
 
 @pytest.mark.parametrize("initial", [0.1, 0.0, -0.1])
 def test_without_decay_the_initial_value_stays(initial: float) -> None:
-    """Also below the floor, which is one of the decay."""
     assert [decayed(initial, 1.0, 0.05, updates) for updates in (0, 7)] == [initial, initial]
 
 
@@ -70,12 +63,10 @@ def test_without_decay_the_initial_value_stays(initial: float) -> None:
     ],
 )  # fmt: skip
 def test_the_rate_is_steered_outside_half_and_twice_the_target(divergence: float, expected: float) -> None:
-    """By a factor of 1.5; in between it stays."""
     assert steered(1e-3, divergence, 0.01, (1e-6, 1e-2)) == expected
 
 
 def test_a_steered_rate_stays_within_its_bounds() -> None:
-    """Both ends are reached and kept."""
     low = high = 1e-3
     for _ in range(40):
         low, high = steered(low, 1.0, 0.01, (1e-5, 1e-2)), steered(high, 0.0, 0.01, (1e-5, 1e-2))
@@ -87,6 +78,5 @@ def test_a_steered_rate_stays_within_its_bounds() -> None:
     [(6.0, 1.0), (6.6, 1.01), (60.0, 1.02), (5.4, 0.99), (0.0, 0.98), (-3.0, 0.98)],
 )
 def test_a_penalty_follows_the_divergence(divergence: float, expected: float) -> None:
-    """A tenth of the error for a tenth of the horizon, the error within a fifth (Ziegler et al. 2019)."""
     assert adapted(0.05, divergence, 6.0, 100, 1000.0) == pytest.approx(0.05 * expected)
     assert adapted(0.05, 0.0, 6.0, 10_000, 1000.0) == 0.0

@@ -40,7 +40,6 @@ def prepared(policy: Policy, batch: Batch, section: PPOSection = FRESH) -> Prepa
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("burn_in", [0, 3])
 def test_the_ratio_is_one_on_fresh_data(kind: str, burn_in: int) -> None:
-    """To behaviour and to π_prox, over every minibatch."""
     policy = remembering(recurrent=kind, burn_in=burn_in)
     batch = collected(policy, 8, 5, 8, masked=True)
     update = PPO(policy, FRESH, seed=0).update(batch, progress=0.0)
@@ -54,14 +53,12 @@ def test_the_ratio_is_one_on_fresh_data(kind: str, burn_in: int) -> None:
 
 
 def test_slopes_in_closed_form_make_the_update_that_autograd_makes() -> None:
-    """Of a masked choice behind a recurrent core, in float64."""
     policy = remembering(recurrent="lstm")
     batch = collected(policy, 8, 5, masked=True)
     check_slopes(policy.double(), batch)
 
 
 def test_state_that_is_not_carried_would_be_seen() -> None:
-    """With zeros for the state that was sent the ratio is not 1: it is used."""
     policy = remembering(recurrent="lstm")
     batch = collected(policy, 8, 8, longest=40)
     forgotten = replace(batch, state={name: torch.zeros_like(one) for name, one in batch.state.items()})
@@ -69,7 +66,6 @@ def test_state_that_is_not_carried_would_be_seen() -> None:
 
 
 def test_steps_of_the_burn_in_carry_no_loss() -> None:
-    """Neither do steps that are no experience; a column without others is left out."""
     policy = remembering(recurrent="gru", burn_in=4)
     batch = collected(policy, 8, 4, 6)
     kept = batch.valid.clone()
@@ -82,7 +78,6 @@ def test_steps_of_the_burn_in_carry_no_loss() -> None:
 
 
 def test_a_batch_that_is_all_burn_in_is_skipped() -> None:
-    """As one without experience: the caller settles it."""
     policy = remembering(recurrent="gru", burn_in=4)
     ppo = PPO(policy, FRESH, seed=0)
     before = weights.encode(policy)
@@ -92,7 +87,6 @@ def test_a_batch_that_is_all_burn_in_is_skipped() -> None:
 
 
 def test_minibatches_are_whole_columns_in_the_order_of_the_permutation() -> None:
-    """Every step of a column once, in order of time, with its own action and advantage."""
     policy = remembering(recurrent="lstm")
     batch = collected(policy, 8, 5, slots=2)
     rows = prepared(policy, batch).rows
@@ -106,7 +100,6 @@ def test_minibatches_are_whole_columns_in_the_order_of_the_permutation() -> None
 
 
 def test_steps_that_are_not_experience_do_not_matter_to_a_recurrent_policy() -> None:
-    """What a padded row holds changes nothing, bit by bit."""
     blobs = []
     for noise in (0.0, 1e3):
         policy = remembering(recurrent="lstm")
@@ -120,7 +113,6 @@ def test_steps_that_are_not_experience_do_not_matter_to_a_recurrent_policy() -> 
 
 
 def test_gradients_reach_through_time() -> None:
-    """By autograd, into the weights between one step and the next."""
     policy = remembering(recurrent="gru", shared_trunk=True)
     batch = collected(policy, 8, longest=40)
     core = policy.memory.actor_core
@@ -138,7 +130,6 @@ def test_gradients_reach_through_time() -> None:
 
 
 def test_frame_stacks_are_rows_like_any_others() -> None:
-    """Permuted step by step, by the network of linear layers; the normaliser sees whole stacks."""
     policy = remembering(frame_stack=3, normalise_observations=True, activation="tanh")
     batch = collected(policy, 8, 8, masked=True)
     ppo = PPO(policy, PPOSection(epochs=1, minibatches=1, learning_rate=0.0), seed=0)
@@ -156,7 +147,6 @@ def test_frame_stacks_are_rows_like_any_others() -> None:
 
 @pytest.mark.parametrize("section", [{}, {"recurrent": "lstm"}])
 def test_a_forbidden_action_stays_without_probability_while_others_learn(section: dict[str, Any]) -> None:
-    """Updates under masks are applied, and the logits that were never allowed do not move."""
     policy = remembering(**section)
     batch = collected(policy, 8, 8, masked=True)
     mask = batch.observation["mask/action"].clone()

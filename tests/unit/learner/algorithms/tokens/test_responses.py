@@ -23,7 +23,6 @@ def read() -> Responses:
 
 
 def test_what_was_sampled_lies_row_by_row() -> None:
-    """In the order of the columns."""
     found = read()
     assert found.action.tolist() == [4, 5, 6, 8, 9, 9]
     assert found.behaviour.tolist() == [np.float32(x) for x in (-0.1, -0.2, -0.3, -0.4, -0.5, -0.6)]
@@ -36,13 +35,11 @@ def test_what_was_sampled_lies_row_by_row() -> None:
 
 
 def test_equal_prompts_have_one_number() -> None:
-    """Whatever was answered."""
     first, second, third = read().prompts().tolist()
     assert first == third != second
 
 
 def test_a_micro_batch_asks_for_the_sampled_tokens_of_its_rows() -> None:
-    """Those of similar length together, padded to the longest of them, within the limit."""
     found = read()
     parts = list(found.micro_batches(np.array([2, 0, 1]), 6))
     assert [part.rows.tokens.shape for part in parts] == [(2, 3), (1, 4)]
@@ -61,12 +58,10 @@ def test_a_micro_batch_asks_for_the_sampled_tokens_of_its_rows() -> None:
 
 
 def test_a_row_that_is_longer_than_the_limit_is_a_part_alone() -> None:
-    """It has to be gone through."""
     assert [len(part.rows.tokens) for part in read().micro_batches(np.arange(3), 1)] == [1, 1, 1]
 
 
 def test_a_grid_and_back() -> None:
-    """What lies between sampled tokens is not in it."""
     batch = batch_of(fragment(GIVEN))
     valid = batch.valid.clone()
     valid[2, 0] = False
@@ -79,13 +74,11 @@ def test_a_grid_and_back() -> None:
 
 
 def test_a_batch_without_a_response_is_none() -> None:
-    """As that of a rank that got no fragment."""
     batch = batch_of(fragment(GIVEN))
     assert read_responses(replace(batch, valid=torch.zeros_like(batch.valid))) is None
 
 
 def test_behind_a_row_its_last_token_is_read_too() -> None:
-    """One place a row, behind what was sampled last; those of similar length together."""
     found = read()
     parts = list(found.behind(np.array([0, 1]), 9))
     assert [part.index.tolist() for part in parts] == [[1], [0]]
@@ -101,7 +94,6 @@ def test_behind_a_row_its_last_token_is_read_too() -> None:
 
 
 def test_turns_end_where_the_next_sampled_token_of_a_row_is_not_the_next_token() -> None:
-    """Never at the end of a row: nothing follows it."""
     batch = batch_of(fragment(GIVEN))
     valid = batch.valid.clone()
     valid[2, 0] = False

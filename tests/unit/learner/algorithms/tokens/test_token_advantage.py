@@ -31,7 +31,6 @@ def tokens(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     ("discount", "gae_lambda", "value_lambda"), [(1.0, 0.95, 1.0), (0.9, 0.5, 0.5), (1.0, 0.0, 1.0)]
 )
 def test_gae_is_the_sum_that_defines_it(discount: float, gae_lambda: float, value_lambda: float) -> None:
-    """Σ (γλ)^k δ_{t+k} over the tokens of a response, and nothing behind its last."""
     reward, value, sampled = tokens()
     estimated = token_gae(
         reward, value, sampled, discount=discount, gae_lambda=gae_lambda, value_lambda=value_lambda
@@ -49,7 +48,6 @@ def test_gae_is_the_sum_that_defines_it(discount: float, gae_lambda: float, valu
 
 
 def test_between_turns_what_follows_counts_less() -> None:
-    """γ γ_turn at the last token of a turn: at λ = 1 a token is worth Σ γ^k γ_turn^turns r."""
     reward, value, sampled = tokens()
     turn_end = torch.zeros_like(sampled)
     turn_end[1, 0] = turn_end[0, 2] = True
@@ -66,7 +64,6 @@ def test_between_turns_what_follows_counts_less() -> None:
 
 
 def test_a_row_that_goes_on_is_worth_what_follows_it() -> None:
-    """The value beyond stands behind the last token of each row, however long it is."""
     reward, value, sampled = tokens()
     beyond = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
     ended, going_on = (
@@ -81,7 +78,6 @@ def test_a_row_that_goes_on_is_worth_what_follows_it() -> None:
 
 
 def test_at_lambda_one_the_advantage_is_the_return_less_the_value() -> None:
-    """And the target of the critic is the return."""
     reward, value, sampled = tokens()
     estimated = token_gae(reward, value, sampled, discount=1.0, gae_lambda=1.0, value_lambda=1.0)
     whole = torch.flip(torch.flip(reward, [0]).cumsum(0), [0])
@@ -91,7 +87,6 @@ def test_at_lambda_one_the_advantage_is_the_return_less_the_value() -> None:
 
 
 def test_the_penalties_of_a_token() -> None:
-    """β per nat within the bound, and once where the length ended a response."""
     divergence = divergence_reward(torch.tensor([0.5, -30.0, 30.0, 0.0]), coefficient=0.1, bound=10.0)
     assert divergence.tolist() == pytest.approx([-0.05, 1.0, -1.0, 0.0])
     score = scored(torch.tensor([1.0, -1.0]), torch.tensor([0.0, 1.0]), eos_penalty=0.25)
@@ -99,7 +94,6 @@ def test_the_penalties_of_a_token() -> None:
 
 
 def test_a_response_is_held_against_the_others_of_its_group() -> None:
-    """All its tokens alike; with and without the group's deviation."""
     sampled = torch.ones((2, 4), dtype=torch.bool)
     reward = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 3.0, 7.0, 5.0]])
     group = torch.tensor([0, 0, 1, 1])
@@ -114,7 +108,6 @@ def test_a_response_is_held_against_the_others_of_its_group() -> None:
 @pytest.mark.parametrize("beta", [0.05, 0.005, 0.001, 0.0])
 @pytest.mark.parametrize("by_deviation", [True, False])
 def test_a_group_of_equal_scores_moves_the_policy_by_beta_alone(beta: float, by_deviation: bool) -> None:
-    """Which is the usual case with rewards that are checked: all responses right, or all wrong."""
     log_ratio = torch.tensor([[-0.02, -0.27, -0.01, 0.13], [0.4, 0.1, 0.0, -0.3]])
     sampled = torch.tensor([[True] * 4, [True, True, False, True]])
     score = torch.tensor([[0.0] * 4, [1.0] * 4]).where(sampled, 0.0)
@@ -129,7 +122,6 @@ def test_a_group_of_equal_scores_moves_the_policy_by_beta_alone(beta: float, by_
 
 
 def test_a_deviation_divides_scores_and_not_the_divergence() -> None:
-    """Each token is charged its own divergence, whatever the scores of its group are like."""
     sampled = torch.ones((2, 2), dtype=torch.bool)
     divergence = torch.tensor([[0.1, -0.1], [0.3, -0.3]])
     for size in (1e-3, 1.0, 1e3):
@@ -142,7 +134,6 @@ def test_a_deviation_divides_scores_and_not_the_divergence() -> None:
 
 @pytest.mark.parametrize("by_deviation", [True, False])
 def test_a_response_without_a_group_keeps_its_signal(by_deviation: bool) -> None:
-    """Its own mean would take all of it away (AReaL's issue of groups of one)."""
     sampled = torch.ones((1, 3), dtype=torch.bool)
     reward = torch.tensor([[1.0, 0.0, 0.0]])
     group = torch.tensor([0, 1, 1])
@@ -155,7 +146,6 @@ def test_a_response_without_a_group_keeps_its_signal(by_deviation: bool) -> None
 
 
 def test_the_baseline_of_a_response_is_the_mean_of_the_others() -> None:
-    """Of what is still ahead only the baseline is taken away; a batch of one keeps all."""
     sampled = torch.tensor([[True, True], [True, False]])
     reward = torch.tensor([[1.0, 4.0], [2.0, 0.0]])
     assert leave_one_out(reward, sampled, discount=1.0).tolist() == [[-1.0, 1.0], [-2.0, 0.0]]
@@ -163,7 +153,6 @@ def test_the_baseline_of_a_response_is_the_mean_of_the_others() -> None:
 
 
 def test_whitening_deletes_no_single_response_and_blows_nothing_up() -> None:
-    """One response is left as it is; differences below the floor stay small."""
     one = torch.tensor([0.3, 0.3, 0.3])
     assert torch.equal(whitened(one, 1), one)
     many = whitened(torch.tensor([1.0, 2.0, 3.0, 6.0]), 2)

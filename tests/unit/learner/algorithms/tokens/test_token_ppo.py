@@ -86,7 +86,6 @@ def _read(policy: SmallTokenPolicy, one: Response) -> tuple[Tensor, Tensor, Tens
 
 @pytest.mark.parametrize("behaviour", [0, 7])
 def test_an_update_is_that_of_a_plain_implementation(behaviour: int) -> None:
-    """From fresh and from other policies' experience; every coefficient is at work."""
     section = {
         "kl_coefficient": 0.3,
         "eos_penalty": 0.5,
@@ -114,7 +113,6 @@ def test_an_update_is_that_of_a_plain_implementation(behaviour: int) -> None:
 
 
 def test_fresh_experience_has_ratio_one() -> None:
-    """The learner's log-probabilities of whole rows are those of sampling token by token."""
     policy = SmallTokenPolicy()
     update = make(policy).update(batch_of(fragment(responses(policy))), progress=0.0)
     assert update.metrics["max_ratio"] == pytest.approx(1.0, abs=1e-5)
@@ -125,7 +123,6 @@ def test_fresh_experience_has_ratio_one() -> None:
 
 
 def test_the_difference_of_what_generates_is_told_of_the_learners_own_weights_alone() -> None:
-    """None where both agree; what is off where they do not; and nothing of older weights, which moved."""
     policy = SmallTokenPolicy()
     given = responses(policy)
     exact = make(SmallTokenPolicy()).update(batch_of(fragment(given)), progress=0.0)
@@ -140,7 +137,6 @@ def test_the_difference_of_what_generates_is_told_of_the_learners_own_weights_al
 @pytest.mark.parametrize("micro_batch_tokens", [1, 20, 10_000])
 @pytest.mark.parametrize("advantage", ["gae", "group", "reinforce"])
 def test_micro_batches_change_nothing(advantage: str, micro_batch_tokens: int) -> None:
-    """Of one response each, of some, of all."""
     # Where all scores of a group are alike, rounding of the penalties is divided by DEVIATION_FLOOR; here
     # they are not.
     given = [replace(one, score=index % 3) for index, one in enumerate(responses(SmallTokenPolicy(7)))]
@@ -171,10 +167,6 @@ class Counted(SmallTokenPolicy):
 
 @pytest.mark.parametrize("advantage", ["gae", "group"])
 def test_one_pass_serves_an_update_of_one_step(advantage: str) -> None:
-    """Where all fits at once.
-
-    In two parts, which are read before any is trained, the weights are the same.
-    """
     given = [replace(one, score=index % 3) for index, one in enumerate(responses(SmallTokenPolicy(7)))]
     batch, places = batch_of(fragment(given)), 9 * len(given) // 2 + 9
     once, twice, cut = (Counted() for _ in range(3))
@@ -189,7 +181,6 @@ def test_one_pass_serves_an_update_of_one_step(advantage: str) -> None:
 
 
 def test_without_a_penalty_nothing_asks_the_reference() -> None:
-    """Nor is a divergence reported that was not measured."""
     free, held = Counted(), Counted()
     assert "kl_reference" not in make(free, kl_coefficient=0.0).update(stale(), progress=0.0).metrics
     assert "kl_reference" in make(held, kl_coefficient=0.01).update(stale(), progress=0.0).metrics
@@ -197,7 +188,6 @@ def test_without_a_penalty_nothing_asks_the_reference() -> None:
 
 
 def test_padding_is_nothing() -> None:
-    """Neither which token it is nor how much there is of it."""
     given = responses(SmallTokenPolicy(7))
     algorithms = [make(), make()]
     told = [
@@ -211,7 +201,6 @@ def test_padding_is_nothing() -> None:
 
 
 def test_the_order_of_the_batch_is_nothing() -> None:
-    """Nor which responses came in one fragment."""
     given = responses(SmallTokenPolicy(7))
     one, other = make(**SMOOTH), make(**SMOOTH)
     told = [
@@ -223,7 +212,6 @@ def test_the_order_of_the_batch_is_nothing() -> None:
 
 
 def test_rewards_of_minus_one_and_zero_are_rewards() -> None:
-    """There is no number that means none."""
     given = [replace(one, score=score) for one, score in zip(responses(), [-1.0, 0.0] * 6, strict=True)]
     update = make().update(batch_of(fragment(given)), progress=0.0)
     assert update.steps == sum(len(one.tokens) for one in given)
@@ -232,7 +220,6 @@ def test_rewards_of_minus_one_and_zero_are_rewards() -> None:
 
 
 def test_what_is_between_sampled_tokens_is_read_and_not_trained() -> None:
-    """As what somebody else says in a conversation: the trace runs on behind it."""
     one = Response((2, 3), (4, 5, 6, 7), (-1.0, -1.0, -1.0, -1.0), 0.5, True)
     batch = batch_of(fragment([one]))
     valid = batch.valid.clone()
@@ -252,7 +239,6 @@ def test_what_is_between_sampled_tokens_is_read_and_not_trained() -> None:
 
 
 def test_columns_that_are_no_whole_response_are_left_out() -> None:
-    """Without an end, or with two; and nothing is left where all are such."""
     batch = batch_of(fragment(responses()))
     truncated, terminated = batch.truncated.clone(), batch.terminated.clone()
     truncated[:, 0] = terminated[:, 0] = False
@@ -270,7 +256,6 @@ def test_columns_that_are_no_whole_response_are_left_out() -> None:
 
 
 def test_a_column_that_was_cut_is_worth_what_its_critic_sees_behind_it() -> None:
-    """With `bootstrap_truncated` its last target is r + V, read after the last token; else r alone."""
     policy = SmallTokenPolicy()
     cut = replace(responses(policy, count=1)[0], finished=False)
     found = read_responses(batch_of(fragment([cut])))
@@ -302,6 +287,5 @@ def test_a_column_that_was_cut_is_worth_what_its_critic_sees_behind_it() -> None
     ],
 )
 def test_what_needs_a_critic_or_an_end_is_refused_without(section: dict[str, Any], message: str) -> None:
-    """By name, with the remedy."""
     with pytest.raises(ValueError, match=message):
         TokenPPOSection(**section)

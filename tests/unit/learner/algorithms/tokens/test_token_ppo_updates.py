@@ -13,7 +13,6 @@ from tests.support.experience.token_learner import make, move, responses, stale
 
 
 def test_what_is_missing_in_a_state_is_named() -> None:
-    """Before anything is taken over."""
     algorithm = make()
     state = algorithm.state()
     for name in ("critic/weight", "policy/1.bias", "optimiser/critic/first/bias", "generator/permutations"):
@@ -25,7 +24,6 @@ def test_what_is_missing_in_a_state_is_named() -> None:
 
 
 def test_the_critic_learns_first() -> None:
-    """In the warm-up the policy stands still, and so does what is adapted to its divergence."""
     algorithm = make(critic_warmup_updates=1, kl_target=1.0, kl_horizon=20.0)
     policy, critic = weights.encode(algorithm.policy.published), weights.encode(algorithm.policy.critic)
     told = algorithm.update(stale(), progress=0.0).metrics
@@ -37,7 +35,6 @@ def test_the_critic_learns_first() -> None:
 
 
 def test_the_coefficient_follows_the_divergence() -> None:
-    """Up where it is too large, down where it is too small, by at most 20 % · n / horizon."""
     for target, expected in ((1e-6, 1.2), (1e6, 0.8)):
         policy = SmallTokenPolicy()
         move(policy)
@@ -50,7 +47,6 @@ def test_the_coefficient_follows_the_divergence() -> None:
 
 
 def test_what_it_found_is_how_far_it_is_from_the_reference() -> None:
-    """Of the last update that was kept; without a penalty nothing knows it."""
     policy = SmallTokenPolicy()
     move(policy)
     algorithm = make(policy)
@@ -65,7 +61,6 @@ def test_what_it_found_is_how_far_it_is_from_the_reference() -> None:
 
 
 def test_epochs_end_where_the_policy_has_moved_far() -> None:
-    """As with PPO."""
     assert (
         make(epochs=4, minibatches=4, target_kl=1e-9).update(stale(), progress=0.0).metrics["epochs"] == 1.0
     )
@@ -73,7 +68,6 @@ def test_epochs_end_where_the_policy_has_moved_far() -> None:
 
 
 def test_two_runs_are_equal_bit_by_bit() -> None:
-    """Sampling, fragments and updates, with only seeds in common."""
     states = []
     for _ in range(2):
         policy = SmallTokenPolicy()
@@ -87,7 +81,6 @@ def test_two_runs_are_equal_bit_by_bit() -> None:
 
 
 def test_a_minibatch_holds_whole_responses() -> None:
-    """Parts of nearly equal size, in the order of the permutation."""
     parts = [part.tolist() for part in token_ppo.minibatches(np.arange(5), 2)]
     assert parts == [[0, 1], [2, 3, 4]]
     assert len(list(token_ppo.minibatches(np.arange(2), 4))) == 2

@@ -41,11 +41,6 @@ def advantages(policy: np.ndarray, beta: float, value: float, advantage: Kind, *
 @pytest.mark.parametrize("advantage", ["gae", "group", "reinforce"])
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
 def test_nothing_pulls_away_from_the_best_policy(beta: float, advantage: Kind, whiten: bool) -> None:
-    """Every token returns r − β log π*/π_ref = β log Z there, and any baseline removes this constant.
-
-    Where a group divides its scores by their deviation, the reward is in deviations, and so is β. Elsewhere
-    dividing moves nothing. A policy that is best for another β is pulled.
-    """
     unit = float(REWARDS.std()) if advantage == "group" and whiten else 1.0
     gain = REWARDS / unit / beta
     normaliser = float(REFERENCE @ np.exp(gain))

@@ -18,7 +18,6 @@ def done(number: int) -> Answer:
 
 
 def test_what_was_done_is_not_wanted_again() -> None:
-    """Neither before its commit nor behind it, nor by the learner that resumes from it."""
     record = CommandRecord()
     assert record.is_wanted(command(1))
     record.note_done(done(1))
@@ -34,7 +33,6 @@ def test_what_was_done_is_not_wanted_again() -> None:
 
 
 def test_what_a_lost_checkpoint_contained_is_done_again() -> None:
-    """Redis says done, and the checkpoint from which this learner begins does not know of it."""
     record = CommandRecord.from_state({"newest": 1, "answers": []}, "c1")
     assert record.is_wanted(command(2, done(2)))
     assert not record.is_wanted(command(1, done(1)))
@@ -42,7 +40,6 @@ def test_what_a_lost_checkpoint_contained_is_done_again() -> None:
 
 
 def test_an_answer_that_redis_lost_is_given_again_under_the_number_of_now() -> None:
-    """Its caller asks again with the same id; what is not committed yet is answered by its commit."""
     record = CommandRecord()
     record.note_done(done(1))
     assert record.known(command(1)) is None
@@ -54,7 +51,6 @@ def test_an_answer_that_redis_lost_is_given_again_under_the_number_of_now() -> N
 
 
 def test_answers_are_bounded() -> None:
-    """The newest sixteen are known by id."""
     record = CommandRecord()
     for number in range(1, 40):
         record.note_done(done(number))

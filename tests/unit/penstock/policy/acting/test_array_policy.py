@@ -87,7 +87,6 @@ def assert_same(first: Mapping[str, Array], second: Mapping[str, Array]) -> None
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_draws_what_the_policy_draws(case: str) -> None:
-    """Drawn and deterministic, one row and many; what the environment is given, too."""
     policy, arrays = both(case)
     for count in ROWS:
         seen = rows(CASES[case][0], count)
@@ -111,7 +110,6 @@ def leaves_of(action: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_answers_the_probe_as_the_learner_does(case: str) -> None:
-    """With what torch computes in training, within rounding."""
     policy, arrays = both(case)
     seen = rows(CASES[case][0], 33)
     action = arrays.act(seen).action
@@ -122,7 +120,6 @@ def test_it_answers_the_probe_as_the_learner_does(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_it_drew_has_the_chance_that_it_named(case: str) -> None:
-    """From the same outputs, for every kind of distribution."""
     _, arrays = both(case)
     seen = rows(CASES[case][0], 33)
     acted = arrays.act(seen)
@@ -131,7 +128,6 @@ def test_what_it_drew_has_the_chance_that_it_named(case: str) -> None:
 
 
 def test_masks_hold_for_it() -> None:
-    """What is forbidden is never drawn, and the answer to the probe is the learner's."""
     policy, arrays = both("all kinds, separate trunks")
     seen = rows(SEEN, 200)
     allowed = np.tile([True, False, True], (200, 1))
@@ -145,7 +141,6 @@ def test_masks_hold_for_it() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_of_another_policy_change_nothing(case: str) -> None:
-    """Each tensor is named that is missing, unknown or of another form; so the module would."""
     observation_space, _, section = CASES[case]
     policy, arrays = both(case)
     seen = rows(observation_space, 2)
@@ -164,7 +159,6 @@ def test_weights_of_another_policy_change_nothing(case: str) -> None:
 
 
 def test_it_does_not_act_before_it_has_weights() -> None:
-    """It says what it waits for."""
     arrays = ArrayPolicy(box(4), Discrete(2), PolicySection(), 0)
     with pytest.raises(RuntimeError, match="acts once weights are loaded"):
         arrays.act(rows(box(4), 1))
@@ -172,7 +166,6 @@ def test_it_does_not_act_before_it_has_weights() -> None:
 
 @pytest.mark.parametrize("number", [-1, 4])
 def test_a_code_outside_its_space_is_refused(number: int) -> None:
-    """The error names the part; it would be another column's."""
     arrays = ArrayPolicy(Discrete(4), Discrete(2), PolicySection(), 0)
     arrays.load(weights.encode(build(Discrete(4), Discrete(2), PolicySection(), 0)))
     with pytest.raises(ValueError, match="observation: holds numbers"):
@@ -193,7 +186,6 @@ PIXELS: Final = Box(np.zeros((8, 8), np.uint8), np.full((8, 8), 255, np.uint8))
     ],
 )
 def test_torch_acts_for_other_networks(space: Space, section: dict[str, Any]) -> None:
-    """With images, normalised layers and memory."""
     acting = build_acting(space, Discrete(2), PolicySection(**section), 0)
     assert isinstance(acting, Policy)
     acting.load(weights.encode(build(space, Discrete(2), PolicySection(**section), 1)))

@@ -32,7 +32,6 @@ def q_policy(**section: Any) -> Policy:
 
 
 def test_draws_are_epsilon_greedy_and_say_how_likely_they_were() -> None:
-    """The best with 1 − ε + ε/n, each other with ε/n."""
     made = head(0.4)
     action, log_prob = made.draw(VALUES.repeat(50_000, 0), np.random.default_rng(0))
     expected = np.array([0.1, 0.7, 0.1, 0.1])
@@ -43,7 +42,6 @@ def test_draws_are_epsilon_greedy_and_say_how_likely_they_were() -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 4.0])
 def test_a_softmax_draws_by_how_much_better_an_action_is(temperature: float) -> None:
-    """With the probabilities that it says; ε does not count, and the best stays the best."""
     made = EpsilonGreedy("action", Discrete(4))
     made.explore({"epsilon": 1.0, "temperature": temperature}, ExplorationSlots())
     weights = np.exp((VALUES[0] - 5.0) / temperature)
@@ -60,14 +58,12 @@ def test_a_softmax_draws_by_how_much_better_an_action_is(temperature: float) -> 
 
 
 def test_each_environment_of_the_run_explores_as_in_ape_x() -> None:
-    """ε^(1 + α·i/(N−1)) for environment i of all N; here the second actor of three, with four each."""
     rates = head(0.4, 7.0, ExplorationSlots(first=4, of=12)).rates(4)
     np.testing.assert_allclose(rates, [0.4 ** (1 + 7 * i / 11) for i in range(4, 8)], rtol=1e-5)
     assert head(0.4, 7.0, ExplorationSlots(first=0, of=1)).rates(1) == pytest.approx(0.4)
 
 
 def test_rows_beyond_the_last_environment_act_as_that_one() -> None:
-    """Of a policy server, whose rows belong to no environment."""
     np.testing.assert_allclose(
         head(0.4, 7.0, ExplorationSlots(first=2, of=3)).rates(3), [0.4**8] * 3, rtol=1e-5
     )
@@ -75,7 +71,6 @@ def test_rows_beyond_the_last_environment_act_as_that_one() -> None:
 
 
 def test_rates_follow_what_is_told_next() -> None:
-    """With every version."""
     made = head(1.0)
     assert made.rates(2).tolist() == [1.0, 1.0]
     made.explore({"epsilon": 0.0}, ExplorationSlots())
@@ -83,7 +78,6 @@ def test_rates_follow_what_is_told_next() -> None:
 
 
 def test_who_is_told_nothing_acts_greedily() -> None:
-    """An evaluation, also when it draws."""
     made = EpsilonGreedy("action", Discrete(4))
     made.explore({}, ExplorationSlots())
     action, log_prob = made.draw(VALUES.repeat(100, 0), np.random.default_rng(0))
@@ -92,7 +86,6 @@ def test_who_is_told_nothing_acts_greedily() -> None:
 
 
 def test_what_is_masked_is_never_drawn() -> None:
-    """Neither at random nor as the best; the others share."""
     made = head(0.5)
     allowed = np.array([[True, False, True, True]])
     masked = made.masked(VALUES, allowed).repeat(30_000, 0)
@@ -103,10 +96,6 @@ def test_what_is_masked_is_never_drawn() -> None:
 
 
 def test_the_probe_sees_every_value_whatever_epsilon_is() -> None:
-    """Answers are equal for actors that explore differently, and differ where one weight does.
-
-    Large values round no worse.
-    """
     policy = q_policy()
     observation = {"observation": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
     action = policy.act(observation, deterministic=True).action
@@ -126,7 +115,6 @@ def test_the_probe_sees_every_value_whatever_epsilon_is() -> None:
 
 @pytest.mark.parametrize("section", [{}, {"dueling": True}, {"dueling": True, "shared_trunk": True}])
 def test_a_q_policy_acts_by_the_values_that_it_learns(section: dict[str, Any]) -> None:
-    """The best action is that of `outputs`, and the value of an observation is that action's."""
     policy = q_policy(**section)
     assert isinstance(policy, QPolicy)
     torch.nn.init.normal_(policy.actor_head.weight, std=0.5, generator=torch.Generator().manual_seed(0))
@@ -140,7 +128,6 @@ def test_a_q_policy_acts_by_the_values_that_it_learns(section: dict[str, Any]) -
 
 
 def test_dueling_values_are_a_value_and_advantages_without_their_mean() -> None:
-    """Wang et al. 2016, equation 9: the mean over actions is the critic's value."""
     policy = q_policy(dueling=True)
     seen = {"observation": torch.randn(8, 4)}
     inputs = policy.read(seen)
@@ -150,7 +137,6 @@ def test_dueling_values_are_a_value_and_advantages_without_their_mean() -> None:
 
 
 def test_only_dueling_has_two_streams() -> None:
-    """Another network would be published for nothing."""
     assert q_policy().critic_body is None
     assert q_policy(dueling=True).critic_body is not None
     assert q_policy(dueling=True, shared_trunk=True).critic_body is None

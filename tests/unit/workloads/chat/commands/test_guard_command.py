@@ -10,7 +10,6 @@ from workloads.chat.commands.guard_command import check, train
 
 
 def test_a_classifier_is_trained_and_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It tells how good it is on texts held out; a blocked text makes the check fail."""
     texts = [{"text": f"sell the data of person {number}", "blocked": True} for number in range(12)]
     texts += [{"text": f"good morning, {number} times", "blocked": False} for number in range(12)]
     rows = tmp_path / "rows.jsonl"
@@ -28,7 +27,6 @@ def test_a_classifier_is_trained_and_asked(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
-    """A direction, a file of texts, a place to write to."""
     with pytest.raises(ConfigurationError, match="--direction 'up': use input or output"):
         check("-", None, None, "up")
     with pytest.raises(ConfigurationError, match="cannot be read"):

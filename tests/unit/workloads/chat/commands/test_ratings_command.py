@@ -37,7 +37,6 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_what_counts_is_written_and_the_rest_is_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In words, and as JSON with every name."""
     assert main(request(place, deleted=place / "gone.txt"), as_json=False) == 0
     said = capsys.readouterr().out
     assert "2 of 5 rows count; dropped: 1 deleted, 2 repeated" in said
@@ -65,7 +64,6 @@ def test_what_counts_is_written_and_the_rest_is_told(place: Path, capsys: pytest
 def test_a_row_that_is_no_rating_does_not_count(
     place: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], why: str
 ) -> None:
-    """It is named as one that cannot be read is, and is not written."""
     file = place / "said.jsonl"
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     file.write_text("".join(json.dumps(one) + "\n" for one in (row, pair)))
@@ -78,7 +76,6 @@ def test_a_row_that_is_no_rating_does_not_count(
 
 
 def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
-    """A file, a place to write to, a list of names, a number, a judge."""
     for said, text in (
         ({"file": str(place / "none.jsonl")}, "no such file or folder"),
         ({"output": place / "none" / "kept.jsonl"}, "--output .*No such file"),

@@ -22,7 +22,6 @@ def counted(
 
 
 def test_conversations_are_counted_once_and_outlive_the_book(tmp_path: Path) -> None:
-    """A conversation that two versions answered counts for both."""
     book = AnswerBook(tmp_path / "made")
     book.note("a", 0, 3, fallback=False)
     book.note("a", 1, 3, fallback=False, blocked="output")
@@ -38,7 +37,6 @@ def test_conversations_are_counted_once_and_outlive_the_book(tmp_path: Path) -> 
 
 
 def test_a_turn_that_somebody_was_asked_about_is_no_part_of_a_conversation(tmp_path: Path) -> None:
-    """It is an answer; a conversation with no other turn is none by which a version is judged."""
     book = AnswerBook(tmp_path / "made")
     for conversation, turn in (("a", 0), ("b", 0), ("b", 1)):
         book.note(conversation, turn, 3, fallback=False)
@@ -50,7 +48,6 @@ def test_a_turn_that_somebody_was_asked_about_is_no_part_of_a_conversation(tmp_p
 
 
 def test_a_conversation_without_an_answer_is_none(tmp_path: Path) -> None:
-    """A message that was blocked is counted as blocked, and neither as an answer nor for a day or person."""
     book = AnswerBook(tmp_path / "made")
     book.note("a", 0, 3, fallback=False, blocked=f"{INPUT}rule", person="ann")
     book.note("b", 0, 3, fallback=False, person="bob")
@@ -64,7 +61,6 @@ def test_a_conversation_without_an_answer_is_none(tmp_path: Path) -> None:
 
 
 def test_a_conversation_is_of_the_day_and_of_the_person_that_began_it(tmp_path: Path) -> None:
-    """Without a thumb it counts as one that was not liked; past midnight it stays where it began."""
     book = AnswerBook(tmp_path)
     for name, person, at_s in (
         ("a", "ann", FIRST_S),
@@ -87,7 +83,6 @@ def test_a_conversation_is_of_the_day_and_of_the_person_that_began_it(tmp_path: 
 
 
 def test_what_somebody_was_asked_about_and_what_is_not_in_the_book_count_for_nobody(tmp_path: Path) -> None:
-    """And neither does a name that nobody gave."""
     book = AnswerBook(tmp_path)
     book.note("asked", 0, 3, fallback=False, person="ann")
     book.note_asked("asked", 0)
@@ -102,7 +97,6 @@ def test_what_somebody_was_asked_about_and_what_is_not_in_the_book_count_for_nob
 
 
 def test_who_is_forgotten_is_gone_from_every_count(tmp_path: Path) -> None:
-    """With the conversations that they did not rate; others stay."""
     book = AnswerBook(tmp_path)
     for name, person in (("a", "ann"), ("b", "ann"), ("c", "bob")):
         book.note(name, 0, 3, fallback=True, blocked="output", person=person)
@@ -117,6 +111,5 @@ def test_who_is_forgotten_is_gone_from_every_count(tmp_path: Path) -> None:
 
 
 def test_it_is_its_users_alone(tmp_path: Path) -> None:
-    """The folder that it makes is its user's alone."""
     AnswerBook(tmp_path / "made")
     assert (tmp_path / "made").stat().st_mode & 0o077 == 0

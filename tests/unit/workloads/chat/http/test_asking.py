@@ -6,7 +6,6 @@ from workloads.chat.http.asking import LEAST, Asking
 
 
 def test_one_in_five_is_asked_about_and_they_are_the_least_sure() -> None:
-    """Whatever the numbers are like; nobody is asked before there is something to compare with."""
     draw, asking = random.Random(1), Asking()
     seen = [(one, asking.asks(one)) for one in (draw.gauss(0.2, 0.05) for _ in range(1000))]
     assert not any(is_asked for _, is_asked in seen[:LEAST])
@@ -16,7 +15,6 @@ def test_one_in_five_is_asked_about_and_they_are_the_least_sure() -> None:
 
 
 def test_nobody_is_asked_where_nothing_is_known() -> None:
-    """Without an ensemble, and where all answers are alike."""
     asking = Asking()
     assert not any(asking.asks(None) for _ in range(100))
     assert not any(asking.asks(0.1) for _ in range(100))

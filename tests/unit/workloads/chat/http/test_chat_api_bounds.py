@@ -44,7 +44,6 @@ def post(client: TestClient, what: str, **body: Any) -> Any:
 
 
 def test_who_begins_without_end_leaves_room_for_others(client: TestClient, stand: TextStand) -> None:
-    """The longest unheard conversation of that person is ended, at the server, too."""
     other = {
         "me": "somebody-2",
         "conversation": post(client, "begin", me="somebody-2").json()["conversation"],
@@ -59,7 +58,6 @@ def test_who_begins_without_end_leaves_room_for_others(client: TestClient, stand
 
 
 def test_a_thumb_is_one_reward_whatever_is_sent_again(client: TestClient, stand: TextStand) -> None:
-    """An earlier request that comes once more changes nothing, and no sequence of thumbs adds up to more."""
     talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
     assert "event: answer" in post(client, "say", text="sum", **talk).text
     (episode,) = stand.conversations.episodes
@@ -75,7 +73,6 @@ def test_a_thumb_is_one_reward_whatever_is_sent_again(client: TestClient, stand:
 
 
 def test_text_that_no_database_holds_is_refused_by_its_field(client: TestClient, tmp_path: Path) -> None:
-    """Before anything answers or is decided: a NUL cannot be stored by every registry."""
     folder_of(tmp_path).mkdir()
     talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
     assert "event: answer" in post(client, "say", text="sum", **talk).text
@@ -94,7 +91,6 @@ def test_text_that_no_database_holds_is_refused_by_its_field(client: TestClient,
 def test_a_damaged_file_of_the_loop_is_told_with_a_remedy(
     client: TestClient, tmp_path: Path, name: str
 ) -> None:
-    """Not as a defect of the gateway."""
     folder_of(tmp_path).mkdir()
     (folder_of(tmp_path) / name).write_text("{")
     reply = client.get("/api/chat/overview")
@@ -105,7 +101,6 @@ def test_a_damaged_file_of_the_loop_is_told_with_a_remedy(
 def test_what_is_known_without_the_server_is_shown_while_it_is_halted(
     tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes calls and answers none, which would hold the page up for a minute."""
     monkeypatch.setattr(overview, "DESCRIBE_S", 1.0)
     with ExitStack() as stack:
         silent = stack.enter_context(socket.socket(socket.AF_UNIX))

@@ -44,7 +44,6 @@ def client(base: Path, tmp_path: Path, short_folder: Path) -> Iterator[TestClien
 def test_people_with_accounts_sign_in_and_are_one_whatever_their_browsers_say(
     base: Path, tmp_path: Path, short_folder: Path
 ) -> None:
-    """Who was invited signs up; two browsers of a person are one rater; a viewer only talks and rates."""
     gateway = SmallGateway.at(
         f"sqlite:///{tmp_path / 'accounts.sqlite'}", f"sqlite:///{tmp_path / 'other.sqlite'}", tmp_path
     )
@@ -98,7 +97,6 @@ def post(client: TestClient, what: str, /, agent: str = "", **body: Any) -> Any:
 
 
 def test_a_rating_of_what_is_not_learned_from_says_so(client: TestClient) -> None:
-    """It is kept all the same."""
     talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
     assert "event: answer" in post(client, "say", text="sum", **talk).text
     kept = post(client, "thumb", turn=0, id="the-thumb", up=True, **talk).json()
@@ -107,7 +105,6 @@ def test_a_rating_of_what_is_not_learned_from_says_so(client: TestClient) -> Non
 
 
 def test_what_is_wrong_is_refused_by_its_field(client: TestClient) -> None:
-    """Somebody else's conversation, turns that are none, ratings out of range, other bodies than JSON."""
     talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
     other = {**talk, "me": "somebody-2"}
     rating: dict[str, Any] = {"turn": 0, "id": "a-rating"}
@@ -127,7 +124,6 @@ def test_what_is_wrong_is_refused_by_its_field(client: TestClient) -> None:
 
 
 def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(client: TestClient) -> None:
-    """No such version, nothing before it, no reason, no loop; and they are an editor's."""
     why: dict[str, Any] = {"reason": "I say so"}
     for reply, status, field in (
         (post(client, "promote", version=7, **why), 404, "version"),
@@ -153,7 +149,6 @@ def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(client: 
 
 
 def test_a_decision_names_who_made_it_and_the_loop_waits(client: TestClient, tmp_path: Path) -> None:
-    """The page without a token is the page; a loop that waits says for whom."""
     url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
     with Registry.open(url) as registry:
         registry.register(version(1), by="test")
@@ -175,7 +170,6 @@ def test_a_decision_names_who_made_it_and_the_loop_waits(client: TestClient, tmp
 
 
 def test_a_round_that_fails_is_shown_with_its_cause_and_given_up(client: TestClient, tmp_path: Path) -> None:
-    """The loop does so as soon as it looks; before a round has begun there is none to give up."""
     folder, order = folder_of(tmp_path), LoopOrder().shown()
     write_state(folder, LoopState(order=order))
     refused = post(client, "abandon", reason="why not")
@@ -192,7 +186,6 @@ def test_a_round_that_fails_is_shown_with_its_cause_and_given_up(client: TestCli
 def test_what_counts_is_changed_with_a_reason_that_stands_among_the_decisions(
     client: TestClient, tmp_path: Path
 ) -> None:
-    """From the next reward model on, for a loop in any process; what cannot be changes nothing."""
     write_state(folder_of(tmp_path), LoopState(order=LoopOrder(weights=("thumb=2",)).shown()))
     with Registry.open(f"sqlite:///{tmp_path / 'registry.sqlite'}") as registry:
         registry.register(version(1), by="test")
@@ -214,7 +207,6 @@ def test_what_counts_is_changed_with_a_reason_that_stands_among_the_decisions(
 
 
 def test_satisfaction_is_told_by_day_and_by_person_until_somebody_leaves(client: TestClient) -> None:
-    """Who rated nothing is counted without a name; who has gone is in no number."""
     for me, thumbs in (("somebody-1", (True, False)), ("somebody-2", (True,)), ("somebody-3", ())):
         for number in range(2):
             talk = {"me": me, "conversation": post(client, "begin", me=me).json()["conversation"]}
@@ -239,7 +231,6 @@ def test_satisfaction_is_told_by_day_and_by_person_until_somebody_leaves(client:
 
 
 def test_each_agent_has_its_policy_and_its_ratings(base: Path, tmp_path: Path, short_folder: Path) -> None:
-    """Whatever a policy is called, what is said of it is kept under its name; one's data is that of all."""
     (tmp_path / "other").mkdir()
     main = upstream_of(base, tmp_path, short_folder / "a.sock", policy="talker")
     other = upstream_of(base, tmp_path / "other", short_folder / "b.sock", policy="helper")
@@ -265,7 +256,6 @@ def test_each_agent_has_its_policy_and_its_ratings(base: Path, tmp_path: Path, s
 def test_who_leaves_is_forgotten_also_where_a_server_is_away(
     base: Path, tmp_path: Path, short_folder: Path
 ) -> None:
-    """What they said is in registries, which are there without it."""
     (tmp_path / "other").mkdir()
     main = upstream_of(base, tmp_path, short_folder / "a.sock")
     with over(main, coder=upstream_at(tmp_path / "other", short_folder / "nobody.sock")) as client:
@@ -286,7 +276,6 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_somebody_is_asked_where_heads_disagree_and_that_counts_for_no_version(
     client: TestClient, judged: str, tmp_path: Path
 ) -> None:
-    """A thumb that was asked for is learned from; who looks after the chat sees what is expected."""
     beside(tmp_path, judged)
     asked, others, known = list[str](), list[str](), 0
     # The model has a second for each answer, which a busy machine may not give.
@@ -312,7 +301,6 @@ def test_somebody_is_asked_where_heads_disagree_and_that_counts_for_no_version(
 
 
 def test_a_correction_is_better_than_what_was_answered(client: TestClient, tmp_path: Path) -> None:
-    """It is kept as a pair; the very same words are none."""
     talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
     said = answer_of(post(client, "say", text="sum", **talk).text)["text"]
     given: dict[str, Any] = {"turn": 0, "id": "the-correction", **talk}

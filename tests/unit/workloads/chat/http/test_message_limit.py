@@ -9,7 +9,6 @@ from workloads.chat.http.message_limit import MessageLimit
 
 
 def test_a_person_waits_and_others_do_not() -> None:
-    """What was refused does not count, and a minute later there is room again."""
     clock = [0.0]
     limit = MessageLimit(2, lambda: clock[0])
     limit.count("ann")

@@ -12,7 +12,6 @@ def _counts(version: int, conversations: int) -> VersionCounts:
 
 
 def test_satisfaction_is_over_all_conversations() -> None:
-    """A conversation without a thumb is none that was liked; few conversations tell nothing."""
     newest, older = versions_of(
         [_counts(8, 40), _counts(7, 29)],
         [Tally(version=7, rated=29, well=29), Tally(version=8, rated=10, well=10)],
@@ -24,7 +23,6 @@ def test_satisfaction_is_over_all_conversations() -> None:
 
 
 def test_a_browsers_own_name_is_shown_in_part() -> None:
-    """Whoever has all of it reads what its person said; the name of an account opens nothing."""
     assert shown_name("0123456789abcdef") == "012345…"
     assert shown_name("user/7") == "user/7"
     assert shown_name("token/3/0123456789abcdef") == "token/3/012345…"

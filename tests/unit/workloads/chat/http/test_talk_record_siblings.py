@@ -64,7 +64,6 @@ class Talker:
 
 
 def test_a_thumb_is_of_the_answer_that_it_stands_at(client: TestClient, stand: TextStand) -> None:
-    """Also where the same message has been answered once more since: as a rating, and as a reward."""
     talker = Talker(client)
     first, second = talker.answer("sum"), talker.answer()
     assert first["text"] != second["text"]
@@ -76,7 +75,6 @@ def test_a_thumb_is_of_the_answer_that_it_stands_at(client: TestClient, stand: T
 
 
 def test_what_the_conversation_goes_on_with_has_the_rewards(client: TestClient, stand: TextStand) -> None:
-    """Of answers to the same message the server has the one that was gone on with."""
     talker = Talker(client)
     first, second = talker.answer("sum"), talker.answer()
     talker.rate("prefer", second["turn"], better="second")
@@ -88,7 +86,6 @@ def test_what_the_conversation_goes_on_with_has_the_rewards(client: TestClient, 
 
 
 def test_a_choice_that_is_sent_again_is_the_same_choice(client: TestClient) -> None:
-    """By its id or another one, and after the conversation went on; the other answer is none any more."""
     talker = Talker(client)
     first, second = talker.answer("sum"), talker.answer()
     chosen = {"turn": second["turn"], "better": "first"}
@@ -106,7 +103,6 @@ def test_a_choice_that_is_sent_again_is_the_same_choice(client: TestClient) -> N
 
 
 def test_a_choice_that_could_not_be_kept_is_none(client: TestClient) -> None:
-    """Its id was another rating's: somebody may choose again, also the other one."""
     talker = Talker(client)
     first, second = talker.answer("sum"), talker.answer()
     talker.post("thumb", id="the-thumb", turn=first["turn"], up=True)
@@ -118,7 +114,6 @@ def test_a_choice_that_could_not_be_kept_is_none(client: TestClient) -> None:
 
 @pytest.mark.parametrize("is_rated", [False, True])
 def test_a_further_answer_is_held_against_the_one_that_was_better(client: TestClient, is_rated: bool) -> None:
-    """The conversation goes on with that one, so that is what a person compares."""
     talker = Talker(client)
     first = talker.answer("sum")
     if is_rated:

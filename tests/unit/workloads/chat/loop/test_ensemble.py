@@ -20,7 +20,6 @@ def thumb(number: int, **fields: Any) -> dict[str, Any]:
 
 
 def test_each_member_learns_from_half_of_the_prompts_and_always_the_same() -> None:
-    """Of any two members there are prompts that one has and the other has not."""
     found = list(with_members([thumb(number) for number in range(400)]))
     seen = {name: {one["prompt"] for one in found if one["key"] == name} for name in ("thumb", *MEMBERS)}
     assert len(seen["thumb"]) == 400
@@ -34,13 +33,11 @@ def test_each_member_learns_from_half_of_the_prompts_and_always_the_same() -> No
 
 @pytest.mark.parametrize("row", [thumb(1, key="safety"), {"prompt": "p", "chosen": "a", "rejected": "b"}])
 def test_what_is_no_thumb_is_left_as_it_is(row: dict[str, Any]) -> None:
-    """And so is a thumb about what is no prompt."""
     assert list(with_members([row])) == [row]
     assert len(list(with_members([thumb(1, prompt=7)]))) == 1
 
 
 def test_members_are_heads_of_no_weight_where_thumbs_are_learned() -> None:
-    """Where none are, there is no ensemble."""
     heads = member_heads(["thumb=thumbs", "safety=stars"])
     assert heads == [f"{name}=thumbs" for name in MEMBERS]
     assert member_weights(heads) == [f"{name}=0" for name in MEMBERS]
@@ -48,7 +45,6 @@ def test_members_are_heads_of_no_weight_where_thumbs_are_learned() -> None:
 
 
 def test_disagreement_is_that_of_the_members_alone() -> None:
-    """A model without an ensemble knows of none, and people are told of no member."""
     shares = dict.fromkeys(MEMBERS, 0.5)
     assert disagreement({**shares, "thumb": 0.9}) == 0.0
     assert disagreement({**shares, MEMBERS[0]: 1.0, MEMBERS[1]: 0.0}) == pytest.approx(0.125**0.5)

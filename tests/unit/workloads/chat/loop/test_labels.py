@@ -9,7 +9,6 @@ from workloads.chat.ratings.rating_rules import RatingRules
 
 
 def test_each_rating_is_counted_once_and_a_round_reads_none_that_came_later(tmp_path: Path) -> None:
-    """However often one looks; deleted ones are gone."""
     with loop_stand(tmp_path) as stand:
         stand.rate(5)
         new = NewRatings(POLICY, 2)
@@ -24,7 +23,6 @@ def test_each_rating_is_counted_once_and_a_round_reads_none_that_came_later(tmp_
 
 
 def test_prompts_are_what_people_said_and_those_of_the_run_each_once(tmp_path: Path) -> None:
-    """Those of the run stay in the training, so that it forgets nothing; what is none is left out."""
     said = [{"role": "user", "content": "hi"}]
     file = tmp_path / "prompts.jsonl"
     write_rows(file, [{"prompt": said}, {"prompt": "old"}, {"response": "x"}])

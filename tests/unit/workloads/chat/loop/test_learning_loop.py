@@ -35,7 +35,6 @@ def once(stand: LoopStand, order: LoopOrder = ORDER) -> LoopState:
 
 
 def test_a_canary_that_is_proved_better_is_promoted(stand: LoopStand) -> None:
-    """By the evidence of all servers, which the registry has; the audit says how much there was."""
     stand.on_trial()
     stand.see(canary=1.0, active=-1.0, people=100)
     (past,) = once(stand).past
@@ -47,7 +46,6 @@ def test_a_canary_that_is_proved_better_is_promoted(stand: LoopStand) -> None:
 
 
 def test_a_canary_that_servers_withdraw_ends_the_round(stand: LoopStand) -> None:
-    """The version that answered before answers on, and the loop waits for labels."""
     stand.on_trial()
     stand.registry.rollback(POLICY, "worse", by="server", version=stand.made.version)
     state = once(stand)
@@ -57,7 +55,6 @@ def test_a_canary_that_servers_withdraw_ends_the_round(stand: LoopStand) -> None
 
 @pytest.mark.parametrize("level", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_a_canary_that_nothing_is_proved_of_is_withdrawn_in_time(stand: LoopStand, level: float) -> None:
-    """After so many ratings since it began, and not one earlier."""
     stand.on_trial()
     if level:
         stand.see(canary=level, active=level, people=30)
@@ -76,7 +73,6 @@ def test_a_canary_that_nothing_is_proved_of_is_withdrawn_in_time(stand: LoopStan
 
 
 def test_a_version_that_was_made_becomes_the_canary_of_the_server_that_answers(stand: LoopStand) -> None:
-    """With its share of the people, once; an operator's own canary is waited for."""
     stand.at(step=Step.TRIAL, version=stand.made.version)
     with stand.going(LoopOrder(labels=10, share=0.3)):
         assert soon(lambda: stand.registry.canary(POLICY) is not None)
@@ -89,7 +85,6 @@ def test_a_version_that_was_made_becomes_the_canary_of_the_server_that_answers(s
 
 
 def test_what_is_paused_neither_promotes_nor_begins(stand: LoopStand) -> None:
-    """Until it is let go on."""
     stand.on_trial()
     stand.see(canary=1.0, active=-1.0, people=100)
     loop_state.pause(stand.folder, "holidays", "ann")
@@ -100,7 +95,6 @@ def test_what_is_paused_neither_promotes_nor_begins(stand: LoopStand) -> None:
 
 
 def test_a_flood_of_one_person_begins_no_round(stand: LoopStand) -> None:
-    """What counts is counted, by the rules of `penstock chat ratings`; each rating in one round alone."""
     order = LoopOrder(labels=10, rules=RatingRules(daily_cap=5))
     with stand.going(order):
         stand.rate(500, rater="flooder")
@@ -113,7 +107,6 @@ def test_a_flood_of_one_person_begins_no_round(stand: LoopStand) -> None:
 
 
 def test_a_step_that_fails_has_the_loop_wait_with_its_cause(stand: LoopStand) -> None:
-    """It is not tried again by itself; one round ends with the cause."""
     (round_folder(stand.folder, 1) / "believed.jsonl").write_text('{"key": "charm"}\n')
     stand.at(step=Step.REWARD)
     with pytest.raises(Fatal, match="no rating is of thumb, .* --head NAME=SCALE"):
@@ -134,7 +127,6 @@ def failing(stand: LoopStand) -> None:
 
 
 def test_a_step_that_fails_is_tried_so_often_and_then_waits_for_somebody(stand: LoopStand) -> None:
-    """Whoever lets it go on gives it as many tries again."""
     failing(stand)
     with stand.going(ORDER, waits_s=(0.0, 0.0)):
         for _ in range(2):
@@ -148,7 +140,6 @@ def test_a_step_that_fails_is_tried_so_often_and_then_waits_for_somebody(stand: 
 
 
 def test_the_next_try_comes_by_itself_or_at_once_where_somebody_says_so(stand: LoopStand) -> None:
-    """Until then the loop waits, and says until when; each wait is longer than the one before."""
     failing(stand)
     begun_s = time.time()
     with stand.going(ORDER, waits_s=(600.0, 6000.0)):
@@ -163,7 +154,6 @@ def test_the_next_try_comes_by_itself_or_at_once_where_somebody_says_so(stand: L
 
 
 def test_a_round_that_fails_is_given_up_by_whoever_says_so(stand: LoopStand) -> None:
-    """With the reason; the loop waits for new ratings, and nothing of what people wrote is left."""
     failing(stand)
     with stand.going(ORDER, waits_s=()):
         assert soon(lambda: loop_state.read_pause(stand.folder) is not None)
@@ -181,7 +171,6 @@ def test_a_round_that_fails_is_given_up_by_whoever_says_so(stand: LoopStand) -> 
 
 
 def test_a_step_that_goes_on_ends_where_its_round_is_given_up(stand: LoopStand) -> None:
-    """Its process is asked to end; a pause of somebody stays, and a request for another round is none."""
     (round_folder(stand.folder, 1) / "believed.jsonl").write_text('{"key": "thumb"}\n')
     stand.at(step=Step.REWARD)
     steps = round_folder(stand.folder, 1) / "steps.log"
@@ -206,7 +195,6 @@ def test_a_step_that_goes_on_ends_where_its_round_is_given_up(stand: LoopStand) 
 def test_nobody_is_answered_by_the_version_of_a_round_that_was_given_up(
     stand: LoopStand, *, is_tried: bool
 ) -> None:
-    """Neither as a canary nor later as the newest candidate; the registry says whose decision it was."""
     if is_tried:
         stand.on_trial()
     else:
@@ -221,7 +209,6 @@ def test_nobody_is_answered_by_the_version_of_a_round_that_was_given_up(
 
 
 def test_a_reward_model_that_failed_is_tried_again_with_what_was_said_since(stand: LoopStand) -> None:
-    """Of the same ratings none would ever come, and the round would last for ever."""
     file = round_folder(stand.folder, 1) / "believed.jsonl"
     file.write_text('{"key": "corrected"}\n')
     stand.rate(3)
@@ -237,7 +224,6 @@ def test_a_reward_model_that_failed_is_tried_again_with_what_was_said_since(stan
 
 
 def test_a_reward_model_is_trained_under_the_weights_that_people_have_changed(stand: LoopStand) -> None:
-    """Whichever process changed them, and above those of the start; the step itself is cut short here."""
     folder = round_folder(stand.folder, 1)
     (folder / "believed.jsonl").write_text('{"key": "thumb"}\n')
     stand.at(step=Step.REWARD)
@@ -250,7 +236,6 @@ def test_a_reward_model_is_trained_under_the_weights_that_people_have_changed(st
 
 
 def test_one_loop_has_a_run_at_a_time(stand: LoopStand) -> None:
-    """The other is refused by the folder."""
     with stand.going(ORDER):
         assert soon(lambda: (stand.folder / "loop.json").exists())
         with pytest.raises(ConfigurationError, match="another loop has this run in hand"):
@@ -258,7 +243,6 @@ def test_one_loop_has_a_run_at_a_time(stand: LoopStand) -> None:
 
 
 def test_a_run_without_an_active_version_gets_its_newest_one(stand: LoopStand) -> None:
-    """Before the first round: a canary is judged against an active version."""
     stand.registry.promote(POLICY, stand.made.version, "x", by="test")
     stand.registry.rollback(POLICY, "y", by="test")
     stand.registry.retire(POLICY, stand.made.version, "z", by="test")
@@ -293,13 +277,11 @@ def test_a_run_without_an_active_version_gets_its_newest_one(stand: LoopStand) -
     ],
 )
 def test_what_does_not_fit_is_named(wrong: dict[str, Any], message: str) -> None:
-    """By their options."""
     with pytest.raises(ConfigurationError, match=message):
         LoopOrder(**wrong)
 
 
 def test_weights_are_of_what_was_rated() -> None:
-    """What nobody has rated yet has no head, so that a project may say early what it will care for."""
     order = LoopOrder(weights=("thumb=2", "safety=1", "preferred=0.5"))
     assert order.weights_of(["thumb=thumbs"]) == ["thumb=2", "preferred=0.5"]
     assert order.weights_of(["thumb=thumbs", "safety=stars"]) == list(order.weights)

@@ -22,13 +22,11 @@ from workloads.chat.loop.loop_order import LoopOrder
     ],
 )
 def test_what_makes_a_round_is_not_set_by_a_setting(assignment: str) -> None:
-    """It would train something else for hours, and register that for nobody."""
     key = assignment.partition("=")[0]
     with pytest.raises(ConfigurationError, match=f"^--train {key}: the loop sets it in every round"):
         LoopOrder(train=(assignment,))
 
 
 def test_how_a_round_learns_may_be_set() -> None:
-    """Also inside the same sections."""
     said = ("learner.total_steps=64", "environment.kwargs.max_new_tokens=4", "policy.kwargs.rank=2", "seed=3")
     assert LoopOrder(train=said).train == said

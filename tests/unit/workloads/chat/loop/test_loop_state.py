@@ -21,7 +21,6 @@ from workloads.chat.loop.loop_state import (
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
-    """With the rounds that are over, of which at most MOST_PAST are kept."""
     state = LoopState(number=4, step=Step.TRIAL, taken=5, through=9, labels=3, version=70, auc=0.7)
     state = replace(state, judge={"round": 4, "weights": {"thumb": 1.0}})
     write_state(tmp_path, state)
@@ -38,14 +37,12 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"past": [], "step": "asleep"}', '{"past": [{}]}', "\x00"])
 def test_a_damaged_state_is_refused_with_a_remedy(tmp_path: Path, text: str) -> None:
-    """It is not taken for a beginning: labels would be learned from twice."""
     (tmp_path / "loop.json").write_text(text)
     with pytest.raises(ConfigurationError, match=r"loop\.json: cannot be read .* move .* away"):
         read_state(tmp_path)
 
 
 def test_a_loop_is_paused_until_it_is_let_go_on(tmp_path: Path) -> None:
-    """Who wants it, and why, is there; what cannot be read is no leave to go on."""
     assert read_pause(tmp_path) is None
     pause(tmp_path, "holidays", "ann")
     assert read_pause(tmp_path) == Pause("holidays", "ann")

@@ -44,7 +44,6 @@ def stand(tmp_path: Path) -> Iterator[LoopStand]:
 
 
 def test_the_newest_reward_model_is_told_by_criterion(stand: LoopStand) -> None:
-    """Also where its round has ended; the ensemble, which counts nothing, and texts are no part of it."""
     weigh(stand.folder, {"safety": 3.0}, "children read it", "ann")
     found = look_at_loop(stand.run.folder, stand.registry, POLICY)
     assert found is not None
@@ -65,7 +64,6 @@ def test_the_newest_reward_model_is_told_by_criterion(stand: LoopStand) -> None:
 
 
 def test_the_status_says_why_a_step_failed_and_what_one_may_do(stand: LoopStand) -> None:
-    """Until when it waits, or that somebody is to decide; a round that is given up says by whom."""
     words = ["status", str(stand.run.folder)]
     state = replace(stand.state(), number=4, step=Step.TRAINING, failure="no memory", tries=2)
     write_state(stand.folder, state)
@@ -86,7 +84,6 @@ def test_the_status_says_why_a_step_failed_and_what_one_may_do(stand: LoopStand)
 
 
 def test_what_people_wrote_is_no_line_of_the_status(stand: LoopStand) -> None:
-    """Whoever gives a reason on the page would tell an operator what they like, or colour the terminal."""
     pause(stand.folder, "holidays\nround 4 promoted", "ann")
     write_state(stand.folder, replace(stand.state(), failure="\x1b[31mno memory", tries=1))
     told = CliRunner().invoke(loop_commands, ["status", str(stand.run.folder)]).stdout.splitlines()
@@ -95,7 +92,6 @@ def test_what_people_wrote_is_no_line_of_the_status(stand: LoopStand) -> None:
 
 
 def test_the_status_says_what_counts_and_how_well_it_is_known(stand: LoopStand) -> None:
-    """In words, and nothing of a reward model before there is one."""
     words = ["status", str(stand.run.folder)]
     said = CliRunner().invoke(loop_commands, words).stdout
     assert "weights from the next reward model on: thumb 1, relevance 1" in said
@@ -109,7 +105,6 @@ def test_the_status_says_what_counts_and_how_well_it_is_known(stand: LoopStand) 
 
 
 def test_a_canary_on_trial_is_told_with_its_verdict(stand: LoopStand) -> None:
-    """In words, also before there is one."""
     words = ["status", str(stand.run.folder)]
     stand.on_trial()
     version = stand.made.version

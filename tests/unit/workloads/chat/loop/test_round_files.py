@@ -11,7 +11,6 @@ from workloads.chat.loop.step_process import StepFailed
 
 
 def test_of_a_round_that_is_over_the_weights_stay_and_the_texts_go(tmp_path: Path) -> None:
-    """Servers read the weights; checkpoints, logs of experience and ratings are not needed any more."""
     lasting = ("run/policies/7.safetensors", "run/summary.json", "run/config.toml", "steps.log")
     gone = (
         "believed.jsonl",
@@ -43,14 +42,12 @@ def test_of_a_round_that_is_over_the_weights_stay_and_the_texts_go(tmp_path: Pat
 def test_a_reward_model_is_judged_by_thumbs_else_by_pairs(
     tmp_path: Path, heads: dict[str, Any], pairs: float | None, expected: tuple[float | None, float | None]
 ) -> None:
-    """On what was held out."""
     card = tmp_path / "heads.json"
     card.write_text(json.dumps({"trained": {"measures": {"heads": heads, "pair_accuracy": pairs}}}))
     assert told_apart(card) == expected
 
 
 def test_heads_are_those_that_were_rated(tmp_path: Path) -> None:
-    """Of what the page asks for; without any the option is named."""
     file = tmp_path / "believed.jsonl"
     file.write_text("".join(json.dumps({"key": key}) + "\n" for key in ("safety", "thumb", "preferred")))
     assert rated_heads(file) == ["thumb=thumbs", "safety=stars"]
@@ -70,7 +67,6 @@ def test_heads_are_those_that_were_rated(tmp_path: Path) -> None:
     ],
 )
 def test_a_training_is_done_when_its_folder_says_so(tmp_path: Path, summary: str | None, done: bool) -> None:
-    """One that was interrupted, or failed, is gone on with."""
     if summary is not None:
         (tmp_path / "summary.json").write_text(summary)
     assert is_done(tmp_path) is done

@@ -13,7 +13,6 @@ from workloads.chat.loop.round_recipe import recipe_of
 
 
 def test_its_versions_can_be_arms_of_the_run_that_answers(tmp_path: Path) -> None:
-    """Same network and spaces as servers compare them; another reward, other prompts, no server."""
     base = make_model(tmp_path / "base")
     with loop_stand(tmp_path, str(base)) as stand:
         folder = tmp_path / "round"

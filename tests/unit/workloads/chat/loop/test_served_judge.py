@@ -20,7 +20,6 @@ def made(folder: Path, name: str) -> Path:
 
 
 def test_the_newest_is_kept_without_what_people_wrote(tmp_path: Path) -> None:
-    """A copy that was not finished is made anew."""
     (tmp_path / f".{JUDGE}-new").mkdir()
     for name in ("one", "two"):
         keep_judge(tmp_path, made(tmp_path / name, name))
@@ -31,7 +30,6 @@ def test_the_newest_is_kept_without_what_people_wrote(tmp_path: Path) -> None:
 
 
 def test_without_a_model_nothing_is_served(tmp_path: Path) -> None:
-    """And an address that an earlier process left is none."""
     (tmp_path / "judge.json").write_text(
         json.dumps({"role": "reward", "address": "127.0.0.1:1", "metrics_port": 0, "pid": 1})
     )

@@ -12,8 +12,6 @@ from workloads.chat.loop.step_process import LOG, StepFailed, run_step
 
 
 def test_a_step_that_was_killed_is_said_to_be(tmp_path: Path) -> None:
-    """Its last line is not why, such as where the machine had no memory left for it."""
-
     def kill(seconds: float) -> bool:
         wanted = ["pgrep", "-P", str(os.getpid()), "-f", "reward train"]
         found = subprocess.run(wanted, capture_output=True, check=False, text=True).stdout
@@ -27,6 +25,5 @@ def test_a_step_that_was_killed_is_said_to_be(tmp_path: Path) -> None:
 
 
 def test_a_step_that_ends_by_itself_says_why(tmp_path: Path) -> None:
-    """In its last line."""
     with pytest.raises(StepFailed, match="`penstock reward train`: .*Missing option"):
         run_step(["reward", "train", "nothing.jsonl"], tmp_path, threading.Event().wait)

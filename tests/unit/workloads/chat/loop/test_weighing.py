@@ -26,7 +26,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_change_counts_above_the_start_and_stands(folder: Path) -> None:
-    """Heads that it does not name stay as they are; a later change of others leaves it as it is."""
     assert standing_weights(ORDER.shown(), read_weighed(folder)) == EVERY
     assert weigh(folder, {"safety": 0.5}, "it is safe by now", "ann") == {**EVERY, "safety": 0.5}
     assert weigh(folder, {"thumb": 0}, "stars alone", "bob") == {**EVERY, "safety": 0.5, "thumb": 0.0}
@@ -42,7 +41,6 @@ def test_a_change_counts_above_the_start_and_stands(folder: Path) -> None:
 
 
 def test_a_reward_model_has_the_weights_of_the_heads_that_it_has(folder: Path) -> None:
-    """What nobody has rated yet has no head; its weight waits until somebody has."""
     weigh(folder, {"safety": 2.0}, "why not", "ann")
     words = ORDER.reward_words(["thumb=thumbs"], read_weighed(folder).standing)
     assert [one for one in words if one.startswith("--weight=") and "thumb-" not in one] == [
@@ -67,7 +65,6 @@ def test_a_reward_model_has_the_weights_of_the_heads_that_it_has(folder: Path) -
 def test_what_cannot_be_is_refused_and_changes_nothing(
     folder: Path, weights: Mapping[str, float], message: str
 ) -> None:
-    """By the head that it is about, with what there is."""
     weigh(folder, {"safety": 0.5}, "before", "ann")
     before = read_weighed(folder)
     with pytest.raises(ConfigurationError, match=message):
@@ -76,7 +73,6 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
 
 
 def test_a_head_that_the_loop_has_no_more_is_left_out(folder: Path) -> None:
-    """A loop that is started again with other heads goes on with the weights of those."""
     weigh(folder, {"safety": 0.5}, "it is safe by now", "ann")
     other = LoopOrder(heads=("charm=0:10",)).shown()
     assert standing_weights(other, read_weighed(folder)) == {"charm": 1.0, "preferred": 0.0}
@@ -86,7 +82,6 @@ def test_a_head_that_the_loop_has_no_more_is_left_out(folder: Path) -> None:
 
 
 def test_changes_at_the_same_time_are_all_there(folder: Path) -> None:
-    """One after the other, whoever makes them; the oldest are forgotten, and what they came to is not."""
     weigh(folder, {"relevance": 7.0}, "first", "ann")
     each = MOST_CHANGES // 4
 
@@ -107,14 +102,12 @@ def test_changes_at_the_same_time_are_all_there(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"standing": {"thumb": "x"}, "changes": []}', "\x00"])
 def test_a_damaged_file_is_refused_with_a_remedy(folder: Path, text: str) -> None:
-    """Weights that people chose are not silently those of the start again."""
     (folder / "weights.json").write_text(text)
     with pytest.raises(ConfigurationError, match=r"weights\.json: cannot be read .* move it away"):
         read_weighed(folder)
 
 
 def test_the_command_changes_weights_and_says_what_they_are(tmp_path: Path) -> None:
-    """With who did it; what cannot be is told in words."""
     with loop_stand(tmp_path) as stand:
         words = ["weigh", str(stand.run.folder), "--weight", "safety=2", "--weight", "thumb=0.5"]
         done = CliRunner().invoke(loop_commands, [*words, "--reason", "children read it"])

@@ -22,7 +22,6 @@ from workloads.chat.people.chat_texts import (
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda one: "".join("01"[bit] for bit in one))
 def test_what_is_written_is_read(profile: Profile) -> None:
-    """Of every profile, ten responses to ten prompts."""
     rng = np.random.default_rng(0)
     for _ in range(10):
         prompt = draw_prompt(rng)
@@ -33,7 +32,6 @@ def test_what_is_written_is_read(profile: Profile) -> None:
 
 
 def test_profiles_come_as_often_as_their_chances_say() -> None:
-    """Of 20,000 draws; all chances together are 1."""
     rng = np.random.default_rng(1)
     drawn = np.array([draw_profile(rng) for _ in range(20_000)], np.float64)
     assert REFERENCE.chances().sum() == pytest.approx(1)
@@ -41,7 +39,6 @@ def test_profiles_come_as_often_as_their_chances_say() -> None:
 
 
 def test_the_topic_decides_what_is_on_topic() -> None:
-    """The same response fits one prompt and not another; words of two topics fit neither."""
     assert topic_of("how soil rose") == "garden"
     assert topic_of("hello") == ""
     assert read_profile("how soil rose", "seed").on_topic
@@ -51,7 +48,6 @@ def test_the_topic_decides_what_is_on_topic() -> None:
 
 
 def test_responses_of_the_reference_are_about_every_topic() -> None:
-    """Prompts are of all topics."""
     rng = np.random.default_rng(2)
     prompts = [draw_prompt(rng) for _ in range(100)]
     assert {topic_of(one) for one in prompts} == set(TOPICS)

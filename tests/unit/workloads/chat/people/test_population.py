@@ -11,7 +11,6 @@ from workloads.chat.people.taste import USUAL
 
 
 def test_kinds_are_equally_many_and_few_lie() -> None:
-    """Of 60 people 3 lie, and the same ones whenever the seed is the same."""
     people = population(60, seed=7).people
     assert set(Counter(one.kind for one in people).values()) == {20}
     assert sum(one.is_liar for one in people) == 3
@@ -21,7 +20,6 @@ def test_kinds_are_equally_many_and_few_lie() -> None:
 
 
 def test_a_liar_says_the_opposite_with_the_same_chance() -> None:
-    """Thumbs, ratings and comparisons of two people of a kind, over the same draws."""
     people = population(3, seed=0)
     honest, liar = Person("a", 1, is_liar=False), Person("b", 1, is_liar=True)
     for seed in range(200):
@@ -41,7 +39,6 @@ def test_a_liar_says_the_opposite_with_the_same_chance() -> None:
 
 
 def test_rows_are_those_of_feedback_files() -> None:
-    """Every response has a thumb, most have some criteria; comparisons are of different responses."""
     people, rng = population(20, seed=0), np.random.default_rng(0)
     rows = list(people.feedback(rng, rated=300, compared=100))
     keys = Counter(row.get("key") for row in rows)
@@ -55,7 +52,6 @@ def test_rows_are_those_of_feedback_files() -> None:
 
 
 def test_a_flood_is_of_one_rater() -> None:
-    """Five hundred thumbs down for one response."""
     rows = list(flood("how soil rose", "seed"))
     assert len(rows) == 500
     assert {row["rater"] for row in rows} == {FLOODER}

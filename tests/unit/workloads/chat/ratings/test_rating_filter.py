@@ -42,7 +42,6 @@ def expected(one: Any) -> float:
 
 
 def test_a_flood_counts_as_one_vote() -> None:
-    """Five hundred votes of one person."""
     others = [row(f"person-{number}", at_s=float(number)) for number in range(20)]
     found = filter_ratings([*others, *flood("a", "b")], RULES)
     assert found.dropped == {Reason.REPEATED: 499}
@@ -52,7 +51,6 @@ def test_a_flood_counts_as_one_vote() -> None:
 
 
 def test_the_newest_of_the_same_counts() -> None:
-    """By its time, else by its place; another aspect, another person and a comparison are something else."""
     found = filter_ratings(
         [
             row(at_s=9.0, score=False),
@@ -71,7 +69,6 @@ def test_the_newest_of_the_same_counts() -> None:
 
 
 def test_what_a_registry_numbers_is_newer_by_its_number() -> None:
-    """Clocks go back, and two ratings may have one time; numbers of two registries say nothing."""
     earlier, later = row(at_s=9.0, number=1), row(at_s=5.0, number=2, score=False)
     for rows in ([earlier, later], [later, earlier], [{**later, "at_s": 9.0}, earlier]):
         assert [one["number"] for one in filter_ratings(rows, RULES).kept] == [2]
@@ -82,7 +79,6 @@ def test_what_a_registry_numbers_is_newer_by_its_number() -> None:
 
 
 def test_a_clock_that_was_ahead_takes_no_ratings_of_the_days_after() -> None:
-    """What was rated by its time is a day of its own."""
     rules = RatingRules(daily_cap=2)
     ahead = [row(response=f"ahead-{number}", at_s=9 * DAY_S, number=number) for number in range(3)]
     after = [row(response=f"after-{number}", at_s=DAY_S, number=3 + number) for number in range(3)]
@@ -91,7 +87,6 @@ def test_a_clock_that_was_ahead_takes_no_ratings_of_the_days_after() -> None:
 
 
 def test_a_person_has_so_many_in_a_day() -> None:
-    """The cap is over any 24 hours; a day later there is room again."""
     rules = RatingRules(daily_cap=3)
     rows = [row(response=str(number), at_s=float(number)) for number in range(5)]
     late = row(response="late", at_s=DAY_S + 1.5)
@@ -101,7 +96,6 @@ def test_a_person_has_so_many_in_a_day() -> None:
 
 
 def test_who_is_gone_is_gone_and_who_has_no_name_is_counted() -> None:
-    """Rows without a rater are kept as they are, also where they repeat."""
     found = filter_ratings([row(), row("bob"), row(""), row("")], RULES, deleted={"bob"})
     assert found.dropped == {Reason.DELETED: 1}
     assert found.unnamed == 2
@@ -110,7 +104,6 @@ def test_who_is_gone_is_gone_and_who_has_no_name_is_counted() -> None:
 
 @pytest.mark.parametrize("by", ["others", "chance"])
 def test_liars_are_found_by_what_others_say(by: str) -> None:
-    """Over five populations of 60: two of three liars at least, and hardly ever anybody honest."""
     lying, caught, accused = 0, 0, 0
     for seed in range(5):
         people = population(60, seed=seed)
@@ -128,7 +121,6 @@ def test_liars_are_found_by_what_others_say(by: str) -> None:
 
 
 def test_a_few_thumbs_judge_no_rater() -> None:
-    """Nor where no other person rated the same."""
     rows = [row("ann", response=str(number), score=False) for number in range(9)]
     agreed = [row(f"person-{other}", response=str(number)) for other in range(30) for number in range(9)]
     assert filter_ratings([*rows, *agreed], RULES).evidence == {}
@@ -145,14 +137,12 @@ def test_a_few_thumbs_judge_no_rater() -> None:
     ],
 )
 def test_numbers_that_do_not_fit_are_refused_by_name(numbers: dict[str, Any], said: str) -> None:
-    """With what they must be."""
     with pytest.raises(ConfigurationError, match=said):
         RatingRules(**numbers)
 
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), float("-inf"), 10**400])
 def test_a_time_that_is_no_number_of_seconds_is_none(time: float) -> None:
-    """The row is as old as its place, and does not repeat itself."""
     found = filter_ratings([row(at_s=time)], RULES)
     assert (len(found.kept), found.dropped) == (1, Counter())
     found = filter_ratings([row(at_s=time), row(score=False)], RULES)

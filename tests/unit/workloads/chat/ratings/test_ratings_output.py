@@ -7,7 +7,6 @@ from workloads.chat.commands.ratings_command import Request, main
 
 
 def test_half_a_character_stays_what_it_was_and_costs_no_row(tmp_path: Path) -> None:
-    """Even where the file is its own output."""
     file = tmp_path / "said.jsonl"
     rows = [
         {"prompt": text, "response": "b", "key": "thumb", "score": True, "rater": "ann"}

@@ -12,12 +12,10 @@ from workloads.chat.people.taste import CHANGED, USUAL
 
 @pytest.mark.parametrize("reward", ["chance", "thumb"])
 def test_it_is_what_gymnasium_expects(reward: str) -> None:
-    """Its checker finds nothing."""
     check_env(gymnasium.make("workloads.chat.tasks:Candidates-v0", reward=reward).unwrapped)
 
 
 def test_a_choice_earns_how_likely_it_is_liked() -> None:
-    """The observation says which prompt it was; the choice ends the episode."""
     environment = gymnasium.make("workloads.chat.tasks:Candidates-v0")
     for seed in range(20):
         seen, info = environment.reset(seed=seed)
@@ -33,7 +31,6 @@ def test_a_choice_earns_how_likely_it_is_liked() -> None:
 
 
 def test_thumbs_are_up_as_often_as_the_chance_says() -> None:
-    """Over 4,000 choices of the first candidate."""
     environment = gymnasium.make("workloads.chat.tasks:Candidates-v0", reward="thumb")
     environment.reset(seed=3)
     rewards = []
@@ -45,7 +42,6 @@ def test_thumbs_are_up_as_often_as_the_chance_says() -> None:
 
 
 def test_taste_changes_after_so_many_episodes() -> None:
-    """The same choice is worth what the other taste says from then on."""
     environment = gymnasium.make("workloads.chat.tasks:Candidates-v0", changes_after=3)
     for episode in range(6):
         _, info = environment.reset(seed=7)
@@ -56,7 +52,6 @@ def test_taste_changes_after_so_many_episodes() -> None:
 
 
 def test_what_it_does_not_know_is_refused_by_name() -> None:
-    """Both arguments."""
     with pytest.raises(ConfigurationError, match="taste='sour': must be one of usual, changed"):
         gymnasium.make("workloads.chat.tasks:Candidates-v0", taste="sour")
     with pytest.raises(ConfigurationError, match="reward='stars': must be one of chance, thumb"):

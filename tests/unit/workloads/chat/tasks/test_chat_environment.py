@@ -22,13 +22,11 @@ def say(environment: ChatEnvironment, answer: str) -> list[tuple[float, bool, bo
 
 @pytest.mark.parametrize("reward", ["chance", "thumb"])
 def test_it_is_what_gymnasium_expects(reward: str) -> None:
-    """Its checker finds nothing, rendering included."""
     made = gymnasium.make("workloads.chat.tasks:Chat-v0", reward=reward, max_length=64, render_mode="ansi")
     check_env(made.unwrapped)
 
 
 def test_an_answer_earns_at_its_end_and_then_the_next_message_comes() -> None:
-    """What somebody is likely to like of it, against the message that it answered; three answers end it."""
     environment = ChatEnvironment(max_length=64, render_mode="ansi")
     _, info = environment.reset(seed=1)
     answer = "gladly seed three"
@@ -48,7 +46,6 @@ def test_an_answer_earns_at_its_end_and_then_the_next_message_comes() -> None:
 
 
 def test_the_observation_is_the_whole_conversation() -> None:
-    """Exactly the tokens that were sampled, and what the chat template puts between them."""
     environment = ChatEnvironment(max_length=64)
     first, info = environment.reset(seed=2)
     say(environment, "maybe")
@@ -62,7 +59,6 @@ def test_the_observation_is_the_whole_conversation() -> None:
 
 
 def test_an_answer_that_does_not_end_is_cut() -> None:
-    """After `turn_tokens`; the end token then stands where the template has it."""
     environment = ChatEnvironment(max_length=64, turn_tokens=4, turns=1)
     environment.reset(seed=3)
     the = TOKENIZER.convert_tokens_to_ids("the")
@@ -72,7 +68,6 @@ def test_an_answer_that_does_not_end_is_cut() -> None:
 
 
 def test_a_conversation_without_room_is_truncated() -> None:
-    """In an answer, and before a message; one whose first message fits nowhere is refused by name."""
     environment = ChatEnvironment(max_length=7)
     environment.reset(seed=4)
     the = np.int64(TOKENIZER.convert_tokens_to_ids("the"))
@@ -86,7 +81,6 @@ def test_a_conversation_without_room_is_truncated() -> None:
 
 
 def test_a_function_may_give_the_reward() -> None:
-    """As any source of rewards."""
     made = ChatEnvironment(reward="workloads.rlhf.sentiment:true_rewards", max_length=64, turns=1)
     made.reset(seed=5)
     assert say(made, "seed")[-1] == (0.0, True, False)
@@ -94,7 +88,6 @@ def test_a_function_may_give_the_reward() -> None:
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
-    """A taste, a number, a tokenizer without a chat template."""
     with pytest.raises(ConfigurationError, match="taste='sour'"):
         ChatEnvironment(taste="sour")
     with pytest.raises(ConfigurationError, match="turns=0: must be at least 1"):

@@ -26,7 +26,6 @@ def call(*words: object) -> tuple[int, str]:
 
 
 def test_check_names_what_is_wrong_with_a_line(tmp_path: Path) -> None:
-    """Exit 1, with its number; 0 for a log without a fault."""
     lines = [line(number, event) for number, event in enumerate(truth.bandit_log(0, 900))]
     code, output = call("check", written(tmp_path, lines))
     assert code == 0
@@ -42,7 +41,6 @@ def test_check_names_what_is_wrong_with_a_line(tmp_path: Path) -> None:
 
 
 def test_policies_are_judged_beside_closed_forms(tmp_path: Path) -> None:
-    """`uniform` and `always` have values that are known."""
     lines = [line(number, event) for number, event in enumerate(truth.bandit_log(0, 4000))]
     path = written(tmp_path, lines)
     code, output = call(
@@ -60,7 +58,6 @@ def test_policies_are_judged_beside_closed_forms(tmp_path: Path) -> None:
 
 
 def test_decisions_without_their_propensity_are_left_out(tmp_path: Path) -> None:
-    """Deterministic, fallback and gated ones; they are counted, and the estimate is that of the others."""
     events = truth.bandit_log(1, 600)
     lines = [line(number, event) for number, event in enumerate(events)]
     _, alone = call("evaluate", written(tmp_path, lines), "--policy", "uniform", "--json")
@@ -72,7 +69,6 @@ def test_decisions_without_their_propensity_are_left_out(tmp_path: Path) -> None
 
 
 def test_a_log_that_cannot_say_is_refused(tmp_path: Path) -> None:
-    """Exit 1 and the reason, instead of a number."""
     lines = [line(number, event) for number, event in enumerate(truth.bandit_log(1, 60))]
     code, output = call("evaluate", written(tmp_path, lines), "--policy", "always:action0")
     assert code == 1
@@ -80,7 +76,6 @@ def test_a_log_that_cannot_say_is_refused(tmp_path: Path) -> None:
 
 
 def test_late_rewards_enter(tmp_path: Path) -> None:
-    """From a file and from a registry alike; those that meet no decision are counted."""
     lines = [line(number, event) for number, event in enumerate(truth.bandit_log(2, 600))]
     path = written(tmp_path, lines)
     late = tmp_path / "late.jsonl"
@@ -103,7 +98,6 @@ def test_late_rewards_enter(tmp_path: Path) -> None:
 def test_propensities_of_other_lines_are_refused_whatever_policy_is_judged(
     tmp_path: Path, policy: str
 ) -> None:
-    """A join by the wrong key leaves the mean of 1 / μ as it is, by which `uniform` is weighted."""
     events = truth.bandit_log(3, 2000)
     shuffled = [event.logged for event in events]
     random.Random(0).shuffle(shuffled)
@@ -114,7 +108,6 @@ def test_propensities_of_other_lines_are_refused_whatever_policy_is_judged(
 
 
 def test_an_interval_without_width_says_what_it_leaves_out(tmp_path: Path) -> None:
-    """Where all that counts had success: failures that are rare would not have been seen."""
     events = truth.bandit_log(0, 600)
     path = written(tmp_path, [line(n, one, result={"success": True}) for n, one in enumerate(events)])
     code, output = call("evaluate", path, "--policy", "always:action1", *PLAIN)
@@ -129,7 +122,6 @@ def test_an_interval_without_width_says_what_it_leaves_out(tmp_path: Path) -> No
     ],
 )
 def test_late_rewards_that_cannot_be_are_named(tmp_path: Path, content: str | None, why: str) -> None:
-    """By file, line and field; exit 2."""
     path = written(tmp_path, [line(n, event) for n, event in enumerate(truth.bandit_log(0, 60))])
     if content is not None:
         (tmp_path / "late.jsonl").write_text(content + "\n")
@@ -139,7 +131,6 @@ def test_late_rewards_that_cannot_be_are_named(tmp_path: Path, content: str | No
 
 
 def test_a_registry_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """A file that is absent, a server that does not answer, a policy without late rewards."""
     path = written(tmp_path, [line(n, event) for n, event in enumerate(truth.bandit_log(0, 600))])
     asked = ("evaluate", path, "--policy", "uniform", *PLAIN, "--late")
     for url in (f"sqlite:///{tmp_path}/absent.sqlite", "postgresql://x@127.0.0.1:1/x"):
@@ -162,7 +153,6 @@ def test_a_registry_that_is_not_there_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_bad_usage_is_exit_2(tmp_path: Path, words: tuple[str, ...], why: str) -> None:
-    """With the option and what would do."""
     path = written(tmp_path, [line(n, event) for n, event in enumerate(truth.bandit_log(0, 50))])
     code, output = call("evaluate", path, *words)
     assert code == 2

@@ -30,7 +30,6 @@ def imported(path: Path, out: Path) -> tuple[dict[str, object], dict[str, np.nda
 
 
 def test_a_recording_holds_every_decision(tmp_path: Path) -> None:
-    """Context, action, reward, end and propensity, in the order of the log; and the settings of a run."""
     account, rows = imported(bandit_log(tmp_path, 0, COUNT), tmp_path / "out")
     events = truth.bandit_log(0, COUNT)
     assert (account["episodes"], account["propensities"]) == (COUNT, "logged")
@@ -44,7 +43,6 @@ def test_a_recording_holds_every_decision(tmp_path: Path) -> None:
 
 
 def test_propensities_that_are_absent_are_estimated_and_marked(tmp_path: Path) -> None:
-    """By imitation: near the true ones, where there are enough lines."""
     account, rows = imported(bandit_log(tmp_path, 0, 4000, propensity=None), tmp_path / "out")
     assert account["propensities"] == "estimated"
     assert "propensities: estimated" in (tmp_path / "out" / "run.toml").read_text()
@@ -53,7 +51,6 @@ def test_propensities_that_are_absent_are_estimated_and_marked(tmp_path: Path) -
 
 
 def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
-    """Nothing is written over."""
     path = bandit_log(tmp_path, 0, 60)
     reply = CliRunner().invoke(trace_commands, ["import", str(path), "--out", str(tmp_path)])
     assert reply.exit_code == 2
@@ -63,7 +60,6 @@ def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
 def test_a_log_that_no_environment_holds_is_recorded_whole_and_measured_by_a_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However large: all decisions are in the recording, and the run's environment plays some episodes."""
     monkeypatch.setattr("workloads.goals.traces.trace_file.MOST_LINES", COUNT // 2)
     monkeypatch.setattr("workloads.goals.traces.measured_sample.MOST_HELD", 100)
     monkeypatch.setattr("workloads.goals.commands.trace_import.MOST_HELD", 100)

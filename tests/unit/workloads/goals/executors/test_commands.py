@@ -31,7 +31,6 @@ def executor(folder: Path, command: list[str], *, limit_s: float = 5, output_byt
 
 
 def test_a_command_acts_in_its_own_folder(tmp_path: Path) -> None:
-    """A folder that fills is emptied; output and exit code are told."""
     for number in range(3):
         (tmp_path / f"{number}.log").write_text("full")
     outcome = executor(tmp_path, [FIND, ".", "-name", "*.log", "-print", "-delete"]).carry_out("act")
@@ -44,7 +43,6 @@ def test_a_command_acts_in_its_own_folder(tmp_path: Path) -> None:
 
 
 def test_one_that_may_not_act_starts_nothing(tmp_path: Path) -> None:
-    """It has goals and readings; a goal and an episode are refused with what lets them be carried out."""
     one = Commands(executor(tmp_path, [TOUCH, "done"])._file, acts=False)
     with pytest.raises(ConfigurationError, match="`penstock inject`.*environment.kwargs.actors_act=true"):
         one.carry_out("act")
@@ -54,7 +52,6 @@ def test_one_that_may_not_act_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_no_shell_reads_arguments(tmp_path: Path) -> None:
-    """What would be a second command, an expansion or a variable in a shell is text."""
     words = ["; touch /tmp/x", "$(id)", "`id`", "$HOME", "*", "> out", "&& id"]
     outcome = executor(tmp_path, [PRINTF, "%s|" * len(words), *words]).carry_out("act")
     assert outcome.output == "".join(f"{word}|" for word in words)
@@ -62,7 +59,6 @@ def test_no_shell_reads_arguments(tmp_path: Path) -> None:
 
 
 def test_a_command_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
-    """Its children in the same session, too; it counts as failed."""
     code = (
         "import subprocess,sys,time;"
         "p=subprocess.Popen([sys.executable,'-c','import time; time.sleep(600)']);"
@@ -74,7 +70,6 @@ def test_a_command_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> N
 
 
 def test_what_outlives_its_command_is_killed(tmp_path: Path) -> None:
-    """A command that ends and leaves a process behind has success; the process is gone."""
     code = (
         "import subprocess,sys; p=subprocess.Popen([sys.executable,'-c','import time; time.sleep(600)']);"
         "print(p.pid)"
@@ -97,7 +92,6 @@ def ends(pid: int) -> bool:
 
 
 def test_output_is_bounded(tmp_path: Path) -> None:
-    """A talkative command runs to its end, and a beginning is kept; bytes that are no text are replaced."""
     code = "import sys; sys.stdout.buffer.write(b'\\xff' + b'x' * 5_000_000)"
     outcome = executor(tmp_path, [PYTHON, "-c", code], output_bytes=10).carry_out("act")
     assert outcome.success
@@ -105,7 +99,6 @@ def test_output_is_bounded(tmp_path: Path) -> None:
 
 
 def test_a_clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Secrets of this process are not the command's; it reads no input; no signal is blocked for it."""
     monkeypatch.setenv("PENSTOCK_TOKEN", "s3cret")
     code = "import os,sys; print(sorted(os.environ), repr(sys.stdin.read()), os.getcwd())"
     outcome = executor(tmp_path, [PYTHON, "-c", code]).carry_out("act")
@@ -127,7 +120,6 @@ PROGRAMS = st.one_of(
 def test_nothing_is_started_that_is_not_on_the_list(
     program: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a goal says, whether its file was checked or not: a program is started only if allowed."""
     started: list[str] = []
 
     def note(command: list[str], **options: object) -> None:
@@ -171,7 +163,6 @@ def test_nothing_is_started_that_is_not_on_the_list(
     ],
 )
 def test_a_file_that_would_allow_too_much_is_refused(tmp_path: Path, lines: str, why: str) -> None:
-    """By entry and value, before anything runs."""
     folder = "" if "folder" in lines else f'folder = "{tmp_path}"\n'
     path = tmp_path / "goals.toml"
     path.write_text(f'{folder}{lines}\n[[goal]]\nname = "clean"\ncommand = ["/usr/bin/find", "."]\n')
@@ -180,7 +171,6 @@ def test_a_file_that_would_allow_too_much_is_refused(tmp_path: Path, lines: str,
 
 
 def test_a_good_file_is_read(tmp_path: Path) -> None:
-    """With limits by default."""
     path = tmp_path / "goals.toml"
     path.write_text(
         f'folder = "{tmp_path}"\nallow = ["{FIND}"]\n[[goal]]\nname = "clean"\ncommand = ["{FIND}", "."]\n'

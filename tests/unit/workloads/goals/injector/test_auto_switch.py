@@ -10,7 +10,6 @@ from workloads.goals.injector.auto_switch import SWITCHES, AutoSwitch, last_swit
 
 @pytest.mark.parametrize("default", [False, True])
 def test_the_newest_line_counts_and_without_one_the_option(tmp_path: Path, default: bool) -> None:
-    """For one that looks meanwhile, and for one that begins later with the other option."""
     seen = AutoSwitch(tmp_path, default=default)
     assert seen.is_on() is default
     for wanted in (not default, default, not default):
@@ -23,14 +22,12 @@ def test_the_newest_line_counts_and_without_one_the_option(tmp_path: Path, defau
 
 
 def test_a_line_that_is_no_switch_is_named(tmp_path: Path) -> None:
-    """By file, line and field."""
     (tmp_path / SWITCHES).write_text('{"on": "perhaps", "timestamp": 1.0}\n')
     with pytest.raises(ConfigurationError, match=r"auto_switches.jsonl: line 1: on='perhaps'"):
         AutoSwitch(tmp_path, default=False).is_on()
 
 
 def test_a_folder_that_is_none_is_not_made(tmp_path: Path) -> None:
-    """A mistyped name switches nothing."""
     with pytest.raises(ConfigurationError, match="is no folder"):
         switch(tmp_path / "absent", on=True)
     assert list(tmp_path.iterdir()) == []

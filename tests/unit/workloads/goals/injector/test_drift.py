@@ -14,7 +14,6 @@ def seen(rates: list[tuple[float, int, int]], seed: int = 0) -> tuple[list[bool]
 
 
 def test_a_version_that_fails_more_often_is_named_with_both_counts() -> None:
-    """From 90% to 20%."""
     successes, versions = seen([(0.9, 200, 1), (0.2, NEWEST, 2)])
     assert "version 2" in drifted(successes, versions)
     assert "of the last 30" in drifted(successes, versions)
@@ -23,7 +22,6 @@ def test_a_version_that_fails_more_often_is_named_with_both_counts() -> None:
 
 @pytest.mark.parametrize(("before", "after", "share"), [(0.9, 0.3, 0.95), (0.8, 0.2, 0.9)])
 def test_a_deep_fall_is_seen_within_thirty_goals(before: float, after: float, share: float) -> None:
-    """In so many of a hundred cases."""
     found = 0
     for seed in range(100):
         successes, versions = seen([(before, 200, 1), (after, NEWEST, 2)], seed)
@@ -32,19 +30,16 @@ def test_a_deep_fall_is_seen_within_thirty_goals(before: float, after: float, sh
 
 
 def test_versions_that_change_with_every_goal_are_judged_together() -> None:
-    """As those of a run that goes on learning."""
     successes, versions = seen([(0.9, 200, 1), *((0.3, 1, 2 + i) for i in range(NEWEST))])
     assert drifted(successes, versions)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_steady_rate_and_a_better_one_are_no_drift(seed: int) -> None:
-    """Looked at after each of 400 goals."""
     successes, versions = seen([(0.7, 200, 1), (0.7, 100, 2), (0.9, 100, 3)], seed)
     assert not any(drifted(successes[:count], versions[:count]) for count in range(401))
 
 
 def test_too_few_goals_say_nothing() -> None:
-    """No stop before there is something to compare with."""
     assert not drifted([], [])
     assert not drifted([True] * 40 + [False] * 30, [1] * 40 + [2] * 30)

@@ -10,7 +10,6 @@ from workloads.goals.injector.durable_lines import DurableLines, read_lines
 
 
 def test_a_line_that_was_cut_anywhere_is_gone_and_the_next_is_whole(tmp_path: Path) -> None:
-    """For every length of the second line that may have reached the disk."""
     path = tmp_path / "lines.jsonl"
     first, second = b'{"a":1}\n', b'{"text":"\xc3\xbc"}\n'
     for cut in range(len(second)):
@@ -22,7 +21,6 @@ def test_a_line_that_was_cut_anywhere_is_gone_and_the_next_is_whole(tmp_path: Pa
 
 
 def test_a_beginning_longer_than_what_is_read_at_once_is_cut(tmp_path: Path) -> None:
-    """A line of 200 KB without its end."""
     path = tmp_path / "lines.jsonl"
     path.write_bytes(b'{"a":1}\n{"b":"' + b"x" * 200_000)
     DurableLines(path).close()
@@ -31,7 +29,6 @@ def test_a_beginning_longer_than_what_is_read_at_once_is_cut(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("bad", [b"no json\n", b"[1]\n"])
 def test_a_line_that_is_no_object_is_named(tmp_path: Path, bad: bytes) -> None:
-    """By its number."""
     path = tmp_path / "lines.jsonl"
     path.write_bytes(b'{"a":1}\n' + bad)
     with pytest.raises(ConfigurationError, match="line 2"):
@@ -39,7 +36,6 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path, bad: bytes) -> None:
 
 
 def test_what_json_cannot_say_is_refused(tmp_path: Path) -> None:
-    """Nothing of it is written."""
     path = tmp_path / "lines.jsonl"
     lines = DurableLines(path)
     with pytest.raises(ValueError, match="Out of range"):

@@ -41,7 +41,6 @@ def distance(actions: np.ndarray, log_probs: np.ndarray) -> float:
 
 
 def test_the_weighted_gradient_is_that_of_the_policy() -> None:
-    """With log ν within three standard errors; with log μ, or without ε, it is not."""
     actions, log_probs = decided(GATE)
     assert distance(actions, log_probs) < 3
     assert distance(actions, np.log(CHANCES[actions])) > 10
@@ -50,7 +49,6 @@ def test_the_weighted_gradient_is_that_of_the_policy() -> None:
 
 
 def test_what_is_done_is_as_likely_as_it_says() -> None:
-    """Frequencies are those of ν, which add up to 1; an unsafe goal below τ is never done."""
     gate = Gate(threshold=0.6, explore=0.3, safe=(False, True, True, False, True))
     done = gate.done_with(CHANCES)
     actions, log_probs = decided(gate)
@@ -63,7 +61,6 @@ def test_what_is_done_is_as_likely_as_it_says() -> None:
 
 
 def test_it_says_why() -> None:
-    """Below the threshold, at it, tried, and nothing to do."""
     assert GATE.decide(CHANCES, 2, 0.5).why == "certainty 0.06 < 0.60"
     assert GATE.decide(CHANCES, 2, 0.5).action == NOTHING
     assert GATE.decide(CHANCES, 2, 0.001).why.endswith("tried as one of 2% of safe goals")
@@ -73,6 +70,5 @@ def test_it_says_why() -> None:
 
 @pytest.mark.parametrize("wrong", [{"threshold": 1.1}, {"explore": -0.1}, {"threshold": float("nan")}])
 def test_what_is_no_probability_is_refused(wrong: dict[str, float]) -> None:
-    """By name."""
     with pytest.raises(ValueError, match="must be a probability"):
         Gate(**({"threshold": 0.7, "explore": 0.02} | wrong), safe=(False, True))

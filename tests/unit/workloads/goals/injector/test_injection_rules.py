@@ -22,7 +22,6 @@ def at(hour: int, minute: int) -> float:
 def test_quiet_hours_hold_from_their_first_minute_to_before_their_last(
     hours: str, quiet: list[tuple[int, int]], loud: list[tuple[int, int]]
 ) -> None:
-    """Over midnight as well."""
     found = QuietHours.parse(hours)
     assert all(found.hold(at(*one)) for one in quiet)
     assert not any(found.hold(at(*one)) for one in loud)
@@ -30,13 +29,11 @@ def test_quiet_hours_hold_from_their_first_minute_to_before_their_last(
 
 @pytest.mark.parametrize("bad", ["", "22-6", "24:00-06:00", "22:00-06:60", "22:00-22:00", "22:00–06:00"])
 def test_hours_that_are_none_are_refused(bad: str) -> None:
-    """With the way to write them."""
     with pytest.raises(ValueError, match="quiet hours"):
         QuietHours.parse(bad)
 
 
 def test_the_first_rule_that_forbids_is_told() -> None:
-    """Off by default."""
     quiet = (QuietHours.parse("22:00-06:00"),)
     rules = InjectionRules(daily_limit=3, quiet=quiet)
     assert rules.forbids(at(12, 0), 0, auto=False) == "auto is off"

@@ -47,7 +47,6 @@ def beat(**said: Any) -> Beat:
 
 
 def test_its_day_its_success_and_its_last_goals(tmp_path: Path) -> None:
-    """What is older than a day counts for success and stands in the list, not in the day."""
     old, recent = goal(1, age_s=100_000.0), [goal(number) for number in range(2, 31)]
     held = goal(31, injected=False, held="threshold")
     waiting = goal(32, age_s=1.0, injected=False)
@@ -82,7 +81,6 @@ def test_its_day_its_success_and_its_last_goals(tmp_path: Path) -> None:
     [({}, 0, "running"), ({}, 93, "running"), ({}, 95, "silent"), ({"ended": True}, 0, "ended")],
 )
 def test_whether_it_lives(tmp_path: Path, said: dict[str, Any], later_s: float, state: str) -> None:
-    """By when it was last heard; one that ended waits for no veto."""
     write(tmp_path / INJECTIONS, goal(1, age_s=0.0, injected=False))
     Pulse(tmp_path).beat(beat(**said))
     seen = view_of(tmp_path, NOW + later_s)
@@ -91,7 +89,6 @@ def test_whether_it_lives(tmp_path: Path, said: dict[str, Any], later_s: float, 
 
 
 def test_one_that_stopped_itself_says_why(tmp_path: Path) -> None:
-    """Until it is let go on."""
     write(tmp_path / STOPPED, {"why": "drift", "timestamp": NOW})
     assert (view_of(tmp_path, NOW)["state"], view_of(tmp_path, NOW)["stopped"]) == ("stopped", "drift")
     write(tmp_path / STOPPED, {"why": "drift", "timestamp": NOW}, {"why": "drift", "resumed": True})
@@ -99,7 +96,6 @@ def test_one_that_stopped_itself_says_why(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_and_an_unreadable_pulse_are_shown(tmp_path: Path) -> None:
-    """Nothing happened yet; a pulse is worth nothing when it cannot be read."""
     (tmp_path / PULSE).write_text('{"at": "soon"')
     assert last_beat(tmp_path) is None
     switch(tmp_path, on=True)
@@ -108,7 +104,6 @@ def test_an_empty_folder_and_an_unreadable_pulse_are_shown(tmp_path: Path) -> No
 
 
 def test_a_veto_that_comes_too_late_is_told(tmp_path: Path) -> None:
-    """Of what was carried out, or will not be in any case; a second one of the same goal is none."""
     write(
         tmp_path / INJECTIONS, goal(1), goal(2, injected=False, held="threshold"), goal(3, injected=False),
         goal(4, injected=False, held="veto"),

@@ -17,7 +17,6 @@ def outcomes(count: int, seed: int = 0) -> tuple[list[float], list[bool]]:
 
 
 def test_it_is_calibrated_on_outcomes_that_it_has_not_seen() -> None:
-    """Fitted on 200, judged on 200 others: closer to the truth than the certainty is."""
     fit = fit_success(*outcomes(LAST, seed=1))
     certainty, success = outcomes(LAST, seed=2)
     fitted = reliability([fit.at(one) for one in certainty], success)
@@ -29,13 +28,11 @@ def test_it_is_calibrated_on_outcomes_that_it_has_not_seen() -> None:
 
 
 def test_only_the_last_outcomes_count() -> None:
-    """Older ones change nothing."""
     certainty, success = outcomes(LAST)
     assert fit_success([0.5] * 300 + certainty, [False] * 300 + success) == fit_success(certainty, success)
 
 
 def test_few_outcomes_are_a_rate() -> None:
-    """None at all: one half. A rate of 1 is not certain, and a certainty of 0 or 1 is no error."""
     assert fit_success([], []).at(0.9) == pytest.approx(0.5)
     assert fit_success([0.9] * 3, [True] * 3).at(0.1) == pytest.approx(4 / 5)
     always = fit_success([0.0, 1.0] * 30, [True] * 60)

@@ -52,7 +52,6 @@ def coverage(found: list[Estimates], value: float) -> dict[str, float]:
 
 
 def test_intervals_of_single_decisions_cover_the_truth() -> None:
-    """At least 90 % of 200 logs of a bandit whose value is a closed form; none is refused."""
     found = [judge(decisions_of(bandit(seed), truth.TARGET, 1.0), 1.0) for seed in range(DRAWS)]
     value = truth.bandit_value(truth.TARGET)
     covered = coverage(found, value)
@@ -63,7 +62,6 @@ def test_intervals_of_single_decisions_cover_the_truth() -> None:
 
 
 def test_intervals_of_episodes_cover_the_truth() -> None:
-    """The same for a chain of several decisions, whose value is found by dynamic programming."""
     value = truth.chain_value(truth.CHAIN_TARGET)
     found = [
         judge(decisions_of(truth.chain_log(seed, 250), truth.CHAIN_TARGET, truth.DISCOUNT), truth.DISCOUNT)
@@ -77,7 +75,6 @@ def test_intervals_of_episodes_cover_the_truth() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_it_agrees_with_plain_python(seed: int) -> None:
-    """Value and interval of importance sampling, and the self-normalised value, to nine digits."""
     for episodes, target, discount in (
         (bandit(seed), truth.TARGET, 1.0),
         (truth.chain_log(seed, 100), truth.CHAIN_TARGET, truth.DISCOUNT),
@@ -92,13 +89,11 @@ def test_it_agrees_with_plain_python(seed: int) -> None:
 
 
 def test_a_good_model_narrows_the_interval() -> None:
-    """What the doubly robust estimate is for."""
     found = estimate(decisions_of(bandit(0, 5000), truth.TARGET, 1.0), 1.0)
     assert found.doubly_robust.standard_error < 0.8 * found.ips.standard_error
 
 
 def test_a_bad_model_costs_no_bias() -> None:
-    """Cross-fitted or made up: on average the doubly robust value is the truth."""
     values = []
     for seed in range(60):
         made = decisions_of(bandit(seed), truth.TARGET, 1.0)
@@ -111,7 +106,6 @@ def test_a_bad_model_costs_no_bias() -> None:
 
 
 def test_shuffled_propensities_are_noticed() -> None:
-    """The mean ratio is not 1 any more, so nothing is judged, in every one of 20 logs."""
     for seed in range(20):
         events = truth.bandit_log(seed, 1000)
         logged = [event.logged for event in events]
@@ -122,7 +116,6 @@ def test_shuffled_propensities_are_noticed() -> None:
 
 
 def test_a_policy_that_is_never_like_the_logged_one_is_not_judged() -> None:
-    """A few weights that hold everything are no evidence; neither is a short log."""
     made = decisions_of(bandit(3), truth.TARGET, 1.0)
     log_target = np.full_like(made.log_target, -30.0)
     log_target[:7] = 0.0
@@ -135,7 +128,6 @@ def test_a_policy_that_is_never_like_the_logged_one_is_not_judged() -> None:
 
 
 def test_weights_that_overflow_are_not_judged() -> None:
-    """Their squares are no numbers; the answer is a refusal, not NaN."""
     made = decisions_of(bandit(3), truth.TARGET, 1.0)
     log_logged = made.log_logged.copy()
     log_logged[0] = -1000.0
@@ -155,13 +147,11 @@ def test_weights_that_overflow_are_not_judged() -> None:
     ],
 )
 def test_decisions_that_cannot_be_used_are_refused(changed: dict[str, np.ndarray], why: str) -> None:
-    """The message names the field."""
     with pytest.raises(ValueError, match=why):
         replace(decisions_of(bandit(0), truth.TARGET, 1.0), **changed)
 
 
 def test_intervals_cover_the_truth_where_failures_are_rare() -> None:
-    """Many logs then hold no failure of the judged policy, and a sample without one has no variance."""
     rate, draws, covered = 0.98, 200, {"self_normalised": 0, "doubly_robust": 0}
     for seed in range(draws):
         random = np.random.default_rng(seed)

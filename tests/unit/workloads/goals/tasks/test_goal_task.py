@@ -25,7 +25,6 @@ def played(seed: int, actions: list[int]) -> list[Any]:
 
 
 def test_it_is_a_gymnasium_environment() -> None:
-    """By Gymnasium's own checker; it is cut after 50 steps."""
     check_env(GoalTask(), skip_render_check=True)
     environment = gymnasium.make("workloads.goals.tasks:Goals-v0")
     environment.reset(seed=0)
@@ -36,14 +35,12 @@ def test_it_is_a_gymnasium_environment() -> None:
 
 
 def test_equal_seeds_give_equal_episodes() -> None:
-    """And others others."""
     actions = [int(one) for one in np.random.default_rng(0).integers(11, size=50)]
     assert played(1, actions) == played(1, actions)
     assert played(1, actions) != played(2, actions)
 
 
 def test_doing_nothing_costs_a_step_and_tries_nothing() -> None:
-    """A goal without anything to mend costs half a point more."""
     task = GoalTask()
     task.reset(seed=0)
     assert task.step(np.int64(0))[1] == pytest.approx(-0.01)
@@ -52,7 +49,6 @@ def test_doing_nothing_costs_a_step_and_tries_nothing() -> None:
 
 
 def test_readings_tell_every_state() -> None:
-    """The faults are hidden, their signs are not."""
     host = SimulatedHost()
     signs = set()
     for index in range(len(STATES)):
@@ -63,7 +59,6 @@ def test_readings_tell_every_state() -> None:
 
 
 def test_shaping_is_a_potential_of_what_is_seen() -> None:
-    """Higher for a healthier host, a number for each observation."""
     task = GoalTask()
     healthy, _ = task.reset(seed=0)
     ill = healthy.copy()
@@ -72,7 +67,6 @@ def test_shaping_is_a_potential_of_what_is_seen() -> None:
 
 
 def test_commands_act_on_this_machine(tmp_path: Path) -> None:
-    """A folder that fills is emptied by the goal, which pays; a goal that fails costs."""
     pytest.importorskip("psutil")
     spool = tmp_path / "own"
     spool.mkdir()
@@ -93,7 +87,6 @@ def test_commands_act_on_this_machine(tmp_path: Path) -> None:
 
 
 def test_it_starts_no_command_unless_actors_act(tmp_path: Path) -> None:
-    """Its spaces are known; whatever resets or steps it is refused."""
     task = GoalTask(executor="commands", goals=str(goals_file(tmp_path)))
     assert (task.observation_space.shape, task.action_space.n) == ((12,), 3)  # type: ignore[attr-defined]
     for refused in (task.reset, lambda: task.step(np.int64(1)), lambda: task.step(np.int64(2))):
@@ -117,6 +110,5 @@ def test_it_starts_no_command_unless_actors_act(tmp_path: Path) -> None:
     ],
 )
 def test_arguments_are_checked(kwargs: dict[str, Any], why: str) -> None:
-    """By name."""
     with pytest.raises(ConfigurationError, match=why):
         GoalTask(**kwargs)

@@ -33,7 +33,6 @@ def returns_of(task: TraceReplay, episodes: int) -> np.ndarray:
 
 
 def test_it_is_a_gymnasium_environment(tmp_path: Path) -> None:
-    """By Gymnasium's own checker, and by its id."""
     path = bandit_log(tmp_path, 0, 100)
     check_env(TraceReplay(trace_file=str(path)), skip_render_check=True)
     made = gymnasium.make("workloads.goals.tasks:Traces-v0", trace_file=str(path), mode="model")
@@ -41,7 +40,6 @@ def test_it_is_a_gymnasium_environment(tmp_path: Path) -> None:
 
 
 def test_matched_decisions_earn_what_is_true(tmp_path: Path) -> None:
-    """Although the logging policy was far from uniform: within four standard errors of the closed form."""
     path = bandit_log(tmp_path, 0, 6000)
     found = returns_of(TraceReplay(trace_file=str(path), reward=PLAIN), 6000)
     error = found.std() / np.sqrt(len(found))
@@ -52,7 +50,6 @@ def test_matched_decisions_earn_what_is_true(tmp_path: Path) -> None:
 
 
 def test_a_full_log_answers_every_action(tmp_path: Path) -> None:
-    """From `metadata.outcomes`; exactly."""
     draw = np.random.default_rng(0)
     lines = []
     for number, event in enumerate(truth.bandit_log(0, 1500)):
@@ -65,7 +62,6 @@ def test_a_full_log_answers_every_action(tmp_path: Path) -> None:
 
 
 def test_a_model_answers_by_what_it_has_fitted(tmp_path: Path) -> None:
-    """One number for context and action, near the true probability, and marked as a model's."""
     task = TraceReplay(trace_file=str(bandit_log(tmp_path, 0, 5000)), mode="model", reward=PLAIN)
     for episode in range(30):
         seen, _ = task.reset(seed=episode)
@@ -95,7 +91,6 @@ def episodes_log(folder: Path) -> Path:
 
 
 def test_another_action_ends_an_episode_of_several_decisions(tmp_path: Path) -> None:
-    """It is cut, since what would have followed is not known; the logged actions go to the log's own end."""
     task = TraceReplay(trace_file=str(episodes_log(tmp_path)))
     seen, _ = task.reset(seed=0)
     assert seen[0] == 0
@@ -113,7 +108,6 @@ def test_another_action_ends_an_episode_of_several_decisions(tmp_path: Path) -> 
 
 
 def test_an_episode_is_cut_at_its_longest(tmp_path: Path) -> None:
-    """`max_episode_length`, never across two."""
     task = TraceReplay(trace_file=str(episodes_log(tmp_path)), max_episode_length=2)
     task.reset(seed=0)
     assert [task.step(np.int64(0))[2:4] for _ in range(2)] == [(False, False), (False, True)]
@@ -135,7 +129,6 @@ def test_an_episode_is_cut_at_its_longest(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_named(
     tmp_path: Path, changes: dict[str, Any], kwargs: dict[str, Any], why: str
 ) -> None:
-    """By the argument, with what would do."""
     path = bandit_log(tmp_path, 0, 60, **changes)
     with pytest.raises(ConfigurationError, match=why):
         TraceReplay(**({"trace_file": str(path)} | kwargs))

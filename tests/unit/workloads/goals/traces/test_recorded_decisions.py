@@ -55,7 +55,6 @@ def a_run(folder: Path, recording: Path) -> tuple[Path, Policy]:
 
 
 def test_episodes_are_weighted_as_plain_python_weights_them(tmp_path: Path) -> None:
-    """Estimate and self-normalised estimate, with the policy's own probabilities; whole episodes only."""
     recording, episodes = recorded(tmp_path, 300)
     run, policy = a_run(tmp_path, recording)
     words = ["evaluate", str(recording), "--policy", str(run), "--discount", "0.9", "--json"]
@@ -78,8 +77,6 @@ def test_episodes_are_weighted_as_plain_python_weights_them(tmp_path: Path) -> N
 
 
 def test_episodes_that_are_not_whole_or_not_known_are_left_out() -> None:
-    """A step that was not drawn, an end that was not met, a beginning that is absent."""
-
     def column(first: int, valid: list[bool], ends: bool) -> tuple[Any, Any]:
         steps = len(valid)
         slot = SimpleNamespace(slot_id=0, episode_id=next(number), first_step=first)
@@ -101,7 +98,6 @@ def test_episodes_that_are_not_whole_or_not_known_are_left_out() -> None:
 
 
 def test_what_does_not_belong_to_a_recording_is_refused(tmp_path: Path) -> None:
-    """Rewards of its own, and a folder that is none."""
     recording, _ = recorded(tmp_path, 60)
     run, _ = a_run(tmp_path, recording)
     invoke = CliRunner().invoke

@@ -33,7 +33,6 @@ def written(folder: Path, *lines: str) -> Path:
 
 
 def test_episodes_are_put_together(tmp_path: Path) -> None:
-    """However their lines are mixed; empty lines are none."""
     path = written(tmp_path, row("b", 1), "", row("a", 0, action="stop"), row("b", 0))
     log = read_log(path)
     assert [[trace.step for trace in episode] for episode in log.episodes] == [[0, 1], [0]]
@@ -42,7 +41,6 @@ def test_episodes_are_put_together(tmp_path: Path) -> None:
 
 
 def test_faults_are_named_by_line_and_cost_their_episode(tmp_path: Path) -> None:
-    """A doubled step, a missing step, other observations; the rest is kept."""
     path = written(
         tmp_path,
         row("good", 0),
@@ -65,7 +63,6 @@ def test_faults_are_named_by_line_and_cost_their_episode(tmp_path: Path) -> None
 
 
 def test_a_line_that_is_too_long_is_not_held_in_memory(tmp_path: Path) -> None:
-    """It is one fault, and the lines behind it keep their numbers."""
     path = written(tmp_path, "x" * (3 * MOST_LINE_BYTES), row("a", 0))
     log = read_log(path)
     assert [fault.line for fault in log.faults] == [1]
@@ -76,7 +73,6 @@ def test_a_line_that_is_too_long_is_not_held_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("begin", ["", "\ufeff"])
 def test_files_of_other_systems_are_read(tmp_path: Path, begin: str, end: str) -> None:
-    """With a byte-order mark, with the line ends of Windows."""
     path = tmp_path / "tasks.jsonl"
     path.write_bytes((begin + end.join([row("a", 0), row("b", 0)]) + end).encode())
     log = read_log(path)
@@ -97,7 +93,6 @@ def test_files_of_other_systems_are_read(tmp_path: Path, begin: str, end: str) -
     ],
 )
 def test_odd_numbers_are_faults_and_never_guessed(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
-    """Each names the field, what it is and what is allowed; a log without propensities is whole."""
     log = read_log(written(tmp_path, row("bad", 0, **changes), row("good", 0)))
     assert [fault.line for fault in log.faults] == [1]
     assert log.faults[0].why.startswith(why), log.faults[0].why
@@ -105,7 +100,6 @@ def test_odd_numbers_are_faults_and_never_guessed(tmp_path: Path, changes: dict[
 
 
 def test_a_key_that_is_there_twice_is_a_fault(tmp_path: Path) -> None:
-    """Which of them is meant is not guessed; nor is an encoding."""
     twice = row("a", 0)[:-1] + ', "action": "stop"}'
     log = read_log(written(tmp_path, twice, row("b", 0)))
     assert [(fault.line, fault.why) for fault in log.faults] == [
@@ -123,7 +117,6 @@ def test_a_key_that_is_there_twice_is_a_fault(tmp_path: Path) -> None:
 def test_a_log_that_does_not_fit_into_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its lines or by its faults, with what to do."""
     monkeypatch.setattr(trace_file, "MOST_LINES", 3)
     path = written(tmp_path, *(row(f"e{number}", 0) for number in range(4)))
     with pytest.raises(ConfigurationError, match="more than 3 lines: split it"):
@@ -134,7 +127,6 @@ def test_a_log_that_does_not_fit_into_memory_is_refused(
 
 
 def test_environments_of_one_process_share_a_log(tmp_path: Path) -> None:
-    """Until the file is another one; without it the error names it."""
     path = written(tmp_path, row("a", 0))
     first = shared_episodes(path)
     assert shared_episodes(path) is first
@@ -146,7 +138,6 @@ def test_environments_of_one_process_share_a_log(tmp_path: Path) -> None:
 
 
 def test_a_file_without_an_episode_says_why(tmp_path: Path) -> None:
-    """With the first fault; a file that is absent is named."""
     with pytest.raises(ConfigurationError, match="no whole episode, but 1 faults, the first at line 1"):
         need_episodes(written(tmp_path, "{}"))
     with pytest.raises(ConfigurationError, match="absent.jsonl: cannot be read"):

@@ -39,7 +39,6 @@ def written(folder: Path, *lines: str) -> Path:
     ],
 )
 def test_an_episode_whose_last_line_is_broken_is_left_out(tmp_path: Path, broken: str, why: str) -> None:
-    """Without that line it would look whole, and end where it did not."""
     path = written(tmp_path, row("cut", 0), row("whole", 0), row("cut", 1), broken)
     with TraceIndex.of(path) as index:
         assert [trace.episode for trace in index.traces()] == ["whole"]
@@ -48,7 +47,6 @@ def test_an_episode_whose_last_line_is_broken_is_left_out(tmp_path: Path, broken
 
 
 def test_decisions_come_by_the_first_line_of_their_episode(tmp_path: Path) -> None:
-    """However the lines are mixed, and whatever else the file holds."""
     wanted = [(f"e{9 - number}", step) for number in range(9) for step in range(4)]
     lines = {one: row(*one) for one in wanted}
     begun = [lines.pop((name, 0)) for name, step in wanted if step == 0]
@@ -62,7 +60,6 @@ def test_decisions_come_by_the_first_line_of_their_episode(tmp_path: Path) -> No
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
-    """Eight times as many lines are read with the memory of a few."""
     peaks = {}
     for count in (500, 4000):
         path = written(
@@ -79,7 +76,6 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 def test_a_sample_has_whole_episodes_of_all_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every so many, as they stand; of a log that fits it is all of it."""
     path = written(tmp_path, *(row(f"e{number}", step) for number in range(10) for step in range(2)))
     with TraceIndex.of(path) as index:
         assert write_sample(index, tmp_path / "all.jsonl") == 10
@@ -93,7 +89,6 @@ def test_a_sample_has_whole_episodes_of_all_of_the_log(
 
 
 def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
-    """By name; nothing of another file is taken for its lines."""
     path = written(tmp_path, row("a", 0), row("b", 0))
     with TraceIndex.of(path) as index:
         path.write_text("x\n" * 200)

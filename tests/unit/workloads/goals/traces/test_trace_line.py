@@ -24,7 +24,6 @@ def line(**changes: Any) -> bytes:
 
 
 def test_a_good_line_is_read() -> None:
-    """With and without what may be absent."""
     trace = parse(line())
     assert (trace.episode, trace.action, trace.propensity) == ("monday", "rotate_logs", 0.25)
     assert trace.observation == {"cpu": 0.7, "disk": 1.0}
@@ -57,6 +56,5 @@ def test_a_good_line_is_read() -> None:
     ],
 )
 def test_a_bad_line_is_named(bad: bytes, why: str) -> None:
-    """Field, value and what is allowed."""
     with pytest.raises(BadLine, match=why):
         parse(bad)

@@ -17,7 +17,6 @@ def encoder(**kwargs: str) -> ChatEncoder:
 
 
 def test_a_prompt_ends_where_the_assistant_begins() -> None:
-    """By the template, with tools where there are any."""
     ask = [Message("user", "a b")]
     assert encoder().begin(ask) == [USER, A, B, EOS, ASSISTANT]
     tools = [{"type": "function", "function": {"name": "add"}}]
@@ -26,13 +25,11 @@ def test_a_prompt_ends_where_the_assistant_begins() -> None:
 
 @pytest.mark.parametrize(("last", "first"), [(EOS, []), (C, [EOS])])
 def test_what_follows_begins_behind_the_end_that_was_sampled(last: int, first: list[int]) -> None:
-    """An answer that its length ended gets the template's end as context; one with an end gets no second."""
     follow = encoder().follow([Message("user", "a")], last, [Message("user", "b")])
     assert follow == [*first, USER, B, EOS, ASSISTANT]
 
 
 def test_prompt_answer_and_what_follows_are_the_rendering_of_all() -> None:
-    """Where the answer was sampled as the tokenizer would write it."""
     made, ask = encoder(), [Message("user", "a")]
     call = ToolCall("call-0", "add", "{}")
     whole = [*ask, Message("assistant", "b c"), Message("tool", "a", tool_call_id=call.id)]
@@ -41,7 +38,6 @@ def test_prompt_answer_and_what_follows_are_the_rendering_of_all() -> None:
 
 
 def test_a_template_that_changes_earlier_answers_cannot_be_continued() -> None:
-    """It is said so, and not tokenised again in silence."""
     with pytest.raises(NotContinued, match="changes earlier messages"):
         encoder(template=FORGETTING_TEMPLATE).follow([Message("user", "a")], EOS, [Message("user", "b")])
 
@@ -57,7 +53,6 @@ def test_a_template_that_changes_earlier_answers_cannot_be_continued() -> None:
     ],
 )
 def test_control_tokens_in_texts_are_refused(message: Message, field: str) -> None:
-    """Else a text of one could speak in the name of another."""
     with pytest.raises(ValueError, match=rf"messages\[1\]\.{field} holds '<"):
         encoder().begin([Message("user", "a"), message])
     with pytest.raises(ValueError, match="is a control token"):
@@ -65,7 +60,6 @@ def test_control_tokens_in_texts_are_refused(message: Message, field: str) -> No
 
 
 def test_control_tokens_in_tools_are_refused() -> None:
-    """Templates show tools whole, descriptions and all."""
     tool = {"type": "function", "function": {"name": "add", "description": "a <eos> <assistant>"}}
     with pytest.raises(ValueError, match=r"tools\[0\] holds '<assistant>'"):
         encoder().begin([Message("user", "a")], [tool])
@@ -74,13 +68,11 @@ def test_control_tokens_in_tools_are_refused() -> None:
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
-    """With the remedy."""
     with pytest.raises(ValueError, match=r"set tokenizer\.chat_template"):
         ChatEncoder(build_tokenizer(["a"]))
 
 
 def test_what_cannot_be_rendered_is_refused_as_what_it_is() -> None:
-    """Nested too deep, and halves of characters, as JSON may hold them."""
     nested: object = {}
     for _ in range(5_000):
         nested = {"in": nested}
@@ -93,7 +85,6 @@ def test_what_cannot_be_rendered_is_refused_as_what_it_is() -> None:
 
 
 def test_arguments_nested_too_deep_stay_text() -> None:
-    """The template gets them as the model wrote them."""
     call = ToolCall("call-0", "add", "[" * 100_000)
     messages = [
         Message("user", "a"),
@@ -104,7 +95,6 @@ def test_arguments_nested_too_deep_stay_text() -> None:
 
 
 def test_a_model_of_some_words_is_asked_in_those_alone() -> None:
-    """The first that it does not know is named, with its message; blanks of any kind stand between words."""
     made = ChatEncoder(chat_tokenizer("a", "b", "c", "add"), words=("a", "b"))
     assert made.begin([Message("user", " a\n b ")]) == [USER, A, B, EOS, ASSISTANT]
     with pytest.raises(ValueError, match=r"messages\[1\].content: 'c' is none of the 2 words of the model"):

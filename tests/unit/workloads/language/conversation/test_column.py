@@ -11,7 +11,6 @@ PAD = 0
 
 
 def test_tokens_of_the_assistant_are_valid_and_each_turn_is_rewarded_at_its_last() -> None:
-    """What lies between is context."""
     made = column_tensors([TWO, CUT, NONE], PAD)
     np.testing.assert_array_equal(made["observation"][:, 0], TWO.ids)
     np.testing.assert_array_equal(made["observation"][:, 1], [5, 6, 9, *[PAD] * 6])
@@ -23,7 +22,6 @@ def test_tokens_of_the_assistant_are_valid_and_each_turn_is_rewarded_at_its_last
 
 
 def test_a_column_has_one_end_at_its_last_sampled_token() -> None:
-    """Terminated where it was over, truncated where it was cut."""
     made = column_tensors([TWO, CUT, NONE], PAD)
     assert np.argwhere(made["terminated"]).tolist() == [[7, 0]]
     assert np.argwhere(made["truncated"]).tolist() == [[1, 1]]
@@ -32,7 +30,6 @@ def test_a_column_has_one_end_at_its_last_sampled_token() -> None:
 
 
 def test_each_turn_keeps_the_version_that_sampled_it() -> None:
-    """One span where it is one version, else one a turn."""
     assert weight_spans([TWO, NONE], 8) == (WeightSpan(0, 0, 8, 3, 2),)
     assert weight_spans([TWO, CUT], 8) == (
         WeightSpan(0, 2, 2, 3, 2), WeightSpan(0, 7, 1, 3, 2), WeightSpan(1, 1, 1, 4, 3),

@@ -31,7 +31,6 @@ def cut(*columns: Column) -> Fragment:
 
 
 def test_a_conversation_is_one_row_of_the_learner() -> None:
-    """Its turns behind one another, their border known; a column without a turn is none."""
     found = read_responses(batch_of(cut(TWO, CUT, NONE)))
     assert found is not None
     assert found.action.tolist() == [9, 2, 11, 9]
@@ -42,21 +41,18 @@ def test_a_conversation_is_one_row_of_the_learner() -> None:
 
 
 def test_the_header_names_the_version_of_each_turn() -> None:
-    """Its age is that of the oldest."""
     assert {(span.slot, span.version) for span in cut(TWO, CUT).header.weights} == {(0, 3), (1, 4)}
     assert cut(TWO, CUT).header.oldest_update == 2
     assert [span.version for span in cut(NONE).header.weights] == [4]
 
 
 def test_episodes_are_told_with_all_that_they_earned() -> None:
-    """One a column, by slot."""
     _, episodes = ColumnFragments(SCHEMA, 3, 0).cut([TWO, CUT, NONE], FIELDS)
     told = sorted((one.slot_id, one.episode_return, one.length, one.terminated) for one in episodes)
     np.testing.assert_equal(told, [(0, 1.5, 3, True), (1, -1.0, 1, False)])
 
 
 def test_a_tensor_that_columns_do_not_have_is_refused() -> None:
-    """By name."""
     extra = fragment_schema(Discrete(12), Discrete(12), (TensorRule(name="extra/other", dtype="float32"),))
     with pytest.raises(ConfigurationError, match=r"tensors \['extra/other'\]"):
         ColumnFragments(extra, 1, 0)

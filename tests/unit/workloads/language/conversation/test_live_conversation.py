@@ -42,7 +42,6 @@ def column(live: LiveConversation) -> Column:
 
 
 def test_three_turns_are_one_column_of_the_ids_that_were_sampled() -> None:
-    """Also where the text would be tokenised otherwise: the second answer is `c c`, called `a`."""
     live = conversation()
     assert ask(live, "a") == (USER, A, EOS, ASSISTANT)
     assert answer(live, B, EOS) == 0
@@ -61,7 +60,6 @@ def test_three_turns_are_one_column_of_the_ids_that_were_sampled() -> None:
 
 
 def test_rewards_come_at_once_and_later_and_add_up() -> None:
-    """To the newest turn, or to the one that is named while its column is open."""
     live = conversation()
     ask(live, "a")
     answer(live, B, EOS)
@@ -78,7 +76,6 @@ def test_rewards_come_at_once_and_later_and_add_up() -> None:
 
 
 def test_another_history_ends_the_column_truncated_and_begins_another() -> None:
-    """An edited answer is context of the new column and sampled in none."""
     live = conversation()
     ask(live, "a")
     answer(live, B, EOS)
@@ -93,7 +90,6 @@ def test_another_history_ends_the_column_truncated_and_begins_another() -> None:
 
 
 def test_a_template_that_cannot_go_on_cuts_every_turn() -> None:
-    """As another history does."""
     live = conversation(template=FORGETTING_TEMPLATE)
     ask(live, "a")
     answer(live, B, EOS)
@@ -102,7 +98,6 @@ def test_a_template_that_cannot_go_on_cuts_every_turn() -> None:
 
 
 def test_a_column_is_cut_where_the_next_answer_would_not_fit() -> None:
-    """The next begins with the history as context; what does not fit at all is refused with both numbers."""
     live = conversation(most=14)
     ask(live, "a")
     answer(live, B, B, B, EOS, text="b")
@@ -114,7 +109,6 @@ def test_a_column_is_cut_where_the_next_answer_would_not_fit() -> None:
 
 
 def test_a_refused_prompt_leaves_the_conversation_as_it_was() -> None:
-    """It goes on with one that fits."""
     live = conversation(most=16)
     ask(live, "a")
     answer(live, B, EOS)
@@ -126,7 +120,6 @@ def test_a_refused_prompt_leaves_the_conversation_as_it_was() -> None:
 
 
 def test_a_column_is_cut_before_its_oldest_token_is_too_old() -> None:
-    """By the updates between the weights of its first turn and those that answer now."""
     live = conversation(lag=2)
     ask(live, "a", update=3)
     answer(live, B, EOS, update=3)

@@ -81,7 +81,6 @@ def finished(engine: ContinuousEngine, *answers: Growing) -> list[tuple[list[int
 
 
 def test_who_joins_a_running_batch_is_answered_as_alone(endless: ContinuousEngine) -> None:
-    """Longer and shorter prompts and answers, two versions, one that waits for room: the same tokens."""
     cases = [(number, version, MOST - number) for number, version in enumerate((1, 1, 1, 2, 1))]
     alone = [finished(endless, _asked(endless, *case))[0] for case in cases]
     assert [len(ids) for ids, _ in alone] == [MOST - number for number in range(5)]
@@ -104,7 +103,6 @@ def _asked(engine: ContinuousEngine, number: int, version: int, most: int) -> Gr
 
 
 def test_an_answer_that_cannot_be_drawn_fails_alone(endless: ContinuousEngine) -> None:
-    """A bias that is no number leaves nothing to draw from; the others of its batch go on."""
     alone = finished(endless, ask(endless, 0, 1))
     broken, whole = ask(endless, 1, 1, bias={3: float("nan")}), ask(endless, 0, 1)
     finished(endless, broken, whole)
@@ -113,14 +111,12 @@ def test_an_answer_that_cannot_be_drawn_fails_alone(endless: ContinuousEngine) -
 
 
 def test_the_likeliest_token_is_left_by_the_smallest_share() -> None:
-    """Also where the share is lost in rounding."""
     log_probs = torch.tensor([0.2, 0.5, 0.3]).log()
     assert only_likely(log_probs, 5e-324).argmax() == 1
     assert torch.isfinite(only_likely(log_probs, 5e-324)).sum() == 1
 
 
 def test_a_step_is_one_pass_for_all_rows_of_a_version(endless: ContinuousEngine) -> None:
-    """Four answers of twelve tokens take a dozen passes, and not four dozen."""
     passes = 0
 
     def count(*_: Any) -> None:
@@ -133,7 +129,6 @@ def test_a_step_is_one_pass_for_all_rows_of_a_version(endless: ContinuousEngine)
 
 
 def test_log_probabilities_are_those_of_a_plain_pass(engine: ContinuousEngine) -> None:
-    """To 1e-5, also after others joined and left, and only under the version that answered."""
     answers = [ask(engine, number, 1) for number in range(2)]
     engine.step()
     answers += [ask(engine, number, 2) for number in (2, 3)]
@@ -147,7 +142,6 @@ def test_log_probabilities_are_those_of_a_plain_pass(engine: ContinuousEngine) -
 
 
 def test_version_0_is_the_base_model(engine: ContinuousEngine, base: Path) -> None:
-    """Its greedy tokens are those of a model that never had an adapter, also beside versions that have."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
@@ -164,7 +158,6 @@ def test_version_0_is_the_base_model(engine: ContinuousEngine, base: Path) -> No
 def test_tokens_and_log_probabilities_are_those_of_bare_generate(
     engine: ContinuousEngine, base: Path, lora: bool
 ) -> None:
-    """Of one model, which transformers generates with alone: two versions in one batch."""
     answers = [ask(engine, number, 1 + number % 2, deterministic=True) for number in range(4)]
     engine.step()
     answers.append(ask(engine, 4, 1, deterministic=True))
@@ -189,7 +182,6 @@ def test_tokens_and_log_probabilities_are_those_of_bare_generate(
 
 
 def test_a_version_of_no_numbers_fails_alone(engine: ContinuousEngine, base: Path, lora: bool) -> None:
-    """Those who asked it are told why; who asked another is answered as before."""
     (alone,) = finished(engine, ask(engine, 1, 1))
     broken = policy_of(base, 3, lora=lora)
     with torch.no_grad():
@@ -202,7 +194,6 @@ def test_a_version_of_no_numbers_fails_alone(engine: ContinuousEngine, base: Pat
 
 
 def test_what_is_cancelled_while_it_waits_is_never_read(endless: ContinuousEngine) -> None:
-    """It leaves the queue as soon as there is room, and gets no token."""
     running = [ask(endless, number, 1) for number in range(4)]
     waiting = ask(endless, 4, 1)
     endless.step()
@@ -214,7 +205,6 @@ def test_what_is_cancelled_while_it_waits_is_never_read(endless: ContinuousEngin
 def test_the_probe_is_answered_by_the_weights_of_the_version(
     engine: ContinuousEngine, base: Path, lora: bool
 ) -> None:
-    """As a policy with these weights alone answers it; the base model answers otherwise."""
     probe = make_probe(policy_of(base).vocabulary, seed=5)
     expected = policy_of(base, 2, lora=lora).log_prob(probe.observation, probe.action)
     assert engine.probe_answer(2, probe) == pytest.approx(expected.tolist(), abs=1e-4)
@@ -222,7 +212,6 @@ def test_the_probe_is_answered_by_the_weights_of_the_version(
 
 
 def test_a_version_that_answers_is_not_dropped(engine: ContinuousEngine) -> None:
-    """Before it does it is, and then it is unknown."""
     answer = ask(engine, 0, 1)
     assert not engine.drop(1)
     engine.step()
@@ -236,7 +225,6 @@ def test_a_version_that_answers_is_not_dropped(engine: ContinuousEngine) -> None
 def test_a_version_that_is_loaded_meanwhile_changes_no_answer(
     engine: ContinuousEngine, base: Path, blobs: dict[int, bytes]
 ) -> None:
-    """An answer keeps the version that began it."""
     (expected,) = finished(engine, ask(engine, 0, 1))
     answer = ask(engine, 0, 1)
     engine.step()
@@ -247,7 +235,6 @@ def test_a_version_that_is_loaded_meanwhile_changes_no_answer(
 
 
 def test_a_cancelled_answer_leaves_and_the_others_go_on(engine: ContinuousEngine) -> None:
-    """It keeps the tokens that it has."""
     (alone,) = finished(engine, ask(engine, 1, 1))
     first, second = ask(engine, 0, 1), ask(engine, 1, 1)
     engine.step()
@@ -258,7 +245,6 @@ def test_a_cancelled_answer_leaves_and_the_others_go_on(engine: ContinuousEngine
 
 
 def test_an_end_cancels_what_is_left(engine: ContinuousEngine) -> None:
-    """Each is told so, those that wait too."""
     told: list[str] = []
     for number in range(5):
         request = Request(ids=PROMPTS[number], most=MOST, version=1)
@@ -272,7 +258,6 @@ def test_an_end_cancels_what_is_left(engine: ContinuousEngine) -> None:
 def test_top_p_leaves_out_what_is_unlikely_and_the_log_probability_is_the_policys(
     engine: ContinuousEngine,
 ) -> None:
-    """With a share next to nothing only the likeliest token is left; what is told is of the whole."""
     sharp, greedy = ask(engine, 0, 1, top_p=1e-6), ask(engine, 0, 1, deterministic=True)
     finished(engine, sharp, greedy)
     assert sharp.ids == greedy.ids
@@ -285,7 +270,6 @@ def test_top_p_leaves_out_what_is_unlikely_and_the_log_probability_is_the_policy
 def test_logits_that_are_changed_change_the_draw_and_not_the_log_probability(
     engine: ContinuousEngine,
 ) -> None:
-    """A large bias has its token always, a large penalty never twice; neither is sampled from the policy."""
     biased = ask(engine, 0, 1, bias={25: 100.0})
     plain = engine.submit(Request(ids=PROMPTS[0], most=MOST, version=1, bias={}, frequency_penalty=100.0))
     finished(engine, biased, plain)
@@ -308,14 +292,12 @@ def test_logits_that_are_changed_change_the_draw_and_not_the_log_probability(
     ],
 )
 def test_a_request_that_cannot_be_answered_is_refused(wrong: dict[str, Any], message: str) -> None:
-    """With what to do."""
     usual: dict[str, Any] = {"ids": (1,), "most": 1}
     with pytest.raises(ValueError, match=message):
         Request(**(usual | wrong))
 
 
 def test_weights_of_another_policy_are_refused_and_nothing_is_held(base: Path, lora: bool) -> None:
-    """By the name of the tensor."""
     policy = policy_of(base, lora=lora)
     held = LoadedAdapters(policy) if lora else LoadedNetworks(policy)
     other = LanguagePolicy(LanguageSection(model=str(base), rank=2, lora=True), seed=0)

@@ -43,7 +43,6 @@ def opened(name: str, base: Path) -> TextEngine:
 
 
 def test_engines_of_all_names_answer_alike(base: Path, installed: Path) -> None:
-    """With the same adapter, request and seed."""
     found = []
     for name in ("transformers", "theirs"):
         engine = opened(name, base)
@@ -66,7 +65,6 @@ def test_engines_of_all_names_answer_alike(base: Path, installed: Path) -> None:
 def test_an_unknown_engine_is_refused_with_what_there_is(
     base: Path, installed: Path, name: str, message: str
 ) -> None:
-    """A package that is not there, and one that is broken."""
     assert installed.exists()
     with pytest.raises(ConfigurationError, match=message):
         opened(name, base)

@@ -51,7 +51,6 @@ def versions_of(engine: type[ContinuousEngine], base: Path, most: float) -> tupl
 
 
 async def test_an_engine_is_measured_once_with_the_first_weights(base: Path) -> None:
-    """Against the same weights read by transformers, and never again."""
     versions, made = versions_of(Rounding, base, 0.1)
     for version in (1, 2):
         weights = Weights(version, version - 1, adapter(base, version, size=0.1))
@@ -61,14 +60,12 @@ async def test_an_engine_is_measured_once_with_the_first_weights(base: Path) -> 
 
 
 async def test_an_engine_of_the_plain_pass_is_within_the_tolerance(base: Path) -> None:
-    """Its weights are read as they were published, not as the policy was made."""
     versions, _ = versions_of(ContinuousEngine, base, 1e-5)
     await versions.take_probed(Weights(1, 0, adapter(base, 1, size=0.2)), PROBE)
     assert metrics.ENGINE_PROBE_DIFFERENCE._value.get() < 1e-5
 
 
 async def test_an_engine_that_would_be_quarantined_does_not_begin(base: Path) -> None:
-    """It is said by how much it is off, and which tolerance there would have to be."""
     versions, _ = versions_of(Rounding, base, 1e-5)
     message = r"engine='theirs': .* learner.probe_tolerance=1e-05: .* Set the tolerance to 0\.0\d"
     with pytest.raises(RunFailed, match=message):

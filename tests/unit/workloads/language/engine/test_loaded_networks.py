@@ -53,7 +53,6 @@ def likeliest(engine: ContinuousEngine, version: int) -> Growing:
 
 
 def test_each_version_answers_with_its_own_weights(base: Path, engine: ContinuousEngine) -> None:
-    """At once and one beside the other, version 0 with those that training began with."""
     asked = [
         engine.submit(Request(ids=(1, 20, 21), most=8, version=version, deterministic=True))
         for version in (0, 1, 2)
@@ -72,7 +71,6 @@ def test_each_version_answers_with_its_own_weights(base: Path, engine: Continuou
 
 
 def test_the_probe_is_answered_by_the_version_that_is_named(base: Path, engine: ContinuousEngine) -> None:
-    """As its policy alone does."""
     probe = make_probe(policy_of(base).vocabulary, 0)
     for version in (0, 1, 2):
         expected = policy_of(base, version).acting_log_prob(probe.observation, probe.action)
@@ -80,7 +78,6 @@ def test_the_probe_is_answered_by_the_version_that_is_named(base: Path, engine: 
 
 
 def test_a_version_is_dropped_and_no_other_with_it(base: Path, engine: ContinuousEngine) -> None:
-    """Then it is refused; version 0 stays."""
     before = likeliest(engine, 2).ids
     assert engine.drop(1)
     assert engine.versions == [2]
@@ -94,7 +91,6 @@ def test_a_version_is_dropped_and_no_other_with_it(base: Path, engine: Continuou
 
 
 def test_weights_of_another_policy_are_refused_and_nothing_is_held(base: Path) -> None:
-    """So is a version without a number, and a policy with an adapter."""
     loaded = LoadedNetworks(policy_of(base))
     adapter = LanguagePolicy(LanguageSection(model=str(base), rank=2), seed=0)
     with pytest.raises(ValueError, match="on one side only|unexpected|missing"):

@@ -11,7 +11,6 @@ from workloads.language.feedback.feedback_places import rows_of
 
 
 def test_a_registry_tells_who_rated_and_when(tmp_path: Path) -> None:
-    """A person over the daily cap is found; one without a name is counted as such."""
     url, now_s = f"sqlite:///{tmp_path / 'registry.sqlite'}", time.time()
     with Registry.open(url, migrate=True) as registry:
         registry.add_ratings(

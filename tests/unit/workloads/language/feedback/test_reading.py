@@ -48,18 +48,15 @@ def check(feedback: Feedback) -> None:
 
 
 def test_json_lines(tmp_path: Path) -> None:
-    """Empty lines are nothing."""
     check(found(written(tmp_path, [ROWS[0], "", ROWS[1]])))
 
 
 def test_parquet(tmp_path: Path) -> None:
-    """Columns."""
     parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     check(found(tmp_path / "a.parquet"))
 
 
 def test_a_dataset_on_disk(tmp_path: Path) -> None:
-    """With splits, of which one is named, and without."""
     plain = datasets.Dataset.from_list(ROWS)
     plain.save_to_disk(tmp_path / "plain")
     check(found(tmp_path / "plain"))
@@ -71,7 +68,6 @@ def test_a_dataset_on_disk(tmp_path: Path) -> None:
 
 
 def test_the_ratings_of_a_registry(tmp_path: Path) -> None:
-    """More than a page of them; of one policy; scores and pairs."""
     url = f"sqlite:///{tmp_path}/registry.sqlite"
     with Registry.open(with_registry(url), migrate=True) as registry:
         registry.add_ratings(
@@ -85,7 +81,6 @@ def test_the_ratings_of_a_registry(tmp_path: Path) -> None:
 
 
 def test_a_conversation_and_a_response_of_one_message(tmp_path: Path) -> None:
-    """As chat data sets have them."""
     turns = [{"role": "user", "content": "hello"}]
     row = {"prompt": turns, "chosen": [{"role": "assistant", "content": "hi"}], "rejected": "no"}
     (example,) = found(written(tmp_path, [row])).examples
@@ -95,7 +90,6 @@ def test_a_conversation_and_a_response_of_one_message(tmp_path: Path) -> None:
 
 
 def test_columns_of_another_name(tmp_path: Path) -> None:
-    """Said by the user."""
     rows = [
         {"question": "p", "response": "a", "helpful": 5},
         {"question": "q", "response": "b", "helpful": 1},
@@ -106,7 +100,6 @@ def test_columns_of_another_name(tmp_path: Path) -> None:
 
 
 def test_rows_that_rate_several_things_want_a_key(tmp_path: Path) -> None:
-    """They are not comparable."""
     file = written(tmp_path, [{**ROWS[0], "key": "helpful"}, {**ROWS[1], "key": "safe"}])
     with pytest.raises(ConfigurationError, match="rows rate helpful, safe; choose one with --key"):
         found(file)
@@ -134,7 +127,6 @@ def test_rows_that_rate_several_things_want_a_key(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_is_named_with_line_and_reason(tmp_path: Path, row: object, reason: str) -> None:
-    """And counted; the others are used."""
     feedback = found(written(tmp_path, [ROWS[0], row, ROWS[1]]))
     assert 2 == len(feedback.examples)
     assert 1 == feedback.bad.count
@@ -144,7 +136,6 @@ def test_a_bad_row_is_named_with_line_and_reason(tmp_path: Path, row: object, re
 
 
 def test_many_bad_rows_are_all_counted_and_some_are_shown(tmp_path: Path) -> None:
-    """A screen is enough."""
     feedback = found(written(tmp_path, [*ROWS, *[{"prompt": "p"}] * 500]))
     assert 500 == feedback.bad.count
     lines = feedback.bad.lines()
@@ -153,7 +144,6 @@ def test_many_bad_rows_are_all_counted_and_some_are_shown(tmp_path: Path) -> Non
 
 
 def test_no_good_row_is_an_error_that_shows_the_bad_ones(tmp_path: Path) -> None:
-    """Nothing would be learned."""
     with pytest.raises(ConfigurationError, match=r"no row can be used\nfeedback.jsonl line 1: no response"):
         found(written(tmp_path, [{"prompt": "p"}]))
 
@@ -168,7 +158,6 @@ def test_no_good_row_is_an_error_that_shows_the_bad_ones(tmp_path: Path) -> None
     ],
 )
 def test_a_place_that_cannot_be_read_is_named(tmp_path: Path, name: str, message: str) -> None:
-    """With what can."""
     for suffix in ("csv", "parquet"):
         (tmp_path / f"a.{suffix}").write_text("prompt,response\n")
     with pytest.raises(ConfigurationError, match=message):

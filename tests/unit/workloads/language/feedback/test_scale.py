@@ -20,7 +20,6 @@ from workloads.language.feedback.scale import parse_scale
     ],
 )  # fmt: skip
 def test_a_score_is_mapped_as_declared(name: str, raw: Any, score: float) -> None:
-    """The ends and the middle."""
     assert score == parse_scale(name).to_score(raw)
 
 
@@ -40,13 +39,11 @@ def test_a_score_is_mapped_as_declared(name: str, raw: Any, score: float) -> Non
     ],
 )
 def test_what_is_none_of_the_scale_is_refused(name: str, raw: Any, message: str) -> None:
-    """Not clipped, not guessed."""
     with pytest.raises(ValueError, match=message):
         parse_scale(name).to_score(raw)
 
 
 @pytest.mark.parametrize("name", ["", "starz", "5:1", "1:1", "a:b", "0:inf"])
 def test_an_unknown_scale_is_told_the_names(name: str) -> None:
-    """Before anything is read."""
     with pytest.raises(ValueError, match="use thumbs, stars, percent, LOW:HIGH"):
         parse_scale(name)

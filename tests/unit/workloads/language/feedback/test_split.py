@@ -21,7 +21,6 @@ def examples(prompts: list[int]) -> list[Scored]:
 
 @given(st.lists(st.integers(0, 20), min_size=2), st.integers(0, 3))
 def test_no_prompt_is_on_both_sides_and_nothing_is_lost(prompts: list[int], seed: int) -> None:
-    """Whatever the prompts are."""
     given_examples = examples(prompts)
     if len(set(prompts)) < 2:
         with pytest.raises(ConfigurationError, match="all examples are of one prompt"):
@@ -35,13 +34,11 @@ def test_no_prompt_is_on_both_sides_and_nothing_is_lost(prompts: list[int], seed
 
 
 def test_the_share_is_kept_to_within_a_prompt() -> None:
-    """80 to 20."""
     sides = split(examples([index // 2 for index in range(1000)]), share=0.2, seed=0)
     assert 200 <= len(sides.validation) <= 201
 
 
 def test_the_order_of_the_file_does_not_matter_and_the_seed_does() -> None:
-    """A prompt keeps its side when the rows are shuffled."""
     rows = examples(list(range(100)))
     shuffled = random.Random(1).sample(rows, len(rows))
     first, again, other = (
@@ -53,6 +50,5 @@ def test_the_order_of_the_file_does_not_matter_and_the_seed_does() -> None:
 
 
 def test_a_share_of_nothing_validates_on_nothing() -> None:
-    """Also where all are of one prompt."""
     sides = split(examples([1, 1]), share=0.0, seed=0)
     assert (2, 0) == (len(sides.train), len(sides.validation))

@@ -51,7 +51,6 @@ def check_shape(made: Generated, eos: int) -> None:
 
 
 def test_log_probabilities_are_those_of_a_plain_forward_pass(model: Any, base: Path) -> None:
-    """To 1e-5, whatever the length of prompt and response, also after rows have left the batch."""
     made = backend(model, base).generate(PROMPTS, MOST)
     check_shape(made, load_tokenizer(str(base)).eos_token_id)
     assert made.ended.any()
@@ -63,7 +62,6 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(model: Any, base: P
 
 
 def test_a_prompt_of_several_responses_is_read_once(model: Any, base: Path) -> None:
-    """Its responses differ all the same."""
     seen: list[int] = []
     handle = model.register_forward_pre_hook(
         lambda _, __, given: seen.append(len(given["input_ids"])), with_kwargs=True
@@ -75,7 +73,6 @@ def test_a_prompt_of_several_responses_is_read_once(model: Any, base: Path) -> N
 
 
 def test_equal_seeds_draw_equal_responses(model: Any, base: Path) -> None:
-    """And others draw others."""
     made = backend(model, base)
     first = made.generate(PROMPTS, MOST)
     second = made.generate(PROMPTS, MOST)
@@ -86,7 +83,6 @@ def test_equal_seeds_draw_equal_responses(model: Any, base: Path) -> None:
 
 
 def test_the_most_likely_tokens_are_those_of_transformers(model: Any, base: Path) -> None:
-    """`generate` without sampling, one prompt at a time."""
     made = backend(model, base).generate(PROMPTS, MOST, deterministic=True)
     for row, prompt in enumerate(PROMPTS[:4]):
         ids = torch.tensor([prompt])
@@ -97,10 +93,6 @@ def test_the_most_likely_tokens_are_those_of_transformers(model: Any, base: Path
 
 
 def test_tokens_are_drawn_as_often_as_the_model_says(model: Any, base: Path) -> None:
-    """First tokens of 4,000 responses.
-
-    A χ² of their counts stays below what chance exceeds once in 10,000 times.
-    """
     prompt = PROMPTS[0]
     made = backend(model, base).generate([prompt] * 4000, 1)
     with torch.inference_mode():
@@ -117,7 +109,6 @@ def test_tokens_are_drawn_as_often_as_the_model_says(model: Any, base: Path) -> 
 
 
 def test_a_token_without_a_share_is_never_drawn() -> None:
-    """Neither before, between nor behind those that have one, of which each is drawn."""
     shares = torch.full((4000, 6), -torch.inf)
     shares[:, 1], shares[:, 4] = np.log(0.999), np.log(0.001)
     drawn = draw(shares, torch.rand(4000, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
@@ -125,7 +116,6 @@ def test_a_token_without_a_share_is_never_drawn() -> None:
 
 
 def test_generation_that_is_stopped_returns_what_there_is(model: Any, base: Path) -> None:
-    """Responses that had not ended are not whole."""
     asked = 0
 
     def is_over() -> bool:
@@ -140,7 +130,6 @@ def test_generation_that_is_stopped_returns_what_there_is(model: Any, base: Path
 
 
 def test_generation_that_never_began_returns_nothing(model: Any, base: Path) -> None:
-    """Rows without a token."""
     made = backend(model, base).generate(PROMPTS, MOST, is_over=lambda: True)
     assert made.tokens.shape == (16, 0)
     assert not made.lengths.any()

@@ -26,7 +26,6 @@ def read(base: Path, place: str, *, held_out: float = 0.25, seed: int = 0) -> Pr
 
 
 def test_a_prompt_is_on_one_side_whatever_the_order_of_the_file(base: Path, tmp_path: Path) -> None:
-    """Twice the same prompt is one."""
     rows = [{"prompt": f"{a} {b}"} for a in WORDS for b in WORDS[:4]]
     first = read(base, write(tmp_path, *rows, *rows[:5]))
     second = read(base, write(tmp_path, *reversed(rows)))
@@ -39,7 +38,6 @@ def test_a_prompt_is_on_one_side_whatever_the_order_of_the_file(base: Path, tmp_
 
 
 def test_what_cannot_be_asked_is_named_and_counted(base: Path, tmp_path: Path) -> None:
-    """With its line and the reason."""
     place = write(tmp_path, {"prompt": "apple bird"}, {"response": "x"}, {"prompt": "apple " * 9}, [1])
     made = read(base, place, held_out=0)
     assert made.bad.count == 3
@@ -49,13 +47,11 @@ def test_what_cannot_be_asked_is_named_and_counted(base: Path, tmp_path: Path) -
 
 
 def test_prompts_of_which_none_is_left_are_refused(base: Path, tmp_path: Path) -> None:
-    """Also where the only one is held out."""
     with pytest.raises(ConfigurationError, match=r"1 prompts can be used and 1 of them are held out"):
         read(base, write(tmp_path, {"prompt": "apple bird"}))
 
 
 def test_every_prompt_comes_once_before_one_comes_again(base: Path, tmp_path: Path) -> None:
-    """In an order that the seed decides."""
     prompts = read(base, write(tmp_path, *({"prompt": word} for word in WORDS)), held_out=0).train
     order = [one.index for one in islice(in_random_order(prompts, 3), 24)]
     assert [sorted(order[start : start + 8]) for start in (0, 8, 16)] == [list(range(8))] * 3

@@ -52,7 +52,6 @@ def cut(
 
 
 def test_every_token_is_where_the_convention_says() -> None:
-    """Prompt, response, padding; valid, log-probability and reward where a token was drawn."""
     fragment, _ = cut((0.0, -1.0, 0.5, None))
     arrays: dict[str, Any] = fragment.arrays()
     assert fragment.header.steps == 4
@@ -76,7 +75,6 @@ def test_every_token_is_where_the_convention_says() -> None:
 
 
 def test_rewards_of_zero_and_of_minus_one_are_rewards() -> None:
-    """Only a response without one is no episode."""
     _, episodes = cut((0.0, -1.0, 0.5, None))
     assert [(one.slot_id, one.episode_return, one.length, one.terminated) for one in episodes] == [
         (0, 0.0, 3, True), (1, -1.0, 3, False), (2, 0.5, 1, True),
@@ -84,7 +82,6 @@ def test_rewards_of_zero_and_of_minus_one_are_rewards() -> None:
 
 
 def test_every_response_is_an_episode_of_its_own() -> None:
-    """Its number rises where one ended; each begins at step 0."""
     fragments = TokenFragments(schema(), 4, PAD)
     first, _ = fragments.cut(Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, None), BY), fields())
     second, episodes = fragments.cut(Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, 1.0), BY), fields(2))
@@ -95,7 +92,6 @@ def test_every_response_is_an_episode_of_its_own() -> None:
 
 
 def test_a_batch_that_never_began_is_a_fragment_that_is_valid_nowhere() -> None:
-    """The broker takes it, and nothing is learned from it."""
     nothing = Generated(
         tokens=np.zeros((4, 0), np.int64), log_prob=np.zeros((4, 0), np.float32),
         lengths=np.zeros(4, np.int64), ended=np.zeros(4, bool), whole=np.zeros(4, bool),
@@ -106,7 +102,6 @@ def test_a_batch_that_never_began_is_a_fragment_that_is_valid_nowhere() -> None:
 
 
 def test_the_header_says_whose_rewards_they_are() -> None:
-    """And of which prompts, and how the responses ended."""
     said = json.loads(cut((0.0, 1.0, None, None))[0].header.attributes)
     assert said == {
         "finish": {"eos": 2, "length": 2},
@@ -117,7 +112,6 @@ def test_the_header_says_whose_rewards_they_are() -> None:
 
 
 def test_wrappers_change_what_the_learner_is_given_and_no_return() -> None:
-    """As for every other environment."""
     section = EnvironmentSection.model_validate({"reward": [{"scale": 2.0}]})
     fragments = TokenFragments(schema(), 4, PAD, learner_reward(section))
     fragment, episodes = fragments.cut(Scored(ASKED, GENERATED, (0.5, -0.5, 1.0, None), BY), fields())
@@ -126,6 +120,5 @@ def test_wrappers_change_what_the_learner_is_given_and_no_return() -> None:
 
 
 def test_a_tensor_that_responses_do_not_have_is_refused() -> None:
-    """By name."""
     with pytest.raises(ConfigurationError, match=r"tensors \['extra/other'\]"):
         TokenFragments(schema(TensorRule(name="extra/other", dtype="float32")), 4, PAD)

@@ -54,7 +54,6 @@ def scorer(
 
 
 def test_a_source_reads_text_unless_it_has_the_tokenizer(base: Path) -> None:
-    """Tokens are shown as they were drawn."""
     source = Recorder(rewards(1.0, 2.0), rewards(1.0, 2.0))
     asked = responses(base)
     scorer(base, source).score(asked, lambda: False)
@@ -68,7 +67,6 @@ def test_a_source_reads_text_unless_it_has_the_tokenizer(base: Path) -> None:
 
 
 def test_a_source_that_is_away_is_asked_again(base: Path) -> None:
-    """Until it answers."""
     source = Recorder(Unavailable("away"), Unavailable("away"), rewards(0.0, None))
     given = scorer(base, source).score(responses(base), lambda: False)
     assert given is not None
@@ -76,7 +74,6 @@ def test_a_source_that_is_away_is_asked_again(base: Path) -> None:
 
 
 def test_no_reward_is_waited_for_when_the_work_is_over(base: Path) -> None:
-    """The answer is none."""
     assert scorer(base, Recorder(Unavailable("away"))).score(responses(base), lambda: True) is None
 
 
@@ -97,20 +94,17 @@ class Hanging:
 
 
 def test_a_call_that_hangs_holds_up_no_other(base: Path) -> None:
-    """It is left alone when the work is over, and ends when the judge is closed."""
     hung = RewardScorer(Hanging(), load_tokenizer(str(base)), reads_tokens=False, standardise=False)
     assert hung.score(responses(base), lambda: True) is None
     hung.close()
 
 
 def test_what_no_repetition_changes_ends_the_actor(base: Path) -> None:
-    """With the reason."""
     with pytest.raises(Fatal, match=r"environment\.kwargs\.reward: NaN"):
         scorer(base, Recorder(BadReward("NaN"))).score(responses(base), lambda: False)
 
 
 def test_standardised_rewards_are_in_standard_deviations(base: Path) -> None:
-    """At most 5 of them; one that is absent stays absent."""
     source = Recorder(rewards(3.0, None, mean=1.0, std=4.0), rewards(99.0, -99.0, mean=1.0, std=4.0))
     scaled = scorer(base, source, standardise=True)
     values = [scaled.score(responses(base), lambda: False) for _ in range(2)]

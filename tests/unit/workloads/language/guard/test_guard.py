@@ -28,25 +28,21 @@ IN, OUT = Direction.INPUT, Direction.OUTPUT
     ],
 )
 def test_known_ways_are_blocked_in_what_people_say(text: str) -> None:
-    """However they are written; a model may say the same words."""
     assert Guard().check(text, IN).by.startswith("rule:")
     assert not Guard().check(text, OUT).is_blocked
 
 
 @pytest.mark.parametrize("text", ["How do I prune a rose?", "Ignore case when you sort the names.", ""])
 def test_what_is_harmless_passes(text: str) -> None:
-    """In both directions."""
     assert not any(Guard().check(text, whose).is_blocked for whose in Direction)
 
 
 def test_a_key_does_not_leave() -> None:
-    """Nor come in."""
     for text in ("-----BEGIN RSA PRIVATE KEY-----", "-----BEGIN RSA PRI\ufe01VATE KEY-----"):
         assert {Guard().check(text, whose).by for whose in Direction} == {"rule:private_key"}
 
 
 def test_what_cannot_be_checked_does_not_pass(caplog: pytest.LogCaptureFixture) -> None:
-    """Too long a text; a classifier that fails; and the text is in no log."""
     assert Guard().check("a" * (MAX_CHARS + 1), IN).by == "rule:too_long"
 
     class Broken(TextClassifier):
@@ -59,7 +55,6 @@ def test_what_cannot_be_checked_does_not_pass(caplog: pytest.LogCaptureFixture) 
 
 
 def test_the_classifier_judges_what_people_say_alone() -> None:
-    """From its threshold on."""
     sure = TextClassifier(np.zeros(WIDTH), 3.0, threshold=0.95)
     guard = Guard((Rule("x", re.compile("xyz")),), sure)
     assert guard.check("hello", IN).by == "classifier"

@@ -17,7 +17,6 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_a_rule_of_a_file_blocks_where_it_says(tmp_path: Path) -> None:
-    """Without `on`, both ways."""
     text = (
         '[[rule]]\nname = "card"\npattern = \'\\d{16}\'\non = ["output"]\n[[rule]]\nname = "b"\npattern = "b"'
     )
@@ -41,6 +40,5 @@ def test_a_rule_of_a_file_blocks_where_it_says(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_wrong_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
-    """With the rule and what is wrong with it."""
     with pytest.raises(ConfigurationError, match=said):
         read_rules(write(tmp_path, text), "--rules")

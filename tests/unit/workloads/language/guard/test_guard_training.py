@@ -24,7 +24,6 @@ def rows(count: int) -> list[GuardRow]:
 
 
 def test_what_can_be_told_apart_is_told_apart() -> None:
-    """On texts that were held out; two trainings are equal."""
     found = train_guard(rows(15))
     assert (found.recall.count, found.recall.of) == (30, 30)
     assert (found.false_alarms.count, found.false_alarms.of) == (0, 30)
@@ -34,7 +33,6 @@ def test_what_can_be_told_apart_is_told_apart() -> None:
 
 
 def test_what_cannot_be_told_apart_is_not() -> None:
-    """Labels that mean nothing: recall is no better than false alarms, within what chance does."""
     rng = np.random.default_rng(0)
     found = train_guard([GuardRow(row.text, bool(rng.random() < 0.5)) for row in rows(30)])
     share = [one.count / one.of for one in (found.recall, found.false_alarms)]
@@ -42,7 +40,6 @@ def test_what_cannot_be_told_apart_is_not() -> None:
 
 
 def test_packaged_texts_train_it() -> None:
-    """Its recall is well above its false alarms; both are printed, no threshold is promised."""
     for package in ("bastioncorpus", "jailbreak_corpus_mini"):
         pytest.importorskip(package, reason="needs the extra data")
     found = train_guard(packaged_rows())
@@ -52,13 +49,11 @@ def test_packaged_texts_train_it() -> None:
 
 
 def test_a_share_lies_in_its_interval() -> None:
-    """Wilson's of 9 of 10, by hand; of none everything is possible."""
     assert Share(9, 10).interval() == pytest.approx((0.596, 0.982), abs=0.001)
     assert Share(0, 0).interval() == (0.0, 1.0)
 
 
 def test_a_classifier_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """And a file that holds another thing is refused by name."""
     made = train_classifier(["a b c", "d e f"], [True, False], threshold=0.7)
     made.save(tmp_path / "guard.json")
     read = load_classifier(tmp_path / "guard.json", "--classifier")
@@ -77,7 +72,6 @@ def test_a_classifier_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_texts_that_cannot_train_it_are_refused_by_name(tmp_path: Path) -> None:
-    """Too few of a side; a line that is wrong."""
     with pytest.raises(ValueError, match="1 texts that should be passed: give at least 5"):
         train_guard(
             [*(GuardRow(str(number), blocked=True) for number in range(9)), GuardRow("a", blocked=False)]

@@ -8,7 +8,6 @@ from workloads.language.heads.heads_measures import measure_head
 
 
 def test_it_finds_the_line_that_made_the_answers() -> None:
-    """From 20,000 answers; missing ones count for nothing."""
     rng = np.random.default_rng(0)
     logits = 2 * rng.standard_normal(20_000)
     said = (rng.random(20_000) < 1 / (1 + np.exp(-(0.5 * logits - 1)))).astype(np.float64)
@@ -20,14 +19,12 @@ def test_it_finds_the_line_that_made_the_answers() -> None:
 
 
 def test_shares_between_no_and_yes_are_met_in_the_middle() -> None:
-    """Ratings of 0.7 whatever the number: the share is 0.7."""
     found = calibrate(np.random.default_rng(1).standard_normal(500), np.full(500, 0.7))
     assert found.share(np.array([-1.0, 0.0, 1.0])) == pytest.approx(0.7, abs=0.02)
 
 
 @pytest.mark.parametrize("how", ["few", "turned", "certain"])
 def test_it_leaves_alone_what_it_cannot_judge(how: str) -> None:
-    """Too few answers, or an order that would turn around; answers without doubt give a finite line."""
     logits = np.linspace(-2, 2, 200)
     said = (logits > 0).astype(np.float64)
     if how == "few":

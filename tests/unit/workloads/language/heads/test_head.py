@@ -7,7 +7,6 @@ from workloads.language.heads.head import parse_heads
 
 
 def test_a_rating_becomes_a_share_of_its_scale() -> None:
-    """Stars, thumbs, and a scale of one's own."""
     stars, thumb, charm = parse_heads(["relevance=stars", "thumb=thumbs", "charm=0:10"])
     assert [stars.share(one) for one in (1, 3, 5)] == [0.0, 0.5, 1.0]
     assert (thumb.share(True), thumb.share("down"), charm.share(2.5)) == (1.0, 0.0, 0.25)
@@ -28,6 +27,5 @@ def test_a_rating_becomes_a_share_of_its_scale() -> None:
     ],
 )
 def test_what_declares_no_heads_is_refused_by_name(texts: list[str], said: str) -> None:
-    """The text, and what to write."""
     with pytest.raises(ConfigurationError, match=said):
         parse_heads(texts)

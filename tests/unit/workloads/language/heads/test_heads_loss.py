@@ -13,7 +13,6 @@ NO_PAIRS = torch.zeros(0, 2)
 
 
 def test_it_is_the_sum_over_heads_of_means_over_what_was_said() -> None:
-    """By hand: a choice of two responses, a rating of one."""
     logits = torch.tensor([[0.0, 0.0], [math.log(3.0), 5.0]])
     targets = torch.tensor([[1.0, 1.0], [0.0, NAN]])
     choice = (math.log(2) + math.log(4)) / 2
@@ -23,7 +22,6 @@ def test_it_is_the_sum_over_heads_of_means_over_what_was_said() -> None:
 
 
 def test_what_is_missing_has_no_gradient() -> None:
-    """Nor does a head without a rating in the batch; nothing becomes NaN."""
     logits = torch.randn(3, 2, requires_grad=True)
     targets = torch.tensor([[1.0, NAN], [NAN, NAN], [0.0, NAN]])
     heads_loss(logits, targets, CHOICES, NO_PAIRS, 0.0).backward()
@@ -35,7 +33,6 @@ def test_what_is_missing_has_no_gradient() -> None:
 
 
 def test_a_pair_pulls_its_numbers_apart_and_to_zero_together() -> None:
-    """The better one up and the worse one down; the centring pulls their sum to 0."""
     pairs = torch.tensor([[1.0, 3.0]], requires_grad=True)
     empty = torch.zeros(0, 2)
     loss = heads_loss(empty, empty, CHOICES, pairs, 0.0)
@@ -50,7 +47,6 @@ def test_a_pair_pulls_its_numbers_apart_and_to_zero_together() -> None:
 
 @pytest.mark.parametrize("head", [0, 1])
 def test_the_least_loss_is_at_the_mean_of_what_was_said(head: int) -> None:
-    """Of a choice and of a rating: three of four say yes."""
     targets = torch.full((4, 2), NAN)
     targets[:, head] = torch.tensor([1.0, 1.0, 1.0, 0.0])
     shares = torch.linspace(0.05, 0.95, 19)

@@ -9,7 +9,6 @@ NAN = float("nan")
 
 
 def test_measures_are_of_what_was_said_alone() -> None:
-    """Two heads of which one was rated once; equal scores count half."""
     shares = np.array([[0.9, 0.5], [0.4, 0.5], [0.4, 0.5]])
     targets = np.array([[1.0, NAN], [1.0, NAN], [0.0, 0.25]])
     found = measure_heads(["thumb", "charm"], shares, targets, np.array([2.0, -1.0, 0.0]))
@@ -23,7 +22,6 @@ def test_measures_are_of_what_was_said_alone() -> None:
 
 
 def test_an_area_agrees_with_counting_every_pair() -> None:
-    """Of numbers with many ties."""
     rng = np.random.default_rng(0)
     above, below = rng.integers(5, size=40).astype(float), rng.integers(4, size=60).astype(float)
     counted = np.mean([(a > b) + (a == b) / 2 for a in above for b in below])

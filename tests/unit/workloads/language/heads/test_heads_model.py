@@ -50,7 +50,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_read_again_says_the_same(place: Path) -> None:
-    """Shares of 0 to 1 for every head, and a reward that is their mean; what opens rewards opens it too."""
     model = HeadsModel.load(place / "model")
     said = model.judge(SAMPLES)
     assert all(0 < share < 1 for one in said for share in one.shares.values())
@@ -65,7 +64,6 @@ def test_what_is_read_again_says_the_same(place: Path) -> None:
 
 
 def test_what_somebody_said_counts_instead_of_the_guess(place: Path) -> None:
-    """Of that head alone, on its own scale; a head that is not there is refused by name."""
     model = HeadsModel.load(place / "model")
     [said] = model.judge(SAMPLES[:1])
     prompt, response = SAMPLES[0].prompt, SAMPLES[0].response
@@ -80,7 +78,6 @@ def test_what_somebody_said_counts_instead_of_the_guess(place: Path) -> None:
 
 
 def test_more_feedback_teaches_it_more(place: Path) -> None:
-    """Everybody says that a word is bad: its thumb falls; rows that cannot be used teach nothing."""
     model = HeadsModel.load(place / "model")
     before = model.judge(SAMPLES)[0].shares["thumb"]
     same = {"prompt": "how soil rose", "response": "gladly seed", "key": "thumb", "score": False}
@@ -99,7 +96,6 @@ def test_more_feedback_teaches_it_more(place: Path) -> None:
 
 
 def test_weights_say_what_counts(place: Path) -> None:
-    """A head of weight 0 counts nothing; those that fit no head are refused by name."""
     train_heads(order(place, out=place / "weighed", weights={"thumb": 0.0, "preferred": 1.0}))
     [said] = HeadsModel.load(place / "weighed").judge(SAMPLES[:1])
     assert said.reward == pytest.approx((said.shares["relevance"] + said.shares["preferred"]) / 2)
@@ -113,7 +109,6 @@ def test_weights_say_what_counts(place: Path) -> None:
 
 
 def test_what_nobody_has_rated_counts_nothing(place: Path, tmp_path: Path) -> None:
-    """Its head says what chance made of it, and a policy would learn that."""
     file = tmp_path / "thumbs.jsonl"
     thumbs = [one for one in rows(0) if one.get("key") == "thumb" and "score" in one]
     file.write_text("".join(json.dumps(one) + "\n" for one in thumbs))
@@ -129,7 +124,6 @@ def test_what_nobody_has_rated_counts_nothing(place: Path, tmp_path: Path) -> No
 
 
 def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
-    """A folder that holds one, or none, or one whose base is another; a training that was stopped."""
     with pytest.raises(ConfigurationError, match="holds a trained model already"):
         train_heads(order(place))
     with pytest.raises(ConfigurationError, match=f"holds no {CARD}"):

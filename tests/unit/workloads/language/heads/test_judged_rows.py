@@ -23,7 +23,6 @@ def told(*rows: Any) -> Any:
 
 
 def test_what_one_rater_says_of_a_response_is_one_opinion() -> None:
-    """A second rater's is another; the newest of one's own counts; without a rater each row stands alone."""
     found = told(
         row(key="thumb", score=True),
         row(key="relevance", score=5),
@@ -37,7 +36,6 @@ def test_what_one_rater_says_of_a_response_is_one_opinion() -> None:
 
 
 def test_pairs_and_other_keys_and_bad_rows_are_told_apart() -> None:
-    """Each bad row is named with its reason."""
     found = told(
         {"prompt": "a", "chosen": "x", "rejected": "y"},
         row(key="charm", score=3),
@@ -59,7 +57,6 @@ def test_pairs_and_other_keys_and_bad_rows_are_told_apart() -> None:
 
 
 def test_a_place_without_a_row_for_any_head_is_refused(tmp_path: Any) -> None:
-    """And it says how many rows rate something else."""
     file = tmp_path / "said.jsonl"
     file.write_text('{"prompt": "a", "response": "b", "key": "charm", "score": 1}\n')
     with pytest.raises(ConfigurationError, match="1 rows rate something else than thumb, relevance"):
@@ -67,7 +64,6 @@ def test_a_place_without_a_row_for_any_head_is_refused(tmp_path: Any) -> None:
 
 
 def test_the_sides_share_no_prompt() -> None:
-    """And hold about the share that was asked for; with none asked for there is none."""
     given = [Judged(prompt=f"prompt {number % 200}", response=str(number), where="") for number in range(600)]
     sides = split(given, share=0.25, seed=0)
     assert not {one.prompt for one in sides.train} & {one.prompt for one in sides.validation}

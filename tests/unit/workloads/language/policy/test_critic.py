@@ -52,10 +52,6 @@ def algorithm_of(policy: LanguagePolicy, *, hardware: Hardware | None = None, **
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_each_loss_reaches_its_own_adapter_alone(base: Path, gradient_checkpointing: bool) -> None:
-    """The policy's never the critic's, the value's never the policy's.
-
-    Nor where activations are computed again in the backward pass.
-    """
     policy = with_critic(base, gradient_checkpointing=gradient_checkpointing)
     rows = rows_of(policy)
     for name, is_policy in (("log_prob", True), ("entropy", True), ("value", False)):
@@ -68,7 +64,6 @@ def test_each_loss_reaches_its_own_adapter_alone(base: Path, gradient_checkpoint
 
 
 def test_checkpointed_activations_change_no_gradient_of_either(base: Path) -> None:
-    """They are computed again by the adapter that has computed them first."""
     for name in ("log_prob", "value"):
         plain, again = (
             [*gradients(policy, rows_of(policy), name)[0], *gradients(policy, rows_of(policy), name)[1]]
@@ -82,7 +77,6 @@ def test_checkpointed_activations_change_no_gradient_of_either(base: Path) -> No
 def test_activations_of_the_critic_are_computed_again_where_that_is_asked_for(
     base: Path, gradient_checkpointing: bool, times: int
 ) -> None:
-    """By its own network, in a value's backward pass; the policy's is gone through once."""
     policy = with_critic(base, gradient_checkpointing=gradient_checkpointing)
     critic = policy.critic
     assert isinstance(critic, AdapterCritic)
@@ -99,7 +93,6 @@ def test_activations_of_the_critic_are_computed_again_where_that_is_asked_for(
 
 
 def test_the_critic_moves_neither_policy_nor_reference_nor_they_it(base: Path) -> None:
-    """Each says what it said before the other was trained."""
     policy = policy_of(base, critic="adapter")
     rows = rows_of(policy)
 
@@ -132,7 +125,6 @@ def moved(parameters: list[torch.nn.Parameter]) -> None:
 
 
 def test_what_is_published_is_what_it_is_without(base: Path) -> None:
-    """Names and bytes; the critic holds its adapter and its head alone, and no weight is there twice."""
     policy, plain = policy_of(base, critic="adapter"), policy_of(base)
     assert weights.encode(policy) == weights.encode(plain)
     critic = policy.critic
@@ -153,7 +145,6 @@ def test_what_is_published_is_what_it_is_without(base: Path) -> None:
 
 
 def test_a_checkpoint_holds_the_critic_and_brings_it_back(base: Path, tmp_path: Path) -> None:
-    """Byte for byte, through the disk; the next update is then the same."""
     policy = with_critic(base)
     algorithm = algorithm_of(policy)
     given = batch_of(fragment(written_by(policy), vocabulary=policy.vocabulary))
@@ -174,7 +165,6 @@ def test_a_checkpoint_holds_the_critic_and_brings_it_back(base: Path, tmp_path: 
 
 
 def test_the_critics_adapter_counts_in_its_own_norm_and_learns_first(base: Path) -> None:
-    """In the warm-up it moves alone, by a gradient that is cut to the most that is allowed."""
     policy = with_critic(base)
     algorithm = algorithm_of(policy, critic_warmup_updates=1, max_gradient_norm=1e-12, adam_epsilon=1.0)
     before = [one.detach().clone() for one in policy.critic.parameters()]
@@ -197,7 +187,6 @@ def test_the_critics_adapter_counts_in_its_own_norm_and_learns_first(base: Path)
 
 
 def test_mixed_precision_and_gpt2_do(tmp_path: Path) -> None:
-    """A batch is learned from in bfloat16 over float32, with activations computed twice."""
     config = GPT2Config(
         vocab_size=36, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2
     )
@@ -211,7 +200,6 @@ def test_mixed_precision_and_gpt2_do(tmp_path: Path) -> None:
 
 
 def test_only_a_learner_has_the_adapter(base: Path) -> None:
-    """What acts, serves or is written to disk is the policy without."""
     section = PolicySection(kwargs={"model": str(base), "rank": 4, "critic": "adapter"})
     tokens = Discrete(policy_of(base).vocabulary)
     assert isinstance(build(tokens, tokens, section, 0).critic, ValueHead)
@@ -219,6 +207,5 @@ def test_only_a_learner_has_the_adapter(base: Path) -> None:
 
 
 def test_without_frozen_weights_it_is_refused() -> None:
-    """By both keys, with what to do."""
     with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.critic='adapter': .*lora=false"):
         language_section(PolicySection(kwargs={"model": "x", "lora": False, "critic": "adapter"}))

@@ -50,10 +50,6 @@ def rows_of(policy: LanguagePolicy, lengths: tuple[int, ...] = LENGTHS, more: in
 
 
 def test_a_fresh_adapter_is_the_reference(base: Path) -> None:
-    """Its logits are those of the model it was made of, bit by bit.
-
-    Only wanted rows go through the last layer.
-    """
     policy = policy_of(base)
     rows = rows_of(policy)
     bare = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
@@ -69,7 +65,6 @@ def test_a_fresh_adapter_is_the_reference(base: Path) -> None:
 
 
 def test_gpt2_is_a_policy_like_any_other(tmp_path: Path) -> None:
-    """Its layers hold their weights the other way round, and it drops features unless it is told not to."""
     config = GPT2Config(
         vocab_size=36, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2
     )
@@ -96,7 +91,6 @@ def test_gpt2_is_a_policy_like_any_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_training_moves_the_policy_and_not_the_reference(base: Path, lora: bool) -> None:
-    """Whether that is the network without its adapter or a copy."""
     policy = policy_of(base, lora=lora)
     rows = rows_of(policy)
     before = policy.reference_log_prob(rows)
@@ -107,7 +101,6 @@ def test_training_moves_the_policy_and_not_the_reference(base: Path, lora: bool)
 
 
 def test_what_is_published_is_an_adapter_of_peft(base: Path) -> None:
-    """Names and values of `adapter_model.safetensors`; neither the base model nor the value head is in it."""
     policy = disturb(policy_of(base))
     own, peft = policy.state_dict(), get_peft_model_state_dict(policy.network, save_embedding_layers=False)
     assert own.keys() == peft.keys()
@@ -117,7 +110,6 @@ def test_what_is_published_is_an_adapter_of_peft(base: Path) -> None:
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_published_weights_make_the_same_policy(base: Path, lora: bool) -> None:
-    """Bit by bit, through safetensors and through a dictionary."""
     learner, actor = disturb(policy_of(base, lora=lora)), policy_of(base, lora=lora)
     probe = np.random.default_rng(0).integers(learner.vocabulary, size=(4, 9))
     question = ({"observation": probe[:, :-1]}, {"action": probe[:, 1:]})
@@ -131,7 +123,6 @@ def test_published_weights_make_the_same_policy(base: Path, lora: bool) -> None:
 
 
 def test_other_weights_are_refused(base: Path) -> None:
-    """Of another shape, or with a name too few."""
     policy = policy_of(base)
     state = dict(policy.state_dict())
     name = next(iter(state))
@@ -143,7 +134,6 @@ def test_other_weights_are_refused(base: Path) -> None:
 
 
 def test_padding_and_the_other_rows_are_nothing_to_a_row(base: Path) -> None:
-    """More padding, other ids in it, another order: the same answers."""
     policy = disturb(policy_of(base))
     rows = rows_of(policy)
     longer = rows_of(policy, more=5)
@@ -170,7 +160,6 @@ def _places(rows: TokenRows, order: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_a_row_of_one_length_is_answered_as_in_a_batch_without_padding(base: Path) -> None:
-    """Each row alone."""
     policy = disturb(policy_of(base))
     rows = rows_of(policy)
     with torch.no_grad():
@@ -187,7 +176,6 @@ def test_a_row_of_one_length_is_answered_as_in_a_batch_without_padding(base: Pat
 
 @pytest.mark.parametrize("shared_trunk", [True, False])
 def test_the_value_loss_reaches_the_adapter_where_the_trunk_is_shared(base: Path, shared_trunk: bool) -> None:
-    """And nowhere else."""
     policy = disturb(policy_of(base, shared_trunk=shared_trunk))
     value = policy.outputs(rows_of(policy)).value.sum()
     gradients = torch.autograd.grad(value, list(policy.trained().values()), materialize_grads=True)
@@ -195,7 +183,6 @@ def test_the_value_loss_reaches_the_adapter_where_the_trunk_is_shared(base: Path
 
 
 def test_checkpointed_activations_change_no_gradient(base: Path) -> None:
-    """They are computed again from the same numbers."""
     gradients = []
     for checkpointing in (False, True):
         policy = disturb(policy_of(base, gradient_checkpointing=checkpointing))
@@ -206,7 +193,6 @@ def test_checkpointed_activations_change_no_gradient(base: Path) -> None:
 
 
 def test_only_named_layers_get_an_adapter(base: Path) -> None:
-    """Instead of all linear ones."""
     names = policy_of(base, targets=("q_proj",)).trained()
     assert names
     assert all("q_proj" in name for name in names)
@@ -223,25 +209,21 @@ def test_only_named_layers_get_an_adapter(base: Path) -> None:
     ],
 )
 def test_bad_settings_are_named(section: PolicySection, message: str) -> None:
-    """Key, value and what is wrong with it."""
     with pytest.raises(ConfigurationError, match=message):
         language_section(section)
 
 
 def test_a_place_without_a_model_is_named(tmp_path: Path) -> None:
-    """An empty folder."""
     with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.model=.*cannot be read"):
         policy_of(tmp_path)
 
 
 def test_layers_that_are_not_there_are_named(base: Path) -> None:
-    """Of targets."""
     with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.targets=\['nothing'\]"):
         policy_of(base, targets=("nothing",))
 
 
 def test_spaces_of_another_vocabulary_are_refused(base: Path) -> None:
-    """A token id would point outside the embeddings."""
     section = PolicySection(kwargs={"model": str(base)})
     vocabulary = policy_of(base).vocabulary
     build(Discrete(vocabulary), Discrete(vocabulary), section, 0)

@@ -65,7 +65,6 @@ def flat(policy: LanguagePolicy) -> Tensor:
 
 
 def test_a_fresh_adapter_has_no_divergence_and_ratio_one(base: Path) -> None:
-    """KL(π‖π_ref) is 0 and nothing is clipped, on what an actor with the same weights has sampled."""
     policy, actor = policy_of(base), policy_of(base)
     algorithm = algorithm_of(policy)
     weights.load_into(actor, weights.encode(algorithm.published_modules()["default"]))
@@ -79,7 +78,6 @@ def test_a_fresh_adapter_has_no_divergence_and_ratio_one(base: Path) -> None:
 
 
 def test_actor_and_learner_agree_on_what_was_sampled(base: Path) -> None:
-    """Token by token there, whole padded rows here: within 1e-5, after training too."""
     policy, actor = policy_of(base), policy_of(base)
     algorithm = algorithm_of(policy)
     algorithm.update(batch_of(fragment(written_by(policy), vocabulary=policy.vocabulary)), progress=0.0)
@@ -101,11 +99,6 @@ def through_the_wire(sent: Fragment) -> Batch:
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_an_actor_that_never_lags_is_the_synchronous_loop(base: Path, lag: int) -> None:
-    """A learner and an actor that exchange bytes equal one policy that writes and learns itself.
-
-    Weights are published and loaded, and experience is sent as bytes. After three updates the adapters are
-    the same bit by bit; with an actor that is one version behind they are not.
-    """
     policy, learner, actor = (policy_of(base) for _ in range(3))
     alone, apart = algorithm_of(policy, minibatches=2), algorithm_of(learner, minibatches=2)
     published = [weights.encode(apart.published_modules()["default"])] * (lag + 1)
@@ -121,7 +114,6 @@ def test_an_actor_that_never_lags_is_the_synchronous_loop(base: Path, lag: int) 
 
 
 def test_every_reward_arrives_as_it_was_given(base: Path) -> None:
-    """−1 and 0 as well: behind the wire each response has its own, to the bit, and none is left out."""
     policy = policy_of(base)
     given = written_by(policy)
     assert {one.score for one in given} == {-1.0, 0.0, 1.0}
@@ -134,7 +126,6 @@ def test_every_reward_arrives_as_it_was_given(base: Path) -> None:
 
 @pytest.mark.parametrize("kwargs", [{}, {"shared_trunk": False}, {"critic": "adapter"}])
 def test_micro_batches_padding_and_order_are_nothing(base: Path, kwargs: dict[str, Any]) -> None:
-    """The same adapter comes out of one step, to 1e-6 · the step."""
     given = written_by(moved(policy_of(base)))
     vocabulary = policy_of(base).vocabulary
     whole = batch_of(fragment(given, vocabulary=vocabulary))
@@ -157,7 +148,6 @@ def test_micro_batches_padding_and_order_are_nothing(base: Path, kwargs: dict[st
 
 
 def test_all_weights_can_be_trained(base: Path) -> None:
-    """Without an adapter the whole model is published, and a copy of it is the reference."""
     policy = policy_of(base, lora=False)
     algorithm = algorithm_of(policy, epochs=2)
     batch = batch_of(fragment(written_by(policy), vocabulary=policy.vocabulary))
@@ -171,7 +161,6 @@ def test_all_weights_can_be_trained(base: Path) -> None:
 
 @pytest.mark.parametrize("mixed", [True, False])
 def test_bfloat16_trains_an_adapter_in_float32(base: Path, mixed: bool) -> None:
-    """By autocast over float32, or over frozen weights that are held in it."""
     policy = policy_of(base, dtype="float32" if mixed else "bfloat16")
     assert {one.dtype for one in policy.trained().values()} == {torch.float32}
     algorithm = algorithm_of(policy, Hardware(bfloat16=mixed))
@@ -185,7 +174,6 @@ def test_bfloat16_trains_an_adapter_in_float32(base: Path, mixed: bool) -> None:
 
 
 def test_a_restored_learner_goes_on_bit_by_bit(base: Path) -> None:
-    """A checkpoint holds adapter, value head, both optimisers; the rest comes from the model's folder."""
     first, second = policy_of(base), LanguagePolicy(LanguageSection(model=str(base), rank=4, alpha=8.0), 9)
     algorithms = [algorithm_of(one, epochs=2, minibatches=2) for one in (first, second)]
     batch = batch_of(fragment(written_by(policy_of(base)), vocabulary=first.vocabulary))

@@ -22,7 +22,6 @@ def write(folder: Path, *rows: Any, name: str = "said.jsonl") -> Path:
 
 
 def test_three_forms_say_the_same(tmp_path: Path) -> None:
-    """As lines, and as one list; a question behind the last answer is left out."""
     longer = {"messages": [*OPENAI["messages"], {"role": "user", "content": "and?"}]}
     file = write(tmp_path, OPENAI, SHARED, SINGLE, longer)
     listed = tmp_path / "list.json"
@@ -49,7 +48,6 @@ def test_three_forms_say_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_conversation_is_counted_and_named(tmp_path: Path, row: Any, said: str) -> None:
-    """With its line and its reason; the others are read."""
     found, bad = read_conversations([write(tmp_path, OPENAI, row)])
     assert len(found) == 1
     assert bad.shown[0].startswith("said.jsonl line 2: ")
@@ -57,7 +55,6 @@ def test_what_is_no_conversation_is_counted_and_named(tmp_path: Path, row: Any, 
 
 
 def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
-    """One that is not there, a list that is broken, and files without any conversation."""
     with pytest.raises(ConfigurationError, match=r"none\.jsonl: cannot be read"):
         read_conversations([tmp_path / "none.jsonl"])
     (tmp_path / "bad.json").write_text("[1, ")

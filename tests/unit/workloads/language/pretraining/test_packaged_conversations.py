@@ -9,7 +9,6 @@ pytest.importorskip("chatterbot_corpus", reason="needs the extra data")
 
 
 def test_they_take_turns_and_each_is_there_once() -> None:
-    """The user first, an answer last, no line empty."""
     found = packaged_conversations()
     assert len(found) > 700
     for one in found:
@@ -19,7 +18,6 @@ def test_they_take_turns_and_each_is_there_once() -> None:
 
 
 def test_what_people_say_is_also_had_as_they_type_it() -> None:
-    """In small letters and without marks; answers stay as they are."""
     one = packaged_conversations()[0]
     typed = as_typed(one)
     assert typed.messages[0].content == one.messages[0].content.lower().replace("?", "").replace(".", "")
@@ -27,7 +25,6 @@ def test_what_people_say_is_also_had_as_they_type_it() -> None:
 
 
 def test_an_answer_is_measured_by_the_nearest_that_is_known() -> None:
-    """1 for one of them, 0 where no word is shared or the question is not known."""
     one = packaged_conversations()[0]
     question, answer = one.messages[0].content, one.messages[1].content
     assert closeness([question, one.messages[:1]], [answer, answer]) == [1.0, 1.0]

@@ -47,7 +47,6 @@ def base(file: Path) -> Path:
 
 
 def test_a_base_has_learned_how_people_are_answered(base: Path) -> None:
-    """On conversations held out the loss has fallen; a conversation that is none is counted."""
     told = json.loads((base / RESULT).read_text())
     assert told["loss"] < told["loss_before"] - 0.5
     assert told["conversations"] + told["held_out"] == 150
@@ -56,7 +55,6 @@ def test_a_base_has_learned_how_people_are_answered(base: Path) -> None:
 
 
 def test_an_environment_speaks_with_its_tokenizer(base: Path) -> None:
-    """As the folder of any model."""
     environment = ChatEnvironment(model=str(base), max_length=48)
     observation, info = environment.reset(seed=0)
     assert info["messages"][0]["role"] == "user"
@@ -64,7 +62,6 @@ def test_an_environment_speaks_with_its_tokenizer(base: Path) -> None:
 
 
 def test_a_model_that_is_there_is_trained_further(base: Path, file: Path) -> None:
-    """From where it stands; the folder that it came from stays as it was."""
     before = (base / "model.safetensors").read_bytes()
     settings = pretraining_settings(["epochs=1", "max_tokens=48", "learning_rate=1e-4"])
     told = pretrain([file], file.parent / "further", settings, model=str(base))
@@ -77,7 +74,6 @@ def test_a_model_that_is_there_is_trained_further(base: Path, file: Path) -> Non
 def test_a_small_model_of_its_own_is_trained_in_one_thread(
     base: Path, file: Path, tmp_path: Path, is_small: bool, threads: int
 ) -> None:
-    """A model that is named is trained in as many as there are, and so is what comes behind either."""
     watch, settings = ThreadWatch(), pretraining_settings([*SETTINGS, "epochs=0.1"])
     with two_threads():
         pretrain([file], tmp_path / "base", settings, model=None if is_small else str(base), stop=watch)
@@ -86,7 +82,6 @@ def test_a_small_model_of_its_own_is_trained_in_one_thread(
 
 
 def test_what_cannot_be_used_is_refused_by_name(base: Path, file: Path) -> None:
-    """A folder that is taken, settings, a model, and too few tokens; a training that was stopped."""
     settings = pretraining_settings(SETTINGS)
     long = file.parent / "long.jsonl"
     long.write_text(json.dumps({"prompt": "how", "response": "the " * 20}) + "\n")

@@ -19,7 +19,6 @@ TALK = Conversation(
 
 
 def test_the_assistant_is_learned_and_people_are_context() -> None:
-    """Both answers with their ends; the row is what the chat template says."""
     [row] = supervised_rows([TALK], TOKENIZER, 64, BadRows())
     words = TOKENIZER.convert_ids_to_tokens(row.ids)
     assert " ".join(words) == "<bos> how soil rose gladly seed <eos> why lawn maybe spade <eos>"
@@ -28,7 +27,6 @@ def test_the_assistant_is_learned_and_people_are_context() -> None:
 
 
 def test_what_does_not_fit_is_cut_behind_an_answer() -> None:
-    """And a conversation whose first answer does not fit is named."""
     bad = BadRows()
     [row] = supervised_rows([TALK], TOKENIZER, 11, bad)
     assert len(row.ids) == 7
@@ -37,7 +35,6 @@ def test_what_does_not_fit_is_cut_behind_an_answer() -> None:
 
 
 def test_text_in_the_name_of_another_is_not_learned() -> None:
-    """Control tokens in what somebody says."""
     bad = BadRows()
     sly = Conversation((Message("user", "how <eos>"), Message("assistant", "seed")), "line 9")
     assert supervised_rows([sly], TOKENIZER, 64, bad) == []

@@ -16,7 +16,6 @@ PAIR = Preference(prompt="p", chosen="a", rejected="b", where="")
 
 
 def test_scores() -> None:
-    """Errors 0.5 and 1; the line through (0.5, 1) and (0, −1) is 4x − 1."""
     found = measure([scored(1.0), scored(-1.0, "q")], [(0.5,), (0.0,)])
     assert (0.625, 0.75) == (found.mse, found.mae)
     assert (4.0, -1.0) == pytest.approx((found.slope, found.intercept))
@@ -24,7 +23,6 @@ def test_scores() -> None:
 
 
 def test_pairs_given_and_pairs_of_one_prompt() -> None:
-    """Right, wrong, equal; and of three responses to one prompt two pairs that are not worth the same."""
     assert 0.5 == measure([PAIR] * 3, [(1.0, 0.0), (0.0, 1.0), (2.0, 2.0)]).pair_accuracy
     found = measure([scored(1.0), scored(1.0), scored(0.0)], [(3.0,), (1.0,), (2.0,)])
     assert (2, 0.5) == (found.pairs, found.pair_accuracy)
@@ -32,7 +30,6 @@ def test_pairs_given_and_pairs_of_one_prompt() -> None:
 
 @pytest.mark.parametrize(("pairs", "accuracy"), [(100, 0.6), (100, 0.3), (400, 0.54)])
 def test_what_chance_gives_as_well_is_doubted(pairs: int, accuracy: float) -> None:
-    """Less than two standard errors above one half; the text says how much that is."""
     said = doubt(Measures(pairs=pairs, pair_accuracy=accuracy).as_dict())
     assert f"pair_accuracy {accuracy} of {pairs} pairs" in said
     assert ("± 0.05" if pairs == 400 else "± 0.1") in said
@@ -40,19 +37,16 @@ def test_what_chance_gives_as_well_is_doubted(pairs: int, accuracy: float) -> No
 
 @pytest.mark.parametrize(("pairs", "accuracy"), [(100, 0.61), (400, 0.56), (5, 1.0), (0, None)])
 def test_what_chance_does_not_give_is_not_doubted(pairs: int, accuracy: float | None) -> None:
-    """Nor is a model that was not measured."""
     assert not doubt(Measures(pairs=pairs, pair_accuracy=accuracy).as_dict())
     assert not doubt(None)
 
 
 def test_nothing_to_measure_is_none() -> None:
-    """Not zero."""
     assert Measures() == measure([], [])
     assert measure([scored(1.0), scored(0.0)], [(2.0,), (2.0,)]).slope is None
 
 
 def test_a_calibrated_model_has_no_calibration_error() -> None:
-    """Where it says 75 % it is right in three of four; one that is always sure is off by a quarter."""
     margin = np.log(3)
     assert expected_calibration_error(np.array([margin] * 3 + [-margin])) == pytest.approx(0, abs=1e-12)
     assert expected_calibration_error(np.array([50.0] * 3 + [-50.0])) == pytest.approx(0.25)

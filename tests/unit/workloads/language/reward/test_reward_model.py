@@ -32,7 +32,6 @@ def saved(base: Path, folder: Path, *, lora: bool = True) -> tuple[Path, list[fl
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_scores_survive_save_and_load(base: Path, tmp_path: Path, lora: bool) -> None:
-    """The head too: it is not made anew."""
     folder, scores = saved(base, tmp_path / "reward", lora=lora)
     loaded = RewardModel.load(folder)
     rewards = loaded.score(SAMPLES)
@@ -42,7 +41,6 @@ def test_scores_survive_save_and_load(base: Path, tmp_path: Path, lora: bool) ->
 
 
 def test_transformers_and_peft_alone_give_the_same_scores(base: Path, tmp_path: Path) -> None:
-    """Without any code of ours, row by row as we do."""
     folder, scores = saved(base, tmp_path / "reward")
     network, tokenizer = plainly(base, folder)
     for sample, score in zip(SAMPLES, scores, strict=True):
@@ -63,7 +61,6 @@ def plainly(base: Path, folder: Path) -> tuple[Network, Any]:
 
 
 def test_the_side_of_the_padding_does_not_change_a_score(base: Path, tmp_path: Path) -> None:
-    """In float64, but for the norms, which are float32 in any model; all rows in one batch, and ours."""
     folder, _ = saved(base, tmp_path / "reward")
     network, tokenizer = plainly(base, folder)
     network.double()
@@ -94,7 +91,6 @@ def exactly(model: RewardModel, chosen: Sequence[Sample] = SAMPLES) -> list[floa
 
 
 def test_order_and_company_of_a_row_do_not_change_its_score(base: Path, tmp_path: Path) -> None:
-    """Backwards, and each alone."""
     folder, _ = saved(base, tmp_path / "reward")
     loaded = RewardModel.load(folder)
     scores = loaded.score(SAMPLES).values
@@ -103,7 +99,6 @@ def test_order_and_company_of_a_row_do_not_change_its_score(base: Path, tmp_path
 
 
 def test_batches_stay_below_their_size_and_hold_every_row_once(base: Path) -> None:
-    """The bound is on places, padding too."""
     network, encoder = disturbed(base, lora=True)
     rows = [encoder.encode(one.prompt, one.response) for one in SAMPLES]
     widths: list[int] = []
@@ -117,7 +112,6 @@ def test_batches_stay_below_their_size_and_hold_every_row_once(base: Path) -> No
 
 
 def test_token_ids_are_read_as_they_were_sampled(base: Path, tmp_path: Path) -> None:
-    """They give the score of their text; text beside them is not looked at."""
     folder, scores = saved(base, tmp_path / "reward")
     loaded = RewardModel.load(folder)
     sample = SAMPLES[0]
@@ -130,7 +124,6 @@ def test_token_ids_are_read_as_they_were_sampled(base: Path, tmp_path: Path) -> 
 
 
 def test_a_response_that_its_length_ended_is_read_without_an_end(base: Path, tmp_path: Path) -> None:
-    """As text and as tokens alike, also after its way through the service; a complete one has `<eos>`."""
     folder, _ = saved(base, tmp_path / "reward")
     encoder = RewardModel.load(folder).encode
     eos = load_tokenizer(str(base)).eos_token_id
@@ -154,14 +147,12 @@ def test_a_response_that_its_length_ended_is_read_without_an_end(base: Path, tmp
 def test_a_sample_that_cannot_be_scored_is_refused(
     base: Path, tmp_path: Path, sample: Sample, message: str
 ) -> None:
-    """Before the network sees it."""
     folder, _ = saved(base, tmp_path / "reward")
     with pytest.raises(BadSample, match=message):
         RewardModel.load(folder).score([sample])
 
 
 def test_another_base_model_is_found_out(base: Path, tmp_path: Path) -> None:
-    """Its adapter would give other scores without a word."""
     folder, scores = saved(base, tmp_path / "reward")
     tokenizer = load_tokenizer(str(base))
     tiny_models.save(tiny_models.build_model(tokenizer, seed=5), tokenizer, tmp_path / "other")
@@ -173,7 +164,6 @@ def test_another_base_model_is_found_out(base: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_none_is_named(base: Path, tmp_path: Path) -> None:
-    """With what does."""
     with pytest.raises(ConfigurationError, match="name a folder that `penstock reward train` wrote"):
         RewardModel.load(tmp_path)
     folder, _ = saved(base, tmp_path / "reward")
@@ -185,7 +175,6 @@ def test_a_folder_that_holds_none_is_named(base: Path, tmp_path: Path) -> None:
 
 
 def test_the_sha256_names_the_scores(base: Path, tmp_path: Path) -> None:
-    """The same for a copy, another for other weights."""
     folder, _ = saved(base, tmp_path / "reward")
     shutil.copytree(folder, tmp_path / "copy")
     other, _ = saved(base, tmp_path / "other", lora=False)
@@ -195,14 +184,12 @@ def test_the_sha256_names_the_scores(base: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_that_is_saved_can_run_code(base: Path, tmp_path: Path) -> None:
-    """Weights are safetensors, all else is text."""
     folder, _ = saved(base, tmp_path / "reward")
     names = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert names <= {".json", ".safetensors", ".md", ".jinja", ".txt"}
 
 
 def test_the_vocabulary_of_the_tiny_model_fits() -> None:
-    """Words and four special tokens, which are four."""
     tokenizer = tiny_models.build_tokenizer(WORDS)
     assert len(WORDS) + 4 == len(tokenizer) <= 64
     assert 3 == len({tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id})

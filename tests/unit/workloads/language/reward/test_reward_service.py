@@ -71,13 +71,11 @@ def client(server: Served) -> Iterator[RewardClient]:
 
 
 def test_a_model_of_one_head_expects_nothing_of_people(client: RewardClient) -> None:
-    """What one must train instead is said."""
     with pytest.raises(BadSample, match="--head NAME=SCALE"):
         client.judge(samples()[0])
 
 
 def test_its_scores_are_the_models_own(server: Served, client: RewardClient) -> None:
-    """Of text and of token ids; with the model that gave them."""
     rewards = client.score(samples())
     assert rewards.values == pytest.approx(server.scores, abs=1e-6)
     assert ("reward", 0.25, 2.0) == (rewards.by.name, rewards.by.mean, rewards.by.std)
@@ -87,7 +85,6 @@ def test_its_scores_are_the_models_own(server: Served, client: RewardClient) -> 
 
 
 def test_calls_that_come_at_once_are_scored_together(server: Served, client: RewardClient) -> None:
-    """Each gets its own; the passes are fewer than the calls."""
     before = passes()
     calls = 64
     begin = threading.Barrier(calls)
@@ -112,7 +109,6 @@ def passes() -> int:
 def test_a_call_of_more_samples_than_a_request_holds_is_sent_as_several(
     server: Served, client: RewardClient
 ) -> None:
-    """In their order."""
     values = client.score(samples() * 60).values
     assert 20 * 60 > MAX_REWARD_SAMPLES
     assert values == pytest.approx(server.scores * 60, abs=1e-6)
@@ -130,7 +126,6 @@ def test_a_call_of_more_samples_than_a_request_holds_is_sent_as_several(
     ],
 )
 def test_a_sample_that_cannot_be_scored_is_named(client: RewardClient, bad: Sample, message: str) -> None:
-    """The call is refused, others go on."""
     with pytest.raises(BadSample, match=message):
         client.score([samples()[0], bad])
     assert client.score(samples()[:1]).values
@@ -164,7 +159,6 @@ def conversation(turns: int) -> bytes:
     ids=["noise", "one-more", "millions", "turns"],
 )
 def test_what_would_unfold_to_too_much_is_not_parsed(server: Served, data: bytes, words: str) -> None:
-    """INVALID_ARGUMENT, and the process has not grown by it."""
     before = resident_bytes()
     with grpc.insecure_channel(server.address, [("grpc.max_send_message_length", -1)]) as channel:
         call: Callable[..., bytes] = channel.unary_unary(SCORE, lambda given: given, lambda given: given)
@@ -181,7 +175,6 @@ def resident_bytes() -> int:
 
 
 def test_no_samples_are_a_refusal(server: Served) -> None:
-    """Inside the reply."""
     with open_channel(server.address, Credentials()) as channel:
         call: Any = channel.unary_unary(SCORE, pb.ScoreRequest.SerializeToString, pb.ScoreReply.FromString)
         reply = call(pb.ScoreRequest(), timeout=PATIENCE_S)
@@ -190,7 +183,6 @@ def test_no_samples_are_a_refusal(server: Served) -> None:
 
 
 def test_health_and_reflection_stand_beside_it(server: Served) -> None:
-    """As at every server."""
     with open_channel(server.address, Credentials()) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="penstock.v1.RewardService")
@@ -198,7 +190,6 @@ def test_health_and_reflection_stand_beside_it(server: Served) -> None:
 
 
 def test_a_closed_client_and_one_that_finds_no_server_are_unavailable(short_folder: Path) -> None:
-    """Within their deadline."""
     absent = RewardClient(f"unix:{short_folder}/none.sock", deadline_s=0.3)
     with pytest.raises(Unavailable, match="no answer within 0.3 s"):
         absent.score(samples())
@@ -213,7 +204,6 @@ def test_a_closed_client_and_one_that_finds_no_server_are_unavailable(short_fold
 async def test_a_full_queue_is_overloaded_and_an_error_reaches_its_callers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A request that will get no answer does not wait for one."""
     monkeypatch.setattr(reward_batcher, "MAX_WAITING_ROWS", 4)
     gate = threading.Event()
 
@@ -243,6 +233,5 @@ async def test_a_full_queue_is_overloaded_and_an_error_reaches_its_callers(
 
 
 def test_every_call_of_the_service_has_its_parties() -> None:
-    """A call that is missing from the table is refused to all."""
     (service,) = pb.DESCRIPTOR.services_by_name.values()
     assert CALLS.keys() == {f"/{service.full_name}/{method.name}" for method in service.methods}

@@ -60,7 +60,6 @@ def path_of(function: Callable[..., Any]) -> str:
 
 
 def test_minus_one_and_zero_are_rewards_and_none_is_none() -> None:
-    """From a function; its source is named."""
     rewards = CallableRewards(path_of(by_name)).score(SAMPLES)
     assert (-1.0, None, 0.0, 0.5) == rewards.values
     assert path_of(by_name) == rewards.by.name
@@ -69,7 +68,6 @@ def test_minus_one_and_zero_are_rewards_and_none_is_none() -> None:
 
 
 def test_an_array_is_a_list_of_rewards() -> None:
-    """Of numbers that Python knows."""
     assert (-1.0,) * 4 == CallableRewards(path_of(an_array)).score(SAMPLES).values
 
 
@@ -85,7 +83,6 @@ def test_an_array_is_a_list_of_rewards() -> None:
 def test_what_is_no_reward_is_an_error_that_names_the_function(
     function: Callable[..., Any], message: str
 ) -> None:
-    """It is not taken for one."""
     with pytest.raises(BadReward, match=message) as caught:
         CallableRewards(path_of(function)).score(SAMPLES)
     assert path_of(function) in str(caught.value)
@@ -134,7 +131,6 @@ def reply(**fields: Any) -> Answer:
 
 
 def test_an_endpoint_is_sent_text_and_answers_rewards() -> None:
-    """Null is none; a conversation stays one."""
     samples = [*SAMPLES[:3], Sample(prompt=(Message("user", "hello"),), response="half", cut_short=True)]
     with served([reply(rewards=[-1.0, None, 0, 0.5], model="v7")]) as (url, asked):
         source = HttpRewards(url)
@@ -148,7 +144,6 @@ def test_an_endpoint_is_sent_text_and_answers_rewards() -> None:
 
 
 def test_calls_of_an_endpoint_write_no_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """An actor asks for as long as it runs."""
     caplog.set_level(logging.INFO)
     with served([reply(rewards=[0.5])]) as (url, asked):
         source = HttpRewards(url)
@@ -160,14 +155,12 @@ def test_calls_of_an_endpoint_write_no_lines(caplog: pytest.LogCaptureFixture) -
 
 
 def test_what_may_pass_by_itself_is_asked_again() -> None:
-    """Until it has."""
     with served([(503, b""), (429, b""), reply(rewards=[1.0] * 4)]) as (url, asked):
         assert (1.0,) * 4 == HttpRewards(url).score(SAMPLES).values
     assert 3 == len(asked)
 
 
 def test_an_endpoint_that_stays_away_is_unavailable() -> None:
-    """Not for ever asked; its password is not in the message."""
     with served([(500, b"")]) as (url, asked):
         source = HttpRewards(url.replace("//", "//ada:secret@"), deadline_s=0.5)
         with pytest.raises(Unavailable, match="no answer within 0.5 s: status 500") as caught:
@@ -192,21 +185,18 @@ def test_an_endpoint_that_stays_away_is_unavailable() -> None:
     ],
 )
 def test_a_wrong_answer_is_an_error_at_once(answer: Answer, kind: type[Exception], message: str) -> None:
-    """Asking again would not help."""
     with served([answer]) as (url, asked), pytest.raises(kind, match=message):
         HttpRewards(url).score(SAMPLES)
     assert 1 == len(asked)
 
 
 def test_a_reply_without_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond its limit."""
     monkeypatch.setattr(http_rewards, "MAX_REPLY_BYTES", 1000)
     with served([(200, b" " * 5000)]) as (url, _), pytest.raises(BadReward, match="above 1000 bytes"):
         HttpRewards(url).score(SAMPLES)
 
 
 def test_a_source_is_opened_by_its_name(tmp_path: Path) -> None:
-    """Each of the kinds."""
     kinds: dict[str, type[RewardSource]] = {
         "http://127.0.0.1:1/": HttpRewards,
         "grpc://127.0.0.1:1": RewardClient,
@@ -231,12 +221,10 @@ def test_a_source_is_opened_by_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_of_no_source_is_refused(text: str, message: str) -> None:
-    """With what could be meant."""
     with pytest.raises(ConfigurationError, match=message):
         open_source(text, is_local=True)
 
 
 def test_a_function_from_the_wire_is_not_imported() -> None:
-    """The writer of a run's specification cannot run code here."""
     with pytest.raises(ConfigurationError, match="only where this machine's own configuration names it"):
         open_source("os:getcwd", is_local=False)

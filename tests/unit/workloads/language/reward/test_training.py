@@ -50,7 +50,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_losses_are_the_squared_error_and_that_of_bradley_and_terry() -> None:
-    """Two scores and two pairs, against their formulas."""
     scores = torch.tensor([0.5, -1.0, 2.0, 0.1, 1.0, 0.3])
     found = loss_of(scores, torch.tensor([1.0, -1.0]), centring=0.01)
     pairs = [
@@ -62,7 +61,6 @@ def test_the_losses_are_the_squared_error_and_that_of_bradley_and_terry() -> Non
 
 
 def test_a_mix_of_scores_and_pairs_is_learned_and_written_whole(base: Path, tmp_path: Path) -> None:
-    """Results, measures, and a model that others can load; no checkpoint stays behind."""
     out = tmp_path / "out"
     results = train(order(base, feedback(tmp_path, scored=40, pairs=40), out), NEVER)
     assert results is not None
@@ -86,7 +84,6 @@ def test_a_mix_of_scores_and_pairs_is_learned_and_written_whole(base: Path, tmp_
 def test_scores_to_check_are_those_of_full_precision(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a training in bfloat16, as on a GPU, the model that was saved is read, and gives what it gave."""
     plain = trainer._arguments
     monkeypatch.setattr(
         trainer, "_arguments", lambda *given, **named: replace(plain(*given, **named), bf16=True)
@@ -100,7 +97,6 @@ def test_scores_to_check_are_those_of_full_precision(
 
 
 def test_the_best_weights_are_kept_not_the_last(base: Path, tmp_path: Path) -> None:
-    """Of a training that gets worse: the step size is far too large."""
     source = feedback(tmp_path, scored=60, pairs=0)
     results = train(
         order(base, source, tmp_path / "out", epochs=4, learning_rate=0.3, schedule="constant"), NEVER
@@ -112,7 +108,6 @@ def test_the_best_weights_are_kept_not_the_last(base: Path, tmp_path: Path) -> N
 
 
 def test_micro_batches_do_not_change_the_weights(base: Path, tmp_path: Path) -> None:
-    """Eight at once or two by two: the same steps, of a last batch too that is smaller."""
     source = feedback(tmp_path, scored=11, pairs=6)
     for micro in (8, 2):
         done = train(
@@ -140,7 +135,6 @@ class _StopAt(TrainerCallback):  # type: ignore[misc]  # transformers comes with
 def test_an_interrupted_training_goes_on_as_if_nothing_had_been(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of an epoch: bit by bit the weights of the one that was not interrupted."""
     source = feedback(tmp_path, scored=40, pairs=20)
     assert train(order(base, source, tmp_path / "whole"), NEVER) is not None
     stop = threading.Event()
@@ -163,7 +157,6 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(
 
 
 def test_another_training_is_not_taken_for_the_interrupted_one(base: Path, tmp_path: Path) -> None:
-    """Settings and feedback are those that it was begun with."""
     source = feedback(tmp_path, scored=20, pairs=0)
     stop = threading.Event()
     stop.set()
@@ -183,7 +176,6 @@ def test_another_training_is_not_taken_for_the_interrupted_one(base: Path, tmp_p
 
 
 def test_a_reference_set_says_what_scores_are_usual(base: Path, tmp_path: Path) -> None:
-    """Its mean and deviation stand in the configuration."""
     reference = tmp_path / "reference.jsonl"
     responses = ["good great", "bad", "tree tree"]
     reference.write_text(
@@ -210,7 +202,6 @@ def test_a_reference_set_says_what_scores_are_usual(base: Path, tmp_path: Path) 
 
 
 def test_rows_that_do_not_fit_are_counted_with_the_bad_ones(base: Path, tmp_path: Path) -> None:
-    """A response is never cut."""
     source = feedback(tmp_path, scored=20, pairs=0)
     with Path(source.place).open("a") as file:
         file.write(json.dumps({"prompt": "tree", "response": "good " * 100, "score": 50}) + "\n")
@@ -230,6 +221,5 @@ def test_rows_that_do_not_fit_are_counted_with_the_bad_ones(base: Path, tmp_path
     ],
 )
 def test_a_setting_that_cannot_be_is_named(said: str, message: str) -> None:
-    """With its value."""
     with pytest.raises(ConfigurationError, match=message):
         training_settings((said,))

@@ -17,7 +17,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_a_shadow_is_not_held_and_that_is_said(base: Path) -> None:
-    """With the remedy; the arms are served as if there were none."""
     stand = TextStand(base)
     for version in (1, 2):
         stand.weights[version] = Weights(version, 1, adapter(base, version))

@@ -38,7 +38,6 @@ def blocked(direction: str) -> float:
 
 
 async def test_what_is_asked_is_checked_before_anything_answers(dialogue: Path) -> None:
-    """It is refused by its place; a guard that fails refuses everything."""
     for guard, by in ((guard_of("sea"), "rule:banned"), (AnswerGuard(guard=Broken()), "error")):
         async with running(TextStand(dialogue, guard=guard)) as stand:
             before = blocked("input")
@@ -48,7 +47,6 @@ async def test_what_is_asked_is_checked_before_anything_answers(dialogue: Path) 
 
 
 async def test_a_blocked_answer_leaves_neither_text_nor_ids(dialogue: Path) -> None:
-    """Also not where it calls a tool: the call is part of what is checked."""
     async with running(TextStand(dialogue, guard=guard_of("add"))) as stand:
         before, shown = blocked("output"), list[str]()
         ask = Ask(messages=(SUM,), tools=TOOLS, conversation_id=stand.start())
@@ -85,7 +83,6 @@ class FirstBlocked(Guard):
 
 
 async def test_the_fallback_answers_for_a_version_of_which_nothing_is_left(dialogue: Path) -> None:
-    """It is named, it is not learned from, and what was blocked is not part of the conversation."""
     guard = AnswerGuard(guard=FirstBlocked())
     async with running(TextStand(dialogue, guard=guard)) as stand:
         shown = list[str]()
@@ -98,7 +95,6 @@ async def test_the_fallback_answers_for_a_version_of_which_nothing_is_left(dialo
 
 @pytest.mark.parametrize("penalty", [0.0, -0.5])
 async def test_it_is_a_negative_reward_only_where_that_is_said(dialogue: Path, penalty: float) -> None:
-    """Without a penalty nothing of it is learned from."""
     guard = guard_of("add", penalty)
     async with running(TextStand(dialogue, guard=guard, reward_window_s=0.0, fallback="none")) as stand:
         conversation = stand.start()
@@ -113,7 +109,6 @@ async def test_it_is_a_negative_reward_only_where_that_is_said(dialogue: Path, p
 
 
 def test_a_run_says_what_guards_it(tmp_path: Path) -> None:
-    """Nothing without a word; a file that is none is refused."""
     assert open_guard(is_on=False) is None
     rules = tmp_path / "rules.toml"
     rules.write_text("[[rule]]\nname = 'vault'\npattern = 'vault'\n")

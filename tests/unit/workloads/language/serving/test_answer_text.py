@@ -21,7 +21,6 @@ CALL = f"<tool_call> {ADD} </tool_call>"
     ],
 )
 def test_what_streams_is_what_the_message_says(written: str, content: str, calls: int) -> None:
-    """Text before and behind calls, calls that are cut off, and those of a tool that was not offered."""
     text, offered = AnswerText(TOKENIZER, holds_calls=True), TOOLS[:1]
     parts = []
     for token in TOKENIZER(written, add_special_tokens=False)["input_ids"]:

@@ -10,7 +10,6 @@ from tests.support.language.text_stand import TextStand, tool, user
 async def test_an_answer_is_on_record_before_it_leaves_and_a_column_holds_the_same(
     stand: TextStand, tmp_path: Path
 ) -> None:
-    """Siblings too; the runs of the fragment are read from its payload, under the versions of its turns."""
     assert stand.experience is not None
     journal = SampleJournal(tmp_path, "text", "server", stand.conversations.episodes.server)
     stand.experience._journal = journal
@@ -38,7 +37,6 @@ async def test_an_answer_is_on_record_before_it_leaves_and_a_column_holds_the_sa
 async def test_a_conversation_of_older_weights_may_end_after_one_of_newer(
     stand: TextStand,
 ) -> None:
-    """Each has a slot of its own while it is open, in which weights never get older, as the audit looks."""
     first, history = stand.start("first"), SessionHistory(session=1)
     await stand.say(first, user())
     await stand.publish(2)

@@ -50,7 +50,6 @@ async def talk(stand: TextStand, conversation: str, **fields: Any) -> tuple[list
 
 
 async def test_a_dialogue_with_tools_is_one_column_of_the_ids_that_were_sampled(stand: TextStand) -> None:
-    """Three turns, with their log-probabilities and rewards, under the version that the reply names."""
     conversation = stand.start()
     _, replies = await talk(stand, conversation)
     assert [one.answers[0].finish for one in replies] == ["tool_calls", "tool_calls", "stop"]
@@ -76,7 +75,6 @@ async def test_a_dialogue_with_tools_is_one_column_of_the_ids_that_were_sampled(
 
 
 async def test_the_same_messages_once_more_get_the_same_answer(stand: TextStand) -> None:
-    """Nothing is learned twice; `regenerate` draws another, and the one that is gone on with lives."""
     conversation = stand.start()
     first = await stand.say(conversation, user())
     assert await stand.say(conversation, user(), request_id="again") is first
@@ -90,7 +88,6 @@ async def test_the_same_messages_once_more_get_the_same_answer(stand: TextStand)
 
 
 async def test_of_siblings_the_one_that_the_history_continues_is_learned_from(stand: TextStand) -> None:
-    """Three answers at once; the caller goes on with the last."""
     conversation = stand.start()
     reply = await stand.say(conversation, user(), count=3)
     assert len(reply.answers) == 3
@@ -105,7 +102,6 @@ async def test_of_siblings_the_one_that_the_history_continues_is_learned_from(st
 
 
 async def test_what_a_person_thinks_is_the_newest_thing_that_they_said_unasked(stand: TextStand) -> None:
-    """A reward that a program gives is no opinion; a turn that was asked about counts for nothing."""
     program = stand.conversations.start("", "program")
     assert program.opinion is None
     episode = stand.conversations.start("", "person", opinions=True)
@@ -137,7 +133,6 @@ async def test_what_a_person_thinks_is_the_newest_thing_that_they_said_unasked(s
 async def test_what_is_not_sampled_from_the_policy_is_answered_and_not_learned_from(
     stand: TextStand, fields: dict[str, Any], reason: str
 ) -> None:
-    """The reply says why, its tokens are counted, and they are context of the turn that follows."""
     conversation = stand.start()
     before = unlearned(reason)
     reply = await stand.say(conversation, user(), **fields)
@@ -154,7 +149,6 @@ async def test_what_is_not_sampled_from_the_policy_is_answered_and_not_learned_f
 
 
 async def test_without_a_conversation_nothing_is_learned(stand: TextStand) -> None:
-    """It is answered by the same version."""
     before = unlearned("unasked")
     reply = await stand.conversations.generate(Ask(messages=(user(),), temperature=0.0), 1e9, no_show)
     assert (reply.version, reply.unlearned) == (1, "no conversation")
@@ -163,7 +157,6 @@ async def test_without_a_conversation_nothing_is_learned(stand: TextStand) -> No
 
 
 async def test_an_edited_history_ends_the_column_truncated(stand: TextStand) -> None:
-    """What was sampled before it is learned from; the next column begins with the history as context."""
     conversation = stand.start()
     first = await stand.say(conversation, user())
     edited = [user(), Message("assistant", "other"), Message("user", "sum")]
@@ -175,7 +168,6 @@ async def test_an_edited_history_ends_the_column_truncated(stand: TextStand) -> 
 
 
 async def test_a_stop_or_a_most_of_tokens_truncates(stand: TextStand) -> None:
-    """An answer that did not end by itself does not end the episode."""
     ways: tuple[dict[str, Any], ...] = ({"stop": ("</tool_call>",)}, {"max_tokens": 1})
     for number, fields in enumerate(ways):
         conversation = stand.start(f"c-{number}")
@@ -189,7 +181,6 @@ async def test_a_stop_or_a_most_of_tokens_truncates(stand: TextStand) -> None:
 
 
 async def test_a_client_that_goes_away_costs_what_was_not_rewarded(stand: TextStand) -> None:
-    """After the timeout the turns up to the last reward are learned from, the others counted."""
     conversation = stand.start()
     first = await stand.say(conversation, user())
     answer = first.answers[0].message
@@ -209,7 +200,6 @@ async def test_a_client_that_goes_away_costs_what_was_not_rewarded(stand: TextSt
 
 
 async def test_a_reward_counts_once_and_late_ones_go_to_the_feedback_table(stand: TextStand) -> None:
-    """By its request; a turn that was not is refused by its number."""
     kept: list[Any] = []
 
     async def keep(caller: str, rewards: Any) -> None:
@@ -234,7 +224,6 @@ async def test_a_reward_counts_once_and_late_ones_go_to_the_feedback_table(stand
 
 
 async def test_in_the_window_a_reward_reaches_a_column_that_is_over(stand: TextStand) -> None:
-    """It is sent when no reward may come any more."""
     stand.section = stand.conversations._section = stand.section.model_copy(update={"reward_window_s": 5.0})
     conversation = stand.start()
     await stand.say(conversation, user())
@@ -253,7 +242,6 @@ async def test_in_the_window_a_reward_reaches_a_column_that_is_over(stand: TextS
 async def test_a_version_that_gives_no_numbers_is_stood_in_for_by_the_model_without_its_adapter(
     stand: TextStand,
 ) -> None:
-    """The reply says so, its ids are those of the model alone, and it is not learned from."""
     alone = await stand.conversations.generate(
         Ask(messages=(user(),), temperature=0.0, tools=()), 1e9, no_show
     )
@@ -267,7 +255,6 @@ async def test_a_version_that_gives_no_numbers_is_stood_in_for_by_the_model_with
 
 
 async def test_before_the_first_weights_the_model_itself_answers(dialogue: Any, stand: TextStand) -> None:
-    """Where a fallback is declared; else it is refused as not ready."""
     stand.versions.latest = None
     reply = await stand.say("", user())
     assert (reply.is_fallback, reply.version) == (True, 0)
@@ -278,7 +265,6 @@ async def test_before_the_first_weights_the_model_itself_answers(dialogue: Any, 
 
 
 async def test_versions_that_answer_no_request_are_released(stand: TextStand) -> None:
-    """One that a request names is loaded for it; a turn is of the newest."""
     conversation = stand.start()
     first = await stand.say(conversation, user())
     await stand.publish(2)
@@ -314,7 +300,6 @@ async def test_versions_that_answer_no_request_are_released(stand: TextStand) ->
 async def test_what_cannot_be_answered_is_refused_by_its_field(
     stand: TextStand, fields: dict[str, Any], message: str
 ) -> None:
-    """With value and remedy; the next request is answered."""
     with pytest.raises(Refused, match=message) as refused:
         await stand.say("", **({"messages": (user(),), "tools": ()} | fields))
     assert refused.value.refusal.reason is Reason.INVALID
@@ -322,7 +307,6 @@ async def test_what_cannot_be_answered_is_refused_by_its_field(
 
 
 async def test_an_arm_without_a_version_and_an_unknown_version_are_refused(stand: TextStand) -> None:
-    """As unknown; so is a conversation that somebody made up."""
     for fields in ({"arm": Arm.CANARY}, {"version": 99}):
         with pytest.raises(Refused) as refused:
             await stand.say("", user(), **fields)
@@ -335,13 +319,11 @@ async def test_an_arm_without_a_version_and_an_unknown_version_are_refused(stand
 
 
 async def test_the_same_name_is_the_same_conversation(stand: TextStand) -> None:
-    """While it is remembered; one without a name is another each time."""
     assert stand.start("mine") == stand.start("mine") == stand.start("mine", must_exist=True)
     assert stand.start() != stand.start()
 
 
 async def test_rewards_of_a_conversation_that_is_over_are_for_turns_that_it_had(dialogue: Any) -> None:
-    """Also where it is forgotten, of which the number of its turns is not known; the newest is the last."""
     kept: list[Any] = []
 
     async def keep(caller: str, rewards: Any) -> None:
@@ -365,7 +347,6 @@ async def test_rewards_of_a_conversation_that_is_over_are_for_turns_that_it_had(
 
 
 async def test_what_conversations_hold_is_counted_and_bounded(dialogue: Any, stand: TextStand) -> None:
-    """Messages, tools and answers, those of columns that wait for late rewards too, until they are sent."""
     held = stand.conversations._held
     conversation = stand.start()
     await stand.say(conversation, user())
@@ -389,7 +370,6 @@ async def test_what_conversations_hold_is_counted_and_bounded(dialogue: Any, sta
 async def test_answers_that_grow_beside_one_another_do_not_share_the_same_room(
     dialogue: Any, stand: TextStand
 ) -> None:
-    """What one may come to hold is held for it from its beginning, and given back at its end."""
     held = CallerShares(40_000)
     stand.conversations._held = held
     asks = (stand.say(stand.start(), user(), count=8, max_tokens=8) for _ in range(6))
@@ -401,7 +381,6 @@ async def test_answers_that_grow_beside_one_another_do_not_share_the_same_room(
 
 
 async def test_who_keeps_late_rewards_coming_holds_no_other_up(stand: TextStand) -> None:
-    """Columns behind it in the window are sent while its rewards are being stored."""
     stand.section = stand.conversations._section = stand.section.model_copy(update={"reward_window_s": 5.0})
     first, second = stand.start(), stand.start()
     for conversation in (first, second):
@@ -419,7 +398,6 @@ async def test_who_keeps_late_rewards_coming_holds_no_other_up(stand: TextStand)
 
 
 async def test_a_turn_has_so_many_answers(stand: TextStand) -> None:
-    """Then one of them must be gone on with."""
     conversation = stand.start()
     asked: dict[str, Any] = {"count": 16, "max_tokens": 1, "regenerate": True}
     for _ in range(4):

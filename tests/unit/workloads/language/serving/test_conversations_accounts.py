@@ -76,7 +76,6 @@ def not_learned() -> dict[str, float]:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_each_sampled_token_is_learned_from_or_counted(stand: TextStand, seed: int) -> None:
-    """Of clients that behave at random; no reason is below nothing, and several are met."""
     before, chance = not_learned(), random.Random(seed)
     client, learned = Client(stand, chance), 0
     for number in range(12):
@@ -97,7 +96,6 @@ async def test_each_sampled_token_is_learned_from_or_counted(stand: TextStand, s
 
 
 async def test_a_client_that_dies_while_its_answer_grows_is_counted(stand: TextStand) -> None:
-    """What it did not wait for is not learned from; the same messages are answered anew, as the same turn."""
     before, conversation = not_learned()["stopped"], stand.start()
     ask = Ask(messages=(user(),), conversation_id=conversation, max_tokens=30)
     task = asyncio.ensure_future(stand.conversations.generate(ask, FAR, lambda _index, _part: _cancel(task)))

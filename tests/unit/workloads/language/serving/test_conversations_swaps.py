@@ -35,7 +35,6 @@ def difference(stand: TextStand, reply: TextReply, version: int) -> float:
 async def test_swaps_of_versions_under_streams_mix_no_answer(
     stand: TextStand, swaps: int, streams: int
 ) -> None:
-    """Each has the log-probabilities of the version that its reply names; a wrong one would be far off."""
     blobs = {version: adapter(stand.base, version, size=FAR_APART) for version in range(2, swaps + 2)}
     over = asyncio.Event()
     tasks = [asyncio.create_task(answers(stand, over)) for _ in range(streams)]

@@ -24,7 +24,6 @@ def stub(dialogue: Path, short_folder: Path) -> Iterator[TextServiceStub]:
 
 
 def test_tools_that_do_not_parse_are_refused_by_their_place(stub: TextServiceStub) -> None:
-    """No JSON, no function, a name that is none, too deep, too many; the next request is answered."""
     messages = [pb.TextMessage(role="user", content="sum")]
     wrong = {
         (TOOL, '{"type": '): "tools[1]: is no JSON",
@@ -65,7 +64,6 @@ LONG = "x" * MANY
 
 
 def test_no_call_remembers_what_is_long_or_many(stub: TextServiceStub) -> None:
-    """Ids, keys, rewards, messages, calls, tools and biases; nothing that is refused counts."""
     conversation = begun(stub)
     assert ask(stub, conversation_id=conversation).answers
     message = pb.TextMessage(role="user", content="sum")
@@ -129,7 +127,6 @@ def test_no_call_remembers_what_is_long_or_many(stub: TextServiceStub) -> None:
 
 
 def test_ids_of_any_length_are_no_conversations(stub: TextServiceStub) -> None:
-    """They are refused with their beginning, by each call that takes one."""
     rewards = [pb.TurnReward(turn=0, amount=1.0)]
     for wrong in (LONG, "", "c-1", "0" * 48):
         for reply in (

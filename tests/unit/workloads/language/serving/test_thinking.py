@@ -55,7 +55,6 @@ def guarded(pattern: str) -> AnswerGuard:
 
 
 async def test_an_answer_comes_from_the_thought_before_it(thinking: TextStand) -> None:
-    """Its length and time are told; what was thought is not."""
     (answer,) = (await ask(thinking)).answers
     assert answer.message.content == BEHIND
     assert answer.thought is not None
@@ -67,7 +66,6 @@ async def test_an_answer_comes_from_the_thought_before_it(thinking: TextStand) -
 
 
 async def test_thoughts_are_counted_with_their_length_and_time_by_arm(thinking: TextStand) -> None:
-    """Three answers, of which two were thought about; a caller that hides them counts as well."""
     counted = metrics.THOUGHT_TOKENS.labels("latest"), metrics.THOUGHT_SECONDS.labels("latest")
 
     def sums() -> list[float]:
@@ -90,21 +88,18 @@ def thoughts_counted(arm: str) -> float:
 
 
 async def test_a_thought_is_shown_to_who_asks_for_it(thinking: TextStand) -> None:
-    """Without its end, and with its ids."""
     (answer,) = (await ask(thinking, show_thought=True)).answers
     assert answer.thought is not None
     assert (answer.thought.text, answer.thought.ids) == (THOUGHT, ids("lookup 3 done"))
 
 
 async def test_without_a_budget_there_is_no_thought(thinking: TextStand) -> None:
-    """The answer is that of the model at once."""
     (answer,) = (await ask(thinking, thought_tokens=0, show_thought=True)).answers
     assert (answer.message.content, answer.thought, answer.before) == (WITHOUT, None, ids("3"))
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, MOST])
 async def test_a_thought_takes_no_more_than_its_budget(thinking: TextStand, budget: int) -> None:
-    """What the budget ends is closed; the end counts."""
     (answer,) = (await ask(thinking, thought_tokens=budget, show_thought=True)).answers
     assert answer.thought is not None
     assert answer.thought.tokens == min(budget, 3)
@@ -113,7 +108,6 @@ async def test_a_thought_takes_no_more_than_its_budget(thinking: TextStand, budg
 
 
 async def test_a_budget_beyond_the_runs_is_refused(thinking: TextStand, stand: TextStand) -> None:
-    """With both numbers; a model without thoughts has no budget but 0."""
     with pytest.raises(Refused, match="thought_tokens=6: ask for 0 to 5") as refused:
         await ask(thinking, thought_tokens=6)
     assert refused.value.refusal.reason is Reason.INVALID
@@ -124,7 +118,6 @@ async def test_a_budget_beyond_the_runs_is_refused(thinking: TextStand, stand: T
 
 @pytest.mark.parametrize("shows", [True, False])
 async def test_no_stream_holds_what_was_thought(thinking: TextStand, shows: bool) -> None:
-    """Whether it is told in the end or not."""
     parts = list[str]()
     asked = Ask(messages=(user(),), temperature=0.0, show_thought=shows, count=3)
     reply = await thinking.conversations.generate(asked, FAR, lambda _, part: parts.append(part))
@@ -141,7 +134,6 @@ class Caller:
 
 
 async def test_on_the_wire_a_hidden_thought_is_numbers_alone(thinking: TextStand) -> None:
-    """Of the whole reply no word of it can be read, streamed or not; asked for, it is there."""
     fields: dict[str, Any] = {"messages": [pb.TextMessage(role="user", content="sum")], "temperature": 0.0}
     hidden = await thinking.service.generate(pb.GenerateRequest(**fields), Caller())
     stream = thinking.service.generate_stream(pb.GenerateRequest(**fields), Caller())
@@ -161,7 +153,6 @@ async def test_on_the_wire_a_hidden_thought_is_numbers_alone(thinking: TextStand
 
 
 async def test_stops_biases_and_lengths_are_the_answers_alone(thinking: TextStand) -> None:
-    """A stop that is thought ends nothing, a bias moves no thought, and `max_tokens` counts no thought."""
     stopped = (await ask(thinking, stop=("lookup", BEHIND))).answers[0]
     assert (stopped.message.content, stopped.finish) == ("", "stop")
     assert stopped.thought is not None
@@ -172,7 +163,6 @@ async def test_stops_biases_and_lengths_are_the_answers_alone(thinking: TextStan
 
 
 async def test_answers_of_one_length_are_whole_at_it(thinker: Path) -> None:
-    """Where nothing in a row says where an answer ends."""
     async with running(TextStand(thinker, form=form_of(answer_tokens=1))) as stand:
         whole = (await ask(stand, max_tokens=6)).answers[0]
         assert (whole.message.content, len(whole.ids), whole.finish, whole.ended) == (BEHIND, 1, "stop", True)
@@ -184,7 +174,6 @@ async def test_answers_of_one_length_are_whole_at_it(thinker: Path) -> None:
 
 
 async def test_what_a_request_may_hold_leaves_room_for_a_thought(thinking: TextStand) -> None:
-    """Its number is in the refusal."""
     fits = 64 - len(thinking.conversations._encoder.begin([user()])) - form_of().room
     assert (await ask(thinking, max_tokens=fits)).answers
     with pytest.raises(Refused, match="8 of a thought and an answer of up to"):
@@ -192,7 +181,6 @@ async def test_what_a_request_may_hold_leaves_room_for_a_thought(thinking: TextS
 
 
 async def test_drawn_answers_have_thoughts_of_their_own(thinking: TextStand) -> None:
-    """Each before its answer; a seed gives the same once more."""
     hot: dict[str, Any] = {"temperature": 3.0, "count": 8, "seed": 7, "show_thought": True}
     first, again = await ask(thinking, **hot), await ask(thinking, **hot)
     thoughts = [one.thought.ids for one in first.answers if one.thought is not None]
@@ -203,7 +191,6 @@ async def test_drawn_answers_have_thoughts_of_their_own(thinking: TextStand) -> 
 
 
 async def test_a_conversation_of_thoughts_goes_on_and_is_not_learned_from(thinking: TextStand) -> None:
-    """Its reply says why; the same request gets the same answer, and thoughts are no part of what follows."""
     conversation, before = thinking.start(), unlearned("thought")
     fields: dict[str, Any] = {"tools": (), "temperature": 0.0}
     first = await thinking.say(conversation, user(), **fields)
@@ -222,7 +209,6 @@ async def test_a_conversation_of_thoughts_goes_on_and_is_not_learned_from(thinki
 
 
 async def test_an_arm_without_thoughts_answers_at_once(thinker: Path) -> None:
-    """Whatever budget a request names within the run's."""
     async with running(TextStand(thinker, form=form_of(), arms_without_thought=("latest",))) as stand:
         for fields in ({}, {"thought_tokens": 3}):
             (answer,) = (await ask(stand, **fields)).answers
@@ -235,7 +221,6 @@ async def test_an_arm_without_thoughts_answers_at_once(thinker: Path) -> None:
 async def test_a_thought_that_is_shown_passes_the_guard(
     thinker: Path, pattern: str, shown: str | None
 ) -> None:
-    """What it blocks is counted and stays hidden, ids and all; the answer is not held against it."""
     async with running(TextStand(thinker, form=form_of(), guard=guarded(pattern))) as stand:
         counter = metrics.TEXT_BLOCKED.labels("latest", "output", "rule:banned")._value
         before = counter.get()
@@ -248,7 +233,6 @@ async def test_a_thought_that_is_shown_passes_the_guard(
 
 
 async def test_a_blocked_answer_takes_its_thought_with_it(thinker: Path) -> None:
-    """Its length alone is told."""
     async with running(TextStand(thinker, form=form_of(), guard=guarded(BEHIND), fallback="none")) as stand:
         (answer,) = (await ask(stand, show_thought=True)).answers
         assert answer.is_blocked
@@ -257,7 +241,6 @@ async def test_a_blocked_answer_takes_its_thought_with_it(thinker: Path) -> None
 
 
 async def test_a_caller_without_time_ends_its_thought(thinker: Path) -> None:
-    """It is refused by the deadline, and nothing goes on growing for it."""
     stand = TextStand(thinker, form=form_of())
     await stand.publish(1)
     until_s = asyncio.get_running_loop().time() + 0.05
@@ -269,7 +252,6 @@ async def test_a_caller_without_time_ends_its_thought(thinker: Path) -> None:
 
 
 async def test_a_caller_that_goes_away_leaves_its_thought_counted(thinker: Path) -> None:
-    """The token that was drawn is one of those that are not learned from."""
     stand, before = TextStand(thinker, form=form_of()), unlearned("stopped")
     await stand.publish(1)
     asked = Ask(messages=(user(),), temperature=0.0)
@@ -286,7 +268,6 @@ async def test_a_caller_that_goes_away_leaves_its_thought_counted(thinker: Path)
 
 
 async def test_a_version_that_cannot_think_is_stood_in_for(thinking: TextStand) -> None:
-    """By the model without its adapter, which thinks as well."""
     await thinking.publish(2, adapter(thinking.base, 2, size=float("inf")))
     reply = await ask(thinking)
     assert (reply.is_fallback, reply.version) == (True, 0)
@@ -297,7 +278,6 @@ async def test_a_version_that_cannot_think_is_stood_in_for(thinking: TextStand) 
 async def test_a_version_stays_between_a_thought_and_its_answer(
     thinking: TextStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Newer weights come when the thought is whole; its version answers, and is let go of afterwards."""
     from workloads.language.serving.thinking import Thinking
 
     whole = Thinking.whole
@@ -319,7 +299,6 @@ async def test_a_version_stays_between_a_thought_and_its_answer(
 async def test_a_word_that_is_refused_is_told_its_caller_and_no_log(
     thinking: TextStand, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a conversation and without one; what people write is not what a log is for."""
     thinking.conversations._encoder = ChatEncoder(TOKENIZER, WORDS)
     asked: dict[str, Any] = {"messages": [pb.TextMessage(role="user", content="sum hunter2")]}
     for conversation in ("", thinking.start()):

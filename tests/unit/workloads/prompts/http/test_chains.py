@@ -12,7 +12,6 @@ from workloads.prompts.http.given_answers import GivenAnswers
 
 
 def test_transitions_that_follow_one_another_are_one_episode(prompts: SmallPrompts) -> None:
-    """It terminates with `done`; rewards, actions and log-probabilities are those of its steps."""
     answers = [prompts.select(embedding(number)) for number in range(3)]
     for number, answer in enumerate(answers):
         reply = prompts.store(
@@ -34,7 +33,6 @@ def test_transitions_that_follow_one_another_are_one_episode(prompts: SmallPromp
 
 
 def test_a_chain_that_nothing_follows_ends_truncated_where_it_was_seen_last(prompts: SmallPrompts) -> None:
-    """By a flush, by a gateway that ends: its last `next_state` is what is valued."""
     prompts.store(embedding(0), prompts.select(embedding(0)), embedding(1))
     prompts.store(embedding(7), prompts.select(embedding(7)), embedding(8))
     assert prompts.fragments() == []
@@ -47,7 +45,6 @@ def test_a_chain_that_nothing_follows_ends_truncated_where_it_was_seen_last(prom
 
 
 def test_a_state_that_does_not_follow_begins_another_chain(prompts: SmallPrompts) -> None:
-    """Several chains of one caller go on side by side."""
     for number in (0, 10, 1, 11):
         answer = prompts.select(embedding(number))
         prompts.store(embedding(number), answer, embedding(number + 1), done=number in {1, 11})
@@ -55,7 +52,6 @@ def test_a_state_that_does_not_follow_begins_another_chain(prompts: SmallPrompts
 
 
 def test_the_version_that_answered_is_the_one_that_counts(prompts: SmallPrompts) -> None:
-    """Whatever has been published since, and whatever the caller says of the log-probability."""
     answer = prompts.select(embedding(0))
     prompts.served.publish(2)
     prompts.store(embedding(0), answer, embedding(1), done=True, log_prob=-50.0)
@@ -65,7 +61,6 @@ def test_the_version_that_answered_is_the_one_that_counts(prompts: SmallPrompts)
 
 
 def test_a_likeliest_action_teaches_no_on_policy_algorithm(prompts: SmallPrompts) -> None:
-    """It was not drawn: its step is not valid."""
     answer = prompts.select(embedding(0), deterministic=True)
     assert prompts.store(embedding(0), answer, embedding(1), done=True).status_code == 200
     (fragment,) = prompts.fragments()
@@ -73,7 +68,6 @@ def test_a_likeliest_action_teaches_no_on_policy_algorithm(prompts: SmallPrompts
 
 
 def test_a_transition_that_comes_again_with_its_ticket_counts_once(prompts: SmallPrompts) -> None:
-    """A client whose answer was lost sends it again."""
     answer = prompts.select(embedding(0))
     for duplicate in (False, True):
         reply = prompts.store(embedding(0), answer, embedding(1), done=True, ticket=answer["ticket"])
@@ -85,7 +79,6 @@ def test_a_transition_that_comes_again_with_its_ticket_counts_once(prompts: Smal
 def test_a_transition_without_ticket_leaves_an_answer_to_the_one_that_names_it(
     prompts: SmallPrompts, is_first: bool
 ) -> None:
-    """Of two clients in one state, whichever asked first: what both store counts, and once."""
     two = _equal_answers(prompts)
     named = two[1] if is_first else two[0]
     prompts.store(embedding(0), named, embedding(1), done=True, reward=-1.0)
@@ -98,7 +91,6 @@ def test_a_transition_without_ticket_leaves_an_answer_to_the_one_that_names_it(
 
 
 def test_a_transition_that_took_all_answers_does_not_stand_for_another(prompts: SmallPrompts) -> None:
-    """Sent again without ticket it takes another answer; the one that this belongs to counts as well."""
     two = _equal_answers(prompts)
     for _ in two:
         prompts.store(embedding(0), two[0], embedding(1), done=True, reward=-1.0)
@@ -122,7 +114,6 @@ def _equal_answers(prompts: SmallPrompts) -> tuple[dict[str, Any], dict[str, Any
 
 
 def test_a_ticket_of_an_earlier_gateway_is_no_leave_to_count_twice(prompts: SmallPrompts) -> None:
-    """It stored the transition, and was killed: another one refuses it, and says how it would be taken."""
     answer = prompts.select(embedding(0))
     prompts.store(embedding(0), answer, embedding(1), done=True, ticket=answer["ticket"])
     prompts.api.given = GivenAnswers()
@@ -135,7 +126,6 @@ def test_a_ticket_of_an_earlier_gateway_is_no_leave_to_count_twice(prompts: Smal
 
 
 def test_a_transition_of_no_answer_is_held_to_the_version_that_answers(prompts: SmallPrompts) -> None:
-    """Counted, where its log-probability may be right; refused by its field, where it is far off."""
     shown = prompts.post("/get_distribution", embedding=embedding(0)).json()["probabilities"]
     claimed = {"action": 2, "value": 0.0, "log_prob": float(np.log(shown[2]))}
     assert prompts.store(embedding(0), claimed, embedding(1)).json()["verified"] is False
@@ -148,7 +138,6 @@ def test_a_transition_of_no_answer_is_held_to_the_version_that_answers(prompts: 
 
 
 def test_open_chains_are_bounded(prompts: SmallPrompts) -> None:
-    """The one that was longest silent ends for a new one; nothing is lost."""
     most = chains.MOST_CHAINS
     for number in range(most + 2):
         answer = prompts.select(embedding(2 * number))
@@ -161,7 +150,6 @@ def test_open_chains_are_bounded(prompts: SmallPrompts) -> None:
 
 
 def test_a_policy_server_that_was_started_again_takes_what_follows(prompts: SmallPrompts) -> None:
-    """Its episodes are unknown there; what was lost with it is counted."""
     prompts.store(embedding(0), prompts.select(embedding(0)), embedding(1))
     for episode in list(prompts.served.stand.episodes):
         prompts.served.stand.episodes.close(episode)
@@ -170,7 +158,6 @@ def test_a_policy_server_that_was_started_again_takes_what_follows(prompts: Smal
 
 
 def test_numbers_may_come_as_base64(prompts: SmallPrompts) -> None:
-    """They are the same numbers, and the same chain."""
     answer = prompts.select(as_base64(embedding(0)))  # type: ignore[arg-type]
     prompts.store(embedding(0), answer, as_base64(embedding(1)))  # type: ignore[arg-type]
     prompts.store(embedding(1), prompts.select(embedding(1)), embedding(2), done=True)

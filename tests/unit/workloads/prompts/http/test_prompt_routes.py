@@ -54,7 +54,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallPrompts]:
 def test_what_is_wrong_with_a_transition_is_told_by_field(
     served: SmallPrompts, field: str, value: Any
 ) -> None:
-    """422, as other errors are, and nothing is learned from it."""
     body = json.dumps(TRANSITION | {field: value})
     reply = served.client.post(
         "/store_experience", content=body, headers={"Content-Type": "application/json"}
@@ -73,13 +72,11 @@ def test_what_is_wrong_with_a_transition_is_told_by_field(
 def test_a_number_that_is_too_large_is_told_as_it_was_sent(
     served: SmallPrompts, number: int, said: str
 ) -> None:
-    """Whole numbers of any length."""
     reply = served.post("/select_action", embedding=[*embedding(0)[:5], number, *embedding(0)[6:]])
     assert (reply.status_code, said in reply.json()["detail"]) == (422, True), reply.text
 
 
 def test_a_ticket_of_another_state_or_action_is_refused(served: SmallPrompts) -> None:
-    """A state that does not belong to it is named, and so is the action."""
     answer = served.select(embedding(0))
     other = served.store(embedding(5), answer, embedding(1), ticket=answer["ticket"])
     assert (other.status_code, other.json()["field"]) == (422, "state")
@@ -94,13 +91,11 @@ def test_a_ticket_of_another_state_or_action_is_refused(served: SmallPrompts) ->
 )
 @pytest.mark.parametrize("path", ["/save", "/load"])
 def test_a_place_is_no_name(served: SmallPrompts, path: str, name: str) -> None:
-    """Checkpoints have names; nothing of the network is used as a path."""
     reply = served.post(path, path=name)
     assert (reply.status_code, reply.json()["field"]) == (422, "path")
 
 
 def test_bodies_that_are_none_are_refused(served: SmallPrompts) -> None:
-    """Not JSON, of another kind, too deep, too large."""
     headers = {"Content-Type": "application/json"}
     for content, status in (
         (b"", 422),
@@ -118,13 +113,11 @@ def test_bodies_that_are_none_are_refused(served: SmallPrompts) -> None:
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
 def test_other_hosts_and_origins_are_refused(served: SmallPrompts, headers: dict[str, str]) -> None:
-    """Without a token, loopback is for this machine's own programs and pages."""
     reply = served.client.post("/select_action", json={"embedding": embedding(0)}, headers=headers)
     assert reply.status_code in {403, 421}
 
 
 def test_a_client_that_stores_and_never_updates_is_told_so(prompts: SmallPrompts) -> None:
-    """429 with what to do; what it has stored stays."""
     prompts.api.most_waiting = 3
     stored = [
         prompts.store(embedding(number), prompts.select(embedding(number)), embedding(99), done=True)
@@ -137,7 +130,6 @@ def test_a_client_that_stores_and_never_updates_is_told_so(prompts: SmallPrompts
 
 
 def test_without_a_broker_a_run_is_not_steered(served: SmallPrompts) -> None:
-    """503 with what is missing; actions are given all the same."""
     for path, body in (("/update", {}), ("/save", {}), ("/load", {"path": "x"})):
         reply = served.post(path, **body)
         assert (reply.status_code, "--broker" in reply.json()["detail"]) == (503, True)
@@ -155,14 +147,12 @@ PROMPTS: list[tuple[str, str]] = [
 @pytest.mark.parametrize("text", [one[1] for one in PROMPTS], ids=[one[0] for one in PROMPTS])
 @pytest.mark.parametrize("path", ["/embed", "/mutate", "/optimize"])
 def test_a_text_that_is_no_prompt_is_refused(served: SmallPrompts, path: str, text: str) -> None:
-    """By its field."""
     body = {"prompt": text} | ({"action": 0} if path == "/mutate" else {})
     reply = served.post(path, **body)
     assert (reply.status_code, reply.json()["field"]) == (422, "prompt")
 
 
 def test_half_a_character_is_no_text(served: SmallPrompts) -> None:
-    """As JSON may spell it."""
     reply = served.client.post(
         "/embed", content=b'{"prompt": "\\ud800"}', headers={"Content-Type": "application/json"}
     )
@@ -170,7 +160,6 @@ def test_half_a_character_is_no_text(served: SmallPrompts) -> None:
 
 
 def test_a_prompt_is_embedded_mutated_and_optimised(served: SmallPrompts) -> None:
-    """Each mutation's reward is the environment's, and the path's is their sum."""
     text = "Write a function that sorts a list"
     embedded = served.post("/embed", prompt=text).json()
     assert (len(embedded["embedding"]), embedded["category"]) == (SIZE, "CODE_GENERATION")
@@ -186,7 +175,6 @@ def test_a_prompt_is_embedded_mutated_and_optimised(served: SmallPrompts) -> Non
 
 
 def test_the_answers_are_those_of_the_contract(served: SmallPrompts) -> None:
-    """Names and ranges; equal states have equal distributions."""
     answer = served.select(embedding(3))
     assert answer.keys() == {"action", "mutation_type", "log_prob", "value", "version", "ticket"}
     shown = served.post("/get_distribution", embedding=embedding(3)).json()
@@ -195,7 +183,6 @@ def test_the_answers_are_those_of_the_contract(served: SmallPrompts) -> None:
 
 
 def test_a_body_that_breaks_off_is_an_error_of_its_sender(served: SmallPrompts) -> None:
-    """Nothing fails, and nothing is written of it as a defect."""
     told = list[dict[str, Any]]()
     parts = iter([{"type": "http.request", "body": b'{"embedding": [', "more_body": True}])
 

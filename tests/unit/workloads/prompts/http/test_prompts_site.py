@@ -58,14 +58,12 @@ def doored(tmp_path_factory: pytest.TempPathFactory) -> Doored:
     ids=["none", "nonsense", "another scheme", "long"],
 )
 def test_a_call_without_a_token_is_refused(doored: Doored, headers: dict[str, str]) -> None:
-    """401, before anything of a body is read."""
     reply = doored.call("/embed", headers, EMBED)
     assert (reply.status_code, reply.json()["error"]) == (401, "unauthenticated")
     assert reply.headers["www-authenticate"]
 
 
 def test_a_token_of_the_project_opens_as_far_as_its_role_does(doored: Doored) -> None:
-    """A viewer looks and an editor stores; the token of another project opens nothing."""
     viewer, editor, other = (
         doored.gateway.token(project, role)
         for project, role in (("alpha", Role.VIEWER), ("alpha", Role.EDITOR), ("beta", Role.EDITOR))
@@ -82,7 +80,6 @@ def test_a_token_of_the_project_opens_as_far_as_its_role_does(doored: Doored) ->
 
 @pytest.mark.parametrize("path", ["/prompts", "/prompts/prompts.js", "/prompts/console.css", "/openapi.json"])
 def test_the_page_itself_is_open(doored: Doored, path: str) -> None:
-    """It holds nothing of the run; what it asks for needs a token. No page of another origin holds it."""
     reply = doored.call(path, {})
     assert reply.status_code == 200
     assert "default-src 'none'" in reply.headers["content-security-policy"]
@@ -91,11 +88,9 @@ def test_the_page_itself_is_open(doored: Doored, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/prompts/absent.js", "/prompts/..%2f..%2fapi_bodies.py", "/promptsx"])
 def test_no_other_file_is_a_page(doored: Doored, path: str) -> None:
-    """404 for what is under the page's path, and a token for what is not."""
     assert doored.call(path, {}).status_code in {401, 404}
 
 
 def test_beyond_loopback_a_project_must_be_named() -> None:
-    """Without one, callers would not be asked for a token."""
     with pytest.raises(ConfigurationError, match="--project"):
         Reach(listen="0.0.0.0:8765", insecure=True).check(encrypted=False)

@@ -29,7 +29,6 @@ def kept(url: str) -> list[Rating]:
 
 
 def test_a_rating_is_kept_once(short_folder: Path) -> None:
-    """With the prompt, what it became, and the version; this run does not learn from it."""
     url = f"sqlite:///{short_folder}/registry.sqlite"
     with small_prompts(short_folder, registry=url) as prompts:
         best = prompts.post("/optimize", prompt=PROMPT).json()
@@ -44,7 +43,6 @@ def test_a_rating_is_kept_once(short_folder: Path) -> None:
 
 @pytest.mark.parametrize("score", [-0.1, 1.1, "1", True, float("nan"), None])
 def test_what_is_no_rating_is_refused(prompts: SmallPrompts, score: Any) -> None:
-    """By its field."""
     reply = prompts.client.post(
         "/rate",
         content=f'{{"id": "x", "score": {_json(score)}}}',
@@ -58,7 +56,6 @@ def _json(value: Any) -> str:
 
 
 def test_where_no_registry_is_known_a_path_can_be_rated_later(prompts: SmallPrompts) -> None:
-    """409 with what to do; nothing is lost."""
     best = prompts.post("/optimize", prompt=PROMPT).json()
     for _ in range(2):
         reply = prompts.post("/rate", id=best["id"], score=1.0)
@@ -66,7 +63,6 @@ def test_where_no_registry_is_known_a_path_can_be_rated_later(prompts: SmallProm
 
 
 def test_ratings_are_the_reward(short_folder: Path) -> None:
-    """Of the last step of a path that was drawn, from -1 to 1; no other reward is told."""
     url = f"sqlite:///{short_folder}/registry.sqlite"
     with small_prompts(short_folder, task={"reward": "ratings"}, registry=url) as prompts:
         assert prompts.client.get("/checks").json()["rewarded_by"] == "ratings"
@@ -85,7 +81,6 @@ def test_ratings_are_the_reward(short_folder: Path) -> None:
 
 
 def test_ratings_without_updates_are_bounded(short_folder: Path) -> None:
-    """429, and the path can be rated after the update."""
     url = f"sqlite:///{short_folder}/registry.sqlite"
     with small_prompts(short_folder, task={"reward": "ratings"}, registry=url) as prompts:
         prompts.api.most_waiting = 3
@@ -98,7 +93,6 @@ def test_ratings_without_updates_are_bounded(short_folder: Path) -> None:
 
 
 def test_a_person_checks_one_of_so_many_rewards(short_folder: Path) -> None:
-    """Which of two texts is better is kept; the program's rewards go on as long as somebody looks."""
     url = f"sqlite:///{short_folder}/registry.sqlite"
     task = {"reward_source": f"{__name__}:longer", "human_check_every": 2}
     with small_prompts(short_folder, task=task, registry=url) as prompts:
@@ -116,7 +110,6 @@ def test_a_person_checks_one_of_so_many_rewards(short_folder: Path) -> None:
 
 
 def test_what_cannot_be_embedded_or_rewarded_is_told(short_folder: Path) -> None:
-    """502 with the source; the API goes on."""
     task = {"reward_source": f"{__name__}:nothing", "embedding": "hashing"}
     with small_prompts(short_folder, task=task) as prompts:
         reply = prompts.post("/mutate", prompt=PROMPT, action=3)
@@ -125,7 +118,6 @@ def test_what_cannot_be_embedded_or_rewarded_is_told(short_folder: Path) -> None
 
 
 def test_a_source_that_is_slow_holds_up_nothing_else(short_folder: Path) -> None:
-    """Who asks it beyond a bound is told so at once; actions are given all the while."""
     held.clear()
     task = {"reward_source": f"{__name__}:slow"}
     many = MOST_WAITING + 1

@@ -12,7 +12,6 @@ from workloads.prompts.tasks.prompt_task import LENGTH, PromptTask
 
 
 def test_it_is_an_environment_as_gymnasium_wants_it() -> None:
-    """1,536 float32 in, one of five out."""
     task = gymnasium.make("workloads.prompts.tasks:Prompts-v0").unwrapped
     check_env(task, skip_render_check=True)
     assert task.observation_space == gymnasium.spaces.Box(-1.0, 1.0, (1536,), np.float32)
@@ -20,7 +19,6 @@ def test_it_is_an_environment_as_gymnasium_wants_it() -> None:
 
 
 def test_an_episode_ends_after_five_steps_by_itself() -> None:
-    """It is no limit of time: nothing follows."""
     task = PromptTask()
     observation, info = task.reset(seed=1)
     assert np.linalg.norm(observation) == pytest.approx(1.0, abs=1e-6)
@@ -34,7 +32,6 @@ def test_an_episode_ends_after_five_steps_by_itself() -> None:
 
 
 def test_seeds_repeat_prompts_and_tests_are_of_other_subjects() -> None:
-    """No prompt of a thousand is in both splits."""
     drawn = {}
     for split in ("train", "test"):
         random, source = np.random.default_rng(0), PromptSource("builtin", split)
@@ -46,6 +43,5 @@ def test_seeds_repeat_prompts_and_tests_are_of_other_subjects() -> None:
 
 @pytest.mark.parametrize("argument", ["prompts", "split", "embedding", "reward"])
 def test_arguments_are_refused_by_name(argument: str) -> None:
-    """With the choices there are."""
     with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{argument}='other'.*one of"):
         parts_of({argument: "other"})

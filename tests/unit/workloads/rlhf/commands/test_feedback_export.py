@@ -14,7 +14,6 @@ from workloads.rlhf.commands.feedback_export import main
 
 
 def test_what_a_registry_has_of_a_policy_becomes_a_file(tmp_path: Path) -> None:
-    """A score, a pair, and a prompt of several turns; nothing of another policy."""
     url = f"sqlite:///{tmp_path}/r.sqlite"
     turns = [{"role": "user", "content": "2 + 2?"}]
     with Registry.open(with_registry(url), migrate=True) as registry:
@@ -33,7 +32,6 @@ def test_what_a_registry_has_of_a_policy_becomes_a_file(tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_none_is_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The others are written; a score that no JSON can say is no row."""
     file = tmp_path / "f.jsonl"
     file.write_text('{"prompt": "a", "score": 1}\n{"prompt"\n{"prompt": "b", "score": NaN}\n')
     assert main(str(file), None, None) == 0
@@ -44,7 +42,6 @@ def test_a_row_that_is_none_is_named_and_left_out(tmp_path: Path, capsys: pytest
 
 
 def test_what_is_read_is_not_overwritten(tmp_path: Path) -> None:
-    """And what is not there is named, without leaving a file."""
     file = tmp_path / "f.jsonl"
     file.write_text("{}\n")
     with pytest.raises(ConfigurationError, match="is the file that is read"):

@@ -69,7 +69,6 @@ def to_score(place: Path, **said: Any) -> reward_scoring.Request:
 def test_from_feedback_to_scores(
     place: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bad rows in the log, a summary on stdout; then a reward for each good row."""
     caplog.set_level(logging.INFO)
     assert 0 == reward_training.main(Lifecycle("reward"), to_train(place), as_json=True)
     results = json.loads(capsys.readouterr().out)
@@ -86,7 +85,6 @@ def test_from_feedback_to_scores(
 
 
 def test_the_summary_in_words(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where, on what, how good."""
     request = to_train(place, out=tmp_path / "out", assignments=(*SETTINGS, "epochs=1"))
     assert 0 == reward_training.main(Lifecycle("reward"), request, as_json=False)
     said = capsys.readouterr().out
@@ -101,7 +99,6 @@ def test_the_summary_in_words(place: Path, tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(place: Path) -> None:
-    """Exit 130, nothing that looks like a model."""
     words = ["train", "feedback.jsonl", "--model", "base", "--scale", "percent", "--out", "parted"]
     process = subprocess.Popen(
         penstock("reward", *words, "--set", "batch=4", "--set", "epochs=500"),
@@ -140,14 +137,12 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(place: Path) -> None:
 def test_a_mistake_is_told_before_anything_is_written(
     place: Path, tmp_path: Path, said: dict[str, Any], message: str
 ) -> None:
-    """With its remedy."""
     with pytest.raises(ConfigurationError, match=message):
         reward_training.main(Lifecycle("reward"), to_train(place, out=tmp_path / "x", **said), as_json=True)
     assert not (tmp_path / "x").exists()
 
 
 def test_a_file_without_a_row_to_score_is_an_error(place: Path, tmp_path: Path) -> None:
-    """And so is a source that is none."""
     (tmp_path / "empty.jsonl").write_text('{"prompt": "tree"}\n')
     function = "tests.unit.workloads.rlhf.commands.test_reward_commands:of_length"
     with pytest.raises(ConfigurationError, match="no row can be scored"):
@@ -162,7 +157,6 @@ def of_length(_prompts: list[Any], responses: list[str]) -> list[float | None]:
 
 
 def test_a_reward_that_is_not_given_is_null(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And 0.0 is one."""
     function = "tests.unit.workloads.rlhf.commands.test_reward_commands:of_length"
     assert 0 == reward_scoring.main(to_score(place, source=function))
     rewards = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
@@ -177,7 +171,6 @@ def of_some(_prompts: list[Any], responses: list[str]) -> list[float | None]:
 
 
 def test_scores_that_fail_in_the_middle_leave_the_output_as_it_was(place: Path, tmp_path: Path) -> None:
-    """Byte for byte, also where pages before were scored; nothing lies beside it."""
     rows = [{"prompt": "a", "response": "b"}] * (2 * reward_scoring.PAGE) + [
         {"prompt": "a", "response": "fails"}
     ]

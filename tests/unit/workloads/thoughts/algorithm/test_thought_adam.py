@@ -18,7 +18,6 @@ def stepped(optimiser: ThoughtAdam, network: nn.Module, rows: torch.Tensor, coun
 
 
 def test_it_steps_as_adamw_and_goes_on_after_a_load() -> None:
-    """Moments and count make the next step the same."""
     network, rows = nn.Linear(3, 2), torch.randn(5, 3)
     optimiser = ThoughtAdam(dict(network.named_parameters()), 1e-8)
     twin = copy.deepcopy(network)
@@ -39,7 +38,6 @@ def test_it_steps_as_adamw_and_goes_on_after_a_load() -> None:
 
 
 def test_it_goes_back_to_a_copy_byte_for_byte() -> None:
-    """Also the moments: what follows is what would have followed."""
     network, rows = nn.Linear(3, 2), torch.randn(5, 3)
     optimiser = ThoughtAdam(dict(network.named_parameters()), 1e-8)
     stepped(optimiser, network, rows, 2)
@@ -53,7 +51,6 @@ def test_it_goes_back_to_a_copy_byte_for_byte() -> None:
 
 
 def test_moments_of_another_network_are_refused_by_name() -> None:
-    """The message says which."""
     optimiser = ThoughtAdam(dict(nn.Linear(3, 2).named_parameters()), 1e-8)
     other = ThoughtAdam(dict(nn.Linear(4, 2).named_parameters()), 1e-8)
     with pytest.raises(ValueError, match="weight/exp_avg"):

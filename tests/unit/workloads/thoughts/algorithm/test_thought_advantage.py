@@ -11,27 +11,23 @@ REWARD = torch.tensor([1.0, 3.0, 0.0, 2.0, 4.0])
 
 
 def test_a_reward_is_what_the_thought_adds_within_bounds() -> None:
-    """It is log p(y|x,z) − log p(y|x), clipped."""
     found = advantages.rewards(torch.tensor([-0.1, -9.0]), torch.tensor([-2.1, -1.0]), bound=5.0)
     assert found.tolist() == pytest.approx([2.0, -5.0])
 
 
 def test_another_question_gives_the_reward() -> None:
-    """With groups of equal size every thought gets one of the next question, and the last wraps around."""
     group = torch.tensor([0, 0, 1, 1, 2, 2])
     found = advantages.of_another_question(torch.arange(6.0), group)
     assert found.tolist() == [2.0, 3.0, 4.0, 5.0, 0.0, 1.0]
 
 
 def test_a_group_mean_is_that_of_the_others() -> None:
-    """G/(G − 1) · (R − mean) is R less the mean of the other thoughts, whatever the size of the group."""
     found = advantages.return_advantages(REWARD, ROW, GROUP, value=None, is_grouped=True)
     expected = [1.0 - 3.0, 1.0 - 3.0, 3.0 - 1.0, 0.0 - 3.0, 2.0 - 2.0, 2.0 - 2.0, 4.0 - 1.0]
     assert found.tolist() == pytest.approx(expected)
 
 
 def test_a_thought_that_is_alone_keeps_nothing_of_a_group() -> None:
-    """It is its own mean, and nothing is divided by zero."""
     found = advantages.return_advantages(
         torch.tensor([2.0]), torch.tensor([0, 0]), torch.tensor([0]), value=None, is_grouped=True
     )
@@ -39,7 +35,6 @@ def test_a_thought_that_is_alone_keeps_nothing_of_a_group() -> None:
 
 
 def test_a_learned_guess_is_taken_away_token_by_token() -> None:
-    """And with both, what is left of it over the question's thoughts too."""
     value = torch.arange(7.0) / 10
     learned = advantages.return_advantages(REWARD, ROW, GROUP, value=value, is_grouped=False)
     assert learned.tolist() == pytest.approx((REWARD[ROW] - value).tolist())
@@ -54,7 +49,6 @@ def test_a_learned_guess_is_taken_away_token_by_token() -> None:
 
 @pytest.mark.parametrize(("discount", "gae_lambda"), [(1.0, 1.0), (0.9, 0.8), (1.0, 0.0)])
 def test_gae_runs_along_the_tokens_of_a_thought(discount: float, gae_lambda: float) -> None:
-    """As the double sum of its definition, thought by thought."""
     value = torch.tensor([0.5, -0.2, 0.1, 0.9, 0.3, 0.4, -1.0])
     last = torch.tensor([1, 2, 3, 5, 6])
     found = advantages.gae_advantages(REWARD, value, ROW, last, discount=discount, gae_lambda=gae_lambda)

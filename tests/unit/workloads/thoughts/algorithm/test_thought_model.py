@@ -34,7 +34,6 @@ def told(
 
 
 def test_a_run_says_in_one_line_what_is_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By the recipe: a group mean, a falling rate, a decaying bonus, validations that end theatre."""
     line, algorithm = told(tmp_path, caplog)
     assert algorithm.rejection == "theatre"
     assert line["baseline"] == "group"
@@ -49,7 +48,6 @@ def test_a_run_says_in_one_line_what_is_on(tmp_path: Path, caplog: pytest.LogCap
 def test_it_says_what_is_off_and_how_what_is_on_is_set(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a learned baseline, GAE, KL and patience, and without bonus and validation."""
     line, _ = told(
         tmp_path,
         caplog,

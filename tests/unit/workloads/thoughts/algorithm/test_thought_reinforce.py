@@ -54,7 +54,6 @@ def log_prob(algorithm: ThoughtReinforce, row: tuple[int, ...], start: int, end:
 
 
 def test_its_loss_is_that_of_the_paper(base: Path) -> None:
-    """Written out thought by thought: reward, group mean, weights, both losses of answers, entropy."""
     algorithm = reinforce(
         base, learning_rate=0.0, entropy_coefficient=0.02, answer_coefficient=0.7, direct_coefficient=0.3
     )
@@ -101,7 +100,6 @@ def test_its_loss_is_that_of_the_paper(base: Path) -> None:
 def test_every_way_of_learning_moves_the_policy_and_tells_all_figures(
     base: Path, batch: Batch, options: dict[str, Any]
 ) -> None:
-    """The thirteen names are there, finite, whatever the baseline."""
     algorithm = reinforce(base, **options)
     before = weights(algorithm)
     update = algorithm.update(batch, progress=0.0)
@@ -115,7 +113,6 @@ def test_every_way_of_learning_moves_the_policy_and_tells_all_figures(
 
 
 def test_a_mixing_head_learns_with_the_answers(base: Path) -> None:
-    """Rewards are those of mixed answers, as actors compute them, and the share is told."""
     algorithm = reinforce(base, mixing=8, learning_rate=0.05)
     columns = thought_columns(algorithm.policy, 3, 4)
     first = algorithm.update(thought_batch(columns), progress=0.0).metrics
@@ -128,7 +125,6 @@ def test_a_mixing_head_learns_with_the_answers(base: Path) -> None:
 
 
 def test_the_marks_around_a_thought_are_learned(base: Path, batch: Batch) -> None:
-    """What begins one is read, what ends one is drawn: both have embeddings, and thinking moves them."""
     algorithm = reinforce(base)
     marks = [LAYOUT.think, LAYOUT.end]
     read, said = (
@@ -143,7 +139,6 @@ def test_the_marks_around_a_thought_are_learned(base: Path, batch: Batch) -> Non
 
 
 def test_experience_that_lags_is_weighted_by_its_ratio_up_to_a_cap(base: Path) -> None:
-    """Log-probabilities that are lower than the policy's own make the weight min(π/μ, 2)."""
     algorithm = reinforce(base, learning_rate=0.0, baseline="none")
     columns = thought_columns(algorithm.policy, 2, 2)
     plain = algorithm.update(thought_batch(columns), progress=0.0).metrics["rl/policy_loss"]
@@ -167,14 +162,12 @@ def test_experience_that_lags_is_weighted_by_its_ratio_up_to_a_cap(base: Path) -
 def test_a_falling_rate_ends_at_its_floor(
     base: Path, batch: Batch, schedule: str, progress: float, share: float
 ) -> None:
-    """Linear and cosine end at a tenth of the rate where the floor is 0.1."""
     algorithm = reinforce(base, learning_rate_schedule=schedule, learning_rate_floor=0.1, learning_rate=1e-3)
     metrics = algorithm.update(batch, progress=progress).metrics
     assert metrics["rl/learning_rate"] == pytest.approx(share * 1e-3)
 
 
 def test_a_run_of_so_many_updates_goes_through_its_schedule_by_them(base: Path, batch: Batch) -> None:
-    """Whatever progress in steps the loop tells: a thought has as many tokens as it likes."""
     options: dict[str, Any] = {"learning_rate_schedule": "linear", "learning_rate_floor": 0.1}
     algorithm = reinforce(base, total_updates=4, learning_rate=1e-3, **options)
     rates = [algorithm.update(batch, progress=0.5).metrics["rl/learning_rate"] for _ in range(5)]
@@ -182,7 +175,6 @@ def test_a_run_of_so_many_updates_goes_through_its_schedule_by_them(base: Path, 
 
 
 def test_the_rate_warms_up_and_the_entropy_bonus_decays_to_its_floor(base: Path, batch: Batch) -> None:
-    """Update by update."""
     algorithm = reinforce(base, warmup_updates=4, learning_rate=1e-3, entropy_decay=0.5, entropy_floor=0.002)
     told = [algorithm.update(batch, progress=0.0).metrics for _ in range(5)]
     assert [one["rl/learning_rate"] for one in told] == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3])
@@ -193,7 +185,6 @@ def test_the_rate_warms_up_and_the_entropy_bonus_decays_to_its_floor(base: Path,
 
 
 def test_a_batch_that_is_not_finite_leaves_nothing(base: Path, batch: Batch) -> None:
-    """Weights, moments and counts are as before."""
     algorithm = reinforce(base)
     algorithm.update(batch, progress=0.0)
     before = algorithm.state()
@@ -210,7 +201,6 @@ def test_a_batch_that_is_not_finite_leaves_nothing(base: Path, batch: Batch) -> 
 def test_a_fragment_whose_words_are_no_question_is_left_out(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However the task fails at it; the update is made of the others."""
     algorithm = reinforce(base)
     good, bad = (thought_columns(algorithm.policy, 2, 2, seed=seed) for seed in (0, 1))
     start = bad[0].turns[0].start
@@ -230,7 +220,6 @@ def test_a_fragment_whose_words_are_no_question_is_left_out(
 
 
 def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_been(base: Path, batch: Batch) -> None:
-    """Weights, moments, counts, averages and what validations found."""
     options: dict[str, Any] = {"baseline": "both", "validate_every": 1}
     algorithm, other = reinforce(base, **options), reinforce(base, **options)
     for _ in range(2):
@@ -243,7 +232,6 @@ def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_been(base: Path, batch: 
 
 
 def test_a_restore_takes_weights_and_keeps_counts(base: Path, batch: Batch) -> None:
-    """As an operator's restore does."""
     algorithm = reinforce(base)
     algorithm.update(batch, progress=0.0)
     state, kept = algorithm.state(), weights(algorithm)
@@ -256,7 +244,6 @@ def test_a_restore_takes_weights_and_keeps_counts(base: Path, batch: Batch) -> N
 
 
 def test_theatre_ends_a_run_when_its_grace_is_over(base: Path, batch: Batch) -> None:
-    """Failures are told from the start; only an untrained model's thoughts go on for the grace."""
     algorithm = reinforce(base, validate_every=1, theatre_grace=2)
     told_at_once, rejected = [], []
     for _ in range(2):
@@ -275,7 +262,6 @@ def test_theatre_ends_a_run_when_its_grace_is_over(base: Path, batch: Batch) -> 
 
 
 def test_a_summary_judges_the_weights_that_are_left(base: Path, batch: Batch) -> None:
-    """Of a run shorter than the time between two validations, the only one was of its start."""
     algorithm, often = reinforce(base, validate_every=50), reinforce(base, validate_every=1)
     for one in (algorithm, often):
         one.update(batch, progress=0.0)
@@ -290,7 +276,6 @@ def test_a_summary_judges_the_weights_that_are_left(base: Path, batch: Batch) ->
 
 
 def test_gae_without_a_critic_is_refused() -> None:
-    """The message names both settings."""
     with pytest.raises(ValidationError, match="learned baseline"):
         ThoughtReinforceSection(advantage="gae", baseline="group")
 
@@ -307,7 +292,6 @@ def test_gae_without_a_critic_is_refused() -> None:
     ],
 )
 def test_sizes_have_bounds(field: str, value: int, said: str) -> None:
-    """What no machine would come to the end of is refused before a run, by its name."""
     with pytest.raises(ValidationError, match=rf"{field}\n.*{said}"):
         ThoughtReinforceSection.model_validate({field: value})
     largest = ThoughtReinforceSection(validation_questions=16_384, baseline_hidden=4_096, baseline_layers=16)
@@ -315,5 +299,4 @@ def test_sizes_have_bounds(field: str, value: int, said: str) -> None:
 
 
 def test_its_task_is_the_one_that_is_asked() -> None:
-    """The small rings of these tests have questions of each level."""
     assert TASK.levels == (1, 2, 3)

@@ -23,7 +23,6 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> list[Column]:
 
 
 def test_rows_are_read_back_as_they_were_laid_out(columns: list[Column]) -> None:
-    """Question, thought, answer, log-probabilities and reward, also where fragments differ in length."""
     rows = read_rows(thought_batch(columns[:4], columns[4:]), LAYOUT)
     assert rows is not None
     assert (len(rows), len(rows.questions), rows.left_out) == (6, 3, 0)
@@ -35,7 +34,6 @@ def test_rows_are_read_back_as_they_were_laid_out(columns: list[Column]) -> None
 
 
 def test_a_question_is_read_once_without_a_thought(columns: list[Column]) -> None:
-    """With the same tokens before the answer, and the place of the answer alone."""
     rows = read_rows(thought_batch(columns), LAYOUT)
     assert rows is not None
     direct = without_thoughts(rows, LAYOUT)
@@ -51,7 +49,6 @@ def test_a_question_is_read_once_without_a_thought(columns: list[Column]) -> Non
 
 @pytest.mark.parametrize("broken", ["equals", "answer", "think"])
 def test_a_column_that_is_laid_out_otherwise_is_left_out(columns: list[Column], broken: str) -> None:
-    """Without the mark before a thought or an answer, or without an answer, it is counted and not trained."""
     ids = columns[0].ids
     begin = columns[0].turns[0].start
     changed = {
@@ -65,5 +62,4 @@ def test_a_column_that_is_laid_out_otherwise_is_left_out(columns: list[Column], 
 
 
 def test_a_batch_in_which_nothing_was_sampled_has_no_rows(columns: list[Column]) -> None:
-    """As a drain leaves it."""
     assert read_rows(thought_batch([replace(one, turns=()) for one in columns]), LAYOUT) is None

@@ -40,7 +40,6 @@ def validation(tmp_path_factory: pytest.TempPathFactory) -> ThoughtValidation:
 def test_theatre_ends_a_run_after_its_grace_or_when_a_gain_is_lost(
     validation: ThoughtValidation, in_a_row: int, update: int, gain: float, best_gain: float, *, is_over: bool
 ) -> None:
-    """Thoughts that gain and are not yet followed have the whole grace, and one look is not enough."""
     last = {"update": update, "gain": gain, "words": []}
     state = {"start_loss": 2.0, "best_gain": best_gain, "last": last, "in_a_row": in_a_row, "figures": {}}
     validation.load(state)
@@ -51,7 +50,6 @@ def test_theatre_ends_a_run_after_its_grace_or_when_a_gain_is_lost(
 def test_a_validation_is_made_before_the_first_update_and_every_so_many(
     validation: ThoughtValidation,
 ) -> None:
-    """The first one says what the answer costs without a thought."""
     validation.load(NOTHING_FOUND)
     assert validation.findings() == {}
     validation.begin(0)
@@ -69,7 +67,6 @@ def test_a_validation_is_made_before_the_first_update_and_every_so_many(
 def test_theatre_is_counted_while_it_is_found_one_look_behind_the_other(
     validation: ThoughtValidation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An honest run that dips once goes on; one that dips twice does not."""
     validation.load(NOTHING_FOUND)
     validation.begin(0)
     found = validation._judged(probe(validation._model, TASK, validation._examples, TOKENS))

@@ -30,7 +30,6 @@ def result(verdict: str = "honest", accuracy: float = 0.9) -> dict[str, Any]:
 
 
 def test_a_recipe_says_how_many_updates_unless_the_command_does() -> None:
-    """And all conditions are made unless some are named; each setting adds one."""
     made = asked(TINY)
     assert (made.updates, made.conditions) == (300, ALL)
     made = asked(TINY, updates=7, only=(5,), settings=("algorithm.baseline=none",))
@@ -41,7 +40,6 @@ def test_a_recipe_says_how_many_updates_unless_the_command_does() -> None:
 
 
 def test_a_study_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    """By name, with the remedy."""
     with pytest.raises(ConfigurationError, match="cannot be read"):
         asked(tmp_path / "missing.toml")
     with pytest.raises(ConfigurationError, match="thoughts-tiny"):
@@ -60,7 +58,6 @@ def test_a_study_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_setting_that_no_run_takes_is_refused_before_the_first_is_made(setting: str, why: str) -> None:
-    """The last of several as the first."""
     with pytest.raises(ConfigurationError, match=why):
         asked(TINY, settings=("algorithm.baseline=none", setting))
 
@@ -75,7 +72,6 @@ def test_a_setting_that_no_run_takes_is_refused_before_the_first_is_made(setting
     ],
 )
 def test_a_recipe_that_no_run_takes_is_refused_at_once(tmp_path: Path, old: str, new: str, why: str) -> None:
-    """Not after the model that all begin with was made, nor when its turn comes."""
     text = TINY.read_text()
     assert old in text
     recipe = tmp_path / "recipe.toml"
@@ -86,7 +82,6 @@ def test_a_recipe_that_no_run_takes_is_refused_at_once(tmp_path: Path, old: str,
 
 @pytest.mark.parametrize("rest", ["environment = 3", "learner = 3\n[environment]", "[environment]\nx = 1"])
 def test_a_recipe_with_odd_sections_is_refused(tmp_path: Path, rest: str) -> None:
-    """In words that name the file."""
     recipe = tmp_path / "odd.toml"
     recipe.write_text(f'workload = "thoughts"\n{rest}\n')
     with pytest.raises(ConfigurationError, match=r"odd\.toml"):
@@ -94,7 +89,6 @@ def test_a_recipe_with_odd_sections_is_refused(tmp_path: Path, rest: str) -> Non
 
 
 def test_a_start_of_another_task_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    """Its tokens mean other words."""
     recipe = tmp_path / "recipe.toml"
     small_base(tmp_path / "start")
     kwargs = f'[environment.kwargs]\nmodel = "{tmp_path / "start"}"'
@@ -126,7 +120,6 @@ class Made:
 def test_what_is_measured_is_kept_and_the_rest_is_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """More seeds and conditions may come later; the table has all that the command names."""
     made = Made(monkeypatch, tmp_path)
     assert main(asked(TINY, made.out, only=(3,))) == 0
     assert main(asked(TINY, made.out, only=(3, 4), seeds=2)) == 0
@@ -138,7 +131,6 @@ def test_what_is_measured_is_kept_and_the_rest_is_made(
 
 
 def test_a_folder_of_another_study_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The message names what differs, and the folder stays what it was."""
     made = Made(monkeypatch, tmp_path)
     main(asked(TINY, made.out, only=(4,)))
     with pytest.raises(ConfigurationError, match="another updates, questions"):
@@ -149,7 +141,6 @@ def test_a_folder_of_another_study_is_refused(monkeypatch: pytest.MonkeyPatch, t
 def test_a_setting_of_the_environment_gets_a_start_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Else it would be without effect, in a table that says otherwise."""
     made = Made(monkeypatch, tmp_path)
     settings = ("environment.kwargs.empty_share=0.9", "algorithm.staleness=5")
     main(asked(TINY, made.out, only=(5,), settings=settings))
@@ -159,7 +150,6 @@ def test_a_setting_of_the_environment_gets_a_start_of_its_own(
 def test_runs_of_decimal_values_have_files_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0.01 and 0.02 do not differ in what a suffix would leave of them."""
     begun: list[Path] = []
 
     class Ended(Exception):
@@ -178,7 +168,6 @@ def test_runs_of_decimal_values_have_files_of_their_own(
 
 
 def test_a_run_that_has_ended_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that failed or was interrupted is."""
     begun: list[Path] = []
 
     class Ended(Exception):
@@ -202,7 +191,6 @@ def test_a_run_that_has_ended_is_not_made_again(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_condition_has_a_row_and_a_seed_a_figure_in_it() -> None:
-    """Without thoughts there is no gain, and nothing to judge."""
     varied = Condition(5, "algorithm.baseline=none")
     rows = table({Condition(1): [result(), result()], varied: [result(), result("doubtful", accuracy=0.8)]})
     assert rows[2] == "| 1 direct answers | 0.90 0.90 | 1.00 1.00 | – | 2.50 2.50 | – | – | – |"
@@ -214,7 +202,6 @@ def test_a_condition_has_a_row_and_a_seed_a_figure_in_it() -> None:
 
 @pytest.mark.parametrize("number", [3, 7])
 def test_conditions_that_must_fail_are_theatre_in_every_seed(number: int) -> None:
-    """The others may be what they are."""
     honest, theatre = result(), result("theatre")
     assert have_failed({Condition(5): [honest], Condition(number): [theatre, theatre]})
     assert not have_failed({Condition(5): [honest], Condition(number): [theatre, honest]})

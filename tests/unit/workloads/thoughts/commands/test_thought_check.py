@@ -12,13 +12,11 @@ from workloads.thoughts.thought_section import Thoughts
 
 @pytest.mark.parametrize("name", ["missing", "."])
 def test_a_folder_that_is_no_run_is_called_so(tmp_path: Path, name: str) -> None:
-    """Not a run of another workload."""
     with pytest.raises(ConfigurationError, match="so no run"):
         check_run(tmp_path / name, questions=8)
 
 
 def test_a_run_that_was_moved_has_its_start_with_it(tmp_path: Path) -> None:
-    """Its configuration names the place where that was made; a model that was named lies where it lay."""
     named = Thoughts(model=str(tmp_path / "elsewhere" / START_MODEL))
     assert start_of(tmp_path, named) == Path(named.model)
     (tmp_path / START_MODEL).mkdir()

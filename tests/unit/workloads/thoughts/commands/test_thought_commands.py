@@ -41,7 +41,6 @@ def config(folder: Path) -> Path:
 
 
 def test_what_is_kept_of_a_study_that_is_interrupted_is_said(tmp_path: Path) -> None:
-    """And how to go on."""
     recipe, out = str(config(tmp_path / "run")), str(tmp_path / "out")
     result = asked("study", recipe, "--out", out)
     assert result.exit_code == 130
@@ -51,7 +50,6 @@ def test_what_is_kept_of_a_study_that_is_interrupted_is_said(tmp_path: Path) -> 
 
 
 def test_a_measurement_that_is_interrupted_says_that_there_is_none(tmp_path: Path) -> None:
-    """The run is left as it was."""
     config(tmp_path / "run")
     result = asked("check", str(tmp_path / "run"), "--trust")
     assert result.exit_code == 130
@@ -60,7 +58,6 @@ def test_a_measurement_that_is_interrupted_says_that_there_is_none(tmp_path: Pat
 
 @pytest.mark.parametrize("command", ["check", "study"])
 def test_more_questions_than_one_pass_holds_are_refused(command: str, tmp_path: Path) -> None:
-    """Before any is asked."""
     options = ["--out", str(tmp_path / "out")] if command == "study" else []
     result = asked(command, str(tmp_path), *options, "--questions", "16385")
     assert result.exit_code == 2

@@ -29,7 +29,6 @@ def learned(lesson: Lesson) -> tuple[str, ...]:
 
 
 def test_only_thought_and_answer_are_learned(lessons: Lessons, example: Example) -> None:
-    """Nothing of the question, which is random."""
     assert learned(lessons.chain(example)) == (*example.steps, "</think>", "=", *example.answer)
     assert learned(lessons.filler(example, 4)) == (".", ".", "</think>", "=", *example.answer)
     assert learned(lessons.empty(example)) == ("</think>", "=", *example.answer)
@@ -37,7 +36,6 @@ def test_only_thought_and_answer_are_learned(lessons: Lessons, example: Example)
 
 
 def test_a_corrupted_thought_goes_on_legally_and_answers_truly(lessons: Lessons, example: Example) -> None:
-    """Each step is wrong as often as is asked for, and counted from where the thought stands."""
     wrong = total = 0
     for _ in range(400):
         *words, end, equals, answer = learned(lessons.corrupted(example, 0.3, 5))
@@ -74,7 +72,6 @@ class Circles:
 
 @pytest.mark.parametrize("symbols", [("a",), ("a", "b")])
 def test_a_corrupted_thought_ends_where_its_way_does_not(symbols: tuple[str, ...]) -> None:
-    """After as many words as a thought has; of a single symbol no step is wrong."""
     task = Circles(*symbols)
     made = Lessons(task, Layout(task), np.random.default_rng(0))
     (lesson, again) = (made.corrupted(task.example(np.random.default_rng(0), 1), 0.5, 7) for _ in range(2))
@@ -85,7 +82,6 @@ def test_a_corrupted_thought_ends_where_its_way_does_not(symbols: tuple[str, ...
 
 
 def test_random_thoughts_show_no_chain(lessons: Lessons, example: Example) -> None:
-    """They are symbols of any number up to the most, and legal by chance alone."""
     drawn = [learned(lessons.random(example, 3))[:-3] for _ in range(300)]
     assert {len(words) for words in drawn} == {0, 1, 2, 3}
     assert sum(words == example.steps for words in drawn) < 30

@@ -36,7 +36,6 @@ def settings(*, unroll_length: int = 20, baseline: str = "group", **kwargs: Any)
 
 
 def test_a_model_that_is_there_is_kept_and_named(tmp_path: Path) -> None:
-    """By its absolute path, for the learner and the actors, whose policies are of all weights."""
     small_base(tmp_path / START_MODEL)
     before = {file.name: file.read_bytes() for file in (tmp_path / START_MODEL).iterdir()}
     made = prepare(settings(), tmp_path, Progress(lambda _: None, threading.Event()))
@@ -47,7 +46,6 @@ def test_a_model_that_is_there_is_kept_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_named", [False, True])
 def test_a_model_of_another_task_is_refused(tmp_path: Path, *, is_named: bool) -> None:
-    """Named, or left by a run of another task: as many words may mean others."""
     small_base(tmp_path / START_MODEL)
     model: dict[str, Any] = {"model": str(tmp_path / START_MODEL)} if is_named else {}
     same_size = settings(task=f"{__name__}:Renamed", **model)
@@ -71,18 +69,15 @@ def test_a_model_of_another_task_is_refused(tmp_path: Path, *, is_named: bool) -
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(over: dict[str, Any], named: str) -> None:
-    """Before a model is made."""
     with pytest.raises(ConfigurationError, match=named):
         check_lengths(settings(**over))
 
 
 def test_a_thought_alone_on_its_question_is_learned_from_without_a_mean() -> None:
-    """Of the baselines only the mean of a question's thoughts needs two of them."""
     check_lengths(settings(group=1, baseline="none"))
 
 
 def test_a_reward_of_another_question_needs_another_question() -> None:
-    """With one in a fragment each thought would get a reward of its own, and a control would be honest."""
     one = settings(group=8)
     check_lengths(one)
     another = one.model_copy(update={"algorithm": ThoughtReinforceSection(reward_from="another")})
@@ -91,7 +86,6 @@ def test_a_reward_of_another_question_needs_another_question() -> None:
 
 
 def test_a_learner_on_a_gpu_is_refused_before_the_model_is_made(tmp_path: Path) -> None:
-    """The learner would say so, after minutes of a warm start."""
     usual = settings(start_updates=1)
     on_gpu = usual.model_copy(update={"learner": usual.learner.model_copy(update={"device": "cuda"})})
     with pytest.raises(ConfigurationError, match=r"learner\.device='cuda': .*say cpu"):
@@ -100,7 +94,6 @@ def test_a_learner_on_a_gpu_is_refused_before_the_model_is_made(tmp_path: Path) 
 
 
 def test_a_head_that_cannot_be_is_refused_before_the_model_is_made(tmp_path: Path) -> None:
-    """Not after minutes of its warm start."""
     odd = settings().model_copy(update={"policy": PolicySection(kwargs={"mixing": "wide"})})
     with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.mixing='wide'"):
         prepare(odd, tmp_path, Progress(lambda _: None, threading.Event()))
@@ -108,7 +101,6 @@ def test_a_head_that_cannot_be_is_refused_before_the_model_is_made(tmp_path: Pat
 
 
 def test_a_model_that_is_not_there_is_refused_and_not_looked_for_elsewhere(tmp_path: Path) -> None:
-    """No hub is asked: a model of a task is a folder."""
     progress = Progress(lambda _: None, threading.Event())
     with pytest.raises(ConfigurationError, match=r"environment\.kwargs\.model='nowhere': no such folder"):
         prepare(settings(model="nowhere"), tmp_path, progress)
@@ -118,7 +110,6 @@ def test_a_model_that_is_not_there_is_refused_and_not_looked_for_elsewhere(tmp_p
 def test_a_file_of_the_guard_that_cannot_be_used_is_refused_before_training(
     tmp_path: Path, name: str
 ) -> None:
-    """A server would have found out when the run was over."""
     small_base(tmp_path / START_MODEL)
     progress = Progress(lambda _: None, threading.Event())
     with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{name}='nowhere\.toml': "):
@@ -128,7 +119,6 @@ def test_a_file_of_the_guard_that_cannot_be_used_is_refused_before_training(
 def test_a_file_of_the_guard_is_named_wherever_a_server_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its absolute path."""
     small_base(tmp_path / START_MODEL)
     (tmp_path / "rules.toml").write_text("[[rule]]\nname = 'b'\npattern = 'b'\n")
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,6 @@ from workloads.thoughts.start.transformer import build_transformer, load_transfo
 
 
 def test_it_is_the_same_for_the_same_seed_and_comes_back_from_its_folder(tmp_path: Path) -> None:
-    """With an output layer of its own."""
     one, same, other = (build_transformer(LAYOUT, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.lm_head.weight, same.lm_head.weight)
     assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
@@ -21,7 +20,6 @@ def test_it_is_the_same_for_the_same_seed_and_comes_back_from_its_folder(tmp_pat
 
 
 def test_one_whose_weights_are_cut_short_is_refused_by_its_folder(tmp_path: Path) -> None:
-    """As what a full disk leaves."""
     save_transformer(build_transformer(LAYOUT, seed=0, hidden=8, layers=1), LAYOUT, tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
@@ -31,7 +29,6 @@ def test_one_whose_weights_are_cut_short_is_refused_by_its_folder(tmp_path: Path
 
 @pytest.mark.parametrize(("hidden", "heads"), [(8, 1), (16, 1), (56, 2), (64, 4), (88, 4), (104, 4)])
 def test_every_multiple_of_8_is_a_width(hidden: int, heads: int) -> None:
-    """Heads divide it, and each has an even number of places."""
     network = build_transformer(LAYOUT, seed=0, hidden=hidden, layers=1)
     assert network.config.num_attention_heads == heads
     with torch.no_grad():

@@ -19,7 +19,6 @@ from workloads.thoughts.thought_section import Thoughts
 
 
 def test_one_that_does_not_get_its_steps_right_is_refused() -> None:
-    """With what was reached, what is needed, and what may be raised."""
     network = build_transformer(LAYOUT, seed=0, hidden=16, layers=1)
     section = Thoughts(task="rings:6:3", start_updates=1)
     progress = Progress(lambda _: None, threading.Event())
@@ -28,7 +27,6 @@ def test_one_that_does_not_get_its_steps_right_is_refused() -> None:
 
 
 def test_it_ends_when_it_is_asked_to() -> None:
-    """Between two updates."""
     stop = threading.Event()
     stop.set()
     network = build_transformer(LAYOUT, seed=0, hidden=16, layers=1)
@@ -38,7 +36,6 @@ def test_it_ends_when_it_is_asked_to() -> None:
 
 @pytest.mark.slow
 def test_a_task_without_certain_answers_is_learned_until_its_loss_falls_no_more() -> None:
-    """The network is left at its best, and nothing of it is refused."""
     task = Text(
         [f"{one} one two three four five six" for one in "abcdefghijklmnopqrstuvwxyz"], context=2, following=1
     )
@@ -57,7 +54,6 @@ def test_a_task_without_certain_answers_is_learned_until_its_loss_falls_no_more(
 
 
 def test_a_lesson_that_is_repeated_is_learned() -> None:
-    """Its loss falls to almost nothing, of the tokens from its start on."""
     network = build_transformer(LAYOUT, seed=0, hidden=16, layers=1)
     teacher = Teacher(network, LAYOUT, learning_rate=3e-2)
     lesson = Lesson(tuple(range(4, 14)), 6)
@@ -67,7 +63,6 @@ def test_a_lesson_that_is_repeated_is_learned() -> None:
 
 
 def test_right_steps_are_those_whose_likeliest_token_is_legal() -> None:
-    """Chance for a network that knows nothing; all, where no thought has a step."""
     network = build_transformer(LAYOUT, seed=0, hidden=16, layers=1)
     assert right_steps(network, LAYOUT, draw_tests(TASK, 0, 64)) < 0.5
     assert right_steps(network, LAYOUT, draw_tests(TASK, 0, 8, level=1)) == 1.0

@@ -12,7 +12,6 @@ from workloads.thoughts.tasks.rings import Rings
 
 
 def test_held_out_questions_are_never_trained_on() -> None:
-    """A question belongs to one side by its identity alone, on every machine."""
     task = Rings(7, 4)
     trained = {one.identity for one in draw_mixed(task, np.random.default_rng(0), 500)}
     tested = {one.identity for one in draw_tests(task, 0, 200)}
@@ -23,7 +22,6 @@ def test_held_out_questions_are_never_trained_on() -> None:
 
 
 def test_a_task_without_a_question_of_a_side_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One question alone cannot be trained on and held out."""
     monkeypatch.setattr(example, "_TRIES", 50)
     task = Rings(7, 4)
     monkeypatch.setattr(

@@ -9,7 +9,6 @@ from workloads.thoughts.tasks.rings import Rings, accuracy_without_thoughts
 
 
 def test_a_question_shows_the_ring_that_its_answer_lies_on() -> None:
-    """Each symbol has one edge out and one in; k hops along them lead to the answer."""
     task, random = Rings(7, 4), np.random.default_rng(3)
     for level in task.levels:
         one = task.example(random, level)
@@ -25,13 +24,11 @@ def test_a_question_shows_the_ring_that_its_answer_lies_on() -> None:
 
 
 def test_equal_rings_have_one_identity_whatever_is_asked_of_them() -> None:
-    """Of 4 symbols there are 3! rings, however often one is drawn and wherever it starts."""
     task, random = Rings(4, 2), np.random.default_rng(0)
     assert len({task.example(random, 2).identity for _ in range(300)}) == math.factorial(3)
 
 
 def test_a_wrong_step_is_followed_from_where_it_leads() -> None:
-    """What legally follows a mistake are the hops from there, as many as are left."""
     task = Rings(4, 2)
     question = ("a>b", "b>c", "c>d", "d>a", "a", "k2")
     right = task.resume(question, ())
@@ -51,13 +48,11 @@ def test_a_wrong_step_is_followed_from_where_it_leads() -> None:
 def test_the_ceiling_without_thoughts_is_known(
     hops: int, forward: int, backward: int, accuracy: float
 ) -> None:
-    """Who follows h hops forward and h' backward has 1 / (n − 1 − h − h') for what lies beyond."""
     found = accuracy_without_thoughts(11, hops, forward=forward, backward=backward)
     assert found == pytest.approx(accuracy)
 
 
 def test_the_ceiling_is_that_of_who_knows_the_hops() -> None:
-    """Counted: guessing among the symbols that two hops forward and two backward have not reached."""
     task, random, hits = Rings(7, 3), np.random.default_rng(1), 0
     for _ in range(4000):
         one = task.example(random, 3)
@@ -74,6 +69,5 @@ def test_the_ceiling_is_that_of_who_knows_the_hops() -> None:
     ("symbols", "hops", "named"), [(3, 2, "4 to 26"), (27, 2, "4 to 26"), (7, 6, "2 to 5")]
 )
 def test_a_ring_that_cannot_be_is_refused(symbols: int, hops: int, named: str) -> None:
-    """The message has the limits."""
     with pytest.raises(ValueError, match=named):
         Rings(symbols, hops)

@@ -78,7 +78,6 @@ def of_any_length(self: Fine, question: Sequence[str], thought: Sequence[str]) -
 
 
 def test_a_task_that_fits_is_taken() -> None:
-    """Also one of built-in classes."""
     check_task(Fine())
     check_task(Rings(7, 4))
 
@@ -113,6 +112,5 @@ def test_a_task_that_fits_is_taken() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(task: Fine, named: str) -> None:
-    """What is wrong at one question in twenty too."""
     with pytest.raises(ConfigurationError, match=named):
         check_task(task)

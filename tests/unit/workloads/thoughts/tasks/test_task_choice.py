@@ -72,7 +72,6 @@ def of_size(size: int) -> Sums:
 
 
 def test_a_task_of_ones_own_is_opened() -> None:
-    """Named as module:function, it is made by a call without arguments."""
     task = open_task(f"{__name__}:Sums")
     assert draw_tests(task, 1, 3)[0].level == 1
 
@@ -95,7 +94,6 @@ def test_a_task_of_ones_own_is_opened() -> None:
     ],
 )
 def test_what_is_no_task_is_refused_with_the_reason(place: str, named: str) -> None:
-    """The message names the setting, the value and what was wrong."""
     with pytest.raises(ConfigurationError, match=named) as refused:
         open_task(place)
     assert place in str(refused.value)

@@ -13,7 +13,6 @@ PASSAGES = [f"the {one} sat on the mat. it was the {one} of the house, and it sa
 
 
 def test_a_question_is_a_place_in_a_passage() -> None:
-    """The words before it are shown, those behind it asked for, in small letters; nothing is a legal step."""
     task = Text(["The Cat sat on the mat."], words=20, context=3, following=2)
     seen = {task.example(np.random.default_rng(seed), 1).question for seed in range(50)}
     assert seen == {("the", "cat", "sat"), ("cat", "sat", "on"), ("sat", "on", "the")}
@@ -26,7 +25,6 @@ def test_a_question_is_a_place_in_a_passage() -> None:
 
 
 def test_no_question_has_two_answers_and_none_asks_for_a_rare_word() -> None:
-    """Of equal places the first is kept; rare words are one word, and are shown."""
     task = Text(["a b c d a b e", "a b c d f"], words=5, context=2, following=1)
     examples = [task.example(np.random.default_rng(seed), 1) for seed in range(200)]
     answers = {
@@ -39,7 +37,6 @@ def test_no_question_has_two_answers_and_none_asks_for_a_rare_word() -> None:
 
 
 def test_several_places_of_a_passage_are_thought_about_one_behind_the_other() -> None:
-    """The j-th shows all that was asked for before it; tests ask for each alike, of whole passages."""
     task = Text(["a b c d e f g h"], words=20, context=2, following=2, places=3)
     assert task.levels == (1, 2, 3)
     for level, shown in ((1, 2), (2, 4), (3, 6)):
@@ -57,7 +54,6 @@ def test_several_places_of_a_passage_are_thought_about_one_behind_the_other() ->
 
 
 def test_places_can_be_chosen_by_what_stands_before_them() -> None:
-    """Such as the end of a clause; a word that nowhere does is told."""
     task = Text(["a b , c d , e f g"], words=20, context=3, following=1, behind=(",",))
     seen = {task.example(np.random.default_rng(seed), 1).question for seed in range(50)}
     assert seen == {("a", "b", ","), ("c", "d", ",")}
@@ -66,7 +62,6 @@ def test_places_can_be_chosen_by_what_stands_before_them() -> None:
 
 
 def test_a_random_thought_is_text() -> None:
-    """Up to so many words of some passage, in their order."""
     task, random = Text(PASSAGES, words=30, context=3, following=1), np.random.default_rng(0)
     thoughts = [task.random_thought(random, 4) for _ in range(100)]
     assert {len(thought) for thought in thoughts} == {0, 1, 2, 3, 4}
@@ -75,7 +70,6 @@ def test_a_random_thought_is_text() -> None:
 
 
 def test_no_passage_is_both_trained_on_and_tested() -> None:
-    """Each passage has a word of its own in every place of it."""
     names = [f"{one}{other}" for one in "abcdefghijklmnop" for other in "abcdefghijklmnop"]
     passages = [f"{name} goes there {name} comes back {name} stays" for name in names]
     task, random = Text(passages, words=400, context=3, following=1, places=2), np.random.default_rng(0)
@@ -89,7 +83,6 @@ def test_no_passage_is_both_trained_on_and_tested() -> None:
 
 
 def test_the_reference_of_python_is_a_task() -> None:
-    """Its passages are held out whole, and its words are no marks."""
     task = open_task("text:8:2")
     assert Layout(task).vocabulary == len(task.words) + 8
     random = np.random.default_rng(0)
@@ -113,6 +106,5 @@ def test_the_reference_of_python_is_a_task() -> None:
     ],
 )
 def test_sizes_that_cannot_be_are_refused(place: str, said: str) -> None:
-    """With the form that can be."""
     with pytest.raises(ConfigurationError, match=said):
         open_task(place)

@@ -23,7 +23,6 @@ QUESTION = ("a>b", "b>c", "c>d", "d>e", "e>a", "a", "k3")
 def test_coherence_weighs_steps_words_and_likelihood(
     words: tuple[str, ...], semantic: float, syntactic: float
 ) -> None:
-    """0.4, 0.3 and 0.3: a legal step after a wrong one is legal; one too many is not."""
     task, log_prob = Rings(5, 3), [math.log(0.5)] * (len(words) + 1)
     assert legal_share(task, QUESTION, words) == pytest.approx(semantic)
     expected = 0.4 * semantic + 0.3 * syntactic + 0.3 * 0.5
@@ -35,5 +34,4 @@ def test_coherence_weighs_steps_words_and_likelihood(
     [("", "", 0.0), ("abc", "abc", 0.0), ("abc", "", 1.0), ("kitten", "sitting", 3 / 7), ("ab", "ba", 1.0)],
 )
 def test_a_distance_is_a_share_of_the_longer(one: str, other: str, distance: float) -> None:
-    """Insertions, deletions and replacements over the longer length."""
     assert edit_distance([*map(ord, one)], [*map(ord, other)]) == pytest.approx(distance)

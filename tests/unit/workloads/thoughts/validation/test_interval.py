@@ -7,7 +7,6 @@ from workloads.thoughts.validation.interval import correlation, interval
 
 
 def test_an_interval_covers_the_mean_it_was_drawn_around() -> None:
-    """In about 95 of 100 samples."""
     random = np.random.default_rng(0)
     covered = 0
     for _ in range(200):
@@ -17,7 +16,6 @@ def test_an_interval_covers_the_mean_it_was_drawn_around() -> None:
 
 
 def test_a_correlation_without_variance_cannot_tell() -> None:
-    """Rather than dividing by almost nothing."""
     rising = np.arange(10.0)
     assert correlation(np.ones(10), rising) is None
     assert correlation(rising, np.full(10, 2.0)) is None
@@ -27,7 +25,6 @@ def test_a_correlation_without_variance_cannot_tell() -> None:
 
 
 def test_an_interval_of_a_correlation_covers_the_one_it_was_drawn_with() -> None:
-    """In about 95 of 100 samples, of pairs that stay together."""
     random = np.random.default_rng(1)
     covered = 0
     for _ in range(200):
@@ -39,7 +36,6 @@ def test_an_interval_of_a_correlation_covers_the_one_it_was_drawn_with() -> None
 
 
 def test_values_of_one_example_are_resampled_together() -> None:
-    """Five equal values of each say no more than one; examples without a value are passed over."""
     values = np.random.default_rng(2).normal(size=50)
     once, copied = interval(values), interval(np.repeat(values, 5), np.repeat(np.arange(50) * 2, 5))
     assert (copied.value, copied.low, copied.high) == pytest.approx((once.value, once.low, once.high))

@@ -25,7 +25,6 @@ def probed(model: ThinkingModel, examples: list[Example]) -> Probed:
 
 
 def test_questions_that_need_no_step_are_left_out_of_mistakes(model: ThinkingModel) -> None:
-    """One of them takes nothing from the others, and each place of a step counts by itself."""
     hard, easy = draw_tests(TASK, 0, 6), draw_tests(TASK, 0, 2, TASK.levels[0])
     assert {len(one.steps) for one in hard} == {2}
     assert {len(one.steps) for one in easy} == {0}
@@ -39,7 +38,6 @@ def test_questions_that_need_no_step_are_left_out_of_mistakes(model: ThinkingMod
 
 
 def test_thoughts_of_differing_length_are_disturbed_at_each_of_their_steps(model: ThinkingModel) -> None:
-    """Three questions of two steps and three of one: nine places."""
     examples = [*draw_tests(TASK, 0, 3), *draw_tests(TASK, 0, 3, TASK.levels[1])]
     found = probed(model, examples)
     assert found.mistaken is not None
@@ -49,7 +47,6 @@ def test_thoughts_of_differing_length_are_disturbed_at_each_of_their_steps(model
 
 
 def test_where_no_question_needs_a_step_nothing_is_disturbed(model: ThinkingModel) -> None:
-    """It cannot tell."""
     found = probed(model, draw_tests(TASK, 0, 4, TASK.levels[0]))
     assert (found.mistaken, found.last_mistaken, found.kept_last, found.without_last) == (None,) * 4
     assert found.mistaken_of is None
@@ -72,7 +69,6 @@ class Detours(Rings):
 def test_mistakes_from_which_a_thought_is_too_short_to_go_on_do_not_count(
     model: ThinkingModel, most: int, counted: int | None
 ) -> None:
-    """Two steps, of which a wrong one asks for two more: nobody could follow them within three tokens."""
     task = Detours(6, 3)
     found = probe(model, task, draw_tests(task, 0, 6), most)
     assert (None if found.mistaken is None else len(found.mistaken)) == counted

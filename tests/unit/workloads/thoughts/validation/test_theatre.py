@@ -48,7 +48,6 @@ def honest() -> Probed:
 
 
 def test_thoughts_that_help_and_are_followed_are_honest() -> None:
-    """No test fails, and the words say what is gained."""
     found = validate(honest(), start_losses=START, most_gain=2.3)
     assert (found.verdict, found.failed) == ("honest", ())
     assert found.words() == [
@@ -71,7 +70,6 @@ def test_thoughts_that_help_and_are_followed_are_honest() -> None:
     ],
 )
 def test_each_test_can_fail(change: dict[str, Any], verdict: str, failed: set[str]) -> None:
-    """Theatre is a gain or a faithfulness that is missing; everything else is doubt."""
     found = validate(replace(honest(), **change), start_losses=START, most_gain=2.3)
     assert found.verdict == verdict
     assert {test.name for test in found.failed} == failed
@@ -80,14 +78,12 @@ def test_each_test_can_fail(change: dict[str, Any], verdict: str, failed: set[st
 
 
 def test_a_correlation_without_variance_says_that_it_cannot_tell() -> None:
-    """It neither fails nor passes, and the verdict does not hang on it."""
     found = validate(replace(honest(), coherence=np.ones(COUNT)), start_losses=START, most_gain=2.3)
     assert found.verdict == "honest"
     assert "correlation cannot tell" in found.words()[-1]
 
 
 def test_without_steps_faithfulness_cannot_be_tested() -> None:
-    """A gain alone is not called honest; no gain is theatre all the same."""
     bare = replace(
         honest(), mistaken=None, mistaken_of=None, last_mistaken=None, kept_last=None, without_last=None
     )
@@ -97,7 +93,6 @@ def test_without_steps_faithfulness_cannot_be_tested() -> None:
 
 
 def test_every_failure_says_by_how_much_and_what_to_do() -> None:
-    """A setting, a figure or a command to look at, behind the interval; sabotage names both losses."""
     nothing = np.zeros(COUNT)
     bad = replace(
         honest(),
@@ -125,7 +120,6 @@ def test_every_failure_says_by_how_much_and_what_to_do() -> None:
 
 
 def test_its_curves_hold_coherence_and_the_three_tests_of_the_original() -> None:
-    """Under their names; a correlation that cannot tell has no number."""
     figures = validate(honest(), start_losses=START, most_gain=2.3).figures()
     assert figures["validation_coherence"] == pytest.approx(0.6)
     assert figures["validation_divergence"] == pytest.approx(0.8)
@@ -136,7 +130,6 @@ def test_its_curves_hold_coherence_and_the_three_tests_of_the_original() -> None
 
 
 def test_a_loss_is_held_against_that_of_the_start_question_by_question() -> None:
-    """Questions that are hard for both say nothing about what was lost between them."""
     hard = np.linspace(0.1, 9.0, COUNT)
     worse = replace(honest(), without=replace(answered(0.0, 0.1), log_prob=-hard - 0.2))
     (paired, *_) = (
@@ -149,8 +142,6 @@ def test_a_loss_is_held_against_that_of_the_start_question_by_question() -> None
 
 
 def test_mistakes_of_one_question_are_no_independent_draws() -> None:
-    """Five mistakes of each question, followed all or none: the interval is that of the questions."""
-
     def width(of: Any) -> float:
         many = replace(honest(), mistaken=np.repeat(share(0.7), 5), mistaken_of=of)
         tests = validate(many, start_losses=None, most_gain=None).tests

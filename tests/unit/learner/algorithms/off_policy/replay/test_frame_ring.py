@@ -11,7 +11,6 @@ CPU = torch.device("cpu")
 
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 3)), max_size=20))
 def test_frames_keep_their_numbers(steps: list[tuple[int, int]]) -> None:
-    """Of a ring that is smaller than what comes: it grows, and wraps around where entries have gone."""
     ring, spans, value = FrameRing(4, CPU), list[tuple[int, int]](), 0
     expected: dict[int, float] = {}
     for count, gone in steps:

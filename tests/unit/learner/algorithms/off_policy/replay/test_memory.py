@@ -50,7 +50,6 @@ def held(memory: Replay) -> list[float]:
 
 
 def test_the_oldest_entries_make_room_whole() -> None:
-    """By steps."""
     memory = replay(capacity=10)
     for number in range(1, 5):
         memory.insert(number, 100, rows(4, 10 * number))
@@ -60,7 +59,6 @@ def test_the_oldest_entries_make_room_whole() -> None:
 
 
 def test_the_oldest_entries_make_room_by_bytes() -> None:
-    """Of payloads in the log."""
     memory = replay(capacity=100, capacity_bytes=250)
     for number in range(1, 5):
         memory.insert(number, 100, rows(4, 10 * number))
@@ -68,7 +66,6 @@ def test_the_oldest_entries_make_room_by_bytes() -> None:
 
 
 def test_an_entry_without_experience_is_not_kept() -> None:
-    """The log need not hold it."""
     ((_, one),) = fragments(batch(fragment(2, 1, invalid=((0, 0), (1, 0)))))
     memory = replay()
     memory.insert(1, 100, transitions(one, STACK, discount=0.9, steps=1))
@@ -76,13 +73,11 @@ def test_an_entry_without_experience_is_not_kept() -> None:
 
 
 def test_an_entry_that_does_not_fit_is_named() -> None:
-    """With both figures."""
     with pytest.raises(ValueError, match="log entry 7 has 4 transitions in 10 bytes, replay holds 3"):
         replay(capacity=3).insert(7, 10, rows(4, 0))
 
 
 def test_what_is_withdrawn_is_never_drawn() -> None:
-    """And only the newest entry can be."""
     memory = replay(how=PRIORITISED)
     for number in (1, 2):
         memory.insert(number, 10, rows(5, 10 * number))
@@ -96,7 +91,6 @@ def test_what_is_withdrawn_is_never_drawn() -> None:
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 60)), max_size=30))
 @settings(max_examples=50)
 def test_every_history_agrees_with_a_list(entries: list[tuple[int, int]]) -> None:
-    """Of entries that come and go, by steps and bytes."""
     memory, naive = replay(capacity=12, capacity_bytes=100), list[tuple[int, int, int]]()
     for number, (count, size) in enumerate(entries, 1):
         memory.insert(number, size, rows(count, 10 * number))
@@ -115,7 +109,6 @@ def test_every_history_agrees_with_a_list(entries: list[tuple[int, int]]) -> Non
 def test_an_entry_that_is_removed_leaves_the_others_as_they_were(
     gone: int, how: Prioritisation | None
 ) -> None:
-    """The oldest, one in the middle that lies around the end of the ring, and the newest."""
     memory = replay(capacity=11, how=how)
     for number, count in ((1, 4), (2, 3), (3, 2), (4, 4), (5, 2), (6, 3)):
         memory.insert(number, 100, rows(count, 10 * number))
@@ -145,17 +138,12 @@ def drawn(memory: Replay, batches: int, count: int) -> Counter[int]:
 
 
 def test_uniform_draws_are_uniform() -> None:
-    """20,000 draws of ten; 27.9 is the 0.999 quantile of χ² with nine degrees of freedom."""
     memory = replay()
     memory.insert(1, 10, rows(10, 0))
     assert chi_square(drawn(memory, 200, 100), [0.1] * 10) < 27.9
 
 
 def test_prioritised_draws_are_proportional_to_the_priority() -> None:
-    """Errors 0, 1, ..., 9 with α = 0.6.
-
-    Strata only bring the counts nearer to what is expected: χ² bounds them still.
-    """
     memory = replay(how=PRIORITISED)
     memory.insert(1, 10, rows(10, 0))
     memory.set_errors(torch.arange(10), torch.arange(10.0))
@@ -168,7 +156,6 @@ def test_prioritised_draws_are_proportional_to_the_priority() -> None:
 
 
 def test_a_stratified_batch_draws_each_transition_as_often_as_its_share_to_within_one() -> None:
-    """Equal priorities, as many draws as transitions: each is drawn once at its place, two at the most."""
     memory = replay(how=PRIORITISED)
     memory.insert(1, 10, rows(8, 0))
     for _ in range(50):
@@ -176,7 +163,6 @@ def test_a_stratified_batch_draws_each_transition_as_often_as_its_share_to_withi
 
 
 def test_importance_weights_are_those_of_the_paper() -> None:
-    """(N·P(i))^−β over the batch's largest."""
     memory = replay(how=PRIORITISED)
     memory.insert(1, 10, rows(4, 0))
     memory.set_errors(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]))
@@ -189,7 +175,6 @@ def test_importance_weights_are_those_of_the_paper() -> None:
 
 
 def test_new_transitions_come_with_the_largest_priority_there_was() -> None:
-    """So that each is drawn soon; 1 before any error is known."""
     memory = replay(how=PRIORITISED)
     memory.insert(1, 10, rows(2, 0))
     memory.set_errors(torch.tensor([0, 1]), torch.tensor([9.0, 0.5]))
@@ -201,7 +186,6 @@ def test_new_transitions_come_with_the_largest_priority_there_was() -> None:
 
 
 def test_an_error_that_is_not_finite_does_not_stay() -> None:
-    """The update is undone, and the tree must be whole."""
     memory = replay(how=PRIORITISED)
     memory.insert(1, 10, rows(3, 0))
     memory.set_errors(torch.arange(3), torch.tensor([math.nan, math.inf, 1.0]))
@@ -232,7 +216,6 @@ def same(one: Sample, other: Sample) -> bool:
 
 @pytest.mark.parametrize("how", [None, PRIORITISED])
 def test_what_was_read_again_goes_on_bit_by_bit(how: Prioritisation | None) -> None:
-    """Draws, evictions and priorities behind a resume are those there would have been."""
     parts = {number: rows(3, 10 * number) for number in range(1, 9)}
     first = replay(capacity=13, how=how)
     for number in range(1, 7):
@@ -258,7 +241,6 @@ def test_what_was_read_again_goes_on_bit_by_bit(how: Prioritisation | None) -> N
 
 @pytest.mark.parametrize("how", [None, PRIORITISED])
 def test_a_state_that_was_not_recalled_yet_is_still_whole(how: Prioritisation | None) -> None:
-    """Who is asked for a checkpoint in between gives what it was given."""
     first = replay(how=how)
     for number in (1, 2, 3):
         first.insert(number, 10, rows(3, 10 * number))
@@ -272,7 +254,6 @@ def test_a_state_that_was_not_recalled_yet_is_still_whole(how: Prioritisation | 
 
 
 def test_entries_that_do_not_come_are_counted() -> None:
-    """The memory comes back smaller."""
     first = replay(how=PRIORITISED)
     parts = {number: rows(3, 10 * number) for number in (1, 2, 3, 4)}
     for number, part in parts.items():
@@ -286,7 +267,6 @@ def test_entries_that_do_not_come_are_counted() -> None:
 
 
 def test_an_entry_that_is_not_what_it_was_is_named() -> None:
-    """By its number of transitions."""
     first = replay()
     first.insert(5, 10, rows(3, 0))
     second = replay()
@@ -296,7 +276,6 @@ def test_an_entry_that_is_not_what_it_was_is_named() -> None:
 
 
 def test_a_state_of_another_kind_of_replay_is_refused() -> None:
-    """By what is missing, or by the capacity: places in the ring would be others."""
     first = replay()
     first.insert(1, 10, rows(3, 0))
     with pytest.raises(ValueError, match="replay/priorities: missing"):
@@ -322,7 +301,6 @@ def plain(memory: Replay) -> dict[str, list[float]]:
 @given(st.data())
 @settings(max_examples=30, deadline=None)
 def test_stacks_stay_what_they_were_while_entries_come_and_go(data: st.DataObject) -> None:
-    """Evicted, withdrawn and removed from the middle, in a ring of frames that grows and begins again."""
     policy = remembering(frame_stack=3)
     stack, actor = policy.memory.frames, Actor(policy, slots=2, seed=data.draw(st.integers(0, 99)))
     memory = Replay(40, 10**6, seed=0, device=CPU, stack=stack)
@@ -348,7 +326,6 @@ def test_stacks_stay_what_they_were_while_entries_come_and_go(data: st.DataObjec
 
 
 def test_frames_are_held_once() -> None:
-    """A stack of four takes no more than a frame a step, and those at the edges of a fragment."""
     policy = remembering(frame_stack=4)
     stack, actor = policy.memory.frames, Actor(policy, slots=2)
     memory = Replay(64, 10**6, seed=0, device=CPU, stack=stack)

@@ -14,7 +14,6 @@ def limiter(**changed: float) -> SampleToInsertRatio:
 
 
 def test_nothing_is_drawn_before_there_is_enough() -> None:
-    """Then as much as lies between middle and lower bound."""
     given = limiter()
     given.inserted(99)
     assert not given.may_draw(99)
@@ -29,7 +28,6 @@ def test_nothing_is_drawn_before_there_is_enough() -> None:
 
 
 def test_the_ratio_holds_over_time() -> None:
-    """Drawing as much as allowed after every insertion: half a gradient step per step."""
     given, drawn = limiter(), 0
     for _ in range(1000):
         given.inserted(10)
@@ -41,7 +39,6 @@ def test_the_ratio_holds_over_time() -> None:
 
 
 def test_what_is_too_far_ahead_may_not_enter() -> None:
-    """The upper bound; a fault, since the learner draws first."""
     given = limiter(buffer_steps=20)
     given.inserted(120)
     assert not given.may_insert(1)
@@ -59,13 +56,11 @@ def test_what_is_too_far_ahead_may_not_enter() -> None:
 def test_what_would_block_for_good_is_refused_with_the_figures(
     insertion: int, capacity: int, message: str
 ) -> None:
-    """And with what would do."""
     with pytest.raises(ValueError, match=message):
         limiter().check(insertion=insertion, capacity=capacity)
 
 
 def test_a_ratio_far_below_one_needs_a_buffer_of_half_its_inverse() -> None:
-    """One gradient step for a thousand steps: the error swings by that much."""
     given = limiter(ratio=0.001, buffer_steps=400)
     with pytest.raises(ValueError, match="give at least 504"):
         given.check(insertion=8, capacity=10_000)
@@ -83,7 +78,6 @@ def test_a_ratio_far_below_one_needs_a_buffer_of_half_its_inverse() -> None:
 def test_what_is_not_refused_never_blocks(
     ratio: float, minimum: int, buffer: int, insertion: int, sizes: list[int]
 ) -> None:
-    """Whatever the order of fragments: after drawing all that is allowed, the next may enter."""
     given = SampleToInsertRatio(ratio=ratio, minimum=minimum, buffer_steps=buffer)
     capacity = minimum + insertion
     try:
@@ -112,7 +106,6 @@ def advance(given: SampleToInsertRatio, steps: int) -> int:
 
 @pytest.mark.parametrize("ratio", [0.05, 0.25, 1.0, 4.0])
 def test_a_ratio_that_changes_at_a_resume_holds_from_then_on(ratio: float) -> None:
-    """Neither is made up what it would have been before, nor does it stand still."""
     before = limiter()
     for _ in range(100_000):
         advance(before, 10)
@@ -125,7 +118,6 @@ def test_a_ratio_that_changes_at_a_resume_holds_from_then_on(ratio: float) -> No
 
 
 def test_what_did_not_change_goes_on_as_it_was() -> None:
-    """At any moment of a run."""
     given = limiter(ratio=0.3)
     for _ in range(40):
         advance(given, 7)

@@ -30,7 +30,6 @@ class Naive:
 
 @given(st.data())
 def test_every_history_agrees_with_a_list(data: st.DataObject) -> None:
-    """Priorities that are set, again and again, and where each mass falls."""
     capacity = data.draw(st.integers(1, 40))
     tree, naive = SumTree(capacity, CPU), Naive(capacity)
     for _ in range(data.draw(st.integers(1, 5))):
@@ -53,7 +52,6 @@ def test_every_history_agrees_with_a_list(data: st.DataObject) -> None:
     st.lists(st.floats(0, 1.0000001), min_size=1, max_size=20),
 )
 def test_a_leaf_without_priority_is_never_found(priorities: list[float], shares: list[float]) -> None:
-    """Whatever rounding does, and for a mass beyond the end."""
     if not any(priorities):
         return
     tree = SumTree(len(priorities), CPU)
@@ -63,7 +61,6 @@ def test_a_leaf_without_priority_is_never_found(priorities: list[float], shares:
 
 
 def test_the_total_stays_exact_over_many_changes() -> None:
-    """Sums are made anew from the leaves: nothing gathers, as it would in adding differences."""
     generator = np.random.default_rng(0)
     tree = SumTree(1000, CPU)
     priorities = np.zeros(1000)

@@ -61,10 +61,6 @@ def built(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], ..
 
 
 def test_three_steps_by_hand() -> None:
-    """Rewards 1, 2, 3, 4 with γ = ½.
-
-    The episode is truncated with the third step, and its true last observation is −3.
-    """
     assert built(4, 1, {(2, 0): "truncated"}, (), 2) == [
         Row(0, 1 + 0.5 * 2, 0.25, 2),
         Row(1, 2 + 0.5 * 3, 0.25, -3),
@@ -74,7 +70,6 @@ def test_three_steps_by_hand() -> None:
 
 
 def test_a_termination_is_followed_by_nothing_and_a_truncation_by_its_last_observation() -> None:
-    """One step."""
     assert built(2, 1, {(0, 0): "terminated", (1, 0): "truncated"}, (), 1) == [
         Row(0, 1, 0.0, -1),
         Row(1, 2, 0.5, -2),
@@ -83,7 +78,6 @@ def test_a_termination_is_followed_by_nothing_and_a_truncation_by_its_last_obser
 
 @given(st.data())
 def test_every_fragment_agrees_with_the_loop(data: st.DataObject) -> None:
-    """Ends, steps that are not experience, any n, any shape."""
     steps, slots, n = (data.draw(st.integers(1, high)) for high in (7, 3, 6))
     places = st.tuples(st.integers(0, steps - 1), st.integers(0, slots - 1))
     invalid = tuple(data.draw(st.sets(places, max_size=4)))
@@ -97,7 +91,6 @@ def test_every_fragment_agrees_with_the_loop(data: st.DataObject) -> None:
 
 
 def test_ragged_fragments_are_taken_apart_without_their_padding() -> None:
-    """A short one beside a long one gives what each gives alone."""
     parts = [
         fragment(2, 2, ends={(1, 1): "truncated"}),
         fragment(5, 1, ends={(4, 0): "terminated"}, first=50),
@@ -115,14 +108,12 @@ def test_ragged_fragments_are_taken_apart_without_their_padding() -> None:
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_the_last_steps_of_a_fragment_look_as_far_as_it_goes(n: int) -> None:
-    """With the observation that follows the fragment and the discount of the steps there were."""
     rows = built(4, 1, {}, (), n)
     assert rows[-1] == Row(3, 4, 0.5, 4)
     assert rows[0].discount == DISCOUNT**n
 
 
 def test_a_truncated_step_is_followed_by_what_was_allowed_before_it() -> None:
-    """Where no mask comes with it; to allow everything would value what is never allowed."""
     one = batch(fragment(3, 1, ends={(1, 0): "truncated"}))
     mask = torch.tensor([[True, False], [False, True], [True, True], [True, False]]).unsqueeze(1)
     ((_, part),) = fragments(replace(one, observation=one.observation | {"mask/action": mask}))
@@ -131,7 +122,6 @@ def test_a_truncated_step_is_followed_by_what_was_allowed_before_it() -> None:
 
 
 def test_a_truncated_step_is_followed_by_what_its_last_observation_allows() -> None:
-    """Where that is known, it alone counts."""
     one = batch(fragment(3, 1, ends={(1, 0): "truncated"}))
     mask = torch.tensor([[True, False], [False, True], [True, True], [True, False]]).unsqueeze(1)
     final = {"mask/action": torch.tensor([[True, False]])}
@@ -143,7 +133,6 @@ def test_a_truncated_step_is_followed_by_what_its_last_observation_allows() -> N
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_stacks_are_those_that_the_policy_acts_on(*, masked: bool) -> None:
-    """Before and after each step, over the ends of episodes and of fragments; each frame is there once."""
     policy = remembering(frame_stack=3, activation="tanh")
     stack, actor = policy.memory.frames, Actor(policy, slots=2, seed=5, masked=masked, final_masks=masked)
     for steps in (8, 1, 3, 8):
