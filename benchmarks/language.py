@@ -336,16 +336,19 @@ def _trl(task: Path, threads: int, seed: int) -> Outcome:
 
 
 def _penstock(recipe: Path, seed: int) -> Outcome:
-    """Return the difference of a long and a short training."""
+    """Measure a training behind its warm-up; the CPU seconds of the warm-up are those of a short one."""
 
     def ran(batches: int) -> Trained:
         return trained("--seed", str(seed), task=str(recipe), steps=batches * RESPONSES * RESPONSE)
 
     short, long = ran(WARM), ran(WARM + BATCHES)
+    warm, end = (run.summary["env_steps"] for run in (short, long))
+    first, last = (next(line for line in long.metrics if line["env_steps"] >= steps) for steps in (warm, end))
+    tokens = last["env_steps"] - first["env_steps"]
     return Outcome(
-        tokens=long.summary["env_steps"] - short.summary["env_steps"],
-        seconds=long.seconds - short.seconds,
-        cpu_seconds=_spent_s(long) - _spent_s(short),
+        tokens=tokens,
+        seconds=last["time"] - first["time"],
+        cpu_seconds=(_spent_s(long) - _spent_s(short)) * tokens / (end - warm),
     )
 
 
