@@ -5,5 +5,6 @@ They print and record, and assert nothing.
 
 import os
 
-# As `launch.cli` does, before numpy is imported: a loop on one thread has no other threads that spin.
+# As `penstock.launch.cli` does, before numpy is imported: a loop on one thread has no other threads that
+# spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -31,14 +31,14 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from benchmarks import peers
 from benchmarks.stand import PREFIX, Cell, Options, Table, memory_bytes, shell
 from benchmarks.train import Trained, trained
-from learner.algorithms.tokens.token_ppo import TokenPPO
-from learner.batch import Batch
 from penstock.config.sections.token import TokenPPOSection
-from penstock.wire.limits import MIB
-from workloads.language.policy.language_policy import LanguagePolicy
-from workloads.language.policy.policy_section import LanguageSection
-from workloads.language.quiet import quieten
-from workloads.language.tiny_models import SPECIAL, build_tokenizer, save
+from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.batch import Batch
+from penstock.protocol.limits import MIB
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy.policy_section import LanguageSection
+from penstock.workloads.language.quiet import quieten
+from penstock.workloads.language.tiny_models import SPECIAL, build_tokenizer, save
 
 ME: Final = (sys.executable, "-m", "benchmarks.language")
 WAYS: Final = ("bare-lora", "lora", "bare-full", "full")

@@ -22,23 +22,23 @@ import redis
 from redis._parsers.encoders import Encoder
 from redis.connection import PythonRespSerializer
 
-from actor.link.broker_client import BrokerClient
-from actor.link.fragment_queue import RolloutQueue
-from actor.link.outbox import Outbox
-from actor.link.session import Session
-from actor.link.session_opening import open_session
 from benchmarks.stand import Cell, Options, Services, Table, child, cpu_seconds, services
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import LogEntry, Pacing
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.fragment_queue import RolloutQueue
+from penstock.actor.link.outbox import Outbox
+from penstock.actor.link.session import Session
+from penstock.actor.link.session_opening import open_session
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import LogEntry, Pacing
+from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
+from penstock.protocol.limits import KIB, MIB
+from penstock.protocol.messages import Role
+from penstock.protocol.schema import Axes, FragmentSchema, fragment_schema
+from penstock.protocol.spaces import Box, Discrete
+from penstock.protocol.specification import Probe, RunSpecification
+from penstock.protocol.tensor import Array
 from penstock.rpc.auth import Credentials
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
-from penstock.wire.limits import KIB, MIB
-from penstock.wire.messages import Role
-from penstock.wire.schema import Axes, FragmentSchema, fragment_schema
-from penstock.wire.spaces import Box, Discrete
-from penstock.wire.specification import Probe, RunSpecification
-from penstock.wire.tensor import Array
 
 ME: Final = (sys.executable, "-m", "benchmarks.path")
 RUN: Final = "bench"

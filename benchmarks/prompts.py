@@ -28,14 +28,14 @@ import numpy as np
 
 from benchmarks.serving import Call, Places, answer_lines, check_answered, posting, repeated
 from benchmarks.stand import PREFIX, Ask, Cell, Options, Table, client, cpu_seconds, listening, memory_bytes
-from launch.inspection.processes import read_endpoints
-from launch.run.child_process import penstock
+from penstock.launch.inspection.processes import read_endpoints
+from penstock.launch.run.child_process import penstock
+from penstock.protocol.limits import MIB
+from penstock.protocol.tensor import to_tensor
 from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.runtime.health import read_endpoint
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.refusal_pb2 import REASON_OVERLOADED
-from penstock.wire.limits import MIB
-from penstock.wire.tensor import to_tensor
 
 SECONDS: Final = 2.0
 AIM: Final = "p50 5 ms, p99 15 ms; 16 in flight 400 per s on two cores"

@@ -115,7 +115,7 @@ def _entry(
 
 
 CARTPOLE: Final = ("CartPole-v1", 475, 150_000)
-TASKS: Final = "workloads.control.tasks"
+TASKS: Final = "penstock.workloads.control.tasks"
 PROOFS: Final[tuple[Proof, ...]] = (
     *_entry(*CARTPOLE),
     *_entry(*CARTPOLE, "--actors", "1", variant="1 actor"),

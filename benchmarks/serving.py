@@ -28,16 +28,16 @@ import numpy as np
 
 from benchmarks.path import RUN, Shape, fetch
 from benchmarks.stand import PREFIX, Ask, Cell, Options, Table, client, cpu_seconds, processes, services
-from broker.log.learner_log import LearnerLog
-from launch.run.child_process import penstock
+from penstock.broker.log.learner_log import LearnerLog
 from penstock.config.settings import ActorSection, PolicySection
+from penstock.launch.run.child_process import penstock
+from penstock.protocol.spaces import Box, Discrete
+from penstock.protocol.specification import RunSpecification
+from penstock.protocol.tensor import to_tensor
 from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1 import refusal_pb2
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
-from penstock.wire.spaces import Box, Discrete
-from penstock.wire.specification import RunSpecification
-from penstock.wire.tensor import to_tensor
 
 ME: Final = (sys.executable, "-m", "benchmarks.serving")
 SECONDS: Final = 1.2
@@ -172,7 +172,7 @@ def make_policy(section: PolicySection = SMALL) -> Any:
 
 def specification(section: PolicySection = SMALL) -> RunSpecification:
     """Return the specification that a learner would send to the policy server."""
-    from learner.probe import make_probe
+    from penstock.learner.probe import make_probe
 
     return replace(
         SHAPE.specification(),
@@ -184,7 +184,7 @@ def specification(section: PolicySection = SMALL) -> RunSpecification:
 
 def make_run(folder: Path, section: PolicySection = SMALL) -> None:
     """Make a run's folder with one version, active."""
-    from learner.publish.final_policy import write_specification
+    from penstock.learner.publish.final_policy import write_specification
     from penstock.policy.weights import encode
     from penstock.registry.records import NewVersion, Origin
     from penstock.registry.registry import Registry
@@ -254,7 +254,7 @@ def _learner(redis_url: str) -> Iterator[None]:
 
 async def _echo(address: str) -> None:
     """Serve until killed: bare, with a forward pass and a draw for each message, and as a stream."""
-    from actor.serving.server_process import STREAMS_PER_CONNECTION
+    from penstock.actor.serving.server_process import STREAMS_PER_CONNECTION
     from penstock.rpc.server import build_server
     from penstock.runtime.health import Health, announce, serve_http
 

@@ -20,18 +20,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from actor.acting.header_fields import HeaderFields
-from actor.rollout.fragment_builder import FragmentBuilder
-from actor.rollout.seeds import action_seed, environment_seeds
-from actor.specification import run as actor_run
 from benchmarks.stand import PENSTOCK, PREFIX, Cell, Options, Table, known_median, shell
+from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.rollout.seeds import action_seed, environment_seeds
+from penstock.actor.specification import run as actor_run
 from penstock.config.sections.algorithms import PPOSection
 from penstock.config.settings import Settings, load
+from penstock.protocol.fragment import Fragment, header_bytes, parse_header
+from penstock.protocol.messages import Episode, Publication
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime.allocator import keep_freed_memory
-from penstock.wire.fragment import Fragment, header_bytes, parse_header
-from penstock.wire.messages import Episode, Publication
-from penstock.wire.specification import RunSpecification
-from workloads.control.defaults import for_environment
+from penstock.workloads.control.defaults import for_environment
 
 TASK: Final = "CartPole-v1"
 ROLES: Final = ("actor", "broker", "redis", "learner", "evaluator")
@@ -301,9 +301,9 @@ def _learn(steps: int, seed: int) -> dict[str, float]:
 
 def _learn_from(actor: Messages, settings: Settings, total_steps: int) -> int:
     """Learn from so many steps that `actor` sends; return how many there were."""
-    from learner.batch import assemble
-    from learner.model.device import use_threads
-    from learner.model.model import make_model
+    from penstock.learner.batch import assemble
+    from penstock.learner.model.device import use_threads
+    from penstock.learner.model.model import make_model
     from penstock.policy.weights import encode
 
     use_threads(settings)

@@ -28,22 +28,22 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.stand import PREFIX, Cell, Options, Table, known_median
-from learner.algorithms.on_policy.ppo import PPO
-from learner.algorithms.shared.hardware import Hardware
-from learner.batch import Batch, Fragments, assemble
-from learner.feed.fragment_check import check_meaning
-from learner.feed.log_batch import LogBatch
-from learner.feed.upload import Staged, Upload, upload_to
-from learner.ledger import Ledger, Origin
-from learner.reporting.recorder import Recorder, Staleness
 from penstock.config.settings import PolicySection, PPOSection
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.batch import Batch, Fragments, assemble
+from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.log_batch import LogBatch
+from penstock.learner.feed.upload import Staged, Upload, upload_to
+from penstock.learner.ledger import Ledger, Origin
+from penstock.learner.reporting.recorder import Recorder, Staleness
 from penstock.policy import weights
 from penstock.policy.build import build as build_policy
 from penstock.policy.policy import Policy
-from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
-from penstock.wire.schema import Axes, FragmentSchema, fragment_schema
-from penstock.wire.spaces import Box, Discrete
-from penstock.wire.tensor import DTYPES, Array
+from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
+from penstock.protocol.schema import Axes, FragmentSchema, fragment_schema
+from penstock.protocol.spaces import Box, Discrete
+from penstock.protocol.tensor import DTYPES, Array
 
 STEPS, SLOTS, FRAGMENTS = 64, 16, 4
 ROWS: Final = STEPS * SLOTS * FRAGMENTS

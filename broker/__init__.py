@@ -1,1 +1,1 @@
-"""Broker: the experience log in Redis (`broker.log`) and its gRPC front (`broker.service`)."""
+"""The broker: the experience log in Redis (`log`) and its gRPC front (`service`)."""

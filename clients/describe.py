@@ -12,15 +12,15 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.application import make_app
-from gateway.frame.api_description import describe
-from gateway.frame.call_limits import CallLimits
-from gateway.frame.doors import Doors
-from gateway.frame.parts import Parts
-from gateway.process import Places, open_accounts, open_registry
-from gateway.sites.site import RunAddresses, Upstream
 from penstock.config.plugins import installed
 from penstock.config.workload import find, load
+from penstock.gateway.application import make_app
+from penstock.gateway.frame.api_description import describe
+from penstock.gateway.frame.call_limits import CallLimits
+from penstock.gateway.frame.doors import Doors
+from penstock.gateway.frame.parts import Parts
+from penstock.gateway.process import Places, open_accounts, open_registry
+from penstock.gateway.sites.site import RunAddresses, Upstream
 from penstock.rpc.auth import Credentials
 
 FOLDER: Final = Path(__file__).resolve().parent / "typescript" / "openapi"

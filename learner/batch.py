@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.wire.fragment import FragmentHeader, WeightSpan
-from penstock.wire.schema import Axes, FragmentSchema
-from penstock.wire.tensor import DTYPES, Array
+from penstock.protocol.fragment import FragmentHeader, WeightSpan
+from penstock.protocol.schema import Axes, FragmentSchema
+from penstock.protocol.tensor import DTYPES, Array
 
 Fragments = Sequence[tuple[FragmentHeader, Mapping[str, Array]]]
 
@@ -103,11 +103,12 @@ class Batch:
 def assemble(
     fragments: Fragments, device: torch.device, entries: Sequence[tuple[int, int]] | None = None
 ) -> Batch:
-    """Return one batch of checked fragments (`penstock.wire.fragment.check`), on `device`.
+    """Return one batch of checked fragments (`penstock.protocol.fragment.check`), on `device`.
 
     entries: number and payload bytes of each one's log entry; None: they have none. For a GPU they are put
-    together in pinned memory and copied on the current stream without waiting (`learner.feed.upload`). Raises
-    ValueError for no fragments. Call `check_meaning` on each fragment first.
+    together in pinned memory and copied on the current stream without waiting
+    (`penstock.learner.feed.upload`). Raises ValueError for no fragments. Call `check_meaning` on each
+    fragment first.
     """
     if not fragments:
         raise ValueError("a batch of no fragments; wait until the algorithm takes at least one")

@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Lease, LogState, Renewal
-from learner.probe import Quarantine
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Lease, LogState, Renewal
+from penstock.learner.probe import Quarantine
+from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.retry import Interrupted
-from penstock.wire.refusal import Reason, Refused
 
 T = TypeVar("T")
 

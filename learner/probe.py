@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from broker.log.learner_records import ProbeAnswer
+from penstock.broker.log.learner_records import ProbeAnswer
 from penstock.policy.policy import Policy
+from penstock.protocol.spaces import Space, leaves, sample
+from penstock.protocol.specification import Probe
+from penstock.protocol.tensor import Array
 from penstock.runtime import metrics
-from penstock.wire.spaces import Space, leaves, sample
-from penstock.wire.specification import Probe
-from penstock.wire.tensor import Array
 
 ROWS: Final = 4
 _VERSIONS_KEPT: Final = 1024

@@ -137,7 +137,7 @@ def _begin(config: TrainingConfig, run_dir: Path, scratch: Path, *words: str) ->
 
 
 def _penstock(what: Path, run_dir: Path, scratch: Path, *words: str) -> "subprocess.Popen[bytes]":
-    command: Sequence[str] = (sys.executable, "-P", "-m", "launch.cli", "train", str(what))
+    command: Sequence[str] = (sys.executable, "-P", "-m", "penstock.launch.cli", "train", str(what))
     with (scratch / "out.json").open("wb") as out, (scratch / "err.log").open("wb") as err:
         return subprocess.Popen(
             [*command, "--run-dir", str(run_dir), "--json", *words],

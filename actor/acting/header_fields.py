@@ -1,6 +1,6 @@
 """The one place where the header of a new fragment is built.
 
-Rollouts (`fragment_builder`), policy servers (`actor.serving.episodes.segments`) and workloads with
+Rollouts (`fragment_builder`), policy servers (`penstock.actor.serving.episodes.segments`) and workloads with
 generators of their own cut different arrays into the same kind of fragment: one span of weights over all of
 its steps.
 """
@@ -8,9 +8,9 @@ its steps.
 import time
 from dataclasses import dataclass
 
-from penstock.wire.header import FragmentHeader, Slot, WeightSpan
-from penstock.wire.messages import Publication
-from penstock.wire.schema import FragmentSchema
+from penstock.protocol.header import FragmentHeader, Slot, WeightSpan
+from penstock.protocol.messages import Publication
+from penstock.protocol.schema import FragmentSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

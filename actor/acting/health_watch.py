@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from penstock.protocol.limits import MAX_WATCH_WAIT_MS, WATCH_GRACE_S
 from penstock.runtime.health import Health
-from penstock.wire.limits import MAX_WATCH_WAIT_MS, WATCH_GRACE_S
 
 ENVIRONMENT: Final = "environment"
 """Name under which health watches the steps."""

@@ -6,14 +6,14 @@ forward pass that draws the actions, not a number that was passed along.
 
 import time
 
-from actor.link.session import Session
-from actor.link.weight_fetch import Weights
+from penstock.actor.link.session import Session
+from penstock.actor.link.weight_fetch import Weights
 from penstock.policy.acting.acting_policy import ActingPolicy
 from penstock.policy.acting.drawing import ExplorationSlots
+from penstock.protocol.messages import Publication
+from penstock.protocol.specification import Probe
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
-from penstock.wire.messages import Publication
-from penstock.wire.specification import Probe
 
 
 class LocalPolicy:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.protocol.schema import mask_rules
+from penstock.protocol.spaces import Dict, Space, Tuple, parts
 from penstock.runtime.exit import Fatal
-from penstock.wire.schema import mask_rules
-from penstock.wire.spaces import Dict, Space, Tuple, parts
 
 Rows = dict[str, Any]
 """Arrays [N, ...] by path, masks among them."""

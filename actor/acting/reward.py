@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from penstock.config.sections.environment import EnvironmentSection, RewardWrapper
 from penstock.config.workload import load
+from penstock.protocol.tensor import Array
 from penstock.runtime.exit import Fatal
-from penstock.wire.tensor import Array
 
 Tensors = Mapping[str, Array]
 Rewards = NDArray[np.float64]

@@ -21,10 +21,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from actor.acting.masks import Masks
+from penstock.actor.acting.masks import Masks
 from penstock.config.settings import ConfigurationError
-from penstock.wire.spaces import Dict, Space, Tuple, flatten, leaves
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import Dict, Space, Tuple, flatten, leaves
+from penstock.protocol.tensor import Array
 
 Observation = dict[str, Any]
 OBSERVATION = "observation"

@@ -14,21 +14,21 @@ import time
 from collections import Counter
 from functools import partial
 
-from actor.acting.health_watch import BEING_MADE, ENVIRONMENT
-from actor.evaluation.play import Played
-from actor.evaluation.runner import EvaluationRunner
-from actor.link.broker_client import BrokerClient
-from actor.link.session import Session
-from actor.link.session_opening import count_strikes, open_session
-from actor.specification.sections import evaluation_section
+from penstock.actor.acting.health_watch import BEING_MADE, ENVIRONMENT
+from penstock.actor.evaluation.play import Played
+from penstock.actor.evaluation.runner import EvaluationRunner
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import Session
+from penstock.actor.link.session_opening import count_strikes, open_session
+from penstock.actor.specification.sections import evaluation_section
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
+from penstock.protocol.messages import BASE, Episode, Report, Role, RunState
+from penstock.protocol.refusal import Reason, Refusal
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.messages import BASE, Episode, Report, Role, RunState
-from penstock.wire.refusal import Reason, Refusal
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from actor.acting.stepper import Stepped, Stepper
+from penstock.actor.acting.stepper import Stepped, Stepper
 from penstock.policy.acting.acting_policy import ActingPolicy, begun
 
 

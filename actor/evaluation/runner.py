@@ -4,13 +4,13 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from actor.acting.local_policy import LocalPolicy
-from actor.evaluation.play import Played, play
-from actor.specification import run
-from actor.specification.run import Run
+from penstock.actor.acting.local_policy import LocalPolicy
+from penstock.actor.evaluation.play import Played, play
+from penstock.actor.specification import run
+from penstock.actor.specification.run import Run
 from penstock.config.sections.learner import EvaluationSection
 from penstock.config.settings import Settings
-from penstock.wire.specification import RunSpecification
+from penstock.protocol.specification import RunSpecification
 
 MAX_ENVIRONMENTS = 100
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from actor.link.journal_file import JournalFile
-from penstock.wire.fragment import Fragment
-from penstock.wire.ids import check_id
-from penstock.wire.slot_starts import Beginning, beginnings
+from penstock.actor.link.journal_file import JournalFile
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.ids import check_id
+from penstock.protocol.slot_starts import Beginning, beginnings
 
 _SUFFIX: Final = ".acked.jsonl"
 

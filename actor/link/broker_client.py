@@ -1,7 +1,7 @@
 """The broker's calls as functions of dataclasses, each with a deadline that leaves time for its bytes.
 
-A call comes back with what the broker said, a refusal included. `actor.link.repeated_calls` sends it again
-until it is answered. Used by several threads.
+A call comes back with what the broker said, a refusal included. `penstock.actor.link.repeated_calls` sends it
+again until it is answered. Used by several threads.
 """
 
 import logging
@@ -13,24 +13,24 @@ from typing import ParamSpec, TypeVar
 
 import grpc
 
-from actor.link.repeated_calls import NotFound, RepeatedCalls
-from penstock.rpc import call_status
-from penstock.rpc.auth import Credentials
-from penstock.runtime import metrics
-from penstock.runtime.exit import Fatal
-from penstock.v1 import experience_pb2, weights_pb2
-from penstock.wire import append
-from penstock.wire.fragment import Fragment
-from penstock.wire.limits import (
+from penstock.actor.link.repeated_calls import NotFound, RepeatedCalls
+from penstock.protocol import append
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.limits import (
     APPEND_DEADLINE_S,
     CALL_DEADLINE_S,
     LEAST_BYTES_PER_S,
     WATCH_GRACE_S,
     WEIGHT_CHUNK_BYTES,
 )
-from penstock.wire.messages import Credit, News, Publication, Report, Role, RunState, Watch
-from penstock.wire.refusal import Refusal
-from penstock.wire.specification import RunSpecification
+from penstock.protocol.messages import Credit, News, Publication, Report, Role, RunState, Watch
+from penstock.protocol.refusal import Refusal
+from penstock.protocol.specification import RunSpecification
+from penstock.rpc import call_status
+from penstock.rpc.auth import Credentials
+from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
+from penstock.v1 import experience_pb2, weights_pb2
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from actor.link.broker_client import BrokerClient
+from penstock.actor.link.broker_client import BrokerClient
 from penstock.config.credentials import credentials
 from penstock.config.settings import ConfigurationError, Settings
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
 
-from penstock.wire.fragment import Fragment
-from penstock.wire.limits import (
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.limits import (
     MAX_FRAGMENTS_PER_APPEND,
     MAX_MESSAGE_BYTES,
     MAX_ROWS_PER_APPEND,
     MESSAGE_OVERHEAD_BYTES,
     SLOT_BYTES,
 )
-from penstock.wire.messages import Episode
+from penstock.protocol.messages import Episode
 
 _HEADER_BYTES: Final = 512
 _APPEND_BYTES: Final = MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES

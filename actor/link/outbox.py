@@ -14,15 +14,15 @@ import math
 import threading
 import time
 
-from actor.link.ack_journal import AckJournal
-from actor.link.fragment_queue import FragmentQueue
-from actor.link.session import Session
+from penstock.actor.link.ack_journal import AckJournal
+from penstock.actor.link.fragment_queue import FragmentQueue
+from penstock.actor.link.session import Session
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.limits import MAX_EPISODES_PER_REPORT
+from penstock.protocol.messages import Episode, Report
+from penstock.protocol.refusal import Refusal
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
-from penstock.wire.fragment import Fragment
-from penstock.wire.limits import MAX_EPISODES_PER_REPORT
-from penstock.wire.messages import Episode, Report
-from penstock.wire.refusal import Refusal
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,8 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
+from penstock.protocol.limits import MAX_MESSAGE_BYTES
+from penstock.protocol.rawproto import read_beside
 from penstock.rpc import call_status
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
@@ -26,8 +28,6 @@ from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.retry import Interrupted, retry
 from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2
-from penstock.wire.limits import MAX_MESSAGE_BYTES
-from penstock.wire.rawproto import read_beside
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from actor.link.journal_file import JournalFile
-from penstock.wire.fragment import Fragment
-from penstock.wire.ids import check_id
-from penstock.wire.payload import read_payload
+from penstock.actor.link.journal_file import JournalFile
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.ids import check_id
+from penstock.protocol.payload import read_payload
 
 _SUFFIX: Final = ".sampled.jsonl"
 _DIGITS: Final = 32

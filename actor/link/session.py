@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from actor.link.broker_client import AppendReply, BrokerClient, SessionReply
-from actor.link.weight_fetch import Weights, checked, fetch
+from penstock.actor.link.broker_client import AppendReply, BrokerClient, SessionReply
+from penstock.actor.link.weight_fetch import Weights, checked, fetch
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.limits import MAX_WATCH_WAIT_MS
+from penstock.protocol.messages import Credit, News, Publication, Report, RunState, Watch
+from penstock.protocol.refusal import Reason, Refusal
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.retry import Interrupted
-from penstock.wire.fragment import Fragment
-from penstock.wire.limits import MAX_WATCH_WAIT_MS
-from penstock.wire.messages import Credit, News, Publication, Report, RunState, Watch
-from penstock.wire.refusal import Reason, Refusal
-from penstock.wire.specification import RunSpecification
 
 CLOSE_DEADLINE_S = 2.0
 _IDLE_S = 0.05

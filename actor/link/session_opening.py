@@ -7,16 +7,16 @@ refusal of a session ends the process, and so do MAX_STRIKES sessions in a row t
 import logging
 from typing import Final
 
-from actor.link.broker_client import BrokerClient, SessionReply
-from actor.link.session import LEAST_WAIT_S, WAITING, Session
+from penstock.actor.link.broker_client import BrokerClient, SessionReply
+from penstock.actor.link.session import LEAST_WAIT_S, WAITING, Session
+from penstock.protocol.messages import Role
+from penstock.protocol.refusal import Reason, Refusal
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime import logs, metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
-from penstock.wire.messages import Role
-from penstock.wire.refusal import Reason, Refusal
-from penstock.wire.specification import RunSpecification
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from actor.link.broker_client import BrokerClient
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.protocol.limits import MAX_WEIGHT_BYTES
+from penstock.protocol.messages import Publication
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
-from penstock.wire.limits import MAX_WEIGHT_BYTES
-from penstock.wire.messages import Publication
 
 
 @dataclass(frozen=True, slots=True)

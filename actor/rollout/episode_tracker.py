@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.wire.header import Slot
-from penstock.wire.messages import Episode
+from penstock.protocol.header import Slot
+from penstock.protocol.messages import Episode
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actor.acting.header_fields import HeaderFields
-from actor.acting.stepper import Ended, Stepped
-from actor.rollout.episode_tracker import Ends, Episodes
-from actor.rollout.observation_bounds import ObservationBounds
+from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.stepper import Ended, Stepped
+from penstock.actor.rollout.episode_tracker import Ends, Episodes
+from penstock.actor.rollout.observation_bounds import ObservationBounds
 from penstock.config.settings import ConfigurationError
 from penstock.policy.acting.acting_policy import begun
-from penstock.wire.fragment import Fragment, build
-from penstock.wire.messages import Episode
-from penstock.wire.schema import Axes, FragmentSchema
-from penstock.wire.tensor import DTYPES, Array
+from penstock.protocol.fragment import Fragment, build
+from penstock.protocol.messages import Episode
+from penstock.protocol.schema import Axes, FragmentSchema
+from penstock.protocol.tensor import DTYPES, Array
 
 _OBSERVATION, _ACTION, _FINAL, _MASK, _STATE = "observation", "action", "final", "mask", "state"
 _HEADS = frozenset({_OBSERVATION, _ACTION, _FINAL, _MASK, _STATE})

@@ -4,20 +4,20 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from actor.acting.header_fields import HeaderFields
-from actor.acting.health_watch import BEING_MADE, ENVIRONMENT, note_lag, watch
-from actor.acting.reward import learner_reward
-from actor.link.session import Session
-from actor.rollout.fragment_builder import FragmentBuilder
-from actor.rollout.observation_bounds import ObservationBounds
-from actor.rollout.seeds import action_seed, environment_seeds, place_of
-from actor.specification import run
-from actor.specification.run import Run
+from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.health_watch import BEING_MADE, ENVIRONMENT, note_lag, watch
+from penstock.actor.acting.reward import learner_reward
+from penstock.actor.link.session import Session
+from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.rollout.observation_bounds import ObservationBounds
+from penstock.actor.rollout.seeds import action_seed, environment_seeds, place_of
+from penstock.actor.specification import run
+from penstock.actor.specification.run import Run
 from penstock.config.settings import Settings
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.messages import Episode
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime.health import Health
-from penstock.wire.fragment import Fragment
-from penstock.wire.messages import Episode
-from penstock.wire.specification import RunSpecification
 
 
 def make_generator(
@@ -31,7 +31,7 @@ def make_generator(
 
 
 class EnvironmentGenerator:
-    """Steps N environments with a local policy (see `actor.rollout.loop.FragmentGenerator`)."""
+    """Steps N environments with a local policy (see `penstock.actor.rollout.loop.FragmentGenerator`)."""
 
     def __init__(self, of: Run, health: Health) -> None:
         watch(health, of.actor.stall_timeout_s)

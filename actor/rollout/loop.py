@@ -19,16 +19,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from actor.acting.health_watch import ENVIRONMENT
-from actor.link.outbox import Outbox
-from actor.link.session import Session
+from penstock.actor.acting.health_watch import ENVIRONMENT
+from penstock.actor.link.outbox import Outbox
+from penstock.actor.link.session import Session
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.messages import Episode, RunState
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.fragment import Fragment
-from penstock.wire.messages import Episode, RunState
-from penstock.wire.specification import RunSpecification
 
 _COUNT_S: Final = 1.0
 """A wait is counted as it goes on: one that never ends is seen as well."""

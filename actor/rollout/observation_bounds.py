@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.protocol.ranges import observed
+from penstock.protocol.spaces import Space, leaves
+from penstock.protocol.tensor import Array
 from penstock.runtime.exit import Fatal
-from penstock.wire.ranges import observed
-from penstock.wire.spaces import Space, leaves
-from penstock.wire.tensor import Array
 
 _OBSERVATION: Final = "observation"
 

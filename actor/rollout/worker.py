@@ -2,7 +2,7 @@
 
 In: the broker's address; all else the broker tells.  Out: fragments and finished episodes.
 
-  making environments ─► opening ─► rollout (see `actor.rollout`) ─► flushing ─► closed
+  making environments ─► opening ─► rollout (see `penstock.actor.rollout`) ─► flushing ─► closed
                             ▲           │ the broker ends the session: drop the outbox, count it
                             └───────────┘ or the environment stood still and has come back
 
@@ -16,19 +16,19 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from actor.link.ack_journal import AckJournal
-from actor.link.broker_client import BrokerClient
-from actor.link.fragment_queue import RolloutQueue
-from actor.link.outbox import Outbox
-from actor.link.session import Session
-from actor.link.session_opening import count_strikes, describe_run, open_session
-from actor.rollout.loop import FragmentGenerator, Rollout
+from penstock.actor.link.ack_journal import AckJournal
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.fragment_queue import RolloutQueue
+from penstock.actor.link.outbox import Outbox
+from penstock.actor.link.session import Session
+from penstock.actor.link.session_opening import count_strikes, describe_run, open_session
+from penstock.actor.rollout.loop import FragmentGenerator, Rollout
+from penstock.protocol.messages import Role
+from penstock.protocol.refusal import Reason
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.messages import Role
-from penstock.wire.refusal import Reason
-from penstock.wire.specification import RunSpecification
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import grpc
 
-from actor.serving.versions.loaded_versions import Weights
+from penstock.actor.serving.versions.loaded_versions import Weights
 from penstock.rpc.access import Calls
 from penstock.runtime.background_tasks import BackgroundTasks
 

@@ -18,14 +18,16 @@ from typing import Final
 
 import torch
 
-from actor.link.broker_client import BrokerClient
-from actor.link.connect import connect
-from actor.serving.assembly import Source, assemble
-from actor.serving.experience.drain_bounds import CALLS_S
-from actor.serving.experience.run_follower import RunFollower
-from actor.serving.hosted_service import HostedService
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.connect import connect
+from penstock.actor.serving.assembly import Source, assemble
+from penstock.actor.serving.experience.drain_bounds import CALLS_S
+from penstock.actor.serving.experience.run_follower import RunFollower
+from penstock.actor.serving.hosted_service import HostedService
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
+from penstock.protocol.ids import check_id, to_id
+from penstock.protocol.specification import RunSpecification
 from penstock.registry.weight_files import read_specification
 from penstock.rpc.boundary import Boundary
 from penstock.rpc.rate_limits import Rates
@@ -38,8 +40,6 @@ from penstock.runtime.interpreter import share_interpreter
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.loop_lag import EVENT_LOOP, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
-from penstock.wire.ids import check_id, to_id
-from penstock.wire.specification import RunSpecification
 
 log = logging.getLogger(__name__)
 

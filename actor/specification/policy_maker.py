@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from actor.specification.sections import at_places, policy_section
+from penstock.actor.specification.sections import at_places, policy_section
 from penstock.config.settings import ActorSection, ConfigurationError
 from penstock.config.trusted import check_trusted
 from penstock.config.workload import find, load
-from penstock.wire.specification import Probe, RunSpecification
+from penstock.protocol.specification import Probe, RunSpecification
 
 if TYPE_CHECKING:
     from penstock.policy.policy import Policy
@@ -18,8 +18,9 @@ def policy_maker(
 ) -> "Callable[[], Policy]":
     """Return what makes the policy of a run that is asked for one action at a time.
 
-    local: the settings of this process; None: it trusts no module. Raises as `actor.specification.run.read`;
-    what is returned raises ConfigurationError for a policy that gives no single actions.
+    local: the settings of this process; None: it trusts no module. Raises as
+    `penstock.actor.specification.run.read`; what is returned raises ConfigurationError for a policy that
+    gives no single actions.
     """
     local = local or ActorSection()
     workload = find(specification.workload)

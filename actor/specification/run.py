@@ -7,11 +7,11 @@ point, an environment by its Gymnasium id. The module of an id or of a network i
 
 from dataclasses import dataclass
 
-from actor.acting.local_policy import LocalPolicy
-from actor.acting.masks import Masks
-from actor.acting.reward import potentials
-from actor.acting.stepper import Stepper
-from actor.specification.sections import (
+from penstock.actor.acting.local_policy import LocalPolicy
+from penstock.actor.acting.masks import Masks
+from penstock.actor.acting.reward import potentials
+from penstock.actor.acting.stepper import Stepper
+from penstock.actor.specification.sections import (
     actor_section,
     at_places,
     environment_section,
@@ -23,8 +23,8 @@ from penstock.config.settings import ActorSection, EnvironmentSection, Evaluatio
 from penstock.config.trusted import check_trusted
 from penstock.config.workload import Workload, find, load
 from penstock.policy.acting.acting_policy import ActingPolicy
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime.exit import Fatal
-from penstock.wire.specification import RunSpecification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

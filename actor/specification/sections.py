@@ -14,8 +14,8 @@ from penstock.config.settings import (
 )
 from penstock.config.trusted import placed
 from penstock.config.workload import Workload
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime.exit import Fatal
-from penstock.wire.specification import RunSpecification
 
 S = TypeVar("S", bound=Section)
 K = TypeVar("K", EnvironmentSection, PolicySection)

@@ -19,10 +19,10 @@ from typing import Any, Final
 from hiredis import pack_command
 from redis.exceptions import NoScriptError
 
-from broker.log import keys
-from broker.log.line import Line, OnReply, Piece, answer
-from broker.log.script import load
-from broker.log.store_records import Appended, AppendItem
+from penstock.broker.log import keys
+from penstock.broker.log.line import Line, OnReply, Piece, answer
+from penstock.broker.log.script import load
+from penstock.broker.log.store_records import Appended, AppendItem
 
 AT_ONCE: Final = 2
 """Pipelines under way at once: while Redis works on one, the next is written."""

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
-from broker.log import keys, replies
-from broker.log.connection import connect, without_password
-from broker.log.learner_records import Commit, LogEntry
-from broker.log.script import KEPT_LOST
+from penstock.broker.log import keys, replies
+from penstock.broker.log.connection import connect, without_password
+from penstock.broker.log.learner_records import Commit, LogEntry
+from penstock.broker.log.script import KEPT_LOST
+from penstock.protocol.fragment import Fragment, parse_header
+from penstock.protocol.slot_starts import Beginning, beginnings
 from penstock.rpc.tls_files import TlsFiles
 from penstock.runtime.exit import Fatal
-from penstock.wire.fragment import Fragment, parse_header
-from penstock.wire.slot_starts import Beginning, beginnings
 
 _SLICE: Final = 64
 _REPLY_BYTES: Final = 4 * 2**20
@@ -40,7 +40,7 @@ class HeldEntry:
     """An entry of the log as an audit reads it.
 
     session: 0 for a marker that ends a hole. sha256: "" without a payload.
-    slots, weights: as `actor.link.ack_journal.Acknowledged` has them.
+    slots, weights: as `penstock.actor.link.ack_journal.Acknowledged` has them.
     """
 
     number: int

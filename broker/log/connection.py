@@ -30,7 +30,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from broker.log.script import load
+from penstock.broker.log.script import load
 from penstock.config.redis_url import split_password
 from penstock.rpc.tls_files import TlsFiles
 

@@ -7,7 +7,7 @@ snapshot, emptied, or emptied and filled anew. What a process remembers of one s
 from collections.abc import Sequence
 from typing import Any
 
-from broker.log.script import LAYOUT
+from penstock.broker.log.script import LAYOUT
 
 
 class OtherLayout(Exception):

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from redis import asyncio as redis_asyncio
 from redis.exceptions import BusyLoadingError, ResponseError
 
-from broker.log import script
+from penstock.broker.log import script
 from penstock.config.settings import BrokerSection
-from penstock.wire.limits import MIB
-from penstock.wire.messages import Durability
+from penstock.protocol.limits import MIB
+from penstock.protocol.messages import Durability
 
 Version = tuple[int, ...]
 

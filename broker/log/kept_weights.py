@@ -8,10 +8,10 @@ epoch, as in `learner_log`.
 
 from collections.abc import Collection
 
-from broker.log.learner_calls import LearnerCalls
-from broker.log.log_memory import LogMemory
-from penstock.wire.limits import WEIGHT_CHUNK_BYTES
-from penstock.wire.messages import Publication
+from penstock.broker.log.learner_calls import LearnerCalls
+from penstock.broker.log.log_memory import LogMemory
+from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
+from penstock.protocol.messages import Publication
 
 
 class KeptWeights:

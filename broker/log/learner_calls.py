@@ -11,14 +11,14 @@ from typing import Any, Final, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from broker.log.connection import is_unavailable, without_password
-from broker.log.envelope import OtherLayout, unpack
-from broker.log.log_memory import LogMemory
-from broker.log.script import load
+from penstock.broker.log.connection import is_unavailable, without_password
+from penstock.broker.log.envelope import OtherLayout, unpack
+from penstock.broker.log.log_memory import LogMemory
+from penstock.broker.log.script import load
 from penstock.config.settings import ConfigurationError
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.runtime.exit import Fatal
 from penstock.runtime.retry import retry
-from penstock.wire.refusal import Reason, Refusal, Refused
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The run in Redis as the learner uses it: lease, log, weights, commits (synchronous, thread-safe).
 
-`broker.log.log_reader` reads, and this module adds what writes.
+`penstock.broker.log.log_reader` reads, and this module adds what writes.
 
 Every write carries the lease's epoch and is refused inside its script when another learner has a
 newer one: `Refused(FENCED)`. While the log is closed (Redis was restarted) every fenced call but
@@ -17,25 +17,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from broker.log import replies
-from broker.log.commands import Answer, Command
-from broker.log.connection import connect
-from broker.log.kept_weights import KeptWeights, chunks
-from broker.log.learner_calls import LearnerCalls, fenced_off
-from broker.log.learner_records import (
-    Commit,
-    Lease,
-    LogState,
-    Pacing,
-    Renewal,
-)
-from broker.log.log_memory import LogMemory, to_lua
-from broker.log.log_reader import LogReader
+from penstock.broker.log import replies
+from penstock.broker.log.commands import Answer, Command
+from penstock.broker.log.connection import connect
+from penstock.broker.log.kept_weights import KeptWeights, chunks
+from penstock.broker.log.learner_calls import LearnerCalls, fenced_off
+from penstock.broker.log.learner_records import Commit, Lease, LogState, Pacing, Renewal
+from penstock.broker.log.log_memory import LogMemory, to_lua
+from penstock.broker.log.log_reader import LogReader
 from penstock.config.settings import ConfigurationError
+from penstock.protocol.messages import Publication
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.rpc.tls_files import TlsFiles
 from penstock.runtime.failpoint import failpoint
-from penstock.wire.messages import Publication
-from penstock.wire.refusal import Reason, Refusal, Refused
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Arguments and results of `broker.log.learner_log.LearnerLog`, which the learner calls: frozen dataclasses.
+"""Arguments and results of `learner_log.LearnerLog`, which the learner calls: frozen dataclasses.
 
 A position is the number of a log entry; 0 is "before the first".
 """
@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from broker.log.commands import Answer
-from penstock.wire.fragment import FragmentHeader
-from penstock.wire.messages import Report, RunState
+from penstock.broker.log.commands import Answer
+from penstock.protocol.fragment import FragmentHeader
+from penstock.protocol.messages import Report, RunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

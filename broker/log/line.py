@@ -7,9 +7,9 @@ deadline of its own: many small scripts cost a broker more by that than by every
 written where it is made, replies are read where they come in, and one timer looks at the whole line.
 
 A line is opened by the first call, and again by the first after it broke. Like every connection that runs
-scripts it greets first (`broker.log.connection`). When it breaks, whatever was under way fails with what
-broke it and is repeated by nobody here. A call that is given up keeps its place: its reply is dropped when it
-comes.
+scripts it greets first (`penstock.broker.log.connection`). When it breaks, whatever was under way fails with
+what broke it and is repeated by nobody here. A call that is given up keeps its place: its reply is dropped
+when it comes.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from redis.asyncio.connection import DefaultParser, parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from broker.log.connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, check_url, without_password
-from broker.log.script import load
+from penstock.broker.log.connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, check_url, without_password
+from penstock.broker.log.script import load
+from penstock.protocol.limits import KIB
 from penstock.rpc.tls_files import TlsFiles
-from penstock.wire.limits import KIB
 
 Piece = bytes | memoryview
 OnReply = Callable[[Any], None]
@@ -65,7 +65,7 @@ class Line:
         return self._wire is not None and self._wire.is_open and not self._is_due
 
     async def open(self) -> None:
-        """Connect unless connected; raises what `broker.log.connection.is_unavailable` judges."""
+        """Connect unless connected; raises what `penstock.broker.log.connection.is_unavailable` judges."""
         while not self.is_open:
             if self._opening is None:
                 self._opening = asyncio.create_task(self._open())

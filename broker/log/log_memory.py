@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from broker.log.learner_records import Commit, LogEntry, LogState, Pacing
+from penstock.broker.log.learner_records import Commit, LogEntry, LogState, Pacing
 
 _KEPT_SEQUENCES: Final = 4096
 _KEPT_COMMITS: Final = 8

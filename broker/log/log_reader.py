@@ -1,21 +1,22 @@
 """What the learner reads of the run in Redis: entries and payloads by position, reports, counters.
 
-Nothing is written. A Redis that does not answer is waited for, then `Fatal` (`broker.log.learner_calls`).
+Nothing is written. A Redis that does not answer is waited for, then `Fatal`
+(`penstock.broker.log.learner_calls`).
 """
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from broker.log import keys, replies
-from broker.log.connection import REPLY_TIMEOUT_S
-from broker.log.guard import READ_BYTES
-from broker.log.learner_calls import LearnerCalls
-from broker.log.learner_records import LogEntry, MissingReason, ReportEntry, Residue
-from broker.log.log_memory import LogMemory
-from broker.log.store_records import Status
-from penstock.wire.limits import MAX_MESSAGE_BYTES
-from penstock.wire.refusal import Reason, Refused
+from penstock.broker.log import keys, replies
+from penstock.broker.log.connection import REPLY_TIMEOUT_S
+from penstock.broker.log.guard import READ_BYTES
+from penstock.broker.log.learner_calls import LearnerCalls
+from penstock.broker.log.learner_records import LogEntry, MissingReason, ReportEntry, Residue
+from penstock.broker.log.log_memory import LogMemory
+from penstock.broker.log.store_records import Status
+from penstock.protocol.limits import MAX_MESSAGE_BYTES
+from penstock.protocol.refusal import Reason, Refused
 
 _MAX_BLOCK_MS: Final = int(REPLY_TIMEOUT_S * 1000 / 2)
 _FETCH_SLICE: Final = 64

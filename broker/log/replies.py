@@ -7,12 +7,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from broker.log.entry_memory import entry_bytes
-from broker.log.learner_records import Commit, Lease, LogEntry, ProbeAnswer, Renewal, ReportEntry
-from broker.log.store_records import Appended, Change, Gauges, Opened, Scope, SessionRow, Status, Watched
-from penstock.wire.fragment import parse_header
-from penstock.wire.messages import Credit, News, Publication, Report, Role, RunState
-from penstock.wire.refusal import Reason, Refusal
+from penstock.broker.log.entry_memory import entry_bytes
+from penstock.broker.log.learner_records import Commit, Lease, LogEntry, ProbeAnswer, Renewal, ReportEntry
+from penstock.broker.log.store_records import (
+    Appended,
+    Change,
+    Gauges,
+    Opened,
+    Scope,
+    SessionRow,
+    Status,
+    Watched,
+)
+from penstock.protocol.fragment import parse_header
+from penstock.protocol.messages import Credit, News, Publication, Report, Role, RunState
+from penstock.protocol.refusal import Reason, Refusal
 
 _RETRY_AFTER_MS: Final = {
     "closed": 500,

@@ -1,8 +1,8 @@
 """The Lua scripts of the run: read from `broker/log/scripts`, one atomic step each.
 
 A script is its file behind those that its `-- uses:` line names and what those need. Each file's header
-documents KEYS, ARGV and reply, which comes in an envelope (`broker.log.envelope`). Every script that writes
-begins with `DEL ABSENT`, so that it also works at `maxmemory`.
+documents KEYS, ARGV and reply, which comes in an envelope (`penstock.broker.log.envelope`). Every script that
+writes begins with `DEL ABSENT`, so that it also works at `maxmemory`.
 
 Redis makes every function of a script anew for each call, and binds to it what it names of the lines above.
 That took a quarter of a call's time, so constants are put in as literals, and functions that nothing calls
@@ -17,9 +17,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from broker.log import keys
-from broker.log.entry_memory import ENTRY_OVERHEAD_BYTES
-from penstock.wire import limits
+from penstock.broker.log import keys
+from penstock.broker.log.entry_memory import ENTRY_OVERHEAD_BYTES
+from penstock.protocol import limits
 
 FIRST_LAYOUT: Final = 1
 """Of a run whose state does not say which layout its keys have."""
@@ -124,7 +124,7 @@ def load(name: str) -> Script:
 
 def names() -> list[str]:
     """Return the names of all scripts, without the shared parts."""
-    folder = files("broker.log") / "scripts"
+    folder = files("penstock.broker.log") / "scripts"
     found = (entry.name.removesuffix(".lua") for entry in folder.iterdir() if entry.name.endswith(".lua"))
     return sorted(name for name in found if not name.startswith("_"))
 
@@ -137,7 +137,7 @@ def commands() -> tuple[str, ...]:
 
 def read_source(name: str) -> str:
     """Return the text of one file of `broker/log/scripts`; here a stand may put a clock of its own in."""
-    return (files("broker.log") / "scripts" / f"{name}.lua").read_text()
+    return (files("penstock.broker.log") / "scripts" / f"{name}.lua").read_text()
 
 
 def _parts(body: str) -> list[str]:

@@ -1,9 +1,9 @@
 """The run in Redis as the gRPC services use it (asyncio).
 
-Every method is one round trip of one script (`broker.log.appends`: several in one). A method either returns
-a reply, refusals included, or raises `StoreUnavailable`: then it is unknown whether the call took effect, and
-repeating it is safe. The process keeps no state but which incarnation of the run it has met: what was asked
-with knowledge of another one is not done. Any number of stores share one Redis.
+Every method is one round trip of one script (`penstock.broker.log.appends`: several in one). A method either
+returns a reply, refusals included, or raises `StoreUnavailable`: then it is unknown whether the call took
+effect, and repeating it is safe. The process keeps no state but which incarnation of the run it has met: what
+was asked with knowledge of another one is not done. Any number of stores share one Redis.
 """
 
 import asyncio
@@ -13,19 +13,27 @@ from typing import Any, Final
 
 from redis.exceptions import NoScriptError
 
-from broker.log import keys, replies
-from broker.log.appends import Appends
-from broker.log.commands import Command, CommandAction
-from broker.log.connection import connect_async, is_unavailable
-from broker.log.envelope import OtherIncarnation, OtherLayout, unpack
-from broker.log.line import Line
-from broker.log.script import Script, load
-from broker.log.store_records import Appended, AppendItem, Change, ControlAction, Opened, Status, Watched
+from penstock.broker.log import keys, replies
+from penstock.broker.log.appends import Appends
+from penstock.broker.log.commands import Command, CommandAction
+from penstock.broker.log.connection import connect_async, is_unavailable
+from penstock.broker.log.envelope import OtherIncarnation, OtherLayout, unpack
+from penstock.broker.log.line import Line
+from penstock.broker.log.script import Script, load
+from penstock.broker.log.store_records import (
+    Appended,
+    AppendItem,
+    Change,
+    ControlAction,
+    Opened,
+    Status,
+    Watched,
+)
+from penstock.protocol.limits import STAGING_EXPIRY_S
+from penstock.protocol.messages import Publication, Report, Role, RunState, Watch
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.rpc.tls_files import TlsFiles
 from penstock.runtime.failpoint import failpoint
-from penstock.wire.limits import STAGING_EXPIRY_S
-from penstock.wire.messages import Publication, Report, Role, RunState, Watch
-from penstock.wire.refusal import Reason, Refusal, Refused
 
 CHANGES_HEARTBEAT_S: Final = 1.0
 _RESUBSCRIBE_S: Final = 0.2

@@ -1,4 +1,4 @@
-"""Arguments and results of `broker.log.store.Store`, which the gRPC services call: frozen dataclasses.
+"""Arguments and results of `store.Store`, which the gRPC services call: frozen dataclasses.
 
 A position is the number of a log entry; 0 is "before the first".
 """
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
-from penstock.wire.fragment import FragmentHeader
-from penstock.wire.messages import Credit, News, Publication, Role, RunState
-from penstock.wire.refusal import Refusal
+from penstock.protocol.fragment import FragmentHeader
+from penstock.protocol.messages import Credit, News, Publication, Role, RunState
+from penstock.protocol.refusal import Refusal
 
 ControlAction = Literal["pause", "resume", "stop", "checkpoint"]
 

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from broker.log.store_records import AppendItem
-from penstock.wire import conformance
-from penstock.wire.append import SentFragment
-from penstock.wire.header import FragmentHeader
-from penstock.wire.header_codec import header_from_proto
-from penstock.wire.limits import ENTRY_BYTES, HEADER_BYTES, MAX_NUMBER, SLOT_BYTES, SPAN_BYTES
-from penstock.wire.refusal import Reason, Refusal
-from penstock.wire.specification import RunSpecification
+from penstock.broker.log.store_records import AppendItem
+from penstock.protocol import conformance
+from penstock.protocol.append import SentFragment
+from penstock.protocol.header import FragmentHeader
+from penstock.protocol.header_codec import header_from_proto
+from penstock.protocol.limits import ENTRY_BYTES, HEADER_BYTES, MAX_NUMBER, SLOT_BYTES, SPAN_BYTES
+from penstock.protocol.refusal import Reason, Refusal
+from penstock.protocol.specification import RunSpecification
 
 CHECKED_ON_LOOP: Final = 16
 ROWS_ON_LOOP: Final = 1024

@@ -5,12 +5,10 @@ The first three are given only where calls differ.
 
 from typing import Final
 
-from broker.log.store import StoreUnavailable
-from broker.service.calls_in_flight import CallsInFlight
-from penstock.rpc.boundary import Boundary, CallRule, Malformed
-from penstock.runtime import metrics
-from penstock.wire import append
-from penstock.wire.limits import (
+from penstock.broker.log.store import StoreUnavailable
+from penstock.broker.service.calls_in_flight import CallsInFlight
+from penstock.protocol import append
+from penstock.protocol.limits import (
     APPEND_DEADLINE_S,
     CALL_DEADLINE_S,
     KIB,
@@ -19,7 +17,9 @@ from penstock.wire.limits import (
     MAX_WATCH_WAIT_MS,
     WATCH_GRACE_S,
 )
-from penstock.wire.refusal import Reason, Refusal
+from penstock.protocol.refusal import Reason, Refusal
+from penstock.rpc.boundary import Boundary, CallRule, Malformed
+from penstock.runtime import metrics
 
 REDIS_DOWN_RETRY_MS: Final = 500
 LARGEST_CALL_BYTES: Final = 16 * KIB

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from broker.log.store_records import Change, Scope
+from penstock.broker.log.store_records import Change, Scope
 
 GAP_S: Final = 0.02
 """Many are woken at most this often: each look of each of them asks Redis."""

@@ -1,6 +1,6 @@
 """A command of an operator as the message that its caller gets."""
 
-from broker.log.commands import Command
+from penstock.broker.log.commands import Command
 from penstock.v1 import control_pb2 as pb
 
 

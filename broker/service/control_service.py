@@ -8,20 +8,20 @@ does not answer, calls end as UNAVAILABLE: an operator should know.
 import logging
 from typing import Any, Final
 
-from broker.log.commands import CommandAction
-from broker.log.store import Store
-from broker.log.store_records import ControlAction, SessionRow, Status
-from broker.service.command_messages import command_to_proto
-from broker.service.session_owners import caller_name
-from broker.service.version_messages import traffic_from_proto, traffic_to_proto, version_to_proto
-from broker.service.versions import Versions
+from penstock.broker.log.commands import CommandAction
+from penstock.broker.log.store import Store
+from penstock.broker.log.store_records import ControlAction, SessionRow, Status
+from penstock.broker.service.command_messages import command_to_proto
+from penstock.broker.service.session_owners import caller_name
+from penstock.broker.service.version_messages import traffic_from_proto, traffic_to_proto, version_to_proto
+from penstock.broker.service.versions import Versions
+from penstock.protocol.ids import check_id, check_policy
+from penstock.protocol.limits import KIB, MAX_NUMBER
 from penstock.registry.records import Status as VersionStatus
 from penstock.rpc.boundary import Malformed
 from penstock.v1 import control_pb2 as pb
 from penstock.v1 import weights_pb2
 from penstock.v1.control_pb2_grpc import ControlServiceServicer
-from penstock.wire.ids import check_id, check_policy
-from penstock.wire.limits import KIB, MAX_NUMBER
 
 log = logging.getLogger(__name__)
 MAX_REASON_LENGTH: Final = KIB

@@ -13,28 +13,28 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from broker.log.guard import ServerFacts
-from broker.log.store import Store, StoreUnavailable
-from broker.log.store_records import Appended, AppendItem
-from broker.service.admission import NOT_WRITTEN, Admission, Admitted
-from broker.service.asking_again import AskingAgain
-from broker.service.call_rules import check_number, redis_down
-from broker.service.changes import Changes
-from broker.service.last_credit import LastCredit
-from broker.service.session_owners import SessionOwners, caller_name
-from broker.service.staging import StagingLimit
+from penstock.broker.log.guard import ServerFacts
+from penstock.broker.log.store import Store, StoreUnavailable
+from penstock.broker.log.store_records import Appended, AppendItem
+from penstock.broker.service.admission import NOT_WRITTEN, Admission, Admitted
+from penstock.broker.service.asking_again import AskingAgain
+from penstock.broker.service.call_rules import check_number, redis_down
+from penstock.broker.service.changes import Changes
+from penstock.broker.service.last_credit import LastCredit
+from penstock.broker.service.session_owners import SessionOwners, caller_name
+from penstock.broker.service.staging import StagingLimit
+from penstock.protocol.append import AppendCall
+from penstock.protocol.conformance import MOST
+from penstock.protocol.ids import check_id
+from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER
+from penstock.protocol.messages import Credit, Report, Role
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.rpc.boundary import Malformed
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import experience_pb2 as pb
 from penstock.v1 import specification_pb2
 from penstock.v1.experience_pb2_grpc import ExperienceServiceServicer
-from penstock.wire.append import AppendCall
-from penstock.wire.conformance import MOST
-from penstock.wire.ids import check_id
-from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER
-from penstock.wire.messages import Credit, Report, Role
-from penstock.wire.refusal import Reason, Refusal, Refused
 
 log = logging.getLogger(__name__)
 Context = Any
@@ -105,7 +105,7 @@ class ExperienceService(ExperienceServiceServicer):
             return pb.OpenSessionReply(refusal=waits.to_proto())
         return pb.OpenSessionReply(specification=specification_pb2.RunSpecification.FromString(encoded))
 
-    async def Append(  # type: ignore[override]  # noqa: N802 - parsed by `penstock.wire.append`
+    async def Append(  # type: ignore[override]  # noqa: N802 - parsed by `penstock.protocol.append`
         self, request: AppendCall, context: Context
     ) -> pb.AppendReply:
         """See experience.proto."""

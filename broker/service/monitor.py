@@ -13,15 +13,15 @@ from typing import Final
 
 from redis.exceptions import RedisError
 
-from broker.log import guard
-from broker.log.store import OtherRelease, Store, StoreUnavailable
-from broker.log.store_records import Status
+from penstock.broker.log import guard
+from penstock.broker.log.store import OtherRelease, Store, StoreUnavailable
+from penstock.broker.log.store_records import Status
 from penstock.config.settings import BrokerSection
+from penstock.protocol.messages import Role
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health
 from penstock.runtime.loop_lag import EVENT_LOOP
-from penstock.wire.messages import Role
 
 log = logging.getLogger(__name__)
 INTERVAL_S: Final = 1.0

@@ -20,21 +20,21 @@ from typing import Any, Final
 from redis import asyncio as redis_asyncio
 from redis.exceptions import RedisError
 
-from broker.log import guard
-from broker.log.connection import connect_async, is_unavailable, without_password
-from broker.log.store import Store
-from broker.service.admission import Admission
-from broker.service.call_rules import build_boundary
-from broker.service.changes import Changes
-from broker.service.control_service import ControlService
-from broker.service.experience_service import ExperienceService
-from broker.service.last_credit import LastCredit
-from broker.service.monitor import LOOKS, Monitor
-from broker.service.session_owners import SessionOwners
-from broker.service.staging import StagingLimit
-from broker.service.versions import Versions
-from broker.service.weight_cache import WeightCache
-from broker.service.weight_service import WeightService
+from penstock.broker.log import guard
+from penstock.broker.log.connection import connect_async, is_unavailable, without_password
+from penstock.broker.log.store import Store
+from penstock.broker.service.admission import Admission
+from penstock.broker.service.call_rules import build_boundary
+from penstock.broker.service.changes import Changes
+from penstock.broker.service.control_service import ControlService
+from penstock.broker.service.experience_service import ExperienceService
+from penstock.broker.service.last_credit import LastCredit
+from penstock.broker.service.monitor import LOOKS, Monitor
+from penstock.broker.service.session_owners import SessionOwners
+from penstock.broker.service.staging import StagingLimit
+from penstock.broker.service.versions import Versions
+from penstock.broker.service.weight_cache import WeightCache
+from penstock.broker.service.weight_service import WeightService
 from penstock.config.credentials import redis_password, registry_with_password, tls_files
 from penstock.config.settings import ConfigurationError, SecuritySection, Settings
 from penstock.runtime.exit import EXIT_OK, Fatal

@@ -4,8 +4,8 @@ They are taken before the first byte is staged and given back when the append is
 caller waits: what does not fit is refused, and the actor sends it again.
 """
 
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.runtime import metrics
-from penstock.wire.refusal import Reason, Refusal, Refused
 
 RETRY_AFTER_MS = 50
 

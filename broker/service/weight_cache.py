@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from penstock.wire.limits import MIB, WEIGHT_CHUNK_BYTES
-from penstock.wire.messages import Publication
+from penstock.protocol.limits import MIB, WEIGHT_CHUNK_BYTES
+from penstock.protocol.messages import Publication
 
 MAX_CACHED_BYTES: Final = 256 * MIB
 """Of all versions together; a larger version is read through chunk by chunk."""

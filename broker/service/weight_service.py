@@ -11,27 +11,27 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from broker.log.store import Store, StoreUnavailable
-from broker.service.call_rules import check_number, redis_down
-from broker.service.changes import Changes
-from broker.service.last_credit import LastCredit
-from broker.service.session_owners import SessionOwners
-from broker.service.weight_cache import WeightCache
-from penstock.rpc.boundary import Absent, Malformed
-from penstock.runtime import metrics
-from penstock.runtime.failpoint import failpoint
-from penstock.v1 import weights_pb2 as pb
-from penstock.v1.weights_pb2_grpc import WeightServiceServicer
-from penstock.wire.limits import (
+from penstock.broker.log.store import Store, StoreUnavailable
+from penstock.broker.service.call_rules import check_number, redis_down
+from penstock.broker.service.changes import Changes
+from penstock.broker.service.last_credit import LastCredit
+from penstock.broker.service.session_owners import SessionOwners
+from penstock.broker.service.weight_cache import WeightCache
+from penstock.protocol.limits import (
     MAX_NUMBER,
     MAX_PROBE_ANSWERS,
     MAX_WATCH_WAIT_MS,
     MAX_WEIGHT_BYTES,
     WEIGHT_CHUNK_BYTES,
 )
-from penstock.wire.messages import News, Publication, Watch
-from penstock.wire.rawproto import write_around
-from penstock.wire.refusal import Reason, Refusal
+from penstock.protocol.messages import News, Publication, Watch
+from penstock.protocol.rawproto import write_around
+from penstock.protocol.refusal import Reason, Refusal
+from penstock.rpc.boundary import Absent, Malformed
+from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
+from penstock.v1 import weights_pb2 as pb
+from penstock.v1.weights_pb2_grpc import WeightServiceServicer
 
 _SHA256 = re.compile(r"[0-9a-f]{64}|")
 

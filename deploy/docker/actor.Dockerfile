@@ -11,12 +11,8 @@ WORKDIR /build
 COPY constraints.txt pyproject.toml README.md ./
 COPY actor actor
 COPY broker broker
-COPY gateway gateway
-COPY launch launch
 COPY learner learner
 COPY penstock penstock
-COPY recipes recipes
-COPY workloads workloads
 RUN python -m venv /opt/penstock \
  && /opt/penstock/bin/pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[actor${EXTRAS:+,$EXTRAS}]" \
  && /opt/penstock/bin/python -c "import torch, sys; sys.exit(torch.version.cuda and 'TORCH_INDEX: name an index with CPU builds of torch')"

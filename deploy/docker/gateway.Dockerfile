@@ -9,12 +9,8 @@ WORKDIR /build
 COPY constraints.txt pyproject.toml README.md ./
 COPY actor actor
 COPY broker broker
-COPY gateway gateway
-COPY launch launch
 COPY learner learner
 COPY penstock penstock
-COPY recipes recipes
-COPY workloads workloads
 RUN python -m venv /opt/penstock \
  && /opt/penstock/bin/pip install --no-cache-dir --constraint constraints.txt ".[gateway,postgresql${EXTRAS:+,$EXTRAS}]"
 

@@ -13,12 +13,8 @@ WORKDIR /build
 COPY constraints.txt pyproject.toml README.md ./
 COPY actor actor
 COPY broker broker
-COPY gateway gateway
-COPY launch launch
 COPY learner learner
 COPY penstock penstock
-COPY recipes recipes
-COPY workloads workloads
 RUN python -m venv /opt/penstock \
  && /opt/penstock/bin/pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} ".[learner,postgresql${EXTRAS:+,$EXTRAS}]" \
  && FOUND="$(/opt/penstock/bin/python -c "import torch; print(str(torch.version.cuda is not None).lower())")" \

@@ -1,1 +1,1 @@
-"""The algorithms, one object each (`learner.algorithms.algorithm.Algorithm`), and their mathematics."""
+"""The algorithms, one object each (`algorithm.Algorithm`), and their mathematics."""

@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from learner.batch import Batch
-from penstock.wire.schema import TensorRule
+from penstock.learner.batch import Batch
+from penstock.protocol.schema import TensorRule
 
 
 class Settles(StrEnum):

@@ -17,19 +17,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
-from learner.algorithms.fast.network import network_of
-from learner.algorithms.fast.optimiser import FlatAdam
-from learner.algorithms.shared.advantage import gae
-from learner.algorithms.shared.containment import EMPTY, contained, verdict
-from learner.algorithms.shared.loss import value_loss
-from learner.algorithms.shared.rank_group import SingleRankGroup
-from learner.algorithms.shared.rows import Rows
-from learner.algorithms.shared.seen_batch import observed_by, see, sequences_of, unrolls_of, values_of
-from learner.algorithms.shared.sequences import Sequences
-from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
-from learner.batch import Batch
 from penstock.config.settings import CloneSection
+from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
+from penstock.learner.algorithms.fast.network import network_of
+from penstock.learner.algorithms.fast.optimiser import FlatAdam
+from penstock.learner.algorithms.shared.advantage import gae
+from penstock.learner.algorithms.shared.containment import EMPTY, contained, verdict
+from penstock.learner.algorithms.shared.loss import value_loss
+from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
+from penstock.learner.algorithms.shared.rows import Rows
+from penstock.learner.algorithms.shared.seen_batch import (
+    observed_by,
+    see,
+    sequences_of,
+    unrolls_of,
+    values_of,
+)
+from penstock.learner.algorithms.shared.sequences import Sequences
+from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
+from penstock.learner.batch import Batch
 from penstock.policy.layers import Measured, measure, thinned
 from penstock.policy.memory import SeenTrajectory
 from penstock.policy.normaliser import Moments

@@ -7,11 +7,11 @@ counted and forgotten, so that the curve of a run is that of random actions.
 import torch
 from torch import nn
 
-from learner.algorithms.algorithm import Algorithm, AlgorithmState, Settles, Update
-from learner.algorithms.shared.containment import EMPTY
-from learner.algorithms.shared.stored import copies, load_copies
-from learner.batch import Batch
 from penstock.config.settings import RandomSection
+from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Settles, Update
+from penstock.learner.algorithms.shared.containment import EMPTY
+from penstock.learner.algorithms.shared.stored import copies, load_copies
+from penstock.learner.batch import Batch
 from penstock.policy.policy import Policy
 
 METRICS = ()

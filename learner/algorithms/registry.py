@@ -5,16 +5,16 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.clone import Clone
-from learner.algorithms.off_policy.dqn import DQN
-from learner.algorithms.off_policy.sac import SAC
-from learner.algorithms.on_policy.impala import Impala
-from learner.algorithms.on_policy.ppo import PPO
-from learner.algorithms.on_policy.reinforce import Reinforce
-from learner.algorithms.random_actions import RandomActions
-from learner.algorithms.shared.hardware import Hardware
 from penstock.config.settings import AlgorithmSection, ConfigurationError, Settings
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.algorithms.clone import Clone
+from penstock.learner.algorithms.off_policy.dqn import DQN
+from penstock.learner.algorithms.off_policy.sac import SAC
+from penstock.learner.algorithms.on_policy.impala import Impala
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.on_policy.reinforce import Reinforce
+from penstock.learner.algorithms.random_actions import RandomActions
+from penstock.learner.algorithms.shared.hardware import Hardware
 from penstock.policy.policy import Policy
 
 

@@ -16,14 +16,14 @@ from typing import Final
 
 from torch import Tensor
 
-from broker.log.commands import Answer
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Commit, Renewal
-from learner.algorithms.algorithm import Algorithm
-from learner.checkpoint.store import CheckpointStore
-from learner.lease import LeaseKeeper
-from learner.ledger import Ledger, append_lineage
-from learner.progress import Progress
+from penstock.broker.log.commands import Answer
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Commit, Renewal
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.checkpoint.store import CheckpointStore
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.ledger import Ledger, append_lineage
+from penstock.learner.progress import Progress
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 

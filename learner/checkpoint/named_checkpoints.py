@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from learner.checkpoint.store import Checkpoint, CheckpointStore
-from penstock.wire.ids import check_id
+from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore
+from penstock.protocol.ids import check_id
 
 FOLDER: Final = "named-checkpoints"
 MAX_NAMED: Final = 32

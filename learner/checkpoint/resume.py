@@ -10,11 +10,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.log.learner_records import Commit, Lease
-from learner.checkpoint.resume_options import ResumeOptions
-from learner.checkpoint.store import Checkpoint, CheckpointStore, Damaged
-from learner.ledger import Ledger
-from learner.progress import Progress
+from penstock.broker.log.learner_records import Commit, Lease
+from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore, Damaged
+from penstock.learner.ledger import Ledger
+from penstock.learner.progress import Progress
 from penstock.runtime.exit import Fatal, RunFailed
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from penstock.config.settings import ConfigurationError, EvaluationSection
 from penstock.config.workload import Workload
-from penstock.wire.messages import Episode
+from penstock.protocol.messages import Episode
 
 LEAST_STARTS: Final = 6
 """Fewer say nothing at 95%, even where all of them agree: 2 · 0.5⁵ = 0.06."""

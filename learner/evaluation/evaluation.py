@@ -15,10 +15,10 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-from learner.evaluation.base_comparison import BaseComparison, Key, compare
-from learner.evaluation.early_stopping import Patience
 from penstock.config.settings import EvaluationSection
-from penstock.wire.messages import BASE, Episode, Report
+from penstock.learner.evaluation.base_comparison import BaseComparison, Key, compare
+from penstock.learner.evaluation.early_stopping import Patience
+from penstock.protocol.messages import BASE, Episode, Report
 
 RECENT_EPISODES = 20
 """Training episodes whose mean must reach the target before an evaluation is worth its time."""

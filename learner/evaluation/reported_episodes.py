@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import ReportEntry
-from learner.evaluation.evaluation import Evaluation, Result, way
-from learner.lease import LeaseKeeper
-from learner.reporting.episode_log import EpisodeLog
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import ReportEntry
+from penstock.learner.evaluation.evaluation import Evaluation, Result, way
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.reporting.episode_log import EpisodeLog
 from penstock.runtime import metrics
 
 WINDOW: Final = 100

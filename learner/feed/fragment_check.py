@@ -1,7 +1,7 @@
 """Whether a fragment can be trained on: what its numbers mean together, and each tensor's range.
 
 It is asked before anything of the fragment becomes a tensor. The broker has checked that the fragment follows
-the run's schema (`penstock.wire.conformance`).
+the run's schema (`penstock.protocol.conformance`).
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.protocol.header import FragmentHeader
+from penstock.protocol.ranges import UNKNOWN, Range, Ranges
+from penstock.protocol.tensor import Array
 from penstock.runtime import metrics
-from penstock.wire.header import FragmentHeader
-from penstock.wire.ranges import UNKNOWN, Range, Ranges
-from penstock.wire.tensor import Array
 
 _FINAL: Final = "final/"
 _OF_VALID_STEPS: Final = ("reward", "log_prob")

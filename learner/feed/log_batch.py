@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from learner.batch import Batch
-from learner.feed.recorded_event import RecordedEvent
-from learner.feed.upload import in_place
-from learner.ledger import Drop, Origin
-from penstock.wire.fragment import Fragment
-from penstock.wire.tensor import Array
+from penstock.learner.batch import Batch
+from penstock.learner.feed.recorded_event import RecordedEvent
+from penstock.learner.feed.upload import in_place
+from penstock.learner.ledger import Drop, Origin
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.tensor import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class LogBatch:
     origins: number → who sent it, of trained and dropped. reward: sum over the batch's steps. fragments: of
     the batch as they came, where the learner records. recorded: batches of a recording up to this one, which
     the next checkpoint notes; 0 from the log. event: of a recording, in place of a batch. flush: number of
-    the command whose flush it is; 0: none. arrive: see `learner.feed.upload.Staged`.
+    the command whose flush it is; 0: none. arrive: see `penstock.learner.feed.upload.Staged`.
     """
 
     last: int

@@ -18,21 +18,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import LogEntry, MissingReason
-from learner.algorithms.algorithm import Algorithm
-from learner.feed.log_batch import LogBatch
-from learner.feed.payloads import Found, Payloads, State
-from learner.feed.pending import Pending
-from learner.feed.source import Flush
-from learner.feed.upload import in_place
-from learner.lease import LeaseKeeper
-from learner.ledger import Drop, Origin
-from learner.probe import Quarantine
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import LogEntry, MissingReason
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.feed.log_batch import LogBatch
+from penstock.learner.feed.payloads import Found, Payloads, State
+from penstock.learner.feed.pending import Pending
+from penstock.learner.feed.source import Flush
+from penstock.learner.feed.upload import in_place
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.ledger import Drop, Origin
+from penstock.learner.probe import Quarantine
+from penstock.protocol.header import FragmentHeader
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
-from penstock.wire.header import FragmentHeader
 
 _READ: Final = 256
 _BLOCK_MS: Final = 200

@@ -2,7 +2,7 @@
 
 The feed decides from headers alone; this says what became of each entry's payload, and keeps what is good
 until its batch is put together. With several ranks each does it for its own entries
-(`learner.ranks.sharing`).
+(`penstock.learner.ranks.sharing`).
 """
 
 import hashlib
@@ -15,20 +15,20 @@ from typing import Protocol, Self
 
 import torch
 
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import LogEntry
-from learner.batch import assemble, nothing
-from learner.feed.fragment_check import check_meaning
-from learner.feed.log_batch import reward_of
-from learner.feed.upload import Staged, Upload, upload_to
-from learner.ledger import DIGEST_BYTES
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import LogEntry
 from penstock.config.settings import Settings
+from penstock.learner.batch import assemble, nothing
+from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.log_batch import reward_of
+from penstock.learner.feed.upload import Staged, Upload, upload_to
+from penstock.learner.ledger import DIGEST_BYTES
+from penstock.protocol import fragment as wire
+from penstock.protocol.header import FragmentHeader
+from penstock.protocol.ranges import Ranges
+from penstock.protocol.schema import FragmentSchema
+from penstock.protocol.tensor import Array
 from penstock.runtime.exit import Fatal
-from penstock.wire import fragment as wire
-from penstock.wire.header import FragmentHeader
-from penstock.wire.ranges import Ranges
-from penstock.wire.schema import FragmentSchema
-from penstock.wire.tensor import Array
 
 log = logging.getLogger(__name__)
 

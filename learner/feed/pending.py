@@ -10,7 +10,7 @@ entry that was kept is not judged again, so a batch of n fragments that arrive o
 from collections import deque
 from collections.abc import Callable, Collection
 
-from broker.log.learner_records import LogEntry
+from penstock.broker.log.learner_records import LogEntry
 
 
 class Pending:

@@ -1,12 +1,13 @@
 """Where the loop's batches come from.
 
-They come from the log (`learner.feed.log_feed`) or a recording (`learner.recording.recorded_feed`).
+They come from the log (`penstock.learner.feed.log_feed`) or a recording
+(`penstock.learner.recording.recorded_feed`).
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from learner.feed.log_batch import LogBatch
+from penstock.learner.feed.log_batch import LogBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

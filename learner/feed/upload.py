@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from learner.batch import Batch
+from penstock.learner.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

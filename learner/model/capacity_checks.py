@@ -8,15 +8,14 @@ Each check raises a ConfigurationError that names the setting, the figure and wh
 from dataclasses import replace
 from typing import Final
 
-from broker.log.entry_memory import entry_bytes
-from broker.log.guard import READ_BYTES
-from broker.log.learner_records import Pacing
-from broker.log.script import MOST_FETCHED
-from learner.algorithms.algorithm import Algorithm, Retained
-from learner.checkpoint.checkpointer import Room
+from penstock.broker.log.entry_memory import entry_bytes
+from penstock.broker.log.guard import READ_BYTES
+from penstock.broker.log.learner_records import Pacing
+from penstock.broker.log.script import MOST_FETCHED
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.registry.records import MAX_PINNED
-from penstock.wire.limits import (
+from penstock.learner.algorithms.algorithm import Algorithm, Retained
+from penstock.learner.checkpoint.checkpointer import Room
+from penstock.protocol.limits import (
     MAX_MESSAGE_BYTES,
     MAX_TENSORS,
     MESSAGE_OVERHEAD_BYTES,
@@ -24,8 +23,9 @@ from penstock.wire.limits import (
     SLOT_BYTES,
     WEIGHT_CHUNK_BYTES,
 )
-from penstock.wire.schema import FragmentSchema, payload_room
-from penstock.wire.specification import RunSpecification
+from penstock.protocol.schema import FragmentSchema, payload_room
+from penstock.protocol.specification import RunSpecification
+from penstock.registry.records import MAX_PINNED
 
 _WEIGHT_GENERATIONS: Final = 3
 _PINS: Final = 2 + MAX_PINNED + 1

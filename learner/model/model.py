@@ -1,7 +1,7 @@
 """What a run learns with, made from its settings: spaces, policy, algorithm, schema, specification.
 
 What cannot work is refused before the lease is taken, by a ConfigurationError that names the setting, the
-figure and what would fit: what does not fit in `learner.model.capacity_checks`.
+figure and what would fit: what does not fit in `penstock.learner.model.capacity_checks`.
 """
 
 from dataclasses import dataclass
@@ -9,29 +9,25 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from broker.log.learner_records import Pacing
-from learner.algorithms.algorithm import Algorithm, Imitator
-from learner.algorithms.registry import check_hardware
-from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
-from learner.checkpoint.checkpointer import Room
-from learner.evaluation.base_comparison import check_base
-from learner.evaluation.early_stopping import check_patience
-from learner.model.capacity_checks import check_fragment, check_schema, check_specification, room_of
-from learner.model.device import device_of
-from learner.probe import Quarantine, Replica
-from learner.recording.reader import Recording
+from penstock.broker.log.learner_records import Pacing
 from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
 from penstock.config.trusted import without_places
 from penstock.config.workload import Workload, find, load
+from penstock.learner.algorithms.algorithm import Algorithm, Imitator
+from penstock.learner.algorithms.registry import check_hardware
+from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
+from penstock.learner.checkpoint.checkpointer import Room
+from penstock.learner.evaluation.base_comparison import check_base
+from penstock.learner.evaluation.early_stopping import check_patience
+from penstock.learner.model.capacity_checks import check_fragment, check_schema, check_specification, room_of
+from penstock.learner.model.device import device_of
+from penstock.learner.probe import Quarantine, Replica
+from penstock.learner.recording.reader import Recording
 from penstock.policy import weights
-from penstock.wire.ranges import Ranges
-from penstock.wire.schema import (
-    FragmentSchema,
-    TensorRule,
-    fragment_schema,
-)
-from penstock.wire.spaces import Dict, Space
-from penstock.wire.specification import Probe, RunSpecification
+from penstock.protocol.ranges import Ranges
+from penstock.protocol.schema import FragmentSchema, TensorRule, fragment_schema
+from penstock.protocol.spaces import Dict, Space
+from penstock.protocol.specification import Probe, RunSpecification
 
 K = TypeVar("K", EnvironmentSection, PolicySection)
 NO_STATE: Final = Dict(())

@@ -9,16 +9,16 @@ from typing import Final
 
 import torch
 
-from learner.algorithms.registry import HardwareMaker, make
-from learner.algorithms.shared.hardware import hardware_of
-from learner.algorithms.shared.rank_group import RankGroup
-from learner.model.model import Model, model_of, target_of
-from learner.probe import make_probe
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Workload, load
+from penstock.learner.algorithms.registry import HardwareMaker, make
+from penstock.learner.algorithms.shared.hardware import hardware_of
+from penstock.learner.algorithms.shared.rank_group import RankGroup
+from penstock.learner.model.model import Model, model_of, target_of
+from penstock.learner.probe import make_probe
 from penstock.policy.policy import Policy
-from penstock.wire.schema import TensorRule, mask_rules, state_rules
-from penstock.wire.spaces import Space
+from penstock.protocol.schema import TensorRule, mask_rules, state_rules
+from penstock.protocol.spaces import Space
 
 _NONE: Final[Mapping[str, HardwareMaker]] = MappingProxyType({})
 

@@ -6,40 +6,40 @@ Nothing runs before all of them are there: `LearnerRun` starts and ends their th
 import threading
 from typing import Final
 
-from learner.checkpoint.checkpointer import Checkpointer
-from learner.checkpoint.named_checkpoints import NamedCheckpoints
-from learner.checkpoint.store import BEST, tensor_bytes
-from learner.evaluation.evaluation import Evaluation
-from learner.evaluation.reported_episodes import Episodes
-from learner.feed.log_feed import FeedStart, LogFeed
-from learner.feed.payloads import OwnPayloads
-from learner.feed.source import Feed, FeedPosition
-from learner.lease import LeaseKeeper
-from learner.process.account import Account
-from learner.process.bookkeeping import Bookkeeping
-from learner.process.closing import Closing
-from learner.process.commands.command_follower import CommandFollower
-from learner.process.commands.command_record import CommandRecord
-from learner.process.commands.restoration import Restoration
-from learner.process.interruptions import Interruptions
-from learner.process.learner_run import LearnerRun
-from learner.process.loop import Loop
-from learner.process.non_finite import NonFiniteUpdates
-from learner.process.opening import OpenedRun
-from learner.process.run_checkpoints import RunCheckpoints
-from learner.process.stall import StallWatch
-from learner.progress import Progress, sections
-from learner.publish.kept_versions import KeptVersions
-from learner.publish.publish_interval import PublishInterval
-from learner.publish.publisher import Publisher
-from learner.publish.weight_offers import WeightOffers
-from learner.ranks.leading import Ranks
-from learner.recording.recorded_feed import RecordedFeed
-from learner.recording.writer import RecordingWriter
-from learner.reporting.episode_log import EpisodeLog
-from learner.reporting.recorder import Recorder
-from learner.reporting.training_clock import TrainingClock
-from learner.thread_group import ThreadGroup
+from penstock.learner.checkpoint.checkpointer import Checkpointer
+from penstock.learner.checkpoint.named_checkpoints import NamedCheckpoints
+from penstock.learner.checkpoint.store import BEST, tensor_bytes
+from penstock.learner.evaluation.evaluation import Evaluation
+from penstock.learner.evaluation.reported_episodes import Episodes
+from penstock.learner.feed.log_feed import FeedStart, LogFeed
+from penstock.learner.feed.payloads import OwnPayloads
+from penstock.learner.feed.source import Feed, FeedPosition
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.process.account import Account
+from penstock.learner.process.bookkeeping import Bookkeeping
+from penstock.learner.process.closing import Closing
+from penstock.learner.process.commands.command_follower import CommandFollower
+from penstock.learner.process.commands.command_record import CommandRecord
+from penstock.learner.process.commands.restoration import Restoration
+from penstock.learner.process.interruptions import Interruptions
+from penstock.learner.process.learner_run import LearnerRun
+from penstock.learner.process.loop import Loop
+from penstock.learner.process.non_finite import NonFiniteUpdates
+from penstock.learner.process.opening import OpenedRun
+from penstock.learner.process.run_checkpoints import RunCheckpoints
+from penstock.learner.process.stall import StallWatch
+from penstock.learner.progress import Progress, sections
+from penstock.learner.publish.kept_versions import KeptVersions
+from penstock.learner.publish.publish_interval import PublishInterval
+from penstock.learner.publish.publisher import Publisher
+from penstock.learner.publish.weight_offers import WeightOffers
+from penstock.learner.ranks.leading import Ranks
+from penstock.learner.recording.recorded_feed import RecordedFeed
+from penstock.learner.recording.writer import RecordingWriter
+from penstock.learner.reporting.episode_log import EpisodeLog
+from penstock.learner.reporting.recorder import Recorder
+from penstock.learner.reporting.training_clock import TrainingClock
+from penstock.learner.thread_group import ThreadGroup
 from penstock.runtime.health import Health
 
 _JOIN_S: Final = 2.0

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from learner.algorithms.algorithm import Update
-from learner.feed.log_batch import LogBatch
-from learner.feed.source import FeedPosition
-from learner.ledger import Drop, Ledger
-from learner.probe import Quarantine
-from learner.process.run_checkpoints import RunCheckpoints
-from learner.process.stall import StallWatch
-from learner.recording.writer import Consumed, RecordingWriter
+from penstock.learner.algorithms.algorithm import Update
+from penstock.learner.feed.log_batch import LogBatch
+from penstock.learner.feed.source import FeedPosition
+from penstock.learner.ledger import Drop, Ledger
+from penstock.learner.probe import Quarantine
+from penstock.learner.process.run_checkpoints import RunCheckpoints
+from penstock.learner.process.stall import StallWatch
+from penstock.learner.recording.writer import Consumed, RecordingWriter
 
 _BOOKED_AS: Final = {"nan": Drop.NAN, "implausible": Drop.INVALID, "error": Drop.INVALID}
 """By the reason for which an update fails."""

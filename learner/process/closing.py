@@ -7,14 +7,14 @@ import logging
 import time
 from dataclasses import dataclass
 
-from learner.algorithms.algorithm import Algorithm
-from learner.evaluation.evaluation import Evaluation, Result
-from learner.process.ending import Ending
-from learner.process.interruptions import Interruptions
-from learner.process.run_checkpoints import RunCheckpoints
-from learner.publish.publisher import Publisher
-from learner.publish.weight_offers import WeightOffers
 from penstock.config.settings import EvaluationSection
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.evaluation.evaluation import Evaluation, Result
+from penstock.learner.process.ending import Ending
+from penstock.learner.process.interruptions import Interruptions
+from penstock.learner.process.run_checkpoints import RunCheckpoints
+from penstock.learner.publish.publisher import Publisher
+from penstock.learner.publish.weight_offers import WeightOffers
 
 log = logging.getLogger(__name__)
 

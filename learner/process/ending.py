@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from learner.evaluation.evaluation import Result
+from penstock.learner.evaluation.evaluation import Result
 
 
 class Ending(StrEnum):

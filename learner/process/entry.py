@@ -18,18 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from broker.log.learner_log import LearnerLog
-from learner.checkpoint.resume_options import ResumeOptions
-from learner.model.device import device_of, use_threads
-from learner.model.model import Model, make_model
-from learner.process.assembly import assemble
-from learner.process.opening import held_folder, open_run
-from learner.ranks.following import follow
-from learner.ranks.leading import LeadingRank, Ranks, SingleRank
-from learner.ranks.rendezvous import RankPlace, meet, place_of
-from learner.reporting.trackers.tracker import check_installed
+from penstock.broker.log.learner_log import LearnerLog
 from penstock.config.credentials import redis_password, tls_files
 from penstock.config.settings import ConfigurationError, Settings
+from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.model.device import device_of, use_threads
+from penstock.learner.model.model import Model, make_model
+from penstock.learner.process.assembly import assemble
+from penstock.learner.process.opening import held_folder, open_run
+from penstock.learner.ranks.following import follow
+from penstock.learner.ranks.leading import LeadingRank, Ranks, SingleRank
+from penstock.learner.ranks.rendezvous import RankPlace, meet, place_of
+from penstock.learner.reporting.trackers.tracker import check_installed
 from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import Health, announce, serve_http

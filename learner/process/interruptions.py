@@ -4,9 +4,9 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from learner.lease import LeaseKeeper
-from learner.thread_group import ThreadGroup
-from penstock.wire.messages import RunState
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.thread_group import ThreadGroup
+from penstock.protocol.messages import RunState
 
 _WAIT_S: Final = 0.1
 

@@ -15,26 +15,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from learner.algorithms.algorithm import Algorithm, Settles, Update
-from learner.algorithms.shared.containment import EMPTY
-from learner.evaluation.evaluation import Evaluation
-from learner.feed.log_batch import LogBatch
-from learner.feed.source import Feed, FeedEnded
-from learner.ledger import Drop
-from learner.process.bookkeeping import Bookkeeping
-from learner.process.closing import Closing
-from learner.process.commands.command_follower import CommandFollower
-from learner.process.ending import Ending, Outcome
-from learner.process.interruptions import Interruptions
-from learner.process.non_finite import NonFiniteUpdates
-from learner.process.run_checkpoints import RunCheckpoints
-from learner.process.stall import StallWatch
-from learner.publish.weight_offers import WeightOffers
-from learner.ranks.leading import Ranks
-from learner.reporting.ledger_gauges import show_ledger
-from learner.reporting.recorder import ProgressSnapshot, Recorder
-from learner.reporting.training_clock import TrainingClock
 from penstock.config.settings import LearnerSection
+from penstock.learner.algorithms.algorithm import Algorithm, Settles, Update
+from penstock.learner.algorithms.shared.containment import EMPTY
+from penstock.learner.evaluation.evaluation import Evaluation
+from penstock.learner.feed.log_batch import LogBatch
+from penstock.learner.feed.source import Feed, FeedEnded
+from penstock.learner.ledger import Drop
+from penstock.learner.process.bookkeeping import Bookkeeping
+from penstock.learner.process.closing import Closing
+from penstock.learner.process.commands.command_follower import CommandFollower
+from penstock.learner.process.ending import Ending, Outcome
+from penstock.learner.process.interruptions import Interruptions
+from penstock.learner.process.non_finite import NonFiniteUpdates
+from penstock.learner.process.run_checkpoints import RunCheckpoints
+from penstock.learner.process.stall import StallWatch
+from penstock.learner.publish.weight_offers import WeightOffers
+from penstock.learner.ranks.leading import Ranks
+from penstock.learner.reporting.ledger_gauges import show_ledger
+from penstock.learner.reporting.recorder import ProgressSnapshot, Recorder
+from penstock.learner.reporting.training_clock import TrainingClock
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 

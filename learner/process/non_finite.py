@@ -1,7 +1,7 @@
 """Updates that were undone: each leaves its batch as evidence, several in a row end the run.
 
 One session alone cannot end the run of others: batches that consist only of its fragments count for
-one, and at the third it is held for good (`learner.probe`).
+one, and at the third it is held for good (`penstock.learner.probe`).
 """
 
 import logging
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
-from broker.log.store_records import Status
-from learner.algorithms.algorithm import Update
-from learner.feed.log_batch import LogBatch
-from learner.reporting.evidence import keep_evidence
+from penstock.broker.log.store_records import Status
+from penstock.learner.algorithms.algorithm import Update
+from penstock.learner.feed.log_batch import LogBatch
+from penstock.learner.reporting.evidence import keep_evidence
+from penstock.protocol.messages import Role
 from penstock.runtime.exit import RunFailed
 from penstock.runtime.health import Health
-from penstock.wire.messages import Role
 
 _MAX_IN_A_ROW: Final = 3
 _WHAT: Final = {

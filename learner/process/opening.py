@@ -16,22 +16,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Lease, LogState
-from learner.algorithms.algorithm import AlgorithmState
-from learner.checkpoint.resume import Beginning, choose
-from learner.checkpoint.resume_options import ResumeOptions
-from learner.checkpoint.store import BEST, CheckpointStore
-from learner.lease import acquire, fenced
-from learner.model.capacity_checks import check_memory
-from learner.model.model import Model
-from learner.progress import check_same, sections
-from learner.publish.final_policy import write_specification
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Lease, LogState
 from penstock.config.settings import ConfigurationError, Settings
+from penstock.learner.algorithms.algorithm import AlgorithmState
+from penstock.learner.checkpoint.resume import Beginning, choose
+from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.checkpoint.store import BEST, CheckpointStore
+from penstock.learner.lease import acquire, fenced
+from penstock.learner.model.capacity_checks import check_memory
+from penstock.learner.model.model import Model
+from penstock.learner.progress import check_same, sections
+from penstock.learner.publish.final_policy import write_specification
+from penstock.protocol.refusal import Refused
 from penstock.registry.weight_files import hold
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
-from penstock.wire.refusal import Refused
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from typing import Final
 
 import torch
 
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import LogEntry
-from learner.algorithms.algorithm import Algorithm
-from learner.batch import assemble
-from learner.feed.payloads import opened
-from learner.lease import LeaseKeeper
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import LogEntry
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.batch import assemble
+from penstock.learner.feed.payloads import opened
+from penstock.learner.lease import LeaseKeeper
+from penstock.protocol.ranges import Ranges
+from penstock.protocol.schema import FragmentSchema
 from penstock.runtime.failpoint import failpoint
-from penstock.wire.ranges import Ranges
-from penstock.wire.schema import FragmentSchema
 
 _READ: Final = 64
 

@@ -3,22 +3,22 @@
 from dataclasses import dataclass
 from typing import Any
 
-from learner.algorithms.algorithm import Algorithm
-from learner.checkpoint.checkpointer import Checkpointer
-from learner.checkpoint.named_checkpoints import NamedCheckpoints
-from learner.checkpoint.store import BEST, bytes_tensor
-from learner.evaluation.evaluation import Evaluation
-from learner.evaluation.reported_episodes import Episodes
-from learner.feed.source import FeedPosition
-from learner.lease import LeaseKeeper
-from learner.ledger import Ledger
-from learner.probe import Quarantine
-from learner.process.commands.command_record import CommandRecord
-from learner.progress import Progress
-from learner.publish.publisher import Publisher
-from learner.recording.writer import RecordingWriter
-from learner.reporting.recorder import Staleness
-from learner.reporting.training_clock import TrainingClock
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.checkpoint.checkpointer import Checkpointer
+from penstock.learner.checkpoint.named_checkpoints import NamedCheckpoints
+from penstock.learner.checkpoint.store import BEST, bytes_tensor
+from penstock.learner.evaluation.evaluation import Evaluation
+from penstock.learner.evaluation.reported_episodes import Episodes
+from penstock.learner.feed.source import FeedPosition
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.ledger import Ledger
+from penstock.learner.probe import Quarantine
+from penstock.learner.process.commands.command_record import CommandRecord
+from penstock.learner.progress import Progress
+from penstock.learner.publish.publisher import Publisher
+from penstock.learner.recording.writer import RecordingWriter
+from penstock.learner.reporting.recorder import Staleness
+from penstock.learner.reporting.training_clock import TrainingClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

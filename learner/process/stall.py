@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from broker.log.store_records import SessionRow, Status
-from learner.ledger import Drop
+from penstock.broker.log.store_records import SessionRow, Status
+from penstock.learner.ledger import Drop
+from penstock.protocol.messages import Role
 from penstock.runtime.health import Health
-from penstock.wire.messages import Role
 
 UPDATE: Final = "update"
 """What health watches: an update, not the mere arrival of experience that is dropped."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.policy import weights
+from penstock.protocol.specification import RunSpecification
 from penstock.registry.weight_files import DESCRIPTION, FOLDER, name_latest, replace_file
-from penstock.wire.specification import RunSpecification
 
 _BLOB: Final = "final.safetensors"
 _ENDED: Final = ("version", "update", "sha256")

@@ -20,13 +20,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from broker.log.kept_weights import KeptWeights
-from learner.evaluation.evaluation import Result
-from learner.lease import LeaseKeeper
-from learner.progress import Progress
-from learner.publish.registry_sync import BY, RegistrySync
-from learner.publish.version_candidate import Lineage, VersionCandidate, best, lineage_of, periodic
+from penstock.broker.log.kept_weights import KeptWeights
 from penstock.config.settings import Settings
+from penstock.learner.evaluation.evaluation import Result
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.progress import Progress
+from penstock.learner.publish.registry_sync import BY, RegistrySync
+from penstock.learner.publish.version_candidate import Lineage, VersionCandidate, best, lineage_of, periodic
+from penstock.protocol.messages import Publication
 from penstock.registry.records import (
     MAX_EVENTS,
     Action,
@@ -40,7 +41,6 @@ from penstock.registry.registry_errors import DifferentBytes, RegistryError, Too
 from penstock.registry.weight_files import forget_unfinished, write_kept
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
-from penstock.wire.messages import Publication
 
 if TYPE_CHECKING:
     from penstock.registry.registry import Registry

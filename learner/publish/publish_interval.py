@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.config.settings import LearnerSection
-from penstock.wire.limits import WEIGHT_CHUNK_BYTES
+from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 
 LOOK_S: Final = 0.02
 """Pause between two looks at what is being fetched."""

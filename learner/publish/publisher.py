@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from broker.log.learner_log import LearnerLog
-from learner.evaluation.evaluation import Candidate
-from learner.lease import LeaseKeeper
-from learner.probe import Quarantine
-from learner.publish.publish_interval import LOOK_S, PublishInterval
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.learner.evaluation.evaluation import Candidate
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.probe import Quarantine
+from penstock.learner.publish.publish_interval import LOOK_S, PublishInterval
 from penstock.policy import weights
+from penstock.protocol.messages import Publication
+from penstock.protocol.tensor import Array
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
-from penstock.wire.messages import Publication
-from penstock.wire.tensor import Array
 
 _WAIT_S: Final = 0.5
 _REMEMBERED: Final = 1024

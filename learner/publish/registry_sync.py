@@ -17,13 +17,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from broker.log.kept_weights import KeptWeights
-from learner.lease import LeaseKeeper
+from penstock.broker.log.kept_weights import KeptWeights
+from penstock.learner.lease import LeaseKeeper
+from penstock.protocol.messages import Publication
 from penstock.registry.records import PolicyVersion
 from penstock.registry.registry_errors import UnknownVersion
 from penstock.registry.weight_files import forget_kept, kept_files, read_kept, write_kept
 from penstock.runtime import metrics
-from penstock.wire.messages import Publication
 
 if TYPE_CHECKING:
     from penstock.registry.registry import Registry

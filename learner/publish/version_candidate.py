@@ -4,16 +4,16 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.evaluation.evaluation import Evaluation, Result
-from learner.progress import Progress, configuration_hash
-from learner.publish.final_policy import FinalPolicy
 from penstock.config.credentials import registry_with_password
 from penstock.config.settings import Settings
+from penstock.learner.evaluation.evaluation import Evaluation, Result
+from penstock.learner.progress import Progress, configuration_hash
+from penstock.learner.publish.final_policy import FinalPolicy
 from penstock.policy import weights
+from penstock.protocol.messages import Publication
 from penstock.registry import records
 from penstock.registry.records import Origin
 from penstock.registry.weight_files import registry_url
-from penstock.wire.messages import Publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,14 @@ import logging
 import threading
 from dataclasses import dataclass, field, replace
 
-from learner.algorithms.algorithm import Algorithm, Update
-from learner.evaluation.evaluation import Candidate, Evaluation
-from learner.evaluation.reported_episodes import Episodes
-from learner.feed.source import FeedPosition
-from learner.ledger import Ledger
-from learner.publish.publisher import PendingPublication, Publisher
-from learner.reporting.training_clock import TrainingClock
 from penstock.config.settings import LearnerSection
+from penstock.learner.algorithms.algorithm import Algorithm, Update
+from penstock.learner.evaluation.evaluation import Candidate, Evaluation
+from penstock.learner.evaluation.reported_episodes import Episodes
+from penstock.learner.feed.source import FeedPosition
+from penstock.learner.ledger import Ledger
+from penstock.learner.publish.publisher import PendingPublication, Publisher
+from penstock.learner.reporting.training_clock import TrainingClock
 from penstock.policy import weights
 
 log = logging.getLogger(__name__)

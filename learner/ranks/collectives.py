@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from learner.algorithms.shared.rank_group import MinibatchSplit, RankRows, edges
-from learner.batch import send
+from penstock.learner.algorithms.shared.rank_group import MinibatchSplit, RankRows, edges
+from penstock.learner.batch import send
 from penstock.policy.normaliser import Moments, combine
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from learner.ranks.collectives import lost
+from penstock.learner.ranks.collectives import lost
 
 PATIENCE: Final = timedelta(days=365)
 """A learner may be paused, or wait for its lease, for any length of time."""

@@ -18,16 +18,16 @@ from typing import Any, Final
 
 from safetensors.torch import load
 
-from broker.log.learner_log import LearnerLog
-from learner.algorithms.algorithm import AlgorithmState, Update
-from learner.feed.payloads import OwnPayloads
-from learner.feed.upload import Staged
-from learner.model.model import Model
-from learner.ranks.leading import RESTORED
-from learner.ranks.rendezvous import Meeting
-from learner.ranks.sharing import FollowingFeed
-from learner.thread_group import ThreadGroup
+from penstock.broker.log.learner_log import LearnerLog
 from penstock.config.settings import Settings
+from penstock.learner.algorithms.algorithm import AlgorithmState, Update
+from penstock.learner.feed.payloads import OwnPayloads
+from penstock.learner.feed.upload import Staged
+from penstock.learner.model.model import Model
+from penstock.learner.ranks.leading import RESTORED
+from penstock.learner.ranks.rendezvous import Meeting
+from penstock.learner.ranks.sharing import FollowingFeed
+from penstock.learner.thread_group import ThreadGroup
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.runtime.health import Health

@@ -10,10 +10,10 @@ from typing import Final, Protocol
 
 from safetensors.torch import save
 
-from learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
-from learner.feed.payloads import Payloads
-from learner.ranks.rendezvous import Meeting
-from learner.ranks.sharing import SharedPayloads
+from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
+from penstock.learner.feed.payloads import Payloads
+from penstock.learner.ranks.rendezvous import Meeting
+from penstock.learner.ranks.sharing import SharedPayloads
 from penstock.runtime.exit import Fatal
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """The meeting of the processes of one learner, by the variables that torchrun puts into their environment.
 
-`penstock train --ranks N` and `learner.ranks` set the same variables (`launch.run.ranks`). Ranks that do not
-meet within `learner.rank_timeout_s`, or were given different configurations, end with the cause.
+`penstock train --ranks N` and `learner.ranks` set the same variables (`penstock.launch.run.ranks`). Ranks
+that do not meet within `learner.rank_timeout_s`, or were given different configurations, end with the cause.
 """
 
 import os
@@ -22,12 +22,12 @@ from torch.distributed import (  # type: ignore[attr-defined] # public, by their
     rendezvous,
 )
 
-from learner.algorithms.algorithm import Algorithm, Update
-from learner.algorithms.shared.rank_group import RankGroup
-from learner.progress import configuration_hash
-from learner.ranks.collectives import TorchGroup
-from learner.ranks.connection import RankConnection
 from penstock.config.settings import ConfigurationError, Settings
+from penstock.learner.algorithms.algorithm import Algorithm, Update
+from penstock.learner.algorithms.shared.rank_group import RankGroup
+from penstock.learner.progress import configuration_hash
+from penstock.learner.ranks.collectives import TorchGroup
+from penstock.learner.ranks.connection import RankConnection
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 

@@ -14,13 +14,13 @@ from typing import Final
 
 import torch
 
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import LogEntry
-from learner.feed.payloads import Found, Payloads, State
-from learner.feed.upload import Staged
-from learner.ledger import DIGEST_BYTES
-from learner.ranks.connection import RankConnection
-from learner.ranks.division import divide
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import LogEntry
+from penstock.learner.feed.payloads import Found, Payloads, State
+from penstock.learner.feed.upload import Staged
+from penstock.learner.ledger import DIGEST_BYTES
+from penstock.learner.ranks.connection import RankConnection
+from penstock.learner.ranks.division import divide
 from penstock.runtime.exit import Fatal
 
 _PUT_WAIT_S: Final = 0.2

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import BinaryIO, Final
 
-from penstock.wire.limits import MAX_MESSAGE_BYTES
+from penstock.protocol.limits import MAX_MESSAGE_BYTES
 
 _MAGIC: Final = b"PSTK"
 _PREFIX: Final = struct.Struct("<4sBII")

@@ -11,18 +11,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from learner.feed.fragment_check import check_meaning
-from learner.feed.recorded_event import RecordedEvent
-from learner.recording.frames import Kind, Torn, read_frame
-from learner.recording.recording_index import DESCRIPTION, FORMAT, FrameEntry, find_entries, frames_file
 from penstock.config.settings import ConfigurationError
+from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.recorded_event import RecordedEvent
+from penstock.learner.recording.frames import Kind, Torn, read_frame
+from penstock.learner.recording.recording_index import (
+    DESCRIPTION,
+    FORMAT,
+    FrameEntry,
+    find_entries,
+    frames_file,
+)
+from penstock.protocol import fragment as wire
+from penstock.protocol.fragment import Fragment, FragmentHeader
+from penstock.protocol.ranges import Ranges
+from penstock.protocol.spaces import Dict
+from penstock.protocol.specification import RunSpecification
+from penstock.protocol.tensor import Array
 from penstock.runtime.exit import Fatal
-from penstock.wire import fragment as wire
-from penstock.wire.fragment import Fragment, FragmentHeader
-from penstock.wire.ranges import Ranges
-from penstock.wire.spaces import Dict
-from penstock.wire.specification import RunSpecification
-from penstock.wire.tensor import Array
 
 Loaded = tuple[FragmentHeader, Mapping[str, Array]]
 

@@ -21,13 +21,13 @@ from typing import Final
 import numpy as np
 import torch
 
-from learner.algorithms.algorithm import Algorithm, Imitator
-from learner.batch import assemble
-from learner.feed.log_batch import LogBatch, reward_of
-from learner.feed.recorded_event import RecordedEvent
-from learner.feed.source import FeedEnded, Flush
-from learner.recording.reader import Recording
-from learner.recording.recording_index import FrameEntry
+from penstock.learner.algorithms.algorithm import Algorithm, Imitator
+from penstock.learner.batch import assemble
+from penstock.learner.feed.log_batch import LogBatch, reward_of
+from penstock.learner.feed.recorded_event import RecordedEvent
+from penstock.learner.feed.source import FeedEnded, Flush
+from penstock.learner.recording.reader import Recording
+from penstock.learner.recording.recording_index import FrameEntry
 from penstock.runtime import metrics
 
 _PUT_WAIT_S: Final = 0.2

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from learner.recording.frames import Frame, Kind, Torn, read_frame
-from penstock.wire.fragment import parse_header
+from penstock.learner.recording.frames import Frame, Kind, Torn, read_frame
+from penstock.protocol.fragment import parse_header
 
 FORMAT: Final = 1
 DESCRIPTION: Final = "recording.json"

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, TextIO
 
-from learner.feed.recorded_event import RecordedEvent
-from learner.recording.frames import Frame, Kind
-from learner.recording.recording_index import (
+from penstock.config.settings import ConfigurationError, LearnerSection
+from penstock.learner.feed.recorded_event import RecordedEvent
+from penstock.learner.recording.frames import Frame, Kind
+from penstock.learner.recording.recording_index import (
     DESCRIPTION,
     FILE_BYTES,
     FORMAT,
@@ -29,11 +30,10 @@ from learner.recording.recording_index import (
     frames_file,
     index_line,
 )
-from penstock.config.settings import ConfigurationError, LearnerSection
+from penstock.protocol.fragment import Fragment, header_bytes
+from penstock.protocol.specification import RunSpecification
 from penstock.registry.weight_files import replace_file
 from penstock.runtime import metrics
-from penstock.wire.fragment import Fragment, header_bytes
-from penstock.wire.specification import RunSpecification
 
 Maker = Literal["learner", "policy"]
 

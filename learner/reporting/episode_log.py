@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from penstock.wire.messages import Episode
+from penstock.protocol.messages import Episode
 
 EPISODES: Final = "episodes.jsonl"
 BEFORE: Final = "episodes.1.jsonl"

@@ -11,9 +11,9 @@ from typing import Final
 from safetensors.torch import save_file
 from torch import Tensor
 
-from learner.algorithms.algorithm import Update
-from learner.batch import Batch
-from learner.feed.log_batch import LogBatch
+from penstock.learner.algorithms.algorithm import Update
+from penstock.learner.batch import Batch
+from penstock.learner.feed.log_batch import LogBatch
 
 MOST_KEPT: Final = 16
 

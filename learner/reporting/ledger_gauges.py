@@ -1,7 +1,7 @@
 """The ledger as metrics."""
 
-from broker.log.learner_records import Renewal
-from learner.ledger import Drop, Ledger
+from penstock.broker.log.learner_records import Renewal
+from penstock.learner.ledger import Drop, Ledger
 from penstock.runtime import metrics
 
 

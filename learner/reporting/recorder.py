@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TextIO
 
-from learner.feed.log_batch import LogBatch
-from learner.ledger import Balance
-from learner.reporting.trackers.tracker import TrackedRun, Tracking, make_tracking
 from penstock.config.settings import Settings
+from penstock.learner.feed.log_batch import LogBatch
+from penstock.learner.ledger import Balance
+from penstock.learner.reporting.trackers.tracker import TrackedRun, Tracking, make_tracking
 from penstock.runtime import metrics
 
 INTERVAL_S: Final = 0.25

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.protocol.schema import choices
+from penstock.protocol.spaces import Discrete, Leaf, MultiBinary, Space, flatten, leaves, unflatten
+from penstock.protocol.tensor import Array, from_tensor, to_tensor
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.schema import choices
-from penstock.wire.spaces import Discrete, Leaf, MultiBinary, Space, flatten, leaves, unflatten
-from penstock.wire.tensor import Array, from_tensor, to_tensor
 
 _INTEGERS: Final = "biu"
 """Kinds of the dtypes that hold whole numbers."""

@@ -32,9 +32,9 @@ from penstock.client.values import (
     ServedVersion,
     StepOptions,
 )
+from penstock.protocol.refusal import Refusal
+from penstock.protocol.spaces import from_proto
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import Refusal
-from penstock.wire.spaces import from_proto
 
 T = TypeVar("T")
 _SHOWN: Final = 80

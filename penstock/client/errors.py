@@ -21,10 +21,10 @@ from typing import Final
 
 import grpc
 
+from penstock.protocol.limits import MAX_MESSAGE_BYTES
+from penstock.protocol.refusal import Reason, Refusal
 from penstock.rpc.call_status import code_of, is_too_large, text_of
 from penstock.runtime.retry import Interrupted
-from penstock.wire.limits import MAX_MESSAGE_BYTES
-from penstock.wire.refusal import Reason, Refusal
 
 
 class PolicyError(Exception):

@@ -10,8 +10,8 @@ from typing import Any, Self, Unpack
 from penstock.client import calls
 from penstock.client.connection import PLAINTEXT, Connection
 from penstock.client.values import Action, ActionBatch, ActOptions, Description, EpisodeResult, StepOptions
+from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.rpc.auth import Credentials
-from penstock.wire.limits import CALL_DEADLINE_S
 
 
 class PolicyClient:

@@ -2,7 +2,8 @@
 
 Numbers are numpy's, or Python's for single ones.
 
-`B` is the leading axis of a batch. Paths are those of `penstock.wire.spaces`: "" for a space without parts.
+`B` is the leading axis of a batch. Paths are those of `penstock.protocol.spaces`: "" for a space without
+parts.
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypedDict
 
-from penstock.wire.spaces import Space
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import Space
+from penstock.protocol.tensor import Array
 
 
 class Arm(IntEnum):

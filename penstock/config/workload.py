@@ -19,8 +19,8 @@ class Workload:
     """An installed workload.
 
     Every field but `name`, `default`, `places`, `unsent`, `algorithms` and `commands` is a path for `load`.
-    What the functions take and return is described in `workloads.plugin`, which also has those of a workload
-    that acts by one forward pass per step.
+    What the functions take and return is described in `penstock.workloads.plugin`, which also has those of a
+    workload that acts by one forward pass per step.
     """
 
     name: str

@@ -3,7 +3,7 @@
 from penstock.config.settings import PolicySection
 from penstock.policy.acting.acting_policy import ActingPolicy
 from penstock.policy.acting.array_policy import ArrayPolicy, is_enough
-from penstock.wire.spaces import Space
+from penstock.protocol.spaces import Space
 
 
 def build_acting(

@@ -1,9 +1,9 @@
 """Actor and critic as networks: the part of a policy that the learner trains, in torch.
 
-Observations and actions are dictionaries by the paths of `penstock.wire.spaces.leaves`, raw and as they were
-drawn. Beside the observation a row may hold action masks (`mask/action`, bool, true where allowed) and the
-policy's state (`state/…`, see `penstock.policy.memory`); without them everything is allowed, and an episode
-begins. `penstock.policy.policy` adds the actor's part.
+Observations and actions are dictionaries by the paths of `penstock.protocol.spaces.leaves`, raw and as they
+were drawn. Beside the observation a row may hold action masks (`mask/action`, bool, true where allowed) and
+the policy's state (`state/…`, see `penstock.policy.memory`); without them everything is allowed, and an
+episode begins. `penstock.policy.policy` adds the actor's part.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from penstock.policy.networks import Inputs, Reader
 from penstock.policy.normaliser import Normaliser
 from penstock.policy.numbers import Numbers
 from penstock.policy.trajectory import Trajectory
-from penstock.wire.spaces import Dict, Space, leaves
+from penstock.protocol.spaces import Dict, Space, leaves
 
 
 @dataclass(frozen=True, slots=True)

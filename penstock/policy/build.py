@@ -8,7 +8,7 @@ from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy.networks import Body, initialise
 from penstock.policy.policy import Policy
 from penstock.policy.q_policy import QPolicy
-from penstock.wire.spaces import Space
+from penstock.protocol.spaces import Space
 
 POLICY_GAIN = 0.01
 HIDDEN_GAIN = math.sqrt(2.0)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy.networks import Body, Inputs, Reader
 from penstock.policy.weights import decode, encode
-from penstock.wire.spaces import leaves, sample
+from penstock.protocol.spaces import leaves, sample
 
 _ROWS = 5
 _TOLERANCE = 1e-3

@@ -17,8 +17,18 @@ from torch import Tensor
 
 from penstock.policy.acting.input_layout import is_image
 from penstock.policy.trajectory import Trajectory
-from penstock.wire.spaces import Box, Dict, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, Tuple, leaves
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    Leaf,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    Tuple,
+    leaves,
+)
+from penstock.protocol.tensor import Array
 
 HELD: Final = "state/frames/held"
 

@@ -1,7 +1,7 @@
 """Action masks: the outputs of a policy that an observation rules out.
 
 A mask lies beside its observation as `mask/ACTION/PATH`, bool, true where allowed
-(`penstock.wire.schema.mask_rules`).
+(`penstock.protocol.schema.mask_rules`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.wire.schema import choices
-from penstock.wire.spaces import Space, leaves
+from penstock.protocol.schema import choices
+from penstock.protocol.spaces import Space, leaves
 
 
 class ActionMasks:

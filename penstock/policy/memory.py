@@ -21,8 +21,8 @@ from penstock.policy.frames import HELD, FrameStack
 from penstock.policy.networks import Inputs, Reader
 from penstock.policy.recurrent import Core, single, unroll
 from penstock.policy.trajectory import Trajectory, single_step
-from penstock.wire.spaces import Dict, Space, leaves, zeros
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import Dict, Space, leaves, zeros
+from penstock.protocol.tensor import Array
 
 
 @dataclass(frozen=True, slots=True)

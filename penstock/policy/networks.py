@@ -17,7 +17,7 @@ from penstock.policy.layers import BatchNorm, Dropout
 from penstock.policy.normaliser import Normaliser
 from penstock.policy.recurrent import Unroll
 from penstock.policy.trunks import ImageEncoder, ResidualBlock
-from penstock.wire.spaces import Discrete, Leaf, MultiDiscrete, Space
+from penstock.protocol.spaces import Discrete, Leaf, MultiDiscrete, Space
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from penstock.policy.networks import Inputs
 from penstock.policy.onnx_heads import described, figures, how_to_act
 from penstock.policy.policy import Policy
-from penstock.wire.schema import choices
-from penstock.wire.spaces import Discrete, leaves
+from penstock.protocol.schema import choices
+from penstock.protocol.spaces import Discrete, leaves
 
 PARAMETERS: Final = "parameters"
 VALUE: Final = "value"

@@ -20,7 +20,7 @@ from penstock.policy.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
+from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
 
 MODE: Final = "mode"
 

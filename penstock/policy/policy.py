@@ -18,8 +18,8 @@ from penstock.policy.acting.drawing import Reals
 from penstock.policy.actor_critic import ActorCritic
 from penstock.policy.module_forward import ModuleForward, module_forward
 from penstock.policy.weights import load_into
-from penstock.wire.spaces import Space
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import Space
+from penstock.protocol.tensor import Array
 
 _NO_STATE: Final[dict[str, Array]] = {}
 

@@ -7,7 +7,7 @@ from penstock.policy.actor_critic import Outputs
 from penstock.policy.masking import masked
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import Space
+from penstock.protocol.spaces import Space
 
 
 class QPolicy(Policy):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from penstock.wire.spaces import Box, Leaf
+from penstock.protocol.spaces import Box, Leaf
 
 Kind = Literal["lstm", "gru"]
 Index = NDArray[np.int64]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.wire.spaces import Leaf
+from penstock.protocol.spaces import Leaf
 
 FEATURES: Final = {"nature": 512, "small": 512, "impala": 256}
 SMALLEST: Final = {"nature": 36, "small": 1, "impala": 8}

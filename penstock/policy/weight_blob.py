@@ -11,7 +11,7 @@ from typing import Final
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
-from penstock.wire.tensor import Array
+from penstock.protocol.tensor import Array
 
 MAX_HEADER_BYTES: Final = 256 * 1024
 """Most bytes of a header: names, dtypes and shapes of some two thousand tensors.

@@ -8,7 +8,7 @@ from safetensors.numpy import save as save_arrays
 from torch import Tensor, nn
 
 from penstock.policy.weight_blob import decode, fitting, sha256
-from penstock.wire.tensor import Array
+from penstock.protocol.tensor import Array
 
 __all__ = ["array_of", "decode", "encode", "load_into", "sha256", "snapshot"]
 

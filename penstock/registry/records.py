@@ -18,8 +18,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from penstock.wire.ids import check_id, check_policy
-from penstock.wire.limits import MAX_NUMBER
+from penstock.protocol.ids import check_id, check_policy
+from penstock.protocol.limits import MAX_NUMBER
 
 MAX_PINNED: Final = 16
 """Most versions of one policy that are not retired; the standby counts."""

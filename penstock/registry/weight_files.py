@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from penstock.config.run_files import open_regular, opener
-from penstock.wire.specification import RunSpecification
+from penstock.protocol.specification import RunSpecification
 
 FOLDER: Final = "policies"
 DESCRIPTION: Final = "policy.json"

@@ -32,8 +32,8 @@ from typing import Any, Final, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from penstock.wire.rawproto import Unfit
-from penstock.wire.refusal import Refused
+from penstock.protocol.rawproto import Unfit
+from penstock.protocol.refusal import Refused
 
 log = logging.getLogger(__name__)
 

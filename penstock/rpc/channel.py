@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import grpc
 
+from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.rpc.address import check_address, is_local
 from penstock.rpc.auth import Credentials
 from penstock.rpc.rotating_channel import RotatingChannel
-from penstock.wire.limits import MAX_MESSAGE_BYTES
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-from penstock.wire.limits import KIB, MAX_MESSAGE_BYTES, MIB
+from penstock.protocol.limits import KIB, MAX_MESSAGE_BYTES, MIB
 
 MAX_DELAY_S: Final = 1.0
 MAX_CALLERS: Final = 4096

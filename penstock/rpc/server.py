@@ -16,10 +16,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
 from penstock.rpc.address import AddressInUse, check_address
 from penstock.rpc.auth import Credentials
 from penstock.rpc.health_service import HealthServicer
-from penstock.wire.limits import MAX_MESSAGE_BYTES, MIB
 
 SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.so_reuseport", 0),

@@ -8,7 +8,7 @@ faults and 11 ms per fragment of 2 MiB, against 20 faults and 1.5 ms). Other C l
 import ctypes
 from typing import Final
 
-from penstock.wire.limits import MIB
+from penstock.protocol.limits import MIB
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2

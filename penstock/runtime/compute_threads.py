@@ -2,7 +2,7 @@
 
 `torch.set_num_threads` holds in the thread that calls it: in a thread that starts later a product of matrices
 takes all cores, until that thread asks torch for its number. OpenBLAS has one number for all threads of a
-process, `OPENBLAS_NUM_THREADS` as it was when numpy was loaded; `launch.cli.app` sets it.
+process, `OPENBLAS_NUM_THREADS` as it was when numpy was loaded; `penstock.launch.cli.app` sets it.
 
 This module loads no torch: a process without it has no such limit.
 """

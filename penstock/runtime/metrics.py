@@ -9,8 +9,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 
+from penstock.protocol.refusal import Reason
 from penstock.runtime import process_metrics
-from penstock.wire.refusal import Reason
 
 _ALL: Final = [CollectorRegistry() for _ in range(10)]
 (

@@ -127,7 +127,7 @@ class TensorEntry(_message.Message):
     name: _builtins.str
     """Path such as "observation/camera", declared in the schema of the run."""
     dtype: _builtins.str
-    """One of the names in penstock.wire.tensor.DTYPES."""
+    """One of the names in penstock.protocol.tensor.DTYPES."""
     codec: _builtins.str
     """How the bytes are stored: "raw" or "lz4"."""
     stored_size: _builtins.int

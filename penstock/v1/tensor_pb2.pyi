@@ -28,7 +28,7 @@ class Tensor(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
-    """One of the names in penstock.wire.tensor.DTYPES, such as "float32"."""
+    """One of the names in penstock.protocol.tensor.DTYPES, such as "float32"."""
     data: _builtins.bytes
     """The elements."""
     @_builtins.property

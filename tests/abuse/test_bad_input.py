@@ -15,10 +15,10 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
-from launch.cli.app import app
 from penstock.config import toml_text
 from penstock.config.sections.section import Section
 from penstock.config.settings import ConfigurationError, Settings, load
+from penstock.launch.cli.app import app
 from tests.support.run.solved_run import SOLVED_RUN
 
 LATIN: Final = "größe".encode("latin-1")

@@ -15,13 +15,13 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from launch.cli.app import app
-from launch.run.plan import make_plan, prepare_folder, take_configuration
-from launch.run.request import Request
-from learner.checkpoint.resume_options import ResumeOptions
 from penstock.config.service_settings import calling_security, service_settings
 from penstock.config.settings import ConfigurationError
-from penstock.wire.specification import RunSpecification
+from penstock.launch.cli.app import app
+from penstock.launch.run.plan import make_plan, prepare_folder, take_configuration
+from penstock.launch.run.request import Request
+from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.protocol.specification import RunSpecification
 from tests.support.run.solved_run import SOLVED_RUN
 
 MODULE: Final = "somebodys_module"

@@ -17,19 +17,19 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
-from gateway.jobs import job_queue
-from gateway.jobs.job_records import Job, Outcome
-from gateway.jobs.steering import Action, CannotSteer, Order
-from gateway.store.tables import JobState, Role
-from launch.gateway.local_runner import LocalRunner
-from launch.gateway.run_steering import RunSteering
 from penstock.config.run_files import NoPlainFile
+from penstock.gateway.jobs import job_queue
+from penstock.gateway.jobs.job_records import Job, Outcome
+from penstock.gateway.jobs.steering import Action, CannotSteer, Order
+from penstock.gateway.store.tables import JobState, Role
+from penstock.launch.gateway.local_runner import LocalRunner
+from penstock.launch.gateway.run_steering import RunSteering
 from penstock.registry.weight_files import registry_url
+from penstock.workloads.rlhf.feedback_training import FeedbackTraining
 from tests.support.gateway.cluster_job import taken_job
 from tests.support.gateway.finished_run import write_run
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway
-from workloads.rlhf.feedback_training import FeedbackTraining
 
 SECRET: Final = "4242424242"  # noqa: S105 - of no account
 """A number, so that it can stand in a curve, too."""

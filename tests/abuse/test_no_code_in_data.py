@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PACKAGES: Final = ("actor", "benchmarks", "broker", "gateway", "launch", "learner", "penstock", "workloads")
+PACKAGES: Final = ("actor", "benchmarks", "broker", "learner", "penstock")
 MODULES: Final = frozenset(
     {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jsonpickle"}
 )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from broker.log.learner_log import LearnerLog
-from broker.log.store import Store
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.store import Store
 from tests.support.run.store_run import open_run
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 

@@ -9,18 +9,18 @@ from typing import Final
 from penstock.config.settings import EnvironmentSection, PolicySection
 from penstock.policy import weights
 from penstock.policy.build import build
+from penstock.workloads.control.environment import spaces
 from tests.support.run import small_run
-from workloads.control.environment import spaces
 
 EVALUATES: Final = """
 import sys, threading
 from pathlib import Path
 sys.modules["torch"] = None  # to import it is an error
-import actor.process
+import penstock.actor.process
 from penstock.config.settings import Settings
 from penstock.runtime.health import Health
-from penstock.wire.specification import RunSpecification
-from workloads.plugin.acting import make_step_generator, make_step_runner
+from penstock.protocol.specification import RunSpecification
+from penstock.workloads.plugin.acting import make_step_generator, make_step_runner
 folder, settings = Path(sys.argv[1]), Settings()
 specification = RunSpecification.decode((folder / "specification").read_bytes())
 make_step_generator(specification, settings, Health("actor")).close()

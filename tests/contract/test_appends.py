@@ -10,19 +10,19 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from broker.log import appends
-from broker.log.guard import ServerFacts
-from broker.log.store import Store, StoreUnavailable
-from broker.service.admission import Admission
-from broker.service.changes import Changes
-from broker.service.experience_service import ExperienceService
-from broker.service.last_credit import LastCredit
-from broker.service.session_owners import SessionOwners
-from broker.service.staging import StagingLimit
+from penstock.broker.log import appends
+from penstock.broker.log.guard import ServerFacts
+from penstock.broker.log.store import Store, StoreUnavailable
+from penstock.broker.service.admission import Admission
+from penstock.broker.service.changes import Changes
+from penstock.broker.service.experience_service import ExperienceService
+from penstock.broker.service.last_credit import LastCredit
+from penstock.broker.service.session_owners import SessionOwners
+from penstock.broker.service.staging import StagingLimit
+from penstock.protocol.append import encode, parse
+from penstock.protocol.messages import Durability, Role
+from penstock.protocol.refusal import Reason
 from penstock.runtime import metrics
-from penstock.wire.append import encode, parse
-from penstock.wire.messages import Durability, Role
-from penstock.wire.refusal import Reason
 from tests.support.run.small_run import CHARGE, fragment
 from tests.support.run.store_run import Actor, item, open_run, reconnect
 from tests.support.storage.redis_server import PATIENCE_S, RedisServer

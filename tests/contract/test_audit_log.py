@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from actor.link.ack_journal import AckJournal
-from broker.log.audit_log import HeldLog, LostFragments, read_log
-from broker.log.learner_log import LearnerLog
-from broker.log.store import Store
-from launch.audit.books import Books
-from launch.audit.findings import Kind, Problem
-from launch.audit.journals import read_journals
-from launch.audit.lineage import Lineage
-from penstock.wire.messages import Role
+from penstock.actor.link.ack_journal import AckJournal
+from penstock.broker.log.audit_log import HeldLog, LostFragments, read_log
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.store import Store
+from penstock.launch.audit.books import Books
+from penstock.launch.audit.findings import Kind, Problem
+from penstock.launch.audit.journals import read_journals
+from penstock.launch.audit.lineage import Lineage
+from penstock.protocol.messages import Role
 from tests.support.run import small_run
 from tests.support.run.store_run import BLOB, Actor, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import typer
 from typer.main import get_command
 
-from launch.cli.app import app
+from penstock.launch.cli.app import app
 from tests.abuse.test_bad_input import COMMANDS
 from tests.processes.abuse.test_bad_service_input import REFUSED
 

@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.chat.ceilings import (
-    ceilings,
-    expected_auc,
-    expected_pair_accuracy,
-    expected_rating,
-    tilted,
-)
-from workloads.chat.people.chat_texts import (
+from penstock.workloads.chat.people.chat_texts import (
     FEATURES,
     PROFILES,
     REFERENCE,
@@ -18,8 +11,15 @@ from workloads.chat.people.chat_texts import (
     draw_response,
     read_profile,
 )
-from workloads.chat.people.population import THUMB, population
-from workloads.chat.people.taste import CHANGED, USUAL, Taste
+from penstock.workloads.chat.people.population import THUMB, population
+from penstock.workloads.chat.people.taste import CHANGED, USUAL, Taste
+from tests.support.chat.ceilings import (
+    ceilings,
+    expected_auc,
+    expected_pair_accuracy,
+    expected_rating,
+    tilted,
+)
 
 TASTES = pytest.mark.parametrize("taste", [USUAL, CHANGED], ids=["usual", "changed"])
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from broker.log import keys
-from broker.log.learner_log import LearnerLog
-from broker.log.script import MOST_STEP_MS
-from broker.log.store import Store
-from penstock.wire.refusal import Refused
+from penstock.broker.log import keys
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.script import MOST_STEP_MS
+from penstock.broker.log.store import Store
+from penstock.protocol.refusal import Refused
 from tests.support.run.small_run import CHARGE, RUN
 from tests.support.run.store_run import PACING, TTL_MS, Actor, open_run
 from tests.support.storage.virtual_time import Clock, virtual_time

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("actor", "benchmarks", "broker", "examples", "launch", "learner", "penstock", "workloads")
+ROOMS = ("actor", "benchmarks", "broker", "examples", "learner", "penstock")
 WITHOUT_CODE = {"PeftConfig"}
 """Classes whose `from_pretrained` reads settings alone."""
-CHECKED_ADAPTERS = {"workloads/language/reward/reward_model.py"}
+CHECKED_ADAPTERS = {"penstock/workloads/language/reward/reward_model.py"}
 """Where adapters are read, behind `check_adapter`."""
 
 

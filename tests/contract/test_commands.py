@@ -2,13 +2,13 @@
 
 import pytest
 
-from broker.log.commands import Answer, CommandRefusal
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Commit
-from broker.log.script import KEPT_COMMANDS, MAX_PENDING_COMMANDS
-from broker.log.store import Store
+from penstock.broker.log.commands import Answer, CommandRefusal
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.script import KEPT_COMMANDS, MAX_PENDING_COMMANDS
+from penstock.broker.log.store import Store
+from penstock.protocol.refusal import Refused
 from penstock.v1 import control_pb2 as pb
-from penstock.wire.refusal import Refused
 from tests.support.run.store_run import open_run, reconnect
 from tests.support.storage.redis_server import RedisServer
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.tables import PolicyVersionRow
 from penstock.config.plugin_sections import algorithm_sections
 from penstock.config.sections.algorithms import SECTIONS
 from penstock.config.settings import Settings
+from penstock.gateway.store.tables import PolicyVersionRow
+from penstock.protocol.refusal import Reason
 from penstock.registry.models import RatingRow
-from penstock.wire.refusal import Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker.log import keys
-from broker.log.learner_records import Commit
-from broker.log.store import Store
-from broker.log.store_records import AppendItem
-from penstock.wire.fragment import header_bytes
-from penstock.wire.messages import Role
+from penstock.broker.log import keys
+from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.store import Store
+from penstock.broker.log.store_records import AppendItem
+from penstock.protocol.fragment import header_bytes
+from penstock.protocol.messages import Role
 from tests.support.run import small_run
 from tests.support.run.store_run import Actor, open_run
 

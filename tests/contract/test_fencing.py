@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import redis
 
-from broker.log import keys
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Commit, Totals
-from broker.log.store import Store, StoreUnavailable
-from penstock.wire.refusal import Reason, Refused
+from penstock.broker.log import keys
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Commit, Totals
+from penstock.broker.log.store import Store, StoreUnavailable
+from penstock.protocol.refusal import Reason, Refused
 from tests.support.network.proxy import Proxy
 from tests.support.run.broker_process import eventually
 from tests.support.run.small_run import CHARGE, RUN, specification

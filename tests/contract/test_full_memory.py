@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Commit
-from broker.log.store import Store
-from broker.log.store_records import Opened
-from penstock.wire.limits import WEIGHT_CHUNK_BYTES
-from penstock.wire.messages import Episode, Report, Role, Watch
-from penstock.wire.refusal import Reason
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.store import Store
+from penstock.broker.log.store_records import Opened
+from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
+from penstock.protocol.messages import Episode, Report, Role, Watch
+from penstock.protocol.refusal import Reason
 from tests.support.run.small_run import CHARGE, RUN
 from tests.support.run.store_run import TTL_MS, Actor, open_run
 

@@ -5,11 +5,11 @@ from functools import cache
 import numpy as np
 import pytest
 
+from penstock.workloads.goals.executors.simulated import SimulatedHost
+from penstock.workloads.goals.host.goal_names import ACTIONS
+from penstock.workloads.goals.host.goal_reward import GoalReward
+from penstock.workloads.goals.host.host_model import HEALTHY, STATES, host_model
 from tests.support.serving.goals_optimum import optimum
-from workloads.goals.executors.simulated import SimulatedHost
-from workloads.goals.host.goal_names import ACTIONS
-from workloads.goals.host.goal_reward import GoalReward
-from workloads.goals.host.host_model import HEALTHY, STATES, host_model
 
 EPISODES = 400
 STEPS = 50

@@ -8,9 +8,9 @@ import redis
 from redis import asyncio as redis_asyncio
 from redis.exceptions import BusyLoadingError, RedisError
 
-from broker.log import guard
+from penstock.broker.log import guard
 from penstock.config.settings import BrokerSection
-from penstock.wire.messages import Durability
+from penstock.protocol.messages import Durability
 from tests.support.storage.redis_server import Binary, RedisServer
 
 KEYS = 6000

@@ -18,7 +18,7 @@ from penstock.config.extras import DISTRIBUTION, how_to_install
 from penstock.config.workload import find, load
 
 if TYPE_CHECKING:
-    from gateway.sites.site import Site
+    from penstock.gateway.sites.site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -29,11 +29,8 @@ ROOMS = (
     "broker",
     "deploy",
     "examples",
-    "gateway",
-    "launch",
     "learner",
     "penstock",
-    "workloads",
 )
 PAGES = [
     page
@@ -133,7 +130,9 @@ def required(names: Iterable[str]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("module", ["launch.cli.app", "launch.inspection.status", "launch.control"])
+@pytest.mark.parametrize(
+    "module", ["penstock.launch.cli.app", "penstock.launch.inspection.status", "penstock.launch.control"]
+)
 def test_an_operator_needs_no_extra(module: str) -> None:
     of = packages_distributions()
     loaded = tops(LOADED.format(module=module)) - tops(NOTHING)

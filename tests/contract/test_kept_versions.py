@@ -4,12 +4,12 @@ import hashlib
 
 import redis
 
-from broker.log import keys
-from broker.log.learner_log import LearnerLog
-from broker.log.store import Store
-from broker.log.store_records import Status
-from penstock.wire.limits import WEIGHT_CHUNK_BYTES
-from penstock.wire.messages import Publication, Role, Watch
+from penstock.broker.log import keys
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.store import Store
+from penstock.broker.log.store_records import Status
+from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
+from penstock.protocol.messages import Publication, Role, Watch
 from tests.support.run.small_run import RUN, specification
 from tests.support.run.store_run import BLOB, PACING, TTL_MS, open_run
 

@@ -14,9 +14,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from broker.log import line
-from broker.log.line import Line, Piece, answer
-from launch.commands.certificates import Order, main
+from penstock.broker.log import line
+from penstock.broker.log.line import Line, Piece, answer
+from penstock.launch.commands.certificates import Order, main
 from penstock.rpc.tls_files import TlsFiles
 from tests.support.run.small_run import RUN
 from tests.support.storage.guarded_redis import USERS

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from penstock.wire.refusal import Reason
+from penstock.protocol.refusal import Reason
 from tests.support.serving import node_client
 from tests.support.serving.scripted_server import ScriptedPolicy, ScriptedServer, refuses, serving
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import redis
 
-from broker.log import keys
-from broker.log.learner_log import LearnerLog
-from broker.log.script import SERVER_WAIT_MS
-from broker.log.store import Store
-from broker.log.store_records import Opened
-from penstock.wire.messages import Credit, Role, Watch
-from penstock.wire.refusal import Reason
+from penstock.broker.log import keys
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.script import SERVER_WAIT_MS
+from penstock.broker.log.store import Store
+from penstock.broker.log.store_records import Opened
+from penstock.protocol.messages import Credit, Role, Watch
+from penstock.protocol.refusal import Reason
 from tests.support.run.small_run import CHARGE, specification
 from tests.support.run.store_run import BLOB, PACING, Actor, item, open_run
 from tests.support.storage.virtual_time import Clock, virtual_time

@@ -5,10 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from penstock.workloads.prompts.mutations import mutate
+from penstock.workloads.prompts.prompt_reward import QualityReward
+from penstock.workloads.prompts.prompt_sources import PromptSource
 from tests.support.prompts.text_graph import text_graph
-from workloads.prompts.mutations import mutate
-from workloads.prompts.prompt_reward import QualityReward
-from workloads.prompts.prompt_sources import PromptSource
 
 REWARD = QualityReward()
 

@@ -7,14 +7,14 @@ from typing import Final
 import pytest
 import tomli_w
 
-from launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
-from launch.run.plan import make_plan
-from launch.run.request import Request
 from penstock.config.sections.token import TokenPPOSection
+from penstock.launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
+from penstock.launch.run.plan import make_plan
+from penstock.launch.run.request import Request
 from penstock.training import lay_over
-from workloads.rlhf.language_section import language
+from penstock.workloads.rlhf.language_section import language
 
-FOLDER: Final = Path(__file__).parents[2] / "recipes"
+FOLDER: Final = Path(__file__).parents[2] / "penstock" / "recipes"
 RECIPES: Final = sorted(FOLDER.glob("*.toml"))
 SERVICES: Final = sorted((FOLDER / "service").glob("*.toml"))
 TEXT: Final = [file for file in SERVICES if read_templates(file.parent)[file.stem].kind == "rlhf"]
@@ -96,7 +96,7 @@ def test_the_memory_of_the_gpu_adds_up() -> None:
 
 
 def test_the_reference_has_the_numbers_of_the_presets() -> None:
-    page = (FOLDER.parent / "docs" / "rlhf-reference.md").read_text()
+    page = (FOLDER.parents[1] / "docs" / "rlhf-reference.md").read_text()
     rows = re.findall(r"^\| `(\w+)`.*?\| (\d+) tokens \| (\d+) \| ([\d,]+) \|", page, re.MULTILINE)
     told = {name: [int(one.replace(",", "")) for one in figures] for name, *figures in rows}
     numbers = {file.stem: read_templates(file.parent)[file.stem].numbers for file in TEXT}

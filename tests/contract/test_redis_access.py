@@ -9,8 +9,8 @@ import pytest
 import redis
 from redis import asyncio as asyncio_redis
 
-from broker.log import audit_log, guard, script
-from broker.log.store import Store, StoreUnavailable
+from penstock.broker.log import audit_log, guard, script
+from penstock.broker.log.store import Store, StoreUnavailable
 from penstock.config.settings import BrokerSection, ConfigurationError
 from tests.support.run.small_run import RUN
 from tests.support.storage.guarded_redis import USERS, GuardedRedis, has_tls
@@ -245,7 +245,7 @@ async def test_a_whole_run_goes_over_tls(tls_server: GuardedRedis) -> None:
 async def test_who_has_no_certificate_or_trusts_another_authority_is_not_served(
     tls_server: GuardedRedis, tmp_path: Path
 ) -> None:
-    from launch.commands.certificates import Order, main
+    from penstock.launch.commands.certificates import Order, main
     from penstock.rpc.tls_files import TlsFiles
 
     main(Order(folder=tmp_path / "other", run=RUN))

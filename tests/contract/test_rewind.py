@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import redis
 
-from broker.log import keys
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Commit, LogState, MissingReason, Residue
-from broker.log.script import JUMP
-from broker.log.store import Store
-from broker.log.store_records import Opened
-from penstock.wire.messages import Episode, Report, Role, Watch
-from penstock.wire.refusal import Reason, Refusal, Refused
+from penstock.broker.log import keys
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Commit, LogState, MissingReason, Residue
+from penstock.broker.log.script import JUMP
+from penstock.broker.log.store import Store
+from penstock.broker.log.store_records import Opened
+from penstock.protocol.messages import Episode, Report, Role, Watch
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from tests.support.run.small_run import CHARGE, RUN, specification
 from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer

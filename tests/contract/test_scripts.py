@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import redis
 
-from broker.log import keys, log_reader
-from broker.log import script as scripts
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Commit, Totals
-from broker.log.store import Store
-from broker.log.store_records import Opened
+from penstock.broker.log import keys, log_reader
+from penstock.broker.log import script as scripts
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Commit, Totals
+from penstock.broker.log.store import Store
+from penstock.broker.log.store_records import Opened
 from penstock.config.settings import ConfigurationError
-from penstock.wire.fragment import Kind
-from penstock.wire.limits import WEIGHT_CHUNK_BYTES
-from penstock.wire.messages import Episode, Report, Role, RunState, Watch
-from penstock.wire.refusal import Reason, Refusal, Refused
+from penstock.protocol.fragment import Kind
+from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
+from penstock.protocol.messages import Episode, Report, Role, RunState, Watch
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from tests.support.run.small_run import CHARGE, RUN, STEPS, specification
 from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from broker.log import keys
-from broker.log.learner_log import LearnerLog
-from broker.log.script import MOST_FETCHED
-from broker.log.store import Store
+from penstock.broker.log import keys
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.script import MOST_FETCHED
+from penstock.broker.log.store import Store
+from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 from penstock.rpc.boundary import Absent
 from penstock.v1 import weights_pb2 as pb
-from penstock.wire.limits import WEIGHT_CHUNK_BYTES
 from tests.support.run import small_run
 from tests.support.run.chunk_line import FetchingActor, SlowLine, fetching_actors, weight_service
 from tests.support.run.store_run import open_run

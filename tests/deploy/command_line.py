@@ -4,8 +4,8 @@ from typing import Any
 
 import typer
 
-from launch.cli.app import app
 from penstock.config.settings import from_environment, load
+from penstock.launch.cli.app import app
 
 
 def check(words: list[str], environment: dict[str, str]) -> None:

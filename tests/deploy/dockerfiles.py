@@ -75,7 +75,7 @@ class Built:
             path = ROOT / source
             if path.is_dir():
                 ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-                shutil.copytree(path, self._context / target, ignore=ignored)
+                shutil.copytree(path, self._context / target, symlinks=True, ignore=ignored)
             else:
                 shutil.copy2(path, self._context / target)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway import people_metrics
+from penstock.gateway import people_metrics
+from penstock.protocol.refusal import Reason
 from penstock.runtime import metrics
-from penstock.wire.refusal import Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"

@@ -14,8 +14,8 @@ from typing import Any, Final
 import pytest
 import redis
 
-from broker.log import keys
-from penstock.wire.limits import MIB
+from penstock.broker.log import keys
+from penstock.protocol.limits import MIB
 from tests.deploy.alert_scenes import (
     ENDLESS,
     Scene,

@@ -15,9 +15,9 @@ from typing import Any, Final
 import pytest
 import redis
 
-from broker.log import keys
-from broker.log.learner_records import Commit
-from penstock.wire.limits import MIB
+from penstock.broker.log import keys
+from penstock.broker.log.learner_records import Commit
+from penstock.protocol.limits import MIB
 from tests.deploy.alert_scenes import (
     ENDLESS,
     Scene,

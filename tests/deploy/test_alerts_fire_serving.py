@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from torch import nn
 
-from launch.commands.certificates import Order
-from launch.commands.certificates import main as certificates
-from launch.run.child_process import penstock
 from penstock.client import PolicyClient
 from penstock.config.settings import PolicySection
+from penstock.launch.commands.certificates import Order
+from penstock.launch.commands.certificates import main as certificates
+from penstock.launch.run.child_process import penstock
 from penstock.registry.records import Status
 from tests.deploy.alert_scenes import ENDLESS, going_on, seen, stopped, training, watched
 from tests.deploy.prometheus_server import needs_prometheus
@@ -30,7 +30,7 @@ def test_a_certificate_that_runs_out(tmp_path: Path, redis_url: str) -> None:
     certificates(Order(folder=tmp_path / "tls", run="run-a", days=3))
     security = {"certificate": "broker.pem", "key": "broker.key", "authority": "authority.pem"}
     said = [f"--set=security.tls_{name}={tmp_path / 'tls' / file}" for name, file in security.items()]
-    endpoint, log = tmp_path / "broker.json", tmp_path / "broker.log"
+    endpoint, log = tmp_path / "broker.json", tmp_path / "penstock.broker.log"
     words = penstock(
         "broker",
         "--redis",

@@ -11,7 +11,7 @@ import pytest
 
 from deploy.grafana import queries
 from deploy.grafana.queries import Panel
-from gateway import people_metrics
+from penstock.gateway import people_metrics
 from penstock.runtime import metrics
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -8,8 +8,8 @@ import kubernetes_validate
 import pytest
 import typer
 
-from launch.cli.app import app
-from launch.gateway.kubernetes_runner import Cluster, job_object, name_of, read_cluster, selector
+from penstock.launch.cli.app import app
+from penstock.launch.gateway.kubernetes_runner import Cluster, job_object, name_of, read_cluster, selector
 from tests.deploy.manifests import COMPONENT, KUBERNETES, Workload, kinds, needs_kubectl, render, workloads
 from tests.deploy.manifests import name_of as called
 from tests.deploy.test_gateway_objects import NAMESPACE, allows

@@ -8,9 +8,9 @@ import kubernetes_validate
 import pytest
 import typer
 
-from gateway.frame.doors import Doors
-from launch.cli.app import app
 from penstock.config.settings import from_environment, load
+from penstock.gateway.frame.doors import Doors
+from penstock.launch.cli.app import app
 from tests.deploy.manifests import (
     COMPONENT,
     KUBERNETES,

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from launch.run.child_process import penstock
 from penstock import PolicyClient
 from penstock.client import UnknownVersion
+from penstock.launch.run.child_process import penstock
 from tests.support.run.training import Training, wait_until_gone
 
 SMALL: Final = (

@@ -14,11 +14,11 @@ import yaml
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 pytest.importorskip("kubernetes", reason="a cluster needs its extra")
 
-from gateway.jobs.job_records import Outcome
-from gateway.jobs.runner import Stage
-from gateway.store.tables import JobState
-from launch.gateway.kubernetes_runner import Cluster as Described
-from launch.gateway.kubernetes_runner import KubernetesRunner, job_object, name_of, read_cluster
+from penstock.gateway.jobs.job_records import Outcome
+from penstock.gateway.jobs.runner import Stage
+from penstock.gateway.store.tables import JobState
+from penstock.launch.gateway.kubernetes_runner import Cluster as Described
+from penstock.launch.gateway.kubernetes_runner import KubernetesRunner, job_object, name_of, read_cluster
 from tests.deploy.manifests import KUBERNETES, kinds, render
 from tests.kubernetes.cluster import Cluster, eventually
 from tests.kubernetes.installation import Installation

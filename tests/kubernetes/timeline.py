@@ -18,7 +18,7 @@ from tests.kubernetes.installation import Installation
 _PROGRAM: Final = """
 import json, time
 from pathlib import Path
-from launch.inspection.broker import ask
+from penstock.launch.inspection.broker import ask
 from penstock import Credentials
 from penstock.runtime.exit import Fatal
 

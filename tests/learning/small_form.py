@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from actor.evaluation.play import play
-from actor.specification import run as actor_run
 from benchmarks.train import Experience
-from learner.batch import assemble
-from learner.feed.fragment_check import check_meaning
-from learner.model.model import make_model
+from penstock.actor.evaluation.play import play
+from penstock.actor.specification import run as actor_run
 from penstock.config.settings import Settings, load
+from penstock.learner.batch import assemble
+from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.model.model import make_model
 from penstock.policy.weights import encode
-from penstock.wire.fragment import Fragment, check
-from workloads.control.defaults import for_environment
+from penstock.protocol.fragment import Fragment, check
+from penstock.workloads.control.defaults import for_environment
 
 EPISODES, _FIRST_SEED = 64, 1_000_000
 

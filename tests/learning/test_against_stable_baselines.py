@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.on_policy.ppo import PPO
-from learner.batch import Batch, assemble
 from penstock.config.settings import PPOSection
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.batch import Batch, assemble
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import Space
+from penstock.protocol.spaces import Space
 from tests.support.experience.experience import Collector, Environment, box, cartpoles, small_policy
 
 STEPS, COLUMNS, EPOCHS = 48, 4, 5

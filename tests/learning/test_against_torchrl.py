@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.on_policy.impala import Impala
-from learner.algorithms.on_policy.on_policy import OnPolicy
-from learner.algorithms.on_policy.ppo import PPO
-from learner.algorithms.on_policy.reinforce import Reinforce
-from learner.batch import Batch, assemble
 from penstock.config.settings import ImpalaSection, PPOSection, ReinforceSection
+from penstock.learner.algorithms.on_policy.impala import Impala
+from penstock.learner.algorithms.on_policy.on_policy import OnPolicy
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.on_policy.reinforce import Reinforce
+from penstock.learner.batch import Batch, assemble
 from penstock.policy.policy import Policy
 from tests.support.experience.experience import Collector, cartpoles, small_policy
 
@@ -208,7 +208,7 @@ def test_ppo_estimates_advantages_and_targets_as_torchrls_gae() -> None:
 
 def prepared_rows(ppo: PPO, batch: Batch) -> Any:
     """What the epochs of an update of this batch would begin with."""
-    from learner.algorithms.shared.rank_group import SingleRankGroup
+    from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
 
     with torch.no_grad():
         return ppo.prepare(batch, batch.reward, SingleRankGroup().rows_of(batch.valid)).rows

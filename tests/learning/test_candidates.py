@@ -1,7 +1,7 @@
 """The smallest form of the chat: which of eight responses people like, learned to the policy known as best.
 
-`penstock train recipes/chat-candidates.toml` as processes; what the run left is then asked through a policy
-server for the chances of every candidate.
+`penstock train penstock/recipes/chat-candidates.toml` as processes; what the run left is then asked through a
+policy server for the chances of every candidate.
 """
 
 from pathlib import Path
@@ -12,13 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.client import PolicyClient
+from penstock.workloads.chat.candidates import CANDIDATES, liked, questions
+from penstock.workloads.chat.people.taste import CHANGED, USUAL
 from tests.support.chat.ceilings import best_policy, total_variation
 from tests.support.run.serving_run import serving
 from tests.support.run.training import Training
-from workloads.chat.candidates import CANDIDATES, liked, questions
-from workloads.chat.people.taste import CHANGED, USUAL
 
-RECIPE: Final = Path(__file__).resolve().parents[2] / "recipes" / "chat-candidates.toml"
+RECIPE: Final = Path(__file__).resolve().parents[2] / "penstock" / "recipes" / "chat-candidates.toml"
 WITHIN_S: Final = 280.0
 CLOSE: Final = 0.05
 

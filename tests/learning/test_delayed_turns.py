@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from actor.acting.header_fields import HeaderFields
-from learner.algorithms.tokens.token_ppo import TokenPPO
-from learner.batch import Batch
+from penstock.actor.acting.header_fields import HeaderFields
 from penstock.config.sections.token import TokenPPOSection
-from penstock.wire.fragment import check
-from penstock.wire.messages import Publication
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Discrete
+from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.batch import Batch
+from penstock.protocol.fragment import check
+from penstock.protocol.messages import Publication
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Discrete
+from penstock.workloads.language.conversation.column import Column, SampledTurn
+from penstock.workloads.language.conversation.column_fragments import ColumnFragments
 from tests.support.experience.token_experience import SmallTokenPolicy, batch_of, next_log_probs
-from workloads.language.conversation.column import Column, SampledTurn
-from workloads.language.conversation.column_fragments import ColumnFragments
 
 VOCABULARY: Final = 11
 MESSAGES: Final = (2, 3, 4)

@@ -11,19 +11,19 @@ import pytest
 from penstock.client import Arm, TextClient
 from penstock.config.settings import CanarySection, EnvironmentSection, PolicySection
 from penstock.policy import weights
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Discrete
+from penstock.protocol.specification import RunSpecification
 from penstock.registry.records import Status
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Discrete
-from penstock.wire.specification import RunSpecification
+from penstock.workloads.chat.people.chat_texts import draw_prompt
+from penstock.workloads.chat.people.population import population
+from penstock.workloads.language.language_model import make_probe
+from penstock.workloads.language.tokenizer import load_tokenizer
 from tests.learning.small_words import learned, settings_of
 from tests.support.chat.liked_answers import LIKED
 from tests.support.chat.people_base import make_people_base
 from tests.support.language.served_text_run import ServedTextRun, serving_text
 from tests.support.run.broker_process import eventually
-from workloads.chat.people.chat_texts import draw_prompt
-from workloads.chat.people.population import population
-from workloads.language.language_model import make_probe
-from workloads.language.tokenizer import load_tokenizer
 
 HORIZON: Final = CanarySection().horizon
 """Clients of a canary, within which it has a verdict."""

@@ -1,7 +1,7 @@
 """Goals are learned to within 5% of the optimum by value iteration, beside rules that learn nothing.
 
-`penstock train recipes/goals.toml` as processes, with PPO and DQN; what the run left is then played by
-`penstock evaluate` on seeds of its own, so that the evaluation which ended the run does not judge it.
+`penstock train penstock/recipes/goals.toml` as processes, with PPO and DQN; what the run left is then played
+by `penstock evaluate` on seeds of its own, so that the evaluation which ended the run does not judge it.
 """
 
 import json
@@ -14,12 +14,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from launch.run.child_process import penstock
+from penstock.launch.run.child_process import penstock
+from penstock.workloads.goals.host.goal_reward import GoalReward
 from tests.support.run.training import Training
 from tests.support.serving.goals_optimum import optimum
-from workloads.goals.host.goal_reward import GoalReward
 
-RECIPE: Final = Path(__file__).resolve().parents[2] / "recipes" / "goals.toml"
+RECIPE: Final = Path(__file__).resolve().parents[2] / "penstock" / "recipes" / "goals.toml"
 STEPS: Final = 50
 EPISODES: Final = 600
 """Their mean is known to ±0.2 (one standard error)."""
@@ -53,7 +53,7 @@ def learned(algorithm: str, seed: int, folder: Path, *settings: str) -> float:
 
 def rule(*actions: int) -> float:
     """The mean return of a rule that draws from these actions, whatever it sees."""
-    environment, random = gym.make("workloads.goals.tasks:Goals-v0"), np.random.default_rng(0)
+    environment, random = gym.make("penstock.workloads.goals.tasks:Goals-v0"), np.random.default_rng(0)
     returns = []
     for seed in range(200):
         environment.reset(seed=seed)

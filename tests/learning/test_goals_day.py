@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import pytest
 
-from launch.run.child_process import penstock
+from penstock.launch.run.child_process import penstock
 
-RECIPE: Final = Path(__file__).resolve().parents[2] / "recipes" / "goals.toml"
+RECIPE: Final = Path(__file__).resolve().parents[2] / "penstock" / "recipes" / "goals.toml"
 INTERVALS: Final = 2880
 """Of 30 seconds, in a day."""
 HOURS: Final = 24

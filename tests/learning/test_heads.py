@@ -7,15 +7,15 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from penstock.workloads.chat.people.chat_texts import draw_prompt, draw_response, read_profile
+from penstock.workloads.chat.people.population import THUMB, population
+from penstock.workloads.chat.people.taste import CRITERIA, USUAL
+from penstock.workloads.language.heads.head import PREFERRED, Head, parse_heads
+from penstock.workloads.language.heads.heads_model import HeadsModel, HeadsOrder, train_heads
+from penstock.workloads.language.reward.reward_source import Sample
+from penstock.workloads.language.reward.training_section import RewardTraining
 from tests.support.chat.ceilings import expected_auc, expected_pair_accuracy, expected_rating
 from tests.support.language.chat_base import make_chat_base
-from workloads.chat.people.chat_texts import draw_prompt, draw_response, read_profile
-from workloads.chat.people.population import THUMB, population
-from workloads.chat.people.taste import CRITERIA, USUAL
-from workloads.language.heads.head import PREFERRED, Head, parse_heads
-from workloads.language.heads.heads_model import HeadsModel, HeadsOrder, train_heads
-from workloads.language.reward.reward_source import Sample
-from workloads.language.reward.training_section import RewardTraining
 
 HEADS: Final = parse_heads(["thumb=thumbs", "relevance=stars", "helpfulness=stars", "safety=stars"])
 FRESH: Final = 600

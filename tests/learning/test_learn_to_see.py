@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from tests.learning.small_form import learned, settings_of
 
-TASKS = "workloads.control.tasks"
+TASKS = "penstock.workloads.control.tasks"
 SMALL_CATCH = {"kwargs": {"rows": 6, "columns": 5}}
 BLIND_CATCH = 2 / 5 - 1
 

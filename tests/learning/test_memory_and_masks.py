@@ -9,7 +9,7 @@ import pytest
 
 from tests.learning.small_form import EPISODES, learned, settings_of
 
-TASKS = "workloads.control.tasks"
+TASKS = "penstock.workloads.control.tasks"
 RECALL, MENU = f"{TASKS}:Recall-v0", f"{TASKS}:Menu-v0"
 SHORT: dict[str, Any] = {
     "environment": {"kwargs": {"cues": 2, "delay": 4}},

@@ -14,14 +14,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.config.sections.token import TokenPPOSection
+from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.policy import weights
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy.policy_section import LanguageSection
 from tests.support.experience.token_experience import Response, batch_of, fragment, next_log_probs
 from tests.support.language.known_sentiment import optimal
 from tests.support.language.tiny_reward import make_base
-from workloads.language.policy.language_policy import LanguagePolicy
-from workloads.language.policy.policy_section import LanguageSection
 
 PROMPT: Final = (1,)
 RESPONSES: Final = 256

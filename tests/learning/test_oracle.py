@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.on_policy.ppo import PPO
-from learner.batch import assemble
 from penstock.config.settings import PPOSection
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.batch import assemble
 from penstock.policy.policy import Policy
 from tests.learning.plain_ppo import PlainPPO, PlainSettings
 from tests.support.experience.experience import Collector, cartpoles, small_policy

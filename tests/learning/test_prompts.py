@@ -22,7 +22,9 @@ PATIENCE_S: Final = 280.0
 def test_a_small_network_comes_above_the_best_fixed_sequence(tmp_path: Path) -> None:
     options = [word for setting in SMALL for word in ("--set", setting)]
     run = tmp_path / "run"
-    training = Training(run, "recipes/prompts.toml", "--seed", "1", "--total-steps", "24576", *options)
+    training = Training(
+        run, "penstock/recipes/prompts.toml", "--seed", "1", "--total-steps", "24576", *options
+    )
     code, _, errors = training.end(PATIENCE_S)
     assert code == 0, errors
     found, beside = judge(run, "builtin"), fixed("builtin")

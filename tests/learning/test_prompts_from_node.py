@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 import pytest
 
+from penstock.workloads.prompts.prompt_sources import PromptSource
 from tests.learning.test_prompts import SMALL
 from tests.support.prompts.judged_prompts import fixed, judge
 from tests.support.prompts.prompts_gateway import end_run
 from tests.support.serving import node_client
-from workloads.prompts.prompt_sources import PromptSource
 
 PACKAGE: Final = Path(__file__).resolve().parents[2] / "clients" / "typescript"
 EPISODES: Final = 2500

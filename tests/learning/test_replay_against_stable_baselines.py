@@ -17,13 +17,13 @@ import torch
 from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
 
-from learner.algorithms.off_policy.dqn import DQN
-from learner.algorithms.off_policy.replay.memory import Sample
-from learner.algorithms.off_policy.replay.transitions import Transitions
-from learner.algorithms.off_policy.sac import SAC
 from penstock.config.settings import DQNSection, PolicySection, SACSection
+from penstock.learner.algorithms.off_policy.dqn import DQN
+from penstock.learner.algorithms.off_policy.replay.memory import Sample
+from penstock.learner.algorithms.off_policy.replay.transitions import Transitions
+from penstock.learner.algorithms.off_policy.sac import SAC
 from penstock.policy.build import build
-from penstock.wire.spaces import Box, Discrete
+from penstock.protocol.spaces import Box, Discrete
 from tests.support.experience.experience import box
 
 ROWS, STORED = 64, 200

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.workloads.language.feedback.reading import Source
+from penstock.workloads.language.feedback.scale import parse_scale
+from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.reward.reward_source import Sample
+from penstock.workloads.language.reward.training import Order, train
+from penstock.workloads.language.reward.training_section import RewardTraining
+from penstock.workloads.rlhf.sentiment import true_reward
 from tests.support.language.known_sentiment import Distribution, KnownSentiment, expected_pair_accuracy
 from tests.support.language.tiny_reward import make_base
-from workloads.language.feedback.reading import Source
-from workloads.language.feedback.scale import parse_scale
-from workloads.language.reward.reward_model import RewardModel
-from workloads.language.reward.reward_source import Sample
-from workloads.language.reward.training import Order, train
-from workloads.language.reward.training_section import RewardTraining
-from workloads.rlhf.sentiment import true_reward
 
 TASK = KnownSentiment()
 

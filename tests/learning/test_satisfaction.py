@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import pytest
 
+from penstock.workloads.chat.people.chat_texts import LONG, draw_prompt
 from tests.learning.small_words import Batch, learned, settings_of
 from tests.support.chat.liked_answers import LIKED, OF_OTHERS
 from tests.support.chat.people_base import make_people_base
 from tests.support.chat.satisfaction import BETA, Pleased, optimum, ppo, prepare, supervised
-from workloads.chat.people.chat_texts import LONG, draw_prompt
 
 UPDATES: Final = 24
 SHORT_BETA: Final = 0.1

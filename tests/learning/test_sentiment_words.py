@@ -24,15 +24,15 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from launch.run.child_process import penstock
+from penstock.launch.run.child_process import penstock
+from penstock.workloads.rlhf.sentiment import true_reward
 from tests.learning.small_words import learned, settings_of
 from tests.support.language.known_sentiment import KnownSentiment, optimum
 from tests.support.language.tiny_reward import make_base
 from tests.support.run.broker_process import eventually
 from tests.support.run.training import Training
-from workloads.rlhf.sentiment import true_reward
 
-RECIPE: Final = Path(__file__).parents[2] / "recipes" / "rlhf-tiny.toml"
+RECIPE: Final = Path(__file__).parents[2] / "penstock" / "recipes" / "rlhf-tiny.toml"
 SAID: Final = tomllib.loads(RECIPE.read_text())
 STEPS: Final = SAID["learner"]["total_steps"]
 PREPARED_S: Final = 600.0

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.registry import ALGORITHMS
-from learner.batch import assemble
 from penstock.config.settings import load
+from penstock.learner.algorithms.registry import ALGORITHMS
+from penstock.learner.batch import assemble
 from penstock.policy.weights import encode, load_into
-from penstock.wire.tensor import Array
+from penstock.protocol.tensor import Array
 from tests.support.experience.experience import Collector, small_policy
 
 LENGTH, LIMIT, LAG, UPDATES = 5, 30, 2, 60

@@ -1,7 +1,7 @@
 """Thoughts are learned through all processes of a run, and a reward that says nothing of them is found out.
 
-`penstock train recipes/thoughts-tiny.toml`, in fewer updates; what the run left is measured on questions of
-its own.
+`penstock train penstock/recipes/thoughts-tiny.toml`, in fewer updates; what the run left is measured on
+questions of its own.
 """
 
 import json
@@ -21,25 +21,25 @@ import pytest
 import tomli_w
 from safetensors.torch import load, load_file
 
-from launch.run.child_process import penstock
-from learner.publish.final_policy import read_final
 from penstock.client import InvalidRequest, PolicyError, TextAnswer, TextClient
+from penstock.launch.run.child_process import penstock
+from penstock.learner.publish.final_policy import read_final
 from penstock.policy.weight_blob import sha256
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, registry_url
 from penstock.training import lay_over
+from penstock.workloads.thoughts.commands.thought_check import check_run
+from penstock.workloads.thoughts.start.transformer import load_transformer
+from penstock.workloads.thoughts.tasks.example import Example, draw_tests
+from penstock.workloads.thoughts.tasks.task_choice import open_task
+from penstock.workloads.thoughts.thinking_model import ThinkingModel
+from penstock.workloads.thoughts.thought_layout import Layout
+from penstock.workloads.thoughts.validation.probes import probe
 from tests.support.run.serving_run import serving
 from tests.support.run.training import Training
-from workloads.thoughts.commands.thought_check import check_run
-from workloads.thoughts.start.transformer import load_transformer
-from workloads.thoughts.tasks.example import Example, draw_tests
-from workloads.thoughts.tasks.task_choice import open_task
-from workloads.thoughts.thinking_model import ThinkingModel
-from workloads.thoughts.thought_layout import Layout
-from workloads.thoughts.validation.probes import probe
 
-RECIPE: Final = Path(__file__).resolve().parents[2] / "recipes" / "thoughts-tiny.toml"
+RECIPE: Final = Path(__file__).resolve().parents[2] / "penstock" / "recipes" / "thoughts-tiny.toml"
 TEXT: Final = RECIPE.with_name("thoughts-text.toml")
 WITHIN_S: Final = 900.0
 GUESSED: Final = 0.35

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from actor.acting.stepper import Observation
-from learner.algorithms.on_policy.ppo import PPO
-from learner.batch import assemble
+from penstock.actor.acting.stepper import Observation
 from penstock.config.settings import PPOSection
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.batch import assemble
 from penstock.policy.policy import Policy
 from tests.learning import small_form
 from tests.support.experience import held_memory

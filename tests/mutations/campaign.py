@@ -127,7 +127,7 @@ def run(mutation: Mutation) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="mutated-") as folder:
         mutated, plain = Path(folder) / "tree", Path(folder) / "plain"
         for root in (mutated, plain):
-            shutil.copytree(ROOT, root, ignore=_KEPT_OUT)
+            shutil.copytree(ROOT, root, symlinks=True, ignore=_KEPT_OUT)
         apply(mutation, mutated)
         for test in mutation.tests:
             began = time.monotonic()

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from broker.log import keys
-from broker.log.commands import Answer
-from broker.log.learner_records import Commit
-from penstock.wire.messages import Role, Watch
-from penstock.wire.refusal import Refused
+from penstock.broker.log import keys
+from penstock.broker.log.commands import Answer
+from penstock.broker.log.learner_records import Commit
+from penstock.protocol.messages import Role, Watch
+from penstock.protocol.refusal import Refused
 from tests.property.store_machine import StoreMachine
 
 REQUESTS = 24

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from broker.log import keys
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Commit, LogState
-from broker.log.script import JUMP
-from penstock.wire.refusal import Reason, Refused
+from penstock.broker.log import keys
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Commit, LogState
+from penstock.broker.log.script import JUMP
+from penstock.protocol.refusal import Reason, Refused
 from tests.property.command_machine import CommandMachine
 from tests.property.store_machine import BUDGET, MOST_ENTRIES
 from tests.support.oracles import run_model

@@ -18,12 +18,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from broker.log import keys, replies
-from broker.log.learner_records import Commit
-from broker.log.script import JUMP
-from broker.log.store import Store
-from broker.log.store_records import Appended, Opened
-from penstock.wire.messages import Role, Watch
+from penstock.broker.log import keys, replies
+from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.script import JUMP
+from penstock.broker.log.store import Store
+from penstock.broker.log.store_records import Appended, Opened
+from penstock.protocol.messages import Role, Watch
 from tests.support.oracles import run_model
 from tests.support.run import small_run
 from tests.support.run.store_run import item, open_run

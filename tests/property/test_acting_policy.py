@@ -12,7 +12,7 @@ from penstock.policy import weights
 from penstock.policy.acting.array_policy import ArrayPolicy, is_enough
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple, leaves, sample
+from penstock.protocol.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple, leaves, sample
 
 ROWS: Final = 9
 SETTLED: Final = {"network", "network_arguments", "kwargs", "image_trunk", "hidden_norm", "frame_stack"} | {

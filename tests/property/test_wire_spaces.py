@@ -2,8 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.v1 import tensor_pb2 as pb
-from penstock.wire.spaces import (
+from penstock.protocol.spaces import (
     Box,
     Dict,
     Discrete,
@@ -18,6 +17,7 @@ from penstock.wire.spaces import (
     unflatten,
     zeros,
 )
+from penstock.v1 import tensor_pb2 as pb
 
 boxes = st.builds(
     lambda shape, dtype: Box(np.zeros(shape, dtype), np.ones(shape, dtype)),

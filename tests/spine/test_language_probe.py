@@ -9,16 +9,16 @@ from typing import Final
 
 import pytest
 
-from learner.probe import Quarantine
+from penstock.learner.probe import Quarantine
 from penstock.policy import weights
-from penstock.wire.messages import Publication
+from penstock.protocol.messages import Publication
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
 from tests.support.language.adapter_fault import WRONG, Fault
 from tests.support.language.scripted_language_learner import PATIENCE_S, ScriptedLanguageLearner
 from tests.support.run.actor_run import ActorThread, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
-from workloads.language.policy.language_policy import LanguagePolicy
 
-TRUE: Final = "workloads.rlhf.sentiment:true_rewards"
+TRUE: Final = "penstock.workloads.rlhf.sentiment:true_rewards"
 
 
 @pytest.fixture

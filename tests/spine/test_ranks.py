@@ -13,15 +13,15 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from launch.audit.audit_command import audit
 from penstock.config.settings import Settings
 from penstock.config.toml_text import dump
+from penstock.launch.audit.audit_command import audit
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.learner_run import BATCH, SLOTS, STEPS, Producer, account, audited, settings, until
 from tests.support.run.training import Training, is_alive, wait_until_gone
 
-LEARNER: Final = (sys.executable, "-P", "-m", "launch.cli", "learner")
+LEARNER: Final = (sys.executable, "-P", "-m", "penstock.launch.cli", "learner")
 TORCHRUN: Final = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3")
 PATIENCE_S: Final = 200.0
 

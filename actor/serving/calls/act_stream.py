@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import grpc
 
-from actor.serving.calls.request_errors import RequestErrors
-from actor.serving.calls.request_handler import RequestHandler
-from actor.serving.inference.forward_pass import Answer
-from actor.serving.versions.answering import Answered, Asked
+from penstock.actor.serving.calls.request_errors import RequestErrors
+from penstock.actor.serving.calls.request_handler import RequestHandler
+from penstock.actor.serving.inference.forward_pass import Answer
+from penstock.actor.serving.versions.answering import Answered, Asked
+from penstock.protocol.refusal import Refused
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import Refused
 
 log = logging.getLogger(__name__)
 

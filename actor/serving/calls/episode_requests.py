@@ -10,18 +10,18 @@ What an Act does stands in `episode_steps`.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from actor.serving.calls.request_handler import RequestHandler
-from actor.serving.calls.step_rewards import of_step_before, of_steps
-from actor.serving.codec.replies import ARMS
-from actor.serving.episodes.episodes import Episode, Episodes
-from actor.serving.episodes.segments import Row
-from actor.serving.experience.recorder import Learning
-from actor.serving.release.canary_monitor import CanaryMonitor
+from penstock.actor.serving.calls.request_handler import RequestHandler
+from penstock.actor.serving.calls.step_rewards import of_step_before, of_steps
+from penstock.actor.serving.codec.replies import ARMS
+from penstock.actor.serving.episodes.episodes import Episode, Episodes
+from penstock.actor.serving.episodes.segments import Row
+from penstock.actor.serving.experience.recorder import Learning
+from penstock.actor.serving.release.canary_monitor import CanaryMonitor
+from penstock.protocol.refusal import invalid
 from penstock.registry.routing import Arm
 from penstock.rpc.identity import CALLER
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import invalid
 
 Feedback = Callable[[str, Sequence[tuple[str, int, float]]], Awaitable[None]]
 """Keeps rewards (episode id, step, amount) of a caller that came too late."""

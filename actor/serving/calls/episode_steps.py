@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actor.serving.calls.request_handler import RequestHandler
-from actor.serving.calls.step_rewards import of_step_before
-from actor.serving.episodes.episodes import Episode, Episodes
-from actor.serving.episodes.segments import Row
-from actor.serving.experience.recorder import Learning
-from actor.serving.experience.served_queue import count_not_learned
-from actor.serving.inference.forward_pass import Answer, Loaded, Question
-from actor.serving.versions.answering import Answered, Asked
-from actor.serving.versions.loaded_versions import Choice
+from penstock.actor.serving.calls.request_handler import RequestHandler
+from penstock.actor.serving.calls.step_rewards import of_step_before
+from penstock.actor.serving.episodes.episodes import Episode, Episodes
+from penstock.actor.serving.episodes.segments import Row
+from penstock.actor.serving.experience.recorder import Learning
+from penstock.actor.serving.experience.served_queue import count_not_learned
+from penstock.actor.serving.inference.forward_pass import Answer, Loaded, Question
+from penstock.actor.serving.versions.answering import Answered, Asked
+from penstock.actor.serving.versions.loaded_versions import Choice
 from penstock.policy.acting.drawing import Drawing
+from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import Reason, Refusal, Refused, invalid
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,22 +11,22 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from actor.serving.calls.act_stream import ActStream, refusing
-from actor.serving.calls.episode_requests import EpisodeRequests
-from actor.serving.calls.episode_steps import EpisodeSteps
-from actor.serving.calls.request_handler import RequestHandler
-from actor.serving.codec.replies import ARMS
-from actor.serving.episodes.episodes import Episodes
-from actor.serving.inference.forward_pass import Question
-from actor.serving.versions.answering import Answered
+from penstock.actor.serving.calls.act_stream import ActStream, refusing
+from penstock.actor.serving.calls.episode_requests import EpisodeRequests
+from penstock.actor.serving.calls.episode_steps import EpisodeSteps
+from penstock.actor.serving.calls.request_handler import RequestHandler
+from penstock.actor.serving.codec.replies import ARMS
+from penstock.actor.serving.episodes.episodes import Episodes
+from penstock.actor.serving.inference.forward_pass import Question
+from penstock.actor.serving.versions.answering import Answered
 from penstock.config.settings import ServingSection
+from penstock.protocol import spaces
+from penstock.protocol.limits import MAX_MESSAGE_BYTES
+from penstock.protocol.refusal import Refused
+from penstock.protocol.spaces import Space
 from penstock.rpc.boundary import Malformed
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire import spaces
-from penstock.wire.limits import MAX_MESSAGE_BYTES
-from penstock.wire.refusal import Refused
-from penstock.wire.spaces import Space
 
 NAME: Final = "penstock.v1.PolicyService"
 

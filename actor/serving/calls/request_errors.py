@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from actor.serving.inference.forward_pass import Loaded, Question
+from penstock.actor.serving.inference.forward_pass import Loaded, Question
+from penstock.protocol.refusal import Refused
 from penstock.runtime import metrics
 from penstock.v1 import refusal_pb2
-from penstock.wire.refusal import Refused
 
 log = logging.getLogger(__name__)
 

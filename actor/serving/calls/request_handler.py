@@ -6,18 +6,18 @@ codec      versions            versions             codec
 
 from collections.abc import Callable
 
-from actor.serving.calls.request_errors import RequestErrors
-from actor.serving.codec.replies import ReplyWriter
-from actor.serving.codec.requests import RequestReader
-from actor.serving.inference.batcher import Batcher
-from actor.serving.inference.forward_pass import Question
-from actor.serving.versions.answering import Answered, Answerer, OnAnswer
-from actor.serving.versions.fallback import Fallback
-from actor.serving.versions.loaded_versions import LoadedVersions
-from actor.serving.versions.shadow import Shadow, ShadowRecord
+from penstock.actor.serving.calls.request_errors import RequestErrors
+from penstock.actor.serving.codec.replies import ReplyWriter
+from penstock.actor.serving.codec.requests import RequestReader
+from penstock.actor.serving.inference.batcher import Batcher
+from penstock.actor.serving.inference.forward_pass import Question
+from penstock.actor.serving.versions.answering import Answered, Answerer, OnAnswer
+from penstock.actor.serving.versions.fallback import Fallback
+from penstock.actor.serving.versions.loaded_versions import LoadedVersions
+from penstock.actor.serving.versions.shadow import Shadow, ShadowRecord
 from penstock.config.settings import ServingSection
+from penstock.protocol.spaces import Dict, Space
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.spaces import Dict, Space
 
 
 class RequestHandler:

@@ -4,9 +4,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from actor.serving.episodes.episodes import Episode
-from penstock.wire.limits import MAX_NUMBER
-from penstock.wire.refusal import invalid
+from penstock.actor.serving.episodes.episodes import Episode
+from penstock.protocol.limits import MAX_NUMBER
+from penstock.protocol.refusal import invalid
 
 MAX_REWARDS: Final = 1024
 """In one call."""

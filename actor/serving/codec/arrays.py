@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.protocol.ranges import Range, drawn, observed
+from penstock.protocol.refusal import Refused, invalid
+from penstock.protocol.schema import choices
+from penstock.protocol.spaces import Box, Leaf, MultiDiscrete, Space, leaves
+from penstock.protocol.tensor import DTYPES, Array, from_tensor
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1 import tensor_pb2
-from penstock.wire.ranges import Range, drawn, observed
-from penstock.wire.refusal import Refused, invalid
-from penstock.wire.schema import choices
-from penstock.wire.spaces import Box, Leaf, MultiDiscrete, Space, leaves
-from penstock.wire.tensor import DTYPES, Array, from_tensor
 
 Parts = Sequence[pb.Part]
 

@@ -12,13 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from actor.serving.codec.arrays import Layout
-from actor.serving.codec.replies import before
-from actor.serving.inference.forward_pass import Question
+from penstock.actor.serving.codec.arrays import Layout
+from penstock.actor.serving.codec.replies import before
+from penstock.actor.serving.inference.forward_pass import Question
+from penstock.protocol.ranges import observed
+from penstock.protocol.spaces import Box, Leaf, Space, leaves, zeros
+from penstock.protocol.tensor import DTYPES, FEW, Array
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.ranges import observed
-from penstock.wire.spaces import Box, Leaf, Space, leaves, zeros
-from penstock.wire.tensor import DTYPES, FEW, Array
 
 _ID: Final = pb.ActRequest(request_id="?").SerializeToString()[0]
 """The byte in front of an id and its length."""

@@ -14,13 +14,13 @@ from typing import Final
 
 from google.protobuf.message import Message
 
-from actor.serving.codec.arrays import Layout, Parts
-from actor.serving.inference.forward_pass import Answer
-from actor.serving.versions.answering import Answered
+from penstock.actor.serving.codec.arrays import Layout, Parts
+from penstock.actor.serving.inference.forward_pass import Answer
+from penstock.actor.serving.versions.answering import Answered
+from penstock.protocol.spaces import Dict, Space, leaves, zeros
+from penstock.protocol.tensor import Array
 from penstock.registry.routing import Arm
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.spaces import Dict, Space, leaves, zeros
-from penstock.wire.tensor import Array
 
 ARMS: Final = {
     Arm.LATEST: pb.ARM_LATEST,

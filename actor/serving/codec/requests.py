@@ -7,14 +7,14 @@ What a client sends is checked before anything is computed or remembered: what c
 from collections.abc import Mapping
 from typing import Final
 
-from actor.serving.codec.arrays import Layout, Parts
-from actor.serving.codec.plain_request import PlainRequests
-from actor.serving.inference.forward_pass import Question
+from penstock.actor.serving.codec.arrays import Layout, Parts
+from penstock.actor.serving.codec.plain_request import PlainRequests
+from penstock.actor.serving.inference.forward_pass import Question
 from penstock.config.settings import ServingSection
+from penstock.protocol.refusal import invalid
+from penstock.protocol.spaces import Dict, Space, leaves, zeros
+from penstock.protocol.tensor import Array
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import invalid
-from penstock.wire.spaces import Dict, Space, leaves, zeros
-from penstock.wire.tensor import Array
 
 MAX_REQUEST_ID: Final = 128
 MOST_LOG_PROB: Final = 60.0

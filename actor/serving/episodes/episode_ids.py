@@ -12,8 +12,8 @@ import re
 import secrets
 from typing import Final
 
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.rpc.identity import Identity
-from penstock.wire.refusal import Reason, Refusal, Refused
 
 _GRAMMAR: Final = re.compile(r"([0-9a-f]{8})-([1-9][0-9]{0,15})-([0-9a-f]{12})", re.ASCII)
 _TOKEN_DIGITS: Final = 12

@@ -13,16 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from actor.serving.episodes.caller_shares import CallerShares
-from actor.serving.episodes.episode_ids import EpisodeIds, unknown
-from actor.serving.episodes.segments import Segment, SegmentBuilder
-from actor.serving.inference.forward_pass import Loaded
-from actor.serving.versions.loaded_versions import MAX_LOADED
+from penstock.actor.serving.episodes.caller_shares import CallerShares
+from penstock.actor.serving.episodes.episode_ids import EpisodeIds, unknown
+from penstock.actor.serving.episodes.segments import Segment, SegmentBuilder
+from penstock.actor.serving.inference.forward_pass import Loaded
+from penstock.actor.serving.versions.loaded_versions import MAX_LOADED
 from penstock.config.settings import ServingSection
+from penstock.protocol.refusal import Reason, Refusal, Refused
+from penstock.protocol.tensor import Array
 from penstock.registry.routing import Arm
 from penstock.rpc.identity import CALLER, Identity
-from penstock.wire.refusal import Reason, Refusal, Refused
-from penstock.wire.tensor import Array
 
 REMEMBERED_REQUESTS: Final = 64
 """Of one episode, so that none of them counts twice."""

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from actor.acting.header_fields import HeaderFields
-from penstock.wire.fragment import Fragment, Slot, build
-from penstock.wire.messages import Publication
-from penstock.wire.schema import FragmentSchema
-from penstock.wire.tensor import Array
+from penstock.actor.acting.header_fields import HeaderFields
+from penstock.protocol.fragment import Fragment, Slot, build
+from penstock.protocol.messages import Publication
+from penstock.protocol.schema import FragmentSchema
+from penstock.protocol.tensor import Array
 
 _MOST: Final = float(np.finfo(np.float32).max)
 

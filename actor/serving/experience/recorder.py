@@ -20,17 +20,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from actor.acting.reward import LearnerReward, PotentialError
-from actor.serving.episodes.caller_shares import CallerShares
-from actor.serving.episodes.episodes import Episode
-from actor.serving.episodes.segments import Row, Segment
-from actor.serving.experience.served_queue import ServedQueue, count_not_learned
-from actor.serving.inference.forward_pass import Loaded, Question
+from penstock.actor.acting.reward import LearnerReward, PotentialError
+from penstock.actor.serving.episodes.caller_shares import CallerShares
+from penstock.actor.serving.episodes.episodes import Episode
+from penstock.actor.serving.episodes.segments import Row, Segment
+from penstock.actor.serving.experience.served_queue import ServedQueue, count_not_learned
+from penstock.actor.serving.inference.forward_pass import Loaded, Question
 from penstock.config.settings import ServingSection
+from penstock.protocol.conformance import MOST
+from penstock.protocol.messages import Episode as Played
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
-from penstock.wire.conformance import MOST
-from penstock.wire.messages import Episode as Played
-from penstock.wire.specification import RunSpecification
 
 REASONS: Final = ("arm", "unasked", "full", "too_large", "stale", "abandoned", "lost", "reward")
 

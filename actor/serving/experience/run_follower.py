@@ -13,21 +13,21 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from actor.link.ack_journal import AckJournal
-from actor.link.broker_client import BrokerClient
-from actor.link.outbox import Outbox
-from actor.link.sample_journal import SampleJournal
-from actor.link.session import Session
-from actor.link.session_opening import count_strikes, open_session
-from actor.serving.experience.drain_bounds import FLUSH_S
-from actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
-from actor.serving.versions.loaded_versions import Weights
+from penstock.actor.link.ack_journal import AckJournal
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.outbox import Outbox
+from penstock.actor.link.sample_journal import SampleJournal
+from penstock.actor.link.session import Session
+from penstock.actor.link.session_opening import count_strikes, open_session
+from penstock.actor.serving.experience.drain_bounds import FLUSH_S
+from penstock.actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
+from penstock.actor.serving.versions.loaded_versions import Weights
+from penstock.protocol.messages import Publication, Role, RunState
+from penstock.protocol.refusal import Reason
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.messages import Publication, Role, RunState
-from penstock.wire.refusal import Reason
-from penstock.wire.specification import RunSpecification
 
 log = logging.getLogger(__name__)
 

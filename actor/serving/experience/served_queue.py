@@ -17,11 +17,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from actor.link.fragment_queue import Queued, fill_message, take_through
+from penstock.actor.link.fragment_queue import Queued, fill_message, take_through
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.limits import MAX_FRAGMENTS_PER_APPEND
+from penstock.protocol.messages import Episode
 from penstock.runtime import metrics
-from penstock.wire.fragment import Fragment
-from penstock.wire.limits import MAX_FRAGMENTS_PER_APPEND
-from penstock.wire.messages import Episode
 
 _MOST_EPISODES: Final = 16_384
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from actor.serving.inference.forward_pass import Answer, Loaded, Pass, Question, answer
-from actor.serving.inference.pass_cost import PassCost
+from penstock.actor.serving.inference.forward_pass import Answer, Loaded, Pass, Question, answer
+from penstock.actor.serving.inference.pass_cost import PassCost
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import ComputePool
-from penstock.wire.refusal import Reason, Refusal, Refused
 
 INLINE_S: Final = 0.0005
 """A pass that is expected to take less of a core does not leave the event loop's thread."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.policy.acting.acting_policy import Acted
 from penstock.policy.policy import Policy
-from penstock.wire.tensor import Array, all_finite
+from penstock.protocol.tensor import Array, all_finite
 
 Reals = NDArray[np.floating]
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
-from actor.serving.versions.answering import Answered
+from penstock.actor.serving.versions.answering import Answered
 from penstock.registry.bounds import Window
 
 WINDOW_S: Final = 5.0

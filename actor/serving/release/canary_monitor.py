@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from actor.serving.episodes.episodes import Episode
-from actor.serving.release.answer_windows import AnswerWindows
-from actor.serving.release.client_returns import ClientReturns
-from actor.serving.versions.answering import Answered
+from penstock.actor.serving.episodes.episodes import Episode
+from penstock.actor.serving.release.answer_windows import AnswerWindows
+from penstock.actor.serving.release.client_returns import ClientReturns
+from penstock.actor.serving.versions.answering import Answered
 from penstock.config.settings import CanarySection
 from penstock.registry.bounds import Bounds, Seen
 from penstock.registry.canary_trial import SHARES, TrialState, Verdict

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from actor.serving.episodes.episodes import Episode
+from penstock.actor.serving.episodes.episodes import Episode
 from penstock.registry.bounds import LEVEL_FACTOR, LEVELS, ClientReturn
 
 MAX_WATCHED: Final = 4096

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.wire.specification import RunSpecification
+from penstock.protocol.specification import RunSpecification
 
 _SAME_TEXT: Final = ("workload", "observation_space", "action_space")
 

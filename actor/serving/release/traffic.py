@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from actor.serving.release.canary_monitor import CanaryMonitor
-from actor.serving.release.same_network import is_same_network
-from actor.serving.versions.loaded_versions import LoadedVersions, Weights
+from penstock.actor.serving.release.canary_monitor import CanaryMonitor
+from penstock.actor.serving.release.same_network import is_same_network
+from penstock.actor.serving.versions.loaded_versions import LoadedVersions, Weights
 from penstock.config.settings import ConfigurationError
+from penstock.protocol.refusal import Reason, Refusal, Refused
+from penstock.protocol.specification import RunSpecification
 from penstock.registry.records import PolicyVersion, Status
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import RegistryError, UnknownVersion
 from penstock.registry.routing import Arms
 from penstock.registry.weight_files import read_kept, read_specification
-from penstock.wire.refusal import Reason, Refusal, Refused
-from penstock.wire.specification import RunSpecification
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from actor.serving.inference.batcher import Batcher
-from actor.serving.inference.forward_pass import Answer, Loaded, NotFinite, Question
-from actor.serving.versions.fallback import FALLBACKS, Fallback
-from actor.serving.versions.loaded_versions import Choice, LoadedVersions
-from actor.serving.versions.shadow import Shadow
+from penstock.actor.serving.inference.batcher import Batcher
+from penstock.actor.serving.inference.forward_pass import Answer, Loaded, NotFinite, Question
+from penstock.actor.serving.versions.fallback import FALLBACKS, Fallback
+from penstock.actor.serving.versions.loaded_versions import Choice, LoadedVersions
+from penstock.actor.serving.versions.shadow import Shadow
+from penstock.protocol.refusal import Refused
+from penstock.protocol.tensor import Array
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
-from penstock.wire.refusal import Refused
-from penstock.wire.tensor import Array
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.config.settings import ConfigurationError, ServingSection
-from penstock.wire.refusal import Reason, Refusal, Refused
-from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, flatten, leaves
-from penstock.wire.tensor import Array
+from penstock.protocol.refusal import Reason, Refusal, Refused
+from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, flatten, leaves
+from penstock.protocol.tensor import Array
 
 Draw = Callable[[int], Mapping[str, Array]]
 """Actions for so many rows, by name, as the environment takes them."""

@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from actor.serving.inference.forward_pass import Loaded
+from penstock.actor.serving.inference.forward_pass import Loaded
 from penstock.config.settings import ServingSection
 from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.policy import Policy
 from penstock.policy.weights import load_into, sha256
+from penstock.protocol.limits import MAX_NUMBER
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.registry import routing
 from penstock.registry.records import check_client_key
 from penstock.registry.routing import Arm, Arms
 from penstock.runtime import metrics
-from penstock.wire.limits import MAX_NUMBER
-from penstock.wire.refusal import Reason, Refusal, Refused
 
 MAX_LOADED: Final = 4
 """Versions that no arm answers with, kept because episodes or requests name them."""

@@ -36,14 +36,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from actor.serving.inference.batcher import Batcher
-from actor.serving.inference.forward_pass import Answer, Loaded, Question, answer
+from penstock.actor.serving.inference.batcher import Batcher
+from penstock.actor.serving.inference.forward_pass import Answer, Loaded, Question, answer
 from penstock.config.settings import ConfigurationError, ServingSection
+from penstock.protocol.tensor import Array
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import ComputePool
 from penstock.runtime.priority import give_way
-from penstock.wire.tensor import Array
 
 MAX_ROWS: Final = 1024
 """Most observations that wait for the shadow; with one request more there may be as many again."""

@@ -34,7 +34,7 @@ export class GatewayProcess {
     const words = ['gateway', 'prompts', '--listen', `${options.host}:${options.port}`];
     words.push('--state', options.stateDir, ...options.args);
     // -P: no file of the working folder hides a module of the installation.
-    this.child = spawn(options.pythonPath, ['-P', '-m', 'launch.cli', ...words], {
+    this.child = spawn(options.pythonPath, ['-P', '-m', 'penstock.launch.cli', ...words], {
       stdio: ['ignore', 'pipe', 'pipe'],
     });
     this.child.stdout?.on('data', (data: Buffer) => this.note(data));

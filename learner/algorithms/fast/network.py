@@ -2,8 +2,8 @@
 
 `AutogradNetwork` handles every policy. `DenseNetwork` handles chains of linear layers with tanh or
 ReLU on the CPU: the same mathematics by hand, as calls that are prepared once for each number of rows
-(`learner.algorithms.fast.dense_pass`), and gradients written straight into the optimiser's vector. Only
-distributions that do not know their slopes are left to autograd.
+(`penstock.learner.algorithms.fast.dense_pass`), and gradients written straight into the optimiser's vector.
+Only distributions that do not know their slopes are left to autograd.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.fast.dense_pass import Dense, DensePass, Hidden, Linear
-from learner.algorithms.fast.optimiser import FlatAdam
-from learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.fast.dense_pass import Dense, DensePass, Hidden, Linear
+from penstock.learner.algorithms.fast.optimiser import FlatAdam
+from penstock.learner.algorithms.shared.hardware import Hardware
 from penstock.policy.acting.drawing import Reals
 from penstock.policy.actor_critic import Outputs
 from penstock.policy.masking import masked
@@ -72,7 +72,7 @@ class AutogradNetwork:
 
     In mixed precision (autocast) matrix products and convolutions are in bfloat16; weights, what comes out
     here and gradients keep their dtype. Neither is for a policy with a recurrent core
-    (`learner.algorithms.registry.check_hardware` refuses them at start).
+    (`penstock.learner.algorithms.registry.check_hardware` refuses them at start).
     """
 
     in_arrays = False

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.fast.network import network_of
-from learner.algorithms.fast.optimiser import FlatAdam
-from learner.algorithms.off_policy.off_policy import OffPolicy, Stepped
-from learner.algorithms.off_policy.replay.memory import Sample
-from learner.algorithms.off_policy.replay.transitions import Transitions
-from learner.algorithms.off_policy.target_network import Target
-from learner.algorithms.shared.loss import Sloped
 from penstock.config.settings import ConfigurationError, DQNSection
+from penstock.learner.algorithms.fast.network import network_of
+from penstock.learner.algorithms.fast.optimiser import FlatAdam
+from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped
+from penstock.learner.algorithms.off_policy.replay.memory import Sample
+from penstock.learner.algorithms.off_policy.replay.transitions import Transitions
+from penstock.learner.algorithms.off_policy.target_network import Target
+from penstock.learner.algorithms.shared.loss import Sloped
 from penstock.policy.distributions import EpsilonGreedy
 from penstock.policy.policy import Policy
 

@@ -18,14 +18,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import Update
-from learner.algorithms.off_policy.off_policy_parts import OffPolicyParts, PartsBackup
-from learner.algorithms.off_policy.replay.memory import Sample
-from learner.algorithms.off_policy.replay.transitions import fragments
-from learner.algorithms.shared.containment import ATTRIBUTABLE, ERROR, OF_THE_DEVICE, culprits, verdict
-from learner.algorithms.shared.schedule import factor
-from learner.algorithms.shared.seen_batch import trajectory_of
-from learner.batch import Batch
+from penstock.learner.algorithms.algorithm import Update
+from penstock.learner.algorithms.off_policy.off_policy_parts import OffPolicyParts, PartsBackup
+from penstock.learner.algorithms.off_policy.replay.memory import Sample
+from penstock.learner.algorithms.off_policy.replay.transitions import fragments
+from penstock.learner.algorithms.shared.containment import (
+    ATTRIBUTABLE,
+    ERROR,
+    OF_THE_DEVICE,
+    culprits,
+    verdict,
+)
+from penstock.learner.algorithms.shared.schedule import factor
+from penstock.learner.algorithms.shared.seen_batch import trajectory_of
+from penstock.learner.batch import Batch
 from penstock.policy.normaliser import Moments
 from penstock.runtime import metrics as figures
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import Algorithm, AlgorithmState, Retained, Settles
-from learner.algorithms.fast.optimiser import Backup, FlatAdam
-from learner.algorithms.off_policy.replay.memory import Mark, Prioritisation, Replay
-from learner.algorithms.off_policy.replay.rate_limiter import Counts, SampleToInsertRatio
-from learner.algorithms.off_policy.replay.transitions import Steps, fragments, transitions
-from learner.algorithms.off_policy.target_network import Target
-from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
-from learner.batch import Batch
 from penstock.config.settings import ConfigurationError, ReplaySection
+from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Retained, Settles
+from penstock.learner.algorithms.fast.optimiser import Backup, FlatAdam
+from penstock.learner.algorithms.off_policy.replay.memory import Mark, Prioritisation, Replay
+from penstock.learner.algorithms.off_policy.replay.rate_limiter import Counts, SampleToInsertRatio
+from penstock.learner.algorithms.off_policy.replay.transitions import Steps, fragments, transitions
+from penstock.learner.algorithms.off_policy.target_network import Target
+from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
+from penstock.learner.batch import Batch
 from penstock.policy.layers import BatchNorm
 from penstock.policy.policy import Policy
 

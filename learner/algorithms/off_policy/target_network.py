@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor, nn
 
-from learner.algorithms.fast.optimiser import FlatAdam, flatten
+from penstock.learner.algorithms.fast.optimiser import FlatAdam, flatten
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.algorithms.fast.network import Network
-from learner.algorithms.fast.optimiser import FlatAdam
-from learner.algorithms.shared.loss import Sloped
-from learner.algorithms.shared.rank_group import MinibatchSplit, RankGroup
-from learner.algorithms.shared.rows import Rows
-from learner.algorithms.shared.schedule import ScheduleValues
-from learner.algorithms.shared.sequences import Sequences
 from penstock.config.sections.on_policy import OnPolicySection
+from penstock.learner.algorithms.fast.network import Network
+from penstock.learner.algorithms.fast.optimiser import FlatAdam
+from penstock.learner.algorithms.shared.loss import Sloped
+from penstock.learner.algorithms.shared.rank_group import MinibatchSplit, RankGroup
+from penstock.learner.algorithms.shared.rows import Rows
+from penstock.learner.algorithms.shared.schedule import ScheduleValues
+from penstock.learner.algorithms.shared.sequences import Sequences
 from penstock.policy.layers import thinned
 from penstock.policy.networks import Inputs
 from penstock.policy.numbers import Numbers

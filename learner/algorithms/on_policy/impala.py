@@ -13,12 +13,12 @@ constant factor of the loss is nothing, instead of RMSProp.
 
 from torch import Tensor
 
-from learner.algorithms.on_policy.on_policy import OnPolicy
-from learner.algorithms.shared.advantage import Advantages, Unrolls, vtrace
-from learner.algorithms.shared.loss import Sloped, Surrogate, policy_gradient, weighted
-from learner.algorithms.shared.rows import Rows
-from learner.algorithms.shared.schedule import ScheduleValues
 from penstock.config.settings import ImpalaSection
+from penstock.learner.algorithms.on_policy.on_policy import OnPolicy
+from penstock.learner.algorithms.shared.advantage import Advantages, Unrolls, vtrace
+from penstock.learner.algorithms.shared.loss import Sloped, Surrogate, policy_gradient, weighted
+from penstock.learner.algorithms.shared.rows import Rows
+from penstock.learner.algorithms.shared.schedule import ScheduleValues
 from penstock.policy.numbers import Numbers
 
 

@@ -18,24 +18,24 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import AlgorithmState, Update
-from learner.algorithms.fast.network import network_of
-from learner.algorithms.fast.optimiser import FlatAdam
-from learner.algorithms.on_policy.gradient_steps import GradientRecord, GradientSteps
-from learner.algorithms.on_policy.preparation import Prepared, prepare
-from learner.algorithms.on_policy.reward_scale import RewardScale, Scaled
-from learner.algorithms.on_policy.update_metrics import last_epoch, measure_update
-from learner.algorithms.shared.advantage import Advantages, Unrolls
-from learner.algorithms.shared.containment import contained
-from learner.algorithms.shared.hardware import Hardware
-from learner.algorithms.shared.learn_once import LearnsOnce, Own
-from learner.algorithms.shared.loss import Sloped, Surrogate, standardise, value_loss
-from learner.algorithms.shared.rank_group import RankRows
-from learner.algorithms.shared.rows import Rows
-from learner.algorithms.shared.schedule import ScheduleValues, decayed, factor, warmup
-from learner.algorithms.shared.steps import Steps
-from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
-from learner.batch import Batch
+from penstock.learner.algorithms.algorithm import AlgorithmState, Update
+from penstock.learner.algorithms.fast.network import network_of
+from penstock.learner.algorithms.fast.optimiser import FlatAdam
+from penstock.learner.algorithms.on_policy.gradient_steps import GradientRecord, GradientSteps
+from penstock.learner.algorithms.on_policy.preparation import Prepared, prepare
+from penstock.learner.algorithms.on_policy.reward_scale import RewardScale, Scaled
+from penstock.learner.algorithms.on_policy.update_metrics import last_epoch, measure_update
+from penstock.learner.algorithms.shared.advantage import Advantages, Unrolls
+from penstock.learner.algorithms.shared.containment import contained
+from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.shared.learn_once import LearnsOnce, Own
+from penstock.learner.algorithms.shared.loss import Sloped, Surrogate, standardise, value_loss
+from penstock.learner.algorithms.shared.rank_group import RankRows
+from penstock.learner.algorithms.shared.rows import Rows
+from penstock.learner.algorithms.shared.schedule import ScheduleValues, decayed, factor, warmup
+from penstock.learner.algorithms.shared.steps import Steps
+from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
+from penstock.learner.batch import Batch
 from penstock.policy.layers import Measured, measure
 from penstock.policy.numbers import Numbers
 from penstock.policy.policy import Policy

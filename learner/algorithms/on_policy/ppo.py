@@ -15,15 +15,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.algorithms.algorithm import AlgorithmState
-from learner.algorithms.on_policy import update_metrics
-from learner.algorithms.on_policy.gradient_steps import GradientRecord
-from learner.algorithms.on_policy.on_policy import OnPolicy
-from learner.algorithms.on_policy.preparation import Prepared
-from learner.algorithms.on_policy.reward_scale import Scaled
-from learner.algorithms.shared.advantage import Advantages, Unrolls, gae, vtrace
-from learner.algorithms.shared.hardware import Hardware
-from learner.algorithms.shared.loss import (
+from penstock.config.settings import PPOSection
+from penstock.learner.algorithms.algorithm import AlgorithmState
+from penstock.learner.algorithms.on_policy import update_metrics
+from penstock.learner.algorithms.on_policy.gradient_steps import GradientRecord
+from penstock.learner.algorithms.on_policy.on_policy import OnPolicy
+from penstock.learner.algorithms.on_policy.preparation import Prepared
+from penstock.learner.algorithms.on_policy.reward_scale import Scaled
+from penstock.learner.algorithms.shared.advantage import Advantages, Unrolls, gae, vtrace
+from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.shared.loss import (
     Sloped,
     Surrogate,
     clip_fraction,
@@ -33,13 +34,12 @@ from learner.algorithms.shared.loss import (
     policy_loss,
     value_loss,
 )
-from learner.algorithms.shared.rank_group import MinibatchSplit, RankRows
-from learner.algorithms.shared.rows import Rows
-from learner.algorithms.shared.schedule import ScheduleValues, factor, steered, warmup
-from learner.algorithms.shared.sequences import Sequences
-from learner.algorithms.shared.steps import Steps
-from learner.batch import Batch
-from penstock.config.settings import PPOSection
+from penstock.learner.algorithms.shared.rank_group import MinibatchSplit, RankRows
+from penstock.learner.algorithms.shared.rows import Rows
+from penstock.learner.algorithms.shared.schedule import ScheduleValues, factor, steered, warmup
+from penstock.learner.algorithms.shared.sequences import Sequences
+from penstock.learner.algorithms.shared.steps import Steps
+from penstock.learner.batch import Batch
 from penstock.policy.layers import Measured
 from penstock.policy.numbers import Numbers
 from penstock.policy.policy import Policy

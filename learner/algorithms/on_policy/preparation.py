@@ -12,14 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.algorithms.fast.network import Network
-from learner.algorithms.shared.advantage import Advantages, Unrolls
-from learner.algorithms.shared.loss import Surrogate
-from learner.algorithms.shared.rank_group import RankGroup, RankRows
-from learner.algorithms.shared.rows import Rows
-from learner.algorithms.shared.seen_batch import observed_by, see, sequences_of, unrolls_of, values_of
-from learner.algorithms.shared.sequences import Sequences
-from learner.batch import Batch
+from penstock.learner.algorithms.fast.network import Network
+from penstock.learner.algorithms.shared.advantage import Advantages, Unrolls
+from penstock.learner.algorithms.shared.loss import Surrogate
+from penstock.learner.algorithms.shared.rank_group import RankGroup, RankRows
+from penstock.learner.algorithms.shared.rows import Rows
+from penstock.learner.algorithms.shared.seen_batch import (
+    observed_by,
+    see,
+    sequences_of,
+    unrolls_of,
+    values_of,
+)
+from penstock.learner.algorithms.shared.sequences import Sequences
+from penstock.learner.batch import Batch
 from penstock.policy.memory import SeenTrajectory
 from penstock.policy.normaliser import Moments
 from penstock.policy.numbers import Numbers

@@ -9,12 +9,12 @@ policies: `algorithm.staleness=0` makes the estimate exact, small values make it
 
 from torch import Tensor
 
-from learner.algorithms.on_policy.on_policy import OnPolicy
-from learner.algorithms.shared.advantage import Advantages, Unrolls, gae
-from learner.algorithms.shared.loss import Sloped, Surrogate, coupled, policy_gradient
-from learner.algorithms.shared.rows import Rows
-from learner.algorithms.shared.schedule import ScheduleValues
 from penstock.config.settings import ReinforceSection
+from penstock.learner.algorithms.on_policy.on_policy import OnPolicy
+from penstock.learner.algorithms.shared.advantage import Advantages, Unrolls, gae
+from penstock.learner.algorithms.shared.loss import Sloped, Surrogate, coupled, policy_gradient
+from penstock.learner.algorithms.shared.rows import Rows
+from penstock.learner.algorithms.shared.schedule import ScheduleValues
 from penstock.policy.numbers import Numbers
 
 

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
-from learner.batch import Batch
+from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
+from penstock.learner.batch import Batch
 from penstock.policy.normaliser import Moments, combine, moments
 
 CLIP = 10.0

@@ -10,17 +10,17 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from learner.algorithms.on_policy.gradient_steps import GradientRecord
-from learner.algorithms.on_policy.preparation import Prepared
-from learner.algorithms.shared.containment import verdict
-from learner.algorithms.shared.loss import (
+from penstock.learner.algorithms.on_policy.gradient_steps import GradientRecord
+from penstock.learner.algorithms.on_policy.preparation import Prepared
+from penstock.learner.algorithms.shared.containment import verdict
+from penstock.learner.algorithms.shared.loss import (
     divergence,
     effective_sample_size,
     explained_variance,
     largest_ratio,
 )
-from learner.algorithms.shared.rank_group import RankGroup
-from learner.algorithms.shared.steps import AllRankSteps
+from penstock.learner.algorithms.shared.rank_group import RankGroup
+from penstock.learner.algorithms.shared.steps import AllRankSteps
 from penstock.policy.layers import Measured
 from penstock.policy.numbers import Numbers
 

@@ -17,9 +17,9 @@ from typing import Final, Protocol
 
 import torch
 
-from learner.algorithms.algorithm import Update
-from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
-from learner.batch import Batch
+from penstock.learner.algorithms.algorithm import Update
+from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
+from penstock.learner.batch import Batch
 
 EMPTY: Final = "empty"
 NAN: Final = "nan"

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 from penstock.config.settings import LearnerSection
+from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

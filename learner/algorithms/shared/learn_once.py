@@ -9,9 +9,9 @@ all the same is dropped by the feed (`learner/feed/log_feed.py`).
 import math
 from typing import Generic, TypeVar
 
-from learner.algorithms.algorithm import Algorithm
-from learner.batch import Batch
 from penstock.config.settings import OnPolicySection
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.batch import Batch
 
 Own = TypeVar("Own", bound=OnPolicySection)
 

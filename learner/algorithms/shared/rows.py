@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from learner.algorithms.shared.steps import Steps
-from learner.batch import send
+from penstock.learner.algorithms.shared.steps import Steps
+from penstock.learner.batch import send
 from penstock.policy.networks import Inputs
 from penstock.policy.numbers import Numbers
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.algorithms.shared.advantage import Unrolls, carries, next_values
-from learner.algorithms.shared.rank_group import RankGroup
-from learner.algorithms.shared.sequences import Sequences, in_columns
-from learner.batch import Batch
+from penstock.learner.algorithms.shared.advantage import Unrolls, carries, next_values
+from penstock.learner.algorithms.shared.rank_group import RankGroup
+from penstock.learner.algorithms.shared.sequences import Sequences, in_columns
+from penstock.learner.batch import Batch
 from penstock.policy.memory import SeenTrajectory
 from penstock.policy.normaliser import Moments
 from penstock.policy.policy import Policy

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.shared.rows import Rows
-from learner.algorithms.shared.steps import Steps
+from penstock.learner.algorithms.shared.rows import Rows
+from penstock.learner.algorithms.shared.steps import Steps
 from penstock.policy.networks import Inputs
 from penstock.policy.recurrent import unroll
 

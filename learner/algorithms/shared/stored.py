@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import AlgorithmState
+from penstock.learner.algorithms.algorithm import AlgorithmState
 
 
 def copies(part: str, module: nn.Module) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from learner.batch import Batch, send
+from penstock.learner.batch import Batch, send
 from penstock.policy.tokens import TokenRows
 
 Index = NDArray[np.int64]

@@ -9,7 +9,7 @@ and one that was cut goes on: `beyond` is the value of what follows it.
 import torch
 from torch import Tensor
 
-from learner.algorithms.shared.advantage import Advantages, carries, gae
+from penstock.learner.algorithms.shared.advantage import Advantages, carries, gae
 
 DEVIATION_FLOOR = 1e-4
 """Differences below it are noise that division by a deviation must not blow up, in the unit of the score."""

@@ -6,16 +6,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from learner.algorithms.shared.loss import (
+from penstock.learner.algorithms.shared.loss import (
     clip_fraction,
     divergence,
     effective_sample_size,
     explained_variance,
     largest_ratio,
 )
-from learner.algorithms.tokens.responses import Responses
-from learner.algorithms.tokens.token_network import CRITIC, POLICY
-from learner.algorithms.tokens.token_preparation import Prepared
+from penstock.learner.algorithms.tokens.responses import Responses
+from penstock.learner.algorithms.tokens.token_network import CRITIC, POLICY
+from penstock.learner.algorithms.tokens.token_preparation import Prepared
 
 METRICS: Final = (
     "policy_loss",

@@ -10,9 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from learner.algorithms.fast.optimiser import Backup, FlatAdam
-from learner.algorithms.shared.hardware import Hardware
-from learner.algorithms.tokens.responses import Index, MicroBatch, Responses
+from penstock.learner.algorithms.fast.optimiser import Backup, FlatAdam
+from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.tokens.responses import Index, MicroBatch, Responses
 from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows
 
 POLICY: Final = "policy"

@@ -25,27 +25,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import AlgorithmState, Update
-from learner.algorithms.shared.containment import contained, verdict
-from learner.algorithms.shared.hardware import Hardware
-from learner.algorithms.shared.learn_once import LearnsOnce
-from learner.algorithms.shared.loss import divergence, policy_loss, value_loss
-from learner.algorithms.shared.rank_group import edges
-from learner.algorithms.shared.schedule import ScheduleValues, adapted, decayed, factor, warmup
-from learner.algorithms.shared.steps import AllRankSteps, Steps
-from learner.algorithms.shared.stored import copies, load_copies, taken_over, under
-from learner.algorithms.tokens.responses import Index, Responses, read_responses
-from learner.algorithms.tokens.token_metrics import (
+from penstock.config.sections.token import TokenPPOSection
+from penstock.learner.algorithms.algorithm import AlgorithmState, Update
+from penstock.learner.algorithms.shared.containment import contained, verdict
+from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.shared.learn_once import LearnsOnce
+from penstock.learner.algorithms.shared.loss import divergence, policy_loss, value_loss
+from penstock.learner.algorithms.shared.rank_group import edges
+from penstock.learner.algorithms.shared.schedule import ScheduleValues, adapted, decayed, factor, warmup
+from penstock.learner.algorithms.shared.steps import AllRankSteps, Steps
+from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
+from penstock.learner.algorithms.tokens.responses import Index, Responses, read_responses
+from penstock.learner.algorithms.tokens.token_metrics import (
     TokenGradientRecord,
     engine_difference,
     of_critic,
     of_responses,
     watched,
 )
-from learner.algorithms.tokens.token_network import CRITIC, POLICY, Pass, TokenNetwork
-from learner.algorithms.tokens.token_preparation import Prepared, prepare
-from learner.batch import Batch
-from penstock.config.sections.token import TokenPPOSection
+from penstock.learner.algorithms.tokens.token_network import CRITIC, POLICY, Pass, TokenNetwork
+from penstock.learner.algorithms.tokens.token_preparation import Prepared, prepare
+from penstock.learner.batch import Batch
 from penstock.policy.tokens import TokenOutputs, TokenPolicy
 
 _KL_TOLERANCE: Final = 1.5

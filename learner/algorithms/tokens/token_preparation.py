@@ -9,11 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from learner.algorithms.shared.advantage import Advantages
-from learner.algorithms.shared.loss import decoupled
-from learner.algorithms.shared.steps import Steps
-from learner.algorithms.tokens.responses import Grid, Responses
-from learner.algorithms.tokens.token_advantage import (
+from penstock.config.sections.token import TokenPPOSection
+from penstock.learner.algorithms.shared.advantage import Advantages
+from penstock.learner.algorithms.shared.loss import decoupled
+from penstock.learner.algorithms.shared.steps import Steps
+from penstock.learner.algorithms.tokens.responses import Grid, Responses
+from penstock.learner.algorithms.tokens.token_advantage import (
     divergence_reward,
     group_relative,
     leave_one_out,
@@ -22,7 +23,6 @@ from learner.algorithms.tokens.token_advantage import (
     turn_discounts,
     whitened,
 )
-from penstock.config.sections.token import TokenPPOSection
 
 
 @dataclass(frozen=True, slots=True)

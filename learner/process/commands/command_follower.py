@@ -19,18 +19,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from broker.log.commands import Answer, Command, CommandRefusal
-from broker.log.learner_log import LearnerLog
-from learner.checkpoint.named_checkpoints import NamedCheckpoints, NameRefused, NoRoom
-from learner.checkpoint.store import Damaged
-from learner.feed.log_batch import LogBatch
-from learner.feed.recorded_event import RecordedEvent
-from learner.feed.source import Feed, FeedPosition, Flush
-from learner.lease import LeaseKeeper
-from learner.process.commands.command_record import CommandRecord
-from learner.process.commands.restoration import Mismatch, Restoration, Unsupported
-from learner.process.run_checkpoints import RunCheckpoints
-from learner.recording.writer import RecordingWriter
+from penstock.broker.log.commands import Answer, Command, CommandRefusal
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.learner.checkpoint.named_checkpoints import NamedCheckpoints, NameRefused, NoRoom
+from penstock.learner.checkpoint.store import Damaged
+from penstock.learner.feed.log_batch import LogBatch
+from penstock.learner.feed.recorded_event import RecordedEvent
+from penstock.learner.feed.source import Feed, FeedPosition, Flush
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.process.commands.command_record import CommandRecord
+from penstock.learner.process.commands.restoration import Mismatch, Restoration, Unsupported
+from penstock.learner.process.run_checkpoints import RunCheckpoints
+from penstock.learner.recording.writer import RecordingWriter
 from penstock.runtime.exit import RunFailed
 from penstock.runtime.failpoint import failpoint
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from broker.log.commands import Answer, Command
+from penstock.broker.log.commands import Answer, Command
 
 _REMEMBERED: Final = 16
 """Answers by request id: as many as may wait, so that one asked again after Redis forgot it is known."""

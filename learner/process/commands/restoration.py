@@ -9,14 +9,14 @@ of it as of any other. The caller makes the checkpoint that contains it.
 import logging
 from dataclasses import dataclass
 
-from broker.log.learner_log import LearnerLog
-from learner.algorithms.algorithm import Algorithm, AlgorithmState
-from learner.checkpoint.named_checkpoints import NamedCheckpoints
-from learner.checkpoint.store import Checkpoint
-from learner.feed.source import Feed, FeedPosition
-from learner.progress import check_network
-from learner.publish.weight_offers import WeightOffers
-from learner.ranks.leading import Ranks
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState
+from penstock.learner.checkpoint.named_checkpoints import NamedCheckpoints
+from penstock.learner.checkpoint.store import Checkpoint
+from penstock.learner.feed.source import Feed, FeedPosition
+from penstock.learner.progress import check_network
+from penstock.learner.publish.weight_offers import WeightOffers
+from penstock.learner.ranks.leading import Ranks
 from penstock.runtime.failpoint import failpoint
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
-    """Used by the loop's thread. run, sections: of this run, see `learner.progress`."""
+    """Used by the loop's thread. run, sections: of this run, see `penstock.learner.progress`."""
 
     run: str
     sections: dict[str, str]

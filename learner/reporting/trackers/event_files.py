@@ -8,7 +8,7 @@ from typing import Final
 
 from torch.utils.tensorboard import SummaryWriter
 
-from learner.reporting.trackers.tracker import TrackedRun
+from penstock.learner.reporting.trackers.tracker import TrackedRun
 
 FOLDER: Final = "tensorboard"
 _FLUSH_S: Final = 5

@@ -31,8 +31,8 @@ REOPEN_S: Final = 30.0
 CLOSE_S: Final = 3.0
 """Seconds that trackers have to write their last lines when the learner ends."""
 _MODULES: Final = {
-    "tensorboard": "learner.reporting.trackers.event_files",
-    "wandb": "learner.reporting.trackers.weights_and_biases",
+    "tensorboard": "penstock.learner.reporting.trackers.event_files",
+    "wandb": "penstock.learner.reporting.trackers.weights_and_biases",
 }
 _NO_VALUES: Final = ("time", "env_steps")
 

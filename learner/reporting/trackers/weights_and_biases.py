@@ -10,8 +10,8 @@ from typing import Any
 
 import wandb
 
-from learner.reporting.trackers.tracker import TrackedRun
 from penstock.config.settings import Settings
+from penstock.learner.reporting.trackers.tracker import TrackedRun
 
 
 class WandbRun:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from penstock.config.sections.section import ADVANCED, Positive, Section, Threads
-from penstock.wire.limits import MAX_STEPS
+from penstock.protocol.limits import MAX_STEPS
 
 
 class ActorSection(Section):

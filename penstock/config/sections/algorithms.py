@@ -1,8 +1,8 @@
 """How the learner learns: a section for each algorithm, chosen by `algorithm.name`.
 
 The core reads an `AlgorithmSection`; all else is between a section and its algorithm. A new algorithm of the
-core adds its section to `SECTIONS` and its class to `learner.algorithms`; one of a workload is named by the
-workload's record (`Workload.algorithms`). Sections of algorithms that learn from replay are in
+core adds its section to `SECTIONS` and its class to `penstock.learner.algorithms`; one of a workload is named
+by the workload's record (`Workload.algorithms`). Sections of algorithms that learn from replay are in
 `penstock.config.sections.replay`, those of token sequences in `penstock.config.sections.token`.
 """
 

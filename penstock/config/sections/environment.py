@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.config.sections.section import ADVANCED, Fraction, Positive, Section
-from penstock.wire.limits import MAX_SLOTS
+from penstock.protocol.limits import MAX_SLOTS
 
 
 class RewardWrapper(Section):

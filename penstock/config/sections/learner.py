@@ -14,7 +14,7 @@ from penstock.config.sections.section import (
     Section,
     Threads,
 )
-from penstock.wire.limits import MAX_EPISODES_PER_REPORT
+from penstock.protocol.limits import MAX_EPISODES_PER_REPORT
 
 
 class LearnerSection(Section):

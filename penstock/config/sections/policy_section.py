@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from penstock.config.sections.section import ADVANCED, Count, NonNegative, Section, Width
-from penstock.wire.limits import MAX_STEPS
+from penstock.protocol.limits import MAX_STEPS
 
 
 class PolicySection(Section):

@@ -1,6 +1,6 @@
 """What acts: observations in, actions out, with weights that are loaded from outside.
 
-Observations and actions are dictionaries by the paths of `penstock.wire.spaces.leaves`:
+Observations and actions are dictionaries by the paths of `penstock.protocol.spaces.leaves`:
 "observation", "observation/camera", "action", "action/0". An action is stored and sent as it was
 drawn (index from 0, unclipped Gaussian, unsquashed Gaussian); `environment_action` turns it into
 what an environment takes. Beside the observation a row may hold action masks (`mask/action`, bool, true where
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.policy.acting.drawing import Drawing, ExplorationSlots, Reals
-from penstock.wire.schema import choices
-from penstock.wire.spaces import Space, leaves, unflatten
-from penstock.wire.tensor import Array, all_finite
+from penstock.protocol.schema import choices
+from penstock.protocol.spaces import Space, leaves, unflatten
+from penstock.protocol.tensor import Array, all_finite
 
 _NOT_FINITE: Final = "policy: the network's outputs are not finite; check observation and weights"
 

@@ -16,8 +16,8 @@ from penstock.policy.acting.forward import ACTIVATIONS, Activation, Linear, Nump
 from penstock.policy.acting.input_layout import InputLayout
 from penstock.policy.acting.leaf_heads import DRAWINGS
 from penstock.policy.weight_blob import Form, fitting
-from penstock.wire.spaces import Space, leaves
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import Space, leaves
+from penstock.protocol.tensor import Array
 
 _NO_STATE: Final[dict[str, Array]] = {}
 
@@ -56,7 +56,7 @@ class ArrayPolicy(ActingPolicy):
         return {}
 
     def use_threads(self, count: int) -> None:
-        """Leave it as it is: the environment of the process says how many numpy takes (`launch.cli`)."""
+        """Leave it as it is: the environment of the process says how many numpy takes."""
 
     def load(self, blob: bytes) -> None:
         """Act with these weights from now on; see `ActingPolicy.load`."""

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.policy.acting.drawing import SMALLEST_NORMAL, Drawing, Reals
-from penstock.wire.spaces import Discrete, MultiBinary, MultiDiscrete
-from penstock.wire.tensor import FEW, Array
+from penstock.protocol.spaces import Discrete, MultiBinary, MultiDiscrete
+from penstock.protocol.tensor import FEW, Array
 
 
 class CategoricalDrawing(Drawing):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.wire.tensor import Array
+from penstock.protocol.tensor import Array
 
 Reals = NDArray[np.floating]
 SMALLEST_NORMAL = np.finfo(np.float32).tiny

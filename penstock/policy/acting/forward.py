@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from penstock.policy.acting.drawing import Reals
 from penstock.policy.acting.input_layout import InputLayout, vector_width
-from penstock.wire.spaces import Discrete, Leaf, MultiDiscrete
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import Discrete, Leaf, MultiDiscrete
+from penstock.protocol.tensor import Array
 
 VARIANCE_FLOOR: Final = 1e-8
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from penstock.policy.acting.drawing import Drawing, Reals
-from penstock.wire.spaces import Box
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import Box
+from penstock.protocol.tensor import Array
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _LOG_STD_RANGE = (-20.0, 2.0)

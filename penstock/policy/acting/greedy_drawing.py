@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from penstock.policy.acting.choice_drawing import CategoricalDrawing
 from penstock.policy.acting.drawing import SMALLEST_NORMAL, ExplorationSlots, Reals
-from penstock.wire.spaces import Discrete
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import Discrete
+from penstock.protocol.tensor import Array
 
 
 class EpsilonGreedyDrawing(CategoricalDrawing):

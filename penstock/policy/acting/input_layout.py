@@ -4,7 +4,7 @@ import math
 from itertools import accumulate
 from typing import Final
 
-from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
+from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
 
 IMAGE_RANKS = (2, 3)
 MOST_CODES: Final = 2**20

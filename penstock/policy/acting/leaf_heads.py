@@ -21,7 +21,7 @@ from penstock.policy.acting.gaussian_drawing import (
 )
 from penstock.policy.acting.greedy_drawing import EpsilonGreedyDrawing
 from penstock.policy.acting.input_layout import check_codes
-from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
+from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
 
 H = TypeVar("H", bound=Drawing)
 

@@ -11,7 +11,7 @@ from penstock.policy.distributions.discrete import Bernoulli, Categorical, Multi
 from penstock.policy.distributions.epsilon_greedy import EpsilonGreedy
 from penstock.policy.distributions.gaussian import ConditionalSquashedGaussian, Gaussian, SquashedGaussian
 from penstock.policy.distributions.head import ActionHead, ClosedForm, joint
-from penstock.wire.spaces import Leaf
+from penstock.protocol.spaces import Leaf
 
 __all__ = [
     "ActionHead",

@@ -12,7 +12,7 @@ from penstock.policy.acting.choice_drawing import (
 )
 from penstock.policy.distributions.head import ActionHead, ClosedForm, joint
 from penstock.policy.numbers import Numbers, names_of
-from penstock.wire.spaces import Discrete, MultiDiscrete
+from penstock.protocol.spaces import Discrete, MultiDiscrete
 
 
 class Categorical(CategoricalDrawing, ActionHead):

@@ -15,7 +15,7 @@ from penstock.policy.acting.gaussian_drawing import (
 )
 from penstock.policy.distributions.head import ActionHead, ClosedForm
 from penstock.policy.numbers import Numbers, names_of
-from penstock.wire.spaces import Box
+from penstock.protocol.spaces import Box
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _QUADRATURE_NODES = 16

@@ -11,7 +11,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from argon2 import PasswordHasher
 
-from gateway.accounts import passwords
+from penstock.gateway.accounts import passwords
 from tests.support.gateway.small_gateway import SmallGateway
 
 _numbers = count()

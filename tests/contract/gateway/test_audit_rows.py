@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.accounts import audit, passwords, users
-from gateway.frame.route_access import ACCESS, PROJECT_HEADER, Access, Table
-from gateway.jobs.steering import CannotSteer, NoAnswer, Order
-from gateway.store.tables import Role
-from launch.gateway.local_runner import LocalRunner
-from launch.gateway.run_steering import RunSteering
 from penstock.config.plugins import installed
 from penstock.config.workload import find, load
+from penstock.gateway.accounts import audit, passwords, users
+from penstock.gateway.frame.route_access import ACCESS, PROJECT_HEADER, Access, Table
+from penstock.gateway.jobs.steering import CannotSteer, NoAnswer, Order
+from penstock.gateway.store.tables import Role
+from penstock.launch.gateway.local_runner import LocalRunner
+from penstock.launch.gateway.run_steering import RunSteering
 from penstock.registry.weight_files import registry_url
 from tests.support.gateway.audited_changes import CHANGES, THEMSELVES, Change, Stand
 from tests.support.gateway.finished_run import write_run

@@ -9,15 +9,15 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.accounts import passwords, users
-from gateway.store.tables import Role
-from launch.gateway.local_runner import LocalRunner
+from penstock.gateway.accounts import passwords, users
+from penstock.gateway.store.tables import Role
+from penstock.launch.gateway.local_runner import LocalRunner
+from penstock.workloads.goals.http.goals_service import service as goals
+from penstock.workloads.rlhf.policy_service import service as policies
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
-from workloads.goals.http.goals_service import service as goals
-from workloads.rlhf.policy_service import service as policies
 
-SHIPPED: Final = Path(__file__).parents[3] / "recipes" / "service" / "rlhf.toml"
+SHIPPED: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service" / "rlhf.toml"
 FILES: Final = {
     *("text/html", "text/css", "text/javascript", "image/svg+xml", "text/event-stream"),
     *("application/x-ndjson", "application/octet-stream"),

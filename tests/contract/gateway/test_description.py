@@ -3,7 +3,7 @@
 import json
 import re
 
-from gateway.frame.route_access import ACCESS, Access
+from penstock.gateway.frame.route_access import ACCESS, Access
 from tests.support.gateway.small_gateway import SmallGateway
 
 

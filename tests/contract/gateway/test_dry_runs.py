@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.dry_run_turns import AGAIN_S, DryRunTurns
-from gateway.store.tables import Role
-from launch.gateway.local_runner import LocalRunner
+from penstock.gateway.jobs.dry_run_turns import AGAIN_S, DryRunTurns
+from penstock.gateway.store.tables import Role
+from penstock.launch.gateway.local_runner import LocalRunner
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway
 

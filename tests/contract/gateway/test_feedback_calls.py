@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from gateway.feedback.opinion_bodies import MAX_TEXT
-from gateway.routes.feedback_routes import MAX_EXPORTED_CHARS
-from gateway.store.tables import Role
+from penstock.gateway.feedback.opinion_bodies import MAX_TEXT
+from penstock.gateway.routes.feedback_routes import MAX_EXPORTED_CHARS
+from penstock.gateway.store.tables import Role
 from tests.support.gateway.small_gateway import SmallGateway
 
 PATH = "/api/policies/feedback/my_agent"

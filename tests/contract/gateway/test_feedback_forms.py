@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from gateway.feedback.feedback_rows import MAX_ROWS
-from gateway.store.tables import Role
+from penstock.gateway.feedback.feedback_rows import MAX_ROWS
+from penstock.gateway.store.tables import Role
+from penstock.workloads.goals.traces.late_rewards import read_late
+from penstock.workloads.language.feedback.examples import Preference, Scored
+from penstock.workloads.language.feedback.reading import Source, read
+from penstock.workloads.language.feedback.scale import parse_scale
 from tests.support.gateway.small_gateway import SmallGateway
-from workloads.goals.traces.late_rewards import read_late
-from workloads.language.feedback.examples import Preference, Scored
-from workloads.language.feedback.reading import Source, read
-from workloads.language.feedback.scale import parse_scale
 
 AGENT = "/api/projects/alpha/agents/my_agent"
 FEEDBACK, PAIRS, LATE = f"{AGENT}/feedback", f"{AGENT}/pairs", f"{AGENT}/late-rewards"

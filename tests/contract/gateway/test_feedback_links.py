@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.feedback.opinion_bodies import MAX_TEXT
-from gateway.store.tables import Role
+from penstock.gateway.feedback.opinion_bodies import MAX_TEXT
+from penstock.gateway.store.tables import Role
 from tests.support.gateway.small_gateway import SmallGateway
 
 LINKS = "/api/projects/alpha/agents/my_agent/links"

@@ -6,12 +6,12 @@ from typing import Final
 
 import pytest
 
-from gateway.store.tables import Role
+from penstock.gateway.store.tables import Role
+from penstock.workloads.goals.http.goals_service import service
+from penstock.workloads.goals.injector.auto_switch import last_switch
+from penstock.workloads.goals.injector.injection_journal import VETOES
 from tests.support.gateway.injector_files import goal, write_goals
 from tests.support.gateway.small_gateway import SmallGateway
-from workloads.goals.http.goals_service import service
-from workloads.goals.injector.auto_switch import last_switch
-from workloads.goals.injector.injection_journal import VETOES
 
 INJECTORS: Final = "/api/projects/alpha/injectors"
 

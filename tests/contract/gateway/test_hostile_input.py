@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.store.tables import Base, Role
+from penstock.gateway.store.tables import Base, Role
 from tests.support.gateway.small_gateway import SmallGateway
 
 NUL, HALF = "a\0b", "\\ud800"

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from gateway.accounts.account_errors import AccountConflict, BadInput, NoSuchThing
-from gateway.accounts.principal import Membership, Principal
-from gateway.jobs import job_queue
-from gateway.jobs.job_records import Conclusion, Job, Number, Outcome, Template
-from gateway.store.tables import JobState, Role
+from penstock.gateway.accounts.account_errors import AccountConflict, BadInput, NoSuchThing
+from penstock.gateway.accounts.principal import Membership, Principal
+from penstock.gateway.jobs import job_queue
+from penstock.gateway.jobs.job_records import Conclusion, Job, Number, Outcome, Template
+from penstock.gateway.store.tables import JobState, Role
 from tests.support.gateway.small_gateway import SmallGateway
 
 ADA = Principal(subject="user/ada", name="ada", user="ada")

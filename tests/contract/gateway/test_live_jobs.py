@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gateway.accounts.principal import Membership
-from gateway.jobs import job_queue, live_jobs
-from gateway.jobs.live_jobs import LiveJobs
-from gateway.store.tables import Role
-from launch.gateway.local_runner import LocalRunner
-from launch.gateway.run_steering import RunSteering
+from penstock.gateway.accounts.principal import Membership
+from penstock.gateway.jobs import job_queue, live_jobs
+from penstock.gateway.jobs.live_jobs import LiveJobs
+from penstock.gateway.store.tables import Role
+from penstock.launch.gateway.local_runner import LocalRunner
+from penstock.launch.gateway.run_steering import RunSteering
 from penstock.registry.registry_errors import Unavailable
 from tests.contract.gateway.test_log_streams import JOBS, member_of
 from tests.support.gateway.job_templates import write_templates

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from gateway.accounts import users
-from gateway.accounts.principal import Membership
-from gateway.jobs import log_stream
-from gateway.store.tables import Role, UserRow
-from launch.gateway.local_runner import LocalRunner
+from penstock.gateway.accounts import users
+from penstock.gateway.accounts.principal import Membership
+from penstock.gateway.jobs import log_stream
+from penstock.gateway.store.tables import Role, UserRow
+from penstock.launch.gateway.local_runner import LocalRunner
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway
 

@@ -13,8 +13,8 @@ pytest.importorskip("oidc_provider_mock", reason="a provider for tests, of the e
 
 import httpx2
 
-from gateway.accounts.oidc_provider import Newcomers, ProviderSettings
-from gateway.store.tables import Role
+from penstock.gateway.accounts.oidc_provider import Newcomers, ProviderSettings
+from penstock.gateway.store.tables import Role
 from tests.support.gateway.identity_provider import Forge, IdentityProvider, identity_provider
 from tests.support.gateway.small_gateway import ADDRESS, SmallGateway
 
@@ -126,8 +126,8 @@ def test_a_newcomer_brings_an_invitation(gateway: SmallGateway) -> None:
 
 
 def test_who_is_disabled_stays_out(gateway: SmallGateway) -> None:
-    from gateway.accounts import users
-    from gateway.store.tables import UserRow
+    from penstock.gateway.accounts import users
+    from penstock.gateway.store.tables import UserRow
 
     assert arrived(gateway, sent_back(gateway, "alice")) == "/#/arrived"
     id_ = me(gateway)["subject"].partition("/")[2]

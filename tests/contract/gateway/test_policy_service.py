@@ -6,24 +6,24 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.frame.route_access import PROJECT_HEADER
-from gateway.frame.server_end import ENDING
-from gateway.jobs import job_queue
-from gateway.jobs.job_records import Conclusion, Outcome, TrainedVersion
-from gateway.store.tables import JobState, Role
-from launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
-from launch.gateway.local_runner import LocalRunner
 from penstock.config.settings import Settings
+from penstock.gateway.frame.route_access import PROJECT_HEADER
+from penstock.gateway.frame.server_end import ENDING
+from penstock.gateway.jobs import job_queue
+from penstock.gateway.jobs.job_records import Conclusion, Outcome, TrainedVersion
+from penstock.gateway.store.tables import JobState, Role
+from penstock.launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
+from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.training import lay_over
+from penstock.workloads.language.feedback.examples import summary
+from penstock.workloads.language.feedback.reading import Source, read
+from penstock.workloads.language.feedback.scale import parse_scale
+from penstock.workloads.language.reward.training_section import RewardTraining
+from penstock.workloads.rlhf.feedback_training import FeedbackTraining
+from penstock.workloads.rlhf.policy_service import service
 from tests.support.gateway.small_gateway import SmallGateway
-from workloads.language.feedback.examples import summary
-from workloads.language.feedback.reading import Source, read
-from workloads.language.feedback.scale import parse_scale
-from workloads.language.reward.training_section import RewardTraining
-from workloads.rlhf.feedback_training import FeedbackTraining
-from workloads.rlhf.policy_service import service
 
-TEMPLATES: Final = Path(__file__).parents[3] / "recipes" / "service"
+TEMPLATES: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service"
 FEEDBACK: Final = "/api/policies/feedback/my_agent"
 TRAIN: Final = "/api/policies/train_policy/my_agent"
 POLICIES: Final = "/api/policies/my_agent"

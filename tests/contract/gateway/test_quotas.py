@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import func, insert, select
 
-from gateway.accounts import sessions, users
-from gateway.accounts.expiry import delete_expired
-from gateway.accounts.quotas import Quotas
-from gateway.store.tables import (
+from penstock.gateway.accounts import sessions, users
+from penstock.gateway.accounts.expiry import delete_expired
+from penstock.gateway.accounts.quotas import Quotas
+from penstock.gateway.store.tables import (
     ApiTokenRow,
     ConversationRow,
     FeedbackLinkRow,
@@ -23,7 +23,7 @@ from gateway.store.tables import (
     Role,
     SessionRow,
 )
-from penstock.wire.limits import MIB
+from penstock.protocol.limits import MIB
 from tests.support.gateway.small_gateway import SmallGateway
 
 SMALL: Final = Quotas(ratings=5, feedback_mib=1, links=2, invitations=2, tokens=2, conversations=5)

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.frame.route_access import ACCESS, PROJECT_HEADER, Access, Table
-from gateway.store.tables import Role
-from launch.gateway.local_runner import LocalRunner
+from penstock.gateway.frame.route_access import ACCESS, PROJECT_HEADER, Access, Table
+from penstock.gateway.store.tables import Role
+from penstock.launch.gateway.local_runner import LocalRunner
+from penstock.workloads.goals.http.goals_service import service as goals
+from penstock.workloads.goals.injector.injection_journal import INJECTIONS
+from penstock.workloads.rlhf.policy_service import service as policies
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway
-from workloads.goals.http.goals_service import service as goals
-from workloads.goals.injector.injection_journal import INJECTIONS
-from workloads.rlhf.policy_service import service as policies
 
 BODIES: Final[dict[str, Any]] = {
     "{user}": {"role": "viewer"},
@@ -168,7 +168,7 @@ def seen_by_beta(gateway: SmallGateway) -> list[Any]:
 def test_a_route_without_an_access_rule_is_not_served(small_gateway: SmallGateway) -> None:
     from fastapi import APIRouter, FastAPI
 
-    from gateway.frame.route_access import GuardedRoute, add_routes
+    from penstock.gateway.frame.route_access import GuardedRoute, add_routes
 
     app = FastAPI()
     app.state.access = {}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from gateway.accounts.attempts import MOST_OF_ADDRESS, MOST_OF_BOTH
-from gateway.store.tables import AttemptRow, Role
+from penstock.gateway.accounts.attempts import MOST_OF_ADDRESS, MOST_OF_BOTH
+from penstock.gateway.store.tables import AttemptRow, Role
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 
 NEW = "a better staple of horses"

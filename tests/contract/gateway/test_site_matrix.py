@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from gateway.sites.sign_in_routes import OPEN
-from gateway.sites.site import RunAddresses, Site, Upstream
-from gateway.sites.site_process import Reach, guarded_app
-from gateway.store.tables import Role
+from penstock.gateway.sites.sign_in_routes import OPEN
+from penstock.gateway.sites.site import RunAddresses, Site, Upstream
+from penstock.gateway.sites.site_process import Reach, guarded_app
+from penstock.gateway.store.tables import Role
 from penstock.rpc.auth import Credentials
+from penstock.workloads.chat.http.chat_site import site as chat
+from penstock.workloads.prompts.http.prompts_site import site as prompts
 from tests.support.gateway.small_gateway import SmallGateway
-from workloads.chat.http.chat_site import site as chat
-from workloads.prompts.http.prompts_site import site as prompts
 
 SITES = {"chat": chat(), "prompts": prompts()}
 

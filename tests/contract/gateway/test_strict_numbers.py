@@ -6,20 +6,24 @@ from typing import Any, Final
 import pytest
 from pydantic import BaseModel, ValidationError
 
-import gateway.application
-import gateway.personal.action_routes
-import workloads.goals.http.goals_service
-from gateway.frame.request_text import Body
-from gateway.store.tables import Role
-from gateway.text.chat_requests import ChatRequest, Extension, RewardRequest
+import penstock.gateway.application
+import penstock.gateway.personal.action_routes
+import penstock.workloads.goals.http.goals_service
+from penstock.gateway.frame.request_text import Body
+from penstock.gateway.store.tables import Role
+from penstock.gateway.text.chat_requests import ChatRequest, Extension, RewardRequest
+from penstock.workloads.chat.http import chat_bodies
+from penstock.workloads.prompts.http import api_bodies
+from penstock.workloads.rlhf.policy_service import TrainingRequest
 from tests.support.gateway.small_gateway import SmallGateway
-from workloads.chat.http import chat_bodies
-from workloads.prompts.http import api_bodies
-from workloads.rlhf.policy_service import TrainingRequest
 
 KNOWN_ELSEWHERE: Final = {(TrainingRequest, "maxSteps"), (TrainingRequest, "learningRate")}
 """Programs that know the original service may have sent them as texts."""
-LOADED: Final = (gateway.application, gateway.personal.action_routes, workloads.goals.http.goals_service)
+LOADED: Final = (
+    penstock.gateway.application,
+    penstock.gateway.personal.action_routes,
+    penstock.workloads.goals.http.goals_service,
+)
 """What defines bodies."""
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from fastapi import APIRouter
 
-from gateway.application import Service
-from gateway.jobs.job_kinds import PlainTraining
-from gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
-from launch.gateway.local_runner import LocalRunner
+from penstock.gateway.application import Service
+from penstock.gateway.jobs.job_kinds import PlainTraining
+from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
+from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.registry.records import NewVersion, Origin
 from tests.support.gateway.small_gateway import SmallGateway
 

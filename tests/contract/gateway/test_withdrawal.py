@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from gateway.accounts import users
-from gateway.accounts.expiry import delete_expired
-from gateway.store.tables import FeedbackLinkRow, InvitationRow, RefreshRow, Role, SessionRow
+from penstock.gateway.accounts import users
+from penstock.gateway.accounts.expiry import delete_expired
+from penstock.gateway.store.tables import FeedbackLinkRow, InvitationRow, RefreshRow, Role, SessionRow
 from tests.support.gateway.small_gateway import SmallGateway
 
 TOKENS = "/api/projects/alpha/tokens"

@@ -6,7 +6,7 @@ from typing import Final
 import grpc
 import pytest
 
-from penstock.wire.limits import MAX_MESSAGE_BYTES, MIB
+from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
 from tests.support.abuse.malformed import EXPERIENCE
 from tests.support.abuse.stage import Stage, memory_within, nothing_stored, staged, unharmed
 from tests.support.abuse.wire import RawChannel

@@ -15,9 +15,9 @@ from typing import Final
 import grpc
 import pytest
 
-from broker.log.connection import MAX_CONNECTIONS
+from penstock.broker.log.connection import MAX_CONNECTIONS
+from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
 from penstock.v1 import weights_pb2
-from penstock.wire.limits import MAX_MESSAGE_BYTES, MIB
 from tests.support.abuse.http2 import (
     CANCEL,
     DATA,

@@ -16,10 +16,10 @@ from typing import Final
 import grpc
 import pytest
 
+from penstock.protocol.limits import MIB
+from penstock.protocol.messages import Role
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import weights_pb2
-from penstock.wire.limits import MIB
-from penstock.wire.messages import Role
 from tests.support.abuse.malformed import EXPERIENCE, WEIGHTS
 from tests.support.abuse.stage import SETTLED_BY, Memory, Stage, session_of, staged
 from tests.support.abuse.wire import Answer, RawChannel, answer_of

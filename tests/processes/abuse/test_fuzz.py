@@ -9,9 +9,9 @@ from typing import Any, Final
 import grpc
 import pytest
 
+from penstock.protocol.limits import MIB
+from penstock.protocol.messages import Role
 from penstock.v1 import experience_pb2 as experience
-from penstock.wire.limits import MIB
-from penstock.wire.messages import Role
 from tests.support.abuse.corpus import Case, make_case
 from tests.support.abuse.stage import Memory, Stage, staged, unharmed
 from tests.support.abuse.wire import Answer, RawChannel, Rpc, answer_of, unary_rpcs

@@ -15,16 +15,16 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from actor.link.broker_client import BrokerClient, SessionReply
-from launch.commands.certificates import Order, main
+from penstock.actor.link.broker_client import BrokerClient, SessionReply
+from penstock.launch.commands.certificates import Order, main
+from penstock.protocol.messages import Role
+from penstock.protocol.refusal import Reason
 from penstock.rpc.access import ACCESS
 from penstock.rpc.auth import Credentials
 from penstock.rpc.bearer_tokens import AcceptedTokens, digest
 from penstock.rpc.channel import open_channel
 from penstock.rpc.identity import Party, Unidentified
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, weights_pb2
-from penstock.wire.messages import Role
-from penstock.wire.refusal import Reason
 from tests.support.abuse.identities import NAMES, OTHER_RUN, PATIENCE_S, Secure, outcome, secured
 from tests.support.run.broker_process import eventually, launch
 from tests.support.run.simulated_actor import SimulatedActor, refusal_of

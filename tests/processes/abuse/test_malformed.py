@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from penstock.protocol.limits import MAX_NUMBER, MIB
+from penstock.protocol.refusal import Reason
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import weights_pb2
-from penstock.wire.limits import MAX_NUMBER, MIB
-from penstock.wire.refusal import Reason
 from tests.support.abuse.malformed import CALLS, CONTROL, EXPERIENCE, FRAGMENTS, WEIGHTS
 from tests.support.abuse.stage import Memory, Stage, nothing_stored, session_of, staged, unharmed
 from tests.support.abuse.wire import Answer, RawChannel

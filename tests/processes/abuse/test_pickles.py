@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import torch
 
-from learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.fragment_check import check_meaning
 from penstock.policy.weights import decode, encode, load_into
-from penstock.wire import fragment as fragments
-from penstock.wire.fragment import Fragment
-from penstock.wire.refusal import Reason
+from penstock.protocol import fragment as fragments
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.refusal import Reason
 from tests.support.abuse.malformed import stored
 from tests.support.abuse.stage import Stage, nothing_stored, session_of, staged, unharmed
 from tests.support.run.actor_run import PROGRAM, Plan, ScriptedLearner

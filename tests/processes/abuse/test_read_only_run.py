@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from launch.cli.app import app
-from launch.run.child_process import penstock
-from launch.ui.catalogue import Catalogue
 from penstock.client import PolicyClient
+from penstock.launch.cli.app import app
+from penstock.launch.run.child_process import penstock
+from penstock.launch.ui.catalogue import Catalogue
 from penstock.registry.registry import Registry
 from tests.support.run.serving_run import begun, serving
 from tests.support.run.solved_run import SOLVED_RUN

@@ -43,7 +43,7 @@ def locked(short_folder: Path) -> Iterator[RedisServer]:
 def broker(folder: Path, *words: str, **environment: str) -> Iterator[BrokerProcess]:
     """`penstock broker` with these words behind it."""
     folder.mkdir(exist_ok=True)
-    endpoint, log = folder / "broker.json", folder / "broker.log"
+    endpoint, log = folder / "broker.json", folder / "penstock.broker.log"
     command = [*PENSTOCK, "broker", "--listen", "127.0.0.1:0", "--endpoints", str(endpoint), *words]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **environment})

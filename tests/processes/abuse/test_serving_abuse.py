@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from penstock.client import EpisodeUnknown, PolicyClient
+from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
+from penstock.protocol.refusal import Reason, Refusal
+from penstock.protocol.tensor import to_tensor
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from penstock.v1.tensor_pb2 import Tensor
-from penstock.wire.limits import MAX_MESSAGE_BYTES, MIB
-from penstock.wire.refusal import Reason, Refusal
-from penstock.wire.tensor import to_tensor
 from tests.support.abuse.policy_corpus import STREAM, asking, case, observing, rpcs
 from tests.support.abuse.stage import Memory, memory_within, open_files
 from tests.support.abuse.wire import Answer, RawChannel, answer_of

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.link.session import Session
-from broker.log.learner_records import Commit, ProbeAnswer, Totals
+from penstock.actor.link.session import Session
+from penstock.broker.log.learner_records import Commit, ProbeAnswer, Totals
 from penstock.config.settings import ConfigurationError
 from penstock.policy.weights import encode
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.messages import Role
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, experience_pb2_grpc
-from penstock.wire.fragment import Fragment
-from penstock.wire.messages import Role
 from tests.support.experience import faulty_environments
 from tests.support.run.actor_run import (
     UNROLL,
@@ -105,7 +105,7 @@ def test_an_actor_stands_still_without_credit(broker: BrokerProcess, begin: Begi
 def test_credit_without_new_weights_is_followed_by_the_next_watch_at_once(
     broker: BrokerProcess, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actor.link.session._IDLE_S", 600.0)
+    monkeypatch.setattr("penstock.actor.link.session._IDLE_S", 600.0)
     learner = begin(budget_fragments=1)
 
     def settle_one() -> None:

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.link.broker_client import BrokerClient
-from actor.link.session import Session
-from actor.link.session_opening import open_session
-from actor.rollout.generator import EnvironmentGenerator, make_generator
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import Session
+from penstock.actor.link.session_opening import open_session
+from penstock.actor.rollout.generator import EnvironmentGenerator, make_generator
 from penstock.config.settings import load
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.messages import Role
 from penstock.rpc.auth import Credentials
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.fragment import Fragment
-from penstock.wire.messages import Role
 from tests.support.run.actor_run import PATIENCE_S, Plan, ScriptedLearner
 from tests.support.run.broker_process import BrokerProcess
 

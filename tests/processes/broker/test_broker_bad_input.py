@@ -10,19 +10,19 @@ import grpc
 import numpy as np
 import pytest
 
-from broker.log.learner_log import LearnerLog
-from penstock.v1 import control_pb2, control_pb2_grpc, weights_pb2
-from penstock.v1 import experience_pb2 as experience
-from penstock.wire import fragment as fragments
-from penstock.wire.limits import (
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.protocol import fragment as fragments
+from penstock.protocol.limits import (
     MAX_EPISODES_PER_REPORT,
     MAX_FRAGMENTS_PER_APPEND,
     MAX_MESSAGE_BYTES,
     MAX_PROBE_ANSWERS,
     MAX_WATCH_WAIT_MS,
 )
-from penstock.wire.messages import Role
-from penstock.wire.refusal import Reason
+from penstock.protocol.messages import Role
+from penstock.protocol.refusal import Reason
+from penstock.v1 import control_pb2, control_pb2_grpc, weights_pb2
+from penstock.v1 import experience_pb2 as experience
 from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor, code_of, refusal_of

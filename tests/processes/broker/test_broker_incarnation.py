@@ -4,8 +4,8 @@ from pathlib import Path
 
 import redis
 
-from broker.log import keys
-from broker.log.script import LAYOUT
+from penstock.broker.log import keys
+from penstock.broker.log.script import LAYOUT
 from tests.support.run.broker_process import eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import fragment

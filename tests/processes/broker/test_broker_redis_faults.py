@@ -8,8 +8,8 @@ import grpc
 import pytest
 import redis
 
+from penstock.protocol.refusal import Reason
 from penstock.v1 import control_pb2, control_pb2_grpc
-from penstock.wire.refusal import Reason
 from tests.support.run.broker_process import eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor, code_of, refusal_of
 from tests.support.run.small_run import fragment

@@ -11,12 +11,12 @@ import pytest
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
+from penstock.protocol.messages import Role
+from penstock.protocol.refusal import Reason
 from penstock.v1 import control_pb2, control_pb2_grpc, weights_pb2
 from penstock.v1 import experience_pb2 as experience
-from penstock.wire.limits import WEIGHT_CHUNK_BYTES
-from penstock.wire.messages import Role
-from penstock.wire.refusal import Reason
 from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor, refusal_of
 from tests.support.run.small_run import CHARGE, RUN, fragment

@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.protocol.refusal import Reason
 from penstock.v1 import experience_pb2 as experience
-from penstock.wire.refusal import Reason
 from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.broker_process import eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor, refusal_of

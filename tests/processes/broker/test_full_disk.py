@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.log.learner_log import LearnerLog
-from penstock.wire.refusal import Reason, Refusal
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.protocol.refusal import Reason, Refusal
 from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import CHARGE, fragment

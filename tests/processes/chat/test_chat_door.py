@@ -16,7 +16,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 import requests
 
-from gateway.store.tables import Role
+from penstock.gateway.store.tables import Role
 from penstock.registry.registry import Registry
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
 from tests.support.chat.chat_stand import PROJECT, beside, chat_app, page_of, served_judge, upstream_of

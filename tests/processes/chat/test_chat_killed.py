@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import requests
 
-from launch.inspection.processes import read_endpoints
+from penstock.launch.inspection.processes import read_endpoints
 from penstock.registry.registry import Registry
 from tests.support.chat.chat_gateway import ChatGateway, read_event
 from tests.support.prompts.prompts_gateway import PATIENCE_S

@@ -7,13 +7,13 @@ import pytest
 
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
+from penstock.workloads.chat.loop.loop_state import Outcome, Step, folder_of, round_folder
+from penstock.workloads.chat.loop.round_files import has_checkpoint
+from penstock.workloads.chat.people.population import population
 from tests.support.chat.chat_gateway import ChatGateway
 from tests.support.chat.loop_process import LoopProcess, told
 from tests.support.chat.people_who_rate import people_talk, talks
 from tests.support.run.broker_process import eventually
-from workloads.chat.loop.loop_state import Outcome, Step, folder_of, round_folder
-from workloads.chat.loop.round_files import has_checkpoint
-from workloads.chat.people.population import population
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -10,12 +10,19 @@ import pytest
 
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
+from penstock.workloads.chat.loop.loop_state import (
+    LoopState,
+    Outcome,
+    Step,
+    folder_of,
+    read_state,
+    round_folder,
+)
+from penstock.workloads.chat.loop.round_files import has_checkpoint
+from penstock.workloads.chat.people.chat_texts import draw_prompt
 from tests.support.chat.chat_gateway import ChatGateway
 from tests.support.chat.people_who_rate import talks
 from tests.support.run.broker_process import eventually
-from workloads.chat.loop.loop_state import LoopState, Outcome, Step, folder_of, read_state, round_folder
-from workloads.chat.loop.round_files import has_checkpoint
-from workloads.chat.people.chat_texts import draw_prompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

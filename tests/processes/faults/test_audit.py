@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import redis
 
-from actor.link.ack_journal import journal_files, read_journal
-from broker.log import keys
-from launch.audit.audit_command import audit
-from launch.audit.findings import AuditResult, Kind
-from launch.run.child_process import penstock
-from penstock.wire.fragment import header_bytes, parse_header
+from penstock.actor.link.ack_journal import journal_files, read_journal
+from penstock.broker.log import keys
+from penstock.launch.audit.audit_command import audit
+from penstock.launch.audit.findings import AuditResult, Kind
+from penstock.launch.run.child_process import penstock
+from penstock.protocol.fragment import header_bytes, parse_header
 from tests.support.fleet.fleet import Fleet, Shape
 from tests.support.storage.redis_server import RedisServer, find_binaries
 

@@ -17,12 +17,12 @@ import pytest
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from actor.link import outbox
-from actor.rollout import worker
-from broker.log import keys
-from broker.log.script import load as script
-from learner.checkpoint.store import CheckpointStore
+from penstock.actor.link import outbox
+from penstock.actor.rollout import worker
+from penstock.broker.log import keys
+from penstock.broker.log.script import load as script
 from penstock.config.settings import load
+from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.runtime import metrics
 from tests.support.fleet.crowd_actor import Load, SimulatedActor
 from tests.support.network.network_run import (

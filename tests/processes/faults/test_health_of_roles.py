@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from broker.log import keys
-from launch.run.child_process import penstock
+from penstock.broker.log import keys
+from penstock.launch.run.child_process import penstock
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.run.actor_run import Plan, ScriptedLearner
 from tests.support.run.broker_process import BrokerProcess, eventually, launch

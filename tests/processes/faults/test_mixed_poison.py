@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from penstock.wire.spaces import Box, Discrete, Space
+from penstock.protocol.spaces import Box, Discrete, Space
 from tests.support.abuse.poison import Way
 from tests.support.abuse.poisoner import read_poisons, ways_against
 from tests.support.oracles.poison_books import PoisonBooks

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.actors import measure
 from benchmarks.stand import services
-from penstock.wire.limits import MIB
+from penstock.protocol.limits import MIB
 
 MOST_MEMORY = 512 * MIB
 

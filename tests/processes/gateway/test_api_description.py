@@ -22,7 +22,7 @@ from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.leftover_jobs import end_jobs
 
-SERVICE: Final = Path(__file__).parents[3] / "recipes" / "service" / "rlhf.toml"
+SERVICE: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service" / "rlhf.toml"
 CHECKS: Final = (
     "not_a_server_error",
     "status_code_conformance",

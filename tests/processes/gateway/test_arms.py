@@ -11,8 +11,8 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 import numpy as np
 
-from launch.run.child_process import penstock
 from penstock.client import PolicyClient
+from penstock.launch.run.child_process import penstock
 from penstock.registry.version_ranges import RANGE
 from penstock.runtime.health import read_endpoint
 from tests.processes.gateway.test_gateway_process import new_token

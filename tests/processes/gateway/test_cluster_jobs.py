@@ -15,13 +15,13 @@ pytest.importorskip("kubernetes_validate", reason="what objects are checked by")
 
 import psutil
 
-from gateway.jobs.job_records import Outcome
-from gateway.jobs.runner import CannotBegin, CannotLook, Stage
-from gateway.store.tables import JobState
-from launch.gateway import kubernetes_runner
-from launch.gateway.job_process import EXIT_BEGUN_BEFORE
-from launch.gateway.kubernetes_runner import Cluster, KubernetesRunner, name_of, read_cluster
 from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway.jobs.job_records import Outcome
+from penstock.gateway.jobs.runner import CannotBegin, CannotLook, Stage
+from penstock.gateway.store.tables import JobState
+from penstock.launch.gateway import kubernetes_runner
+from penstock.launch.gateway.job_process import EXIT_BEGUN_BEFORE
+from penstock.launch.gateway.kubernetes_runner import Cluster, KubernetesRunner, name_of, read_cluster
 from tests.processes.gateway.test_gateway_process import new_token, shared_database
 from tests.processes.gateway.test_jobs import JOBS, LONG, Client
 from tests.support.gateway.api_server import ApiServer

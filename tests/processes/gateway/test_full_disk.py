@@ -11,14 +11,14 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 import httpx2
 
-from gateway.store.tables import JobState
-from launch.gateway.local_runner import LocalRunner
+from penstock.gateway.store.tables import JobState
+from penstock.launch.gateway.local_runner import LocalRunner
+from penstock.workloads.rlhf.policy_service import service
 from tests.processes.gateway.test_gateway_process import new_token
 from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.gateway.job_templates import write_tiny
 from tests.support.gateway.small_gateway import SmallGateway
 from tests.support.storage.small_disk import SmallDisk, can_mount, small_disk
-from workloads.rlhf.policy_service import service
 
 pytestmark = pytest.mark.skipif(not can_mount(), reason="needs leave to mount a small disk")
 

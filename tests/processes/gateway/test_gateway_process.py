@@ -16,7 +16,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 import httpx2
 
-from launch.run.child_process import penstock
+from penstock.launch.run.child_process import penstock
 from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 
@@ -94,8 +94,8 @@ def test_its_logs_and_metrics_hold_no_secret_and_no_query(folder: Path) -> None:
 
 def test_it_loads_neither_torch_nor_redis() -> None:
     code = (
-        "import json, sys, launch.gateway.gateway_commands, gateway.process\n"
-        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+        "import json, sys, penstock.launch.gateway.gateway_commands, penstock.gateway.process\n"
+        "print(json.dumps(sorted(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     absent = {
@@ -104,10 +104,10 @@ def test_it_loads_neither_torch_nor_redis() -> None:
         "gymnasium",
         "redis",
         "hiredis",
-        "broker",
-        "actor",
-        "learner",
-        "workloads",
+        "penstock.broker",
+        "penstock.actor",
+        "penstock.learner",
+        "penstock.workloads",
     }
     assert set(json.loads(done.stdout)) & absent == set()
 

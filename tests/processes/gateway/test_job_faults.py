@@ -16,13 +16,13 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
-from gateway.accounts.principal import Membership, Principal
-from gateway.jobs import job_queue
-from gateway.jobs.job_dispatcher import JobDispatcher
-from gateway.jobs.job_records import Job
-from gateway.jobs.runner import Stage
-from gateway.store.tables import JobState, Role
-from launch.gateway.local_runner import MAX_STARTS, LocalRunner
+from penstock.gateway.accounts.principal import Membership, Principal
+from penstock.gateway.jobs import job_queue
+from penstock.gateway.jobs.job_dispatcher import JobDispatcher
+from penstock.gateway.jobs.job_records import Job
+from penstock.gateway.jobs.runner import Stage
+from penstock.gateway.store.tables import JobState, Role
+from penstock.launch.gateway.local_runner import MAX_STARTS, LocalRunner
 from penstock.registry.registry_errors import Unavailable
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.leftover_jobs import end_jobs

@@ -20,10 +20,10 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 import httpx2
 import psutil
 
-from gateway.jobs.job_records import Outcome
-from gateway.jobs.runner import CannotBegin, Stage
-from gateway.store.tables import JobState
-from launch.gateway.local_runner import ESTIMATE_S, LocalRunner
+from penstock.gateway.jobs.job_records import Outcome
+from penstock.gateway.jobs.runner import CannotBegin, Stage
+from penstock.gateway.store.tables import JobState
+from penstock.launch.gateway.local_runner import ESTIMATE_S, LocalRunner
 from tests.processes.gateway.test_gateway_process import (
     PASSWORD,
     new_token,
@@ -175,7 +175,7 @@ def trainings(folder: Path, job: dict[str, Any]) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline", "cwd"]):
         words = process.info["cmdline"] or []
-        if process.info["cwd"] == str(place) and "train" in words and "launch.cli" in words:
+        if process.info["cwd"] == str(place) and "train" in words and "penstock.launch.cli" in words:
             found.append(process)
     return found
 

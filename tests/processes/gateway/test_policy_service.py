@@ -23,7 +23,7 @@ from tests.support.gateway import agent_program
 from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.gateway.leftover_jobs import end_jobs
 
-SHIPPED: Final = Path(__file__).parents[3] / "recipes" / "service"
+SHIPPED: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service"
 QUICK: Final = 8
 pytestmark = pytest.mark.timeout(1800)
 
@@ -158,7 +158,7 @@ def base_model(folder: Path) -> None:
     """A model of GPT-2's form and nothing of its size, with room for what the presets have it read."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from workloads.language import tiny_models
+    from penstock.workloads.language import tiny_models
 
     tokenizer = tiny_models.build_tokenizer(["question", *map(str, range(20))])
     tokenizer.model_max_length = 256

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
-from launch.run.child_process import penstock
+from penstock.launch.run.child_process import penstock
 from penstock.runtime.health import read_endpoint
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = [needs_chromium, pytest.mark.timeout(600)]
-TEMPLATES = Path(__file__).resolve().parents[3] / "recipes" / "service"
+TEMPLATES = Path(__file__).resolve().parents[3] / "penstock" / "recipes" / "service"
 POINTS = "() => (document.querySelector('.curve polyline')?.getAttribute('points') ?? '').split(' ').length"
 
 

@@ -11,12 +11,12 @@ from typing import Final
 
 import pytest
 
-from launch.run.child_process import penstock
+from penstock.launch.run.child_process import penstock
+from penstock.workloads.goals.injector.injection_journal import FEEDBACK, INJECTIONS
 from tests.support.run.training import OFTEN, PATIENCE_S, Training, trainings
 from tests.support.serving.goals_run import done, goals_file, injector_words, lines
-from workloads.goals.injector.injection_journal import FEEDBACK, INJECTIONS
 
-RECIPE: Final = Path(__file__).resolve().parents[3] / "recipes" / "goals.toml"
+RECIPE: Final = Path(__file__).resolve().parents[3] / "penstock" / "recipes" / "goals.toml"
 GOALS: Final = tuple(f"goal_{number}" for number in range(9))
 STEPS: Final = 260
 LEARNED: Final = 200
@@ -60,7 +60,7 @@ def by_hand(training: Training, role: str) -> tuple[int, str]:
     broker = json.loads((training.run_dir / "endpoints.json").read_text())["broker"]["address"]
     return said(
         "actor", "--broker", broker, "--actor-id", f"by-hand-{role}", "--role", role,
-        "--set", 'actor.allow_modules=["workloads.goals.tasks"]',
+        "--set", 'actor.allow_modules=["penstock.workloads.goals.tasks"]',
         "--set", f"actor.places.goals={training.run_dir.parent / 'goals.toml'}",
     )  # fmt: skip
 

@@ -10,13 +10,13 @@ from typing import Any, Final
 import openai
 import pytest
 
-from launch.run.child_process import penstock
+from penstock.launch.run.child_process import penstock
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.tokenizer import load_tokenizer
+from penstock.workloads.rlhf.sentiment import true_reward
 from tests.support.language.agents_run import gateway
 from tests.support.language.tiny_reward import make_base
 from tests.support.run.training import Training, wait_until_gone
-from workloads.language import tiny_models
-from workloads.language.tokenizer import load_tokenizer
-from workloads.rlhf.sentiment import true_reward
 
 STEPS: Final = 700
 PATIENCE_S: Final = 120.0

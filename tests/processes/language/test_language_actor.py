@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from broker.log.learner_records import ProbeAnswer
+from penstock.broker.log.learner_records import ProbeAnswer
 from penstock.config.settings import ConfigurationError
 from penstock.policy.weights import encode
+from penstock.protocol.messages import Role
 from penstock.runtime.exit import EXIT_OK
-from penstock.wire.messages import Role
+from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.tokenizer import load_tokenizer
 from tests.support.language.scripted_language_learner import (
     PATIENCE_S,
     ScriptedLanguageLearner,
@@ -27,8 +29,6 @@ from tests.support.language.scripted_language_learner import (
 from tests.support.run.actor_run import ActorThread, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.reward_process import serving
-from workloads.language.reward.reward_model import RewardModel
-from workloads.language.tokenizer import load_tokenizer
 
 
 def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
@@ -120,7 +120,7 @@ def test_the_probe_is_answered_with_the_adapter_that_generates(
 def test_an_evaluation_measures_held_out_prompts_by_the_true_reward(
     broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path, prompts: Path
 ) -> None:
-    true = "workloads.rlhf.sentiment:true_rewards"
+    true = "penstock.workloads.rlhf.sentiment:true_rewards"
     learner = begin(true_reward=true)
     places = {"model": str(base), "prompts": str(prompts), "reward": true, "true_reward": true}
     version = learner.publish().version
@@ -145,7 +145,7 @@ def test_an_evaluation_measures_held_out_prompts_by_the_true_reward(
 def test_an_evaluation_begins_with_the_base_on_the_same_prompts_and_draws(
     broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path, prompts: Path
 ) -> None:
-    true = "workloads.rlhf.sentiment:true_rewards"
+    true = "penstock.workloads.rlhf.sentiment:true_rewards"
     learner = begin(true_reward=true, evaluates_base=True, held_out=0.1)
     places = {"model": str(base), "prompts": str(prompts), "reward": true, "true_reward": true}
     untouched = learner.log.publish(

@@ -9,14 +9,14 @@ import pytest
 
 from penstock.config import settings as configuration
 from penstock.config.settings import Settings
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
 from tests.support.language.adapter_fault import Fault
 from tests.support.language.scripted_language_learner import PATIENCE_S, UNROLL
 from tests.support.run.actor_run import ActorThread, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.learner_run import LearnerThread, account, audited
-from workloads.language.policy.language_policy import LanguagePolicy
 
-TRUE: Final = "workloads.rlhf.sentiment:true_rewards"
+TRUE: Final = "penstock.workloads.rlhf.sentiment:true_rewards"
 
 
 @pytest.fixture

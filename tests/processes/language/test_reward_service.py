@@ -7,13 +7,13 @@ from typing import Final
 
 import pytest
 
-from launch.commands.certificates import Order
-from launch.commands.certificates import main as make_certificates
+from penstock.launch.commands.certificates import Order
+from penstock.launch.commands.certificates import main as make_certificates
 from penstock.rpc.auth import Credentials
+from penstock.workloads.language.reward.reward_client import RewardClient
+from penstock.workloads.language.reward.reward_source import BadReward
 from tests.support.language.tiny_reward import make_base, make_reward_model, samples
 from tests.support.run.reward_process import PATIENCE_S, secured, serving
-from workloads.language.reward.reward_client import RewardClient
-from workloads.language.reward.reward_source import BadReward
 
 RUN: Final = "run-a"
 

@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 import pytest
 
-from workloads.language.reward.reward_source import Sample
-from workloads.rlhf.api import RewardModel, RLHFTrainer, TrainingConfig
-from workloads.rlhf.sentiment import Sentiment
+from penstock.workloads.language.reward.reward_source import Sample
+from penstock.workloads.rlhf.api import RewardModel, RLHFTrainer, TrainingConfig
+from penstock.workloads.rlhf.sentiment import Sentiment
 
-RECIPE: Final = Path(__file__).parents[3] / "recipes" / "service" / "quick.toml"
+RECIPE: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service" / "quick.toml"
 PATIENCE_S: Final = 900.0
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import learner.process.account
-import learner.process.loop
-from learner.publish.final_policy import FinalPolicy, read_final, write_final
+import penstock.learner.process.account
+import penstock.learner.process.loop
+from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final
+from penstock.protocol.messages import Role
 from penstock.runtime import metrics
-from penstock.wire.messages import Role
 from tests.support.run.learner_run import BATCH, PATIENCE_S, LearnerThread, Producer, settings, until
 
 
@@ -48,8 +48,8 @@ def test_a_result_that_comes_after_the_end_changes_nothing(
         ending.hold()
         write_final(run_dir, final)
 
-    monkeypatch.setattr(learner.process.loop, "failpoint", hold)
-    monkeypatch.setattr(learner.process.account, "write_final", write)
+    monkeypatch.setattr(penstock.learner.process.loop, "failpoint", hold)
+    monkeypatch.setattr(penstock.learner.process.account, "write_final", write)
     made = settings(
         learner={
             "total_steps": 10**9,

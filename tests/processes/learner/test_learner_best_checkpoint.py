@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from learner.checkpoint.store import BEST, CheckpointStore, tensor_bytes
 from penstock.config.settings import Settings
+from penstock.learner.checkpoint.store import BEST, CheckpointStore, tensor_bytes
 from penstock.policy import weights
 from penstock.runtime.exit import RunFailed
 from tests.processes.learner.test_learner_early_stopping import Judge

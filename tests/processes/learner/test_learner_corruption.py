@@ -1,8 +1,8 @@
 """Checkpoints that rot: a flipped bit or a cut end at any place is found, and the one before is taken.
 
 The checkpoints are those of the shipped algorithm, with optimiser, normaliser and generators. Each damage
-hits the newest one; the rule that a resuming learner follows (`learner.checkpoint.resume.choose`) must begin
-from the second.
+hits the newest one; the rule that a resuming learner follows (`penstock.learner.checkpoint.resume.choose`)
+must begin from the second.
 """
 
 import random
@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from broker.log.learner_records import Commit, Lease, LogState, Totals
-from learner.checkpoint.resume import Beginning, choose
-from learner.checkpoint.resume_options import ResumeOptions
-from learner.checkpoint.store import CheckpointStore
-from learner.model.model import make_model
-from learner.progress import Progress, sections
+from penstock.broker.log.learner_records import Commit, Lease, LogState, Totals
+from penstock.learner.checkpoint.resume import Beginning, choose
+from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.checkpoint.store import CheckpointStore
+from penstock.learner.model.model import make_model
+from penstock.learner.progress import Progress, sections
 from penstock.runtime.exit import Fatal
 from tests.support.run.learner_run import settings
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from learner.algorithms.algorithm import Algorithm
-from learner.publish.final_policy import read_final
 from penstock.config.settings import Settings
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.publish.final_policy import read_final
 from penstock.policy import weights
+from penstock.protocol.messages import Role
 from penstock.registry.records import Origin
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, registry_url
 from penstock.runtime import metrics
-from penstock.wire.messages import Role
 from tests.processes.learner.test_learner_resume import checkpoint_now, newest
 from tests.support.run.learner_run import (
     BATCH,

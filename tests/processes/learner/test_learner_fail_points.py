@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from learner.checkpoint.store import CheckpointStore
+from penstock.learner.checkpoint.store import CheckpointStore
 from tests.support.fleet.fleet import Fleet, Shape
 from tests.support.fleet.learner_books import (
     RunSnapshot,

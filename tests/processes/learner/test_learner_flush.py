@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from broker.log.commands import CommandRefusal
-from learner.recording.reader import Recording
+from penstock.broker.log.commands import CommandRefusal
+from penstock.learner.recording.reader import Recording
+from penstock.protocol.messages import Role
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
-from penstock.wire.messages import Role
 from tests.processes.learner.test_learner_replay import replaying
 from tests.processes.learner.test_learner_restore import FRAGMENTS, leave_waiting, updated
 from tests.processes.learner.test_learner_resume import endless

@@ -5,13 +5,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from learner.algorithms.algorithm import AlgorithmState
-from learner.checkpoint.checkpointer import Checkpointer, Room
-from learner.checkpoint.store import CheckpointStore
-from learner.lease import LeaseKeeper
-from learner.ledger import Ledger
-from learner.progress import Progress
 from penstock.config.settings import OnPolicySection
+from penstock.learner.algorithms.algorithm import AlgorithmState
+from penstock.learner.checkpoint.checkpointer import Checkpointer, Room
+from penstock.learner.checkpoint.store import CheckpointStore
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.ledger import Ledger
+from penstock.learner.progress import Progress
 from tests.support.fleet.one_parameter_learner import OneParameter, make_model, resolve
 from tests.support.run.broker_process import open_run
 from tests.support.run.small_run import RUN

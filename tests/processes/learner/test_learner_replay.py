@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from learner.checkpoint.store import Checkpoint, CheckpointStore
 from penstock.config.settings import Settings, load
+from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore
 from tests.processes.learner.test_learner_resume import assert_same, checkpoint_now, newest
 from tests.support.run.learner_run import (
     CHARGE,

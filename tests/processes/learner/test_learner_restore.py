@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from broker.log.commands import CommandRefusal
-from learner.checkpoint.named_checkpoints import FOLDER, MAX_NAMED
-from learner.checkpoint.store import CheckpointStore
+from penstock.broker.log.commands import CommandRefusal
+from penstock.learner.checkpoint.named_checkpoints import FOLDER, MAX_NAMED
+from penstock.learner.checkpoint.store import CheckpointStore
 from tests.processes.learner.test_learner_replay import replaying
 from tests.processes.learner.test_learner_resume import endless
 from tests.support.run.learner_run import BATCH, CHARGE, LearnerThread, Producer, audited, settings, until

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from learner.checkpoint.store import Checkpoint, CheckpointStore
-from learner.ledger import Drop
 from penstock.config.settings import ConfigurationError, PPOSection, Settings
+from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore
+from penstock.learner.ledger import Drop
 from penstock.runtime.exit import Fatal, RunFailed
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.run.broker_process import BrokerProcess

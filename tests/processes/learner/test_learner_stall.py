@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.config.settings import Settings
+from penstock.protocol.messages import Role
 from penstock.runtime.exit import RunFailed
-from penstock.wire.messages import Role
 from tests.support.run.learner_run import BATCH, LearnerThread, Producer, settings, until
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from broker.log import keys
-from launch.policy.policy_steering import rollback
-from launch.policy.registry_place import RegistryPolicy
-from learner.publish import kept_versions
-from learner.publish.final_policy import read_final
-from learner.publish.kept_versions import MAX_WAITING
+from penstock.broker.log import keys
 from penstock.config.settings import Settings
+from penstock.launch.policy.policy_steering import rollback
+from penstock.launch.policy.registry_place import RegistryPolicy
+from penstock.learner.publish import kept_versions
+from penstock.learner.publish.final_policy import read_final
+from penstock.learner.publish.kept_versions import MAX_WAITING
+from penstock.protocol.messages import Role
 from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, Status
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import SchemaMismatch
@@ -26,7 +27,6 @@ from penstock.registry.weight_files import (
     write_kept,
 )
 from penstock.runtime import metrics
-from penstock.wire.messages import Role
 from tests.support.run.learner_run import BATCH, RUN, LearnerThread, Producer, settings, until
 
 POLICY = "default"

@@ -14,7 +14,7 @@ import grpc
 import pytest
 import redis
 
-from broker.log.connection import MAX_CONNECTIONS
+from penstock.broker.log.connection import MAX_CONNECTIONS
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import weights_pb2 as weights
 from tests.support.experience.fragment_messages import to_proto

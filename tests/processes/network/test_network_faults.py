@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from actor.link import broker_client
-from actor.link.broker_client import BrokerClient
-from actor.link.session_opening import open_session
+from penstock.actor.link import broker_client
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session_opening import open_session
+from penstock.protocol.messages import Role
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.messages import Role
 from tests.support.network.network_run import PATIENCE_S, NetworkRun, network_run, without_keepalive
 from tests.support.run.broker_process import eventually
 from tests.support.storage.redis_server import RedisServer

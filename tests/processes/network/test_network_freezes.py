@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actor.link import broker_client
+from penstock.actor.link import broker_client
 from penstock.runtime import metrics
 from tests.support.network.network_run import PATIENCE_S, NetworkRun, network_run, without_keepalive
 from tests.support.run.broker_process import eventually

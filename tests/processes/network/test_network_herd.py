@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from actor.link.broker_client import BrokerClient
-from actor.link.session import Session
-from actor.link.session_opening import open_session
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import Session
+from penstock.actor.link.session_opening import open_session
+from penstock.protocol.messages import Role
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.messages import Role
 from tests.support.network.network_run import PATIENCE_S, NetworkRun, network_run
 from tests.support.run.broker_process import eventually
 from tests.support.run.small_run import CHARGE

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.protocol.refusal import Reason, Refusal
 from penstock.v1 import experience_pb2 as experience
-from penstock.wire.refusal import Reason, Refusal
 from tests.support.experience.fragment_messages import to_proto
 from tests.support.network.network_run import PATIENCE_S, Name, digest, network_run, own_fragment
 from tests.support.run.broker_process import eventually

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch.run.child_process import penstock
 from penstock import PolicyClient
+from penstock.launch.run.child_process import penstock
 from tests.support.run.training import PATIENCE_S, Training, wait_until_gone
 
 STEPS = 12

@@ -14,14 +14,17 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from actor.link.broker_client import BrokerClient
-from actor.link.outbox import Outbox
-from actor.link.session import Session
-from actor.link.session_opening import open_session
-from actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
-from broker.log.learner_records import Commit
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.outbox import Outbox
+from penstock.actor.link.session import Session
+from penstock.actor.link.session_opening import open_session
+from penstock.actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
+from penstock.broker.log.learner_records import Commit
 from penstock.client import PolicyClient
 from penstock.client.arrays import to_parts
+from penstock.protocol.fragment import Fragment, Slot, WeightSpan, check
+from penstock.protocol.messages import Episode, Role
+from penstock.protocol.refusal import Reason
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK
@@ -30,9 +33,6 @@ from penstock.v1 import policy_pb2 as pb
 from penstock.v1.control_pb2 import ControlRequest
 from penstock.v1.control_pb2_grpc import ControlServiceStub
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
-from penstock.wire.fragment import Fragment, Slot, WeightSpan, check
-from penstock.wire.messages import Episode, Role
-from penstock.wire.refusal import Reason
 from tests.support.run.actor_run import Plan, ScriptedLearner
 from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.support.run.serving_run import SERVICE, serve_live, terminate

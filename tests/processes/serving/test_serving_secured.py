@@ -13,9 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from launch.commands.certificates import Order
-from launch.commands.certificates import main as make_certificates
 from penstock.client import PolicyClient
+from penstock.launch.commands.certificates import Order
+from penstock.launch.commands.certificates import main as make_certificates
 from penstock.rpc.access import ACCESS, CLIENT
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from launch.run.child_process import penstock
-from launch.run.plan import make_plan, prepare_folder
-from launch.run.request import Request
-from learner.model.model import make_model
-from learner.publish.final_policy import FinalPolicy, write_final
-from learner.recording.reader import Recording
+from penstock.launch.run.child_process import penstock
+from penstock.launch.run.plan import make_plan, prepare_folder
+from penstock.launch.run.request import Request
+from penstock.learner.model.model import make_model
+from penstock.learner.publish.final_policy import FinalPolicy, write_final
+from penstock.learner.recording.reader import Recording
 from penstock.policy import weights
 from tests.support.run.training import PATIENCE_S
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launch.audit.audit_command import audit
-from launch.run.child_process import penstock
+from penstock.launch.audit.audit_command import audit
+from penstock.launch.run.child_process import penstock
 from tests.support.run.training import Training, wait_until_gone
 
 

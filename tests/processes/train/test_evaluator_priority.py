@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from launch.commands.service_commands import EVALUATOR_NICENESS
+from penstock.launch.commands.service_commands import EVALUATOR_NICENESS
 from tests.support.run.training import trainings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a niceness for each thread is Linux's")
@@ -30,11 +30,11 @@ STARTS: Final = """
 import json, os, sys, threading
 class Told:
     def find_spec(self, name, path=None, target=None):
-        if name == "actor.process":
+        if name == "penstock.actor.process":
             print(json.dumps(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())), flush=True)
             os._exit(0)
 sys.meta_path.insert(0, Told())
-from launch.cli.app import app
+from penstock.launch.cli.app import app
 app(["actor", "--broker", "127.0.0.1:1", "--role", sys.argv[1]])
 """
 """Says with which niceness a role loads what an actor is made of."""

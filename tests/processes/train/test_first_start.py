@@ -33,7 +33,7 @@ def start(clone: Path, home: Path, *user: str) -> subprocess.CompletedProcess[st
     user: what runs it as somebody else.
     """
     known = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", "PYTHONPATH": str(clone)}
-    command = [*user, sys.executable, "-m", "launch.cli", *RUN, *ANYWAY]
+    command = [*user, sys.executable, "-m", "penstock.launch.cli", *RUN, *ANYWAY]
     return subprocess.run(
         command, cwd=clone, env=known, capture_output=True, text=True, check=False, timeout=START_S
     )

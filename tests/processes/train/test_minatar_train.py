@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.acting.stepper import Stepper
-from launch.run.child_process import penstock
+from penstock.actor.acting.stepper import Stepper
 from penstock.config.settings import EnvironmentSection
+from penstock.launch.run.child_process import penstock
+from penstock.workloads.control.environment import make, spaces
 from tests.support.run.training import PATIENCE_S
-from workloads.control.environment import make, spaces
 
 pytest.importorskip("minatar", reason="its games are the extra minatar")
 

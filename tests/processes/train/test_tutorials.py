@@ -36,7 +36,7 @@ from tests.support.run.solved_run import SOLVED_RUN
 from tests.support.run.training import PATIENCE_S
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-PACKAGES: Final = ("penstock", "broker", "actor", "learner", "workloads", "launch")
+PACKAGES: Final = ("penstock", "broker", "actor", "learner")
 TUTORIALS: Final = ROOT / "docs" / "tutorials"
 ADDRESS: Final = "127.0.0.1:50052"
 """Where the pages serve.

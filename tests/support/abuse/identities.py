@@ -10,8 +10,8 @@ from typing import Any, Final
 import grpc
 import redis
 
-from broker.log.learner_log import LearnerLog
-from launch.commands.certificates import Order, authority_of, issue, main
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.launch.commands.certificates import Order, authority_of, issue, main
 from penstock.rpc.auth import Credentials
 from penstock.rpc.bearer_tokens import line
 from penstock.rpc.identity import Identity, Party

@@ -14,11 +14,9 @@ import lz4.frame
 import numpy as np
 from google.protobuf.message import Message
 
-from penstock.v1 import control_pb2, fragment_pb2, weights_pb2
-from penstock.v1 import experience_pb2 as experience
-from penstock.wire import fragment as fragments
-from penstock.wire.fragment import Fragment, Slot, WeightSpan
-from penstock.wire.limits import (
+from penstock.protocol import fragment as fragments
+from penstock.protocol.fragment import Fragment, Slot, WeightSpan
+from penstock.protocol.limits import (
     MAX_EPISODES_PER_REPORT,
     MAX_FRAGMENTS_PER_APPEND,
     MAX_MESSAGE_BYTES,
@@ -29,6 +27,8 @@ from penstock.wire.limits import (
     MAX_WEIGHT_BYTES,
     MIB,
 )
+from penstock.v1 import control_pb2, fragment_pb2, weights_pb2
+from penstock.v1 import experience_pb2 as experience
 from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.small_run import SLOTS, STEPS, arrays, fragment
 

@@ -10,8 +10,8 @@ import numpy as np
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from penstock.protocol.tensor import to_tensor
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.tensor import to_tensor
 from tests.support.abuse.corpus import _change_bytes, _change_fields
 from tests.support.abuse.wire import Rpc
 

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import redis
 
-from broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.protocol.limits import MIB
+from penstock.protocol.messages import Role
 from penstock.v1 import experience_pb2 as experience
-from penstock.wire.limits import MIB
-from penstock.wire.messages import Role
 from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import CHARGE, fragment

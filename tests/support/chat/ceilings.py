@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.chat.candidates import CANDIDATES
-from workloads.chat.people.chat_texts import FEATURES, REFERENCE, Reference
-from workloads.chat.people.taste import Criterion, Taste
+from penstock.workloads.chat.candidates import CANDIDATES
+from penstock.workloads.chat.people.chat_texts import FEATURES, REFERENCE, Reference
+from penstock.workloads.chat.people.taste import Criterion, Taste
 
 Array = NDArray[np.float64]
 

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from workloads.chat.people.chat_texts import read_profile
-from workloads.chat.people.population import Population, population
-from workloads.chat.people.users import ChatUser
+from penstock.workloads.chat.people.chat_texts import read_profile
+from penstock.workloads.chat.people.population import Population, population
+from penstock.workloads.chat.people.users import ChatUser
 
 TURNS: Final = 3
 PEOPLE: Final = 60

@@ -12,30 +12,30 @@ import numpy as np
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from gateway.http_server import HttpServer
-from gateway.sites.site import RunAddresses, RunSettings, Upstream
-from gateway.sites.site_process import Reach, guarded_app
+from penstock.gateway.http_server import HttpServer
+from penstock.gateway.sites.site import RunAddresses, RunSettings, Upstream
+from penstock.gateway.sites.site_process import Reach, guarded_app
 from penstock.registry.registry import Registry
 from penstock.rpc.auth import Credentials
+from penstock.workloads.chat.http.chat_site import site
+from penstock.workloads.chat.loop.ensemble import member_heads, member_weights, with_members
+from penstock.workloads.chat.loop.labels import write_rows
+from penstock.workloads.chat.loop.loop_state import folder_of
+from penstock.workloads.chat.loop.served_judge import ServedJudge, judge_address, keep_judge
+from penstock.workloads.chat.people import chat_texts
+from penstock.workloads.chat.people.population import population
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.heads.head import parse_heads, parse_weights
+from penstock.workloads.language.heads.heads_model import HeadsOrder, train_heads
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.reward.reward_client import RewardClient
+from penstock.workloads.language.reward.reward_source import Sample
+from penstock.workloads.language.reward.training_section import RewardTraining
 from tests.support.gateway.small_gateway import SmallGateway
 from tests.support.language.chat_words import chat_tokenizer
 from tests.support.language.text_address import served_text
 from tests.support.language.text_stand import WORDS
 from tests.support.run.broker_process import eventually
-from workloads.chat.http.chat_site import site
-from workloads.chat.loop.ensemble import member_heads, member_weights, with_members
-from workloads.chat.loop.labels import write_rows
-from workloads.chat.loop.loop_state import folder_of
-from workloads.chat.loop.served_judge import ServedJudge, judge_address, keep_judge
-from workloads.chat.people import chat_texts
-from workloads.chat.people.population import population
-from workloads.language import tiny_models
-from workloads.language.heads.head import parse_heads, parse_weights
-from workloads.language.heads.heads_model import HeadsOrder, train_heads
-from workloads.language.prompt import Message
-from workloads.language.reward.reward_client import RewardClient
-from workloads.language.reward.reward_source import Sample
-from workloads.language.reward.training_section import RewardTraining
 
 PROJECT = "alpha"
 

@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from workloads.chat.people.chat_texts import read_profile
-from workloads.chat.people.taste import USUAL
-from workloads.language.prompt import Prompt
+from penstock.workloads.chat.people.chat_texts import read_profile
+from penstock.workloads.chat.people.taste import USUAL
+from penstock.workloads.language.prompt import Prompt
 
 LIKED: Final = "tests.support.chat.liked_answers:liked"
 OF_OTHERS: Final = "tests.support.chat.liked_answers:of_others"

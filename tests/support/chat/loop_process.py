@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from launch.run.child_process import penstock
-from workloads.chat.loop.loop_state import LoopState, Step, folder_of, read_state
+from penstock.launch.run.child_process import penstock
+from penstock.workloads.chat.loop.loop_state import LoopState, Step, folder_of, read_state
 
 PATIENCE_S = 120.0
 

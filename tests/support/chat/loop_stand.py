@@ -16,12 +16,12 @@ from penstock.registry.ratings import Rating
 from penstock.registry.records import NewVersion, Origin, PolicyVersion, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import write_kept
-from workloads.chat.loop import loop_state
-from workloads.chat.loop.learning_loop import WAITS_S, LearningLoop
-from workloads.chat.loop.loop_order import LoopOrder
-from workloads.chat.loop.loop_state import LoopState, Step
-from workloads.chat.loop.round_recipe import run_name
-from workloads.chat.loop.served_run import ServedRun, read_run
+from penstock.workloads.chat.loop import loop_state
+from penstock.workloads.chat.loop.learning_loop import WAITS_S, LearningLoop
+from penstock.workloads.chat.loop.loop_order import LoopOrder
+from penstock.workloads.chat.loop.loop_state import LoopState, Step
+from penstock.workloads.chat.loop.round_recipe import run_name
+from penstock.workloads.chat.loop.served_run import ServedRun, read_run
 
 POLICY = "default"
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
-from workloads.chat.people.chat_texts import draw_response
-from workloads.chat.people.population import population
-from workloads.chat.people.users import ChatUser
-from workloads.chat.tasks.chat_environment import people_tokenizer
-from workloads.language import tiny_models
-from workloads.language.prompt import Message, Prompt
-from workloads.language.quiet import quieten
+from penstock.workloads.chat.people.chat_texts import draw_response
+from penstock.workloads.chat.people.population import population
+from penstock.workloads.chat.people.users import ChatUser
+from penstock.workloads.chat.tasks.chat_environment import people_tokenizer
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.prompt import Message, Prompt
+from penstock.workloads.language.quiet import quieten
 
 
 def make_people_base(

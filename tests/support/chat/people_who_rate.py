@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.workloads.chat.people.chat_texts import draw_prompt, draw_response
+from penstock.workloads.chat.people.population import Population
 from tests.support.chat.chat_gateway import ChatGateway
-from workloads.chat.people.chat_texts import draw_prompt, draw_response
-from workloads.chat.people.population import Population
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,16 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from launch.run.child_process import penstock
+from penstock.launch.run.child_process import penstock
+from penstock.workloads.chat.people.chat_texts import FEATURES, REFERENCE, draw_prompt, read_profile
+from penstock.workloads.chat.people.population import population
+from penstock.workloads.chat.people.taste import USUAL
+from penstock.workloads.language.generation.cached_generation import CachedGeneration
+from penstock.workloads.language.loading import check_adapter
+from penstock.workloads.language.prompt import Message, plain
+from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer, pad
 from tests.support.chat.ceilings import tilted
 from tests.support.chat.people_base import make_people_base
-from workloads.chat.people.chat_texts import FEATURES, REFERENCE, draw_prompt, read_profile
-from workloads.chat.people.population import population
-from workloads.chat.people.taste import USUAL
-from workloads.language.generation.cached_generation import CachedGeneration
-from workloads.language.loading import check_adapter
-from workloads.language.prompt import Message, plain
-from workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer, pad
 
 PROMPTS: Final = 3000
 RATED: Final = 4000

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from penstock.wire import spaces as wire
+from penstock.protocol import spaces as wire
 
 OBSERVATION = wire.Box(np.full(3, -1e6, np.float32), np.full(3, 1e6, np.float32))
 NESTED = wire.Dict((("count", OBSERVATION), ("pair", wire.Tuple((wire.Discrete(1000), OBSERVATION)))))

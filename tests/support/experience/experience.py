@@ -7,14 +7,14 @@ import gymnasium
 import numpy as np
 import torch
 
-from learner.algorithms.algorithm import AlgorithmState
-from learner.batch import Batch, assemble
 from penstock.config.settings import PolicySection
+from penstock.learner.algorithms.algorithm import AlgorithmState
+from penstock.learner.batch import Batch, assemble
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
-from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
-from penstock.wire.spaces import Box, Discrete, Space
-from penstock.wire.tensor import Array
+from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan
+from penstock.protocol.spaces import Box, Discrete, Space
+from penstock.protocol.tensor import Array
 
 Fragment = tuple[FragmentHeader, dict[str, Array]]
 

@@ -1,9 +1,9 @@
 """Fragments as the messages of the protocol; the services read and write their bytes without these."""
 
+from penstock.protocol.append import SentFragment
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.header_codec import header_from_proto, header_to_proto
 from penstock.v1 import fragment_pb2 as pb
-from penstock.wire.append import SentFragment
-from penstock.wire.fragment import Fragment
-from penstock.wire.header_codec import header_from_proto, header_to_proto
 
 
 def to_proto(fragment: Fragment) -> pb.Fragment:

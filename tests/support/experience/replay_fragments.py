@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from learner.batch import Batch, assemble
-from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
-from penstock.wire.tensor import Array
+from penstock.learner.batch import Batch, assemble
+from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan
+from penstock.protocol.tensor import Array
 
 Ends = dict[tuple[int, int], str]
 """(step, slot) → "terminated" or "truncated"."""

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from learner.batch import Batch, assemble
 from penstock.config.settings import DQNSection, PolicySection, SACSection
+from penstock.learner.batch import Batch, assemble
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
-from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
-from penstock.wire.spaces import Box, Discrete
-from penstock.wire.tensor import Array
+from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan
+from penstock.protocol.spaces import Box, Discrete
+from penstock.protocol.tensor import Array
 from tests.support.experience.experience import box
 
 CPU = torch.device("cpu")

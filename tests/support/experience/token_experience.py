@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.batch import Batch, assemble
-from learner.feed.fragment_check import check_meaning
+from penstock.learner.batch import Batch, assemble
+from penstock.learner.feed.fragment_check import check_meaning
 from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows
-from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Discrete
+from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Discrete
 
 RUN: Final = "tokens"
 PAD, EOS = 0, 1

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms.tokens.token_ppo import TokenPPO
-from learner.batch import Batch
 from penstock.config.sections.token import TokenPPOSection
+from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.batch import Batch
 from tests.support.experience.token_experience import Response, SmallTokenPolicy, batch_of, fragment, sample
 
 SMOOTH: dict[str, Any] = {"adam_epsilon": 1.0, "learning_rate": 1.0, "critic_learning_rate": 1.0}

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
-from penstock.wire.schema import Axes, FragmentSchema, fragment_schema
-from penstock.wire.spaces import Box, Dict, Discrete
-from penstock.wire.tensor import Array
+from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
+from penstock.protocol.schema import Axes, FragmentSchema, fragment_schema
+from penstock.protocol.spaces import Box, Dict, Discrete
+from penstock.protocol.tensor import Array
 
 RUN = "cartpole-v1-x"
 OBSERVATION = Dict(

@@ -25,11 +25,11 @@ from typing import Any, Final
 import numpy as np
 from prometheus_client import Counter
 
-from actor.acting.health_watch import ENVIRONMENT
-from actor.link.broker_client import BrokerClient
-from actor.link.session import Session
-from actor.rollout.episode_tracker import Ends, Episodes
-from actor.rollout.worker import Worker
+from penstock.actor.acting.health_watch import ENVIRONMENT
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import Session
+from penstock.actor.rollout.episode_tracker import Ends, Episodes
+from penstock.actor.rollout.worker import Worker
 from penstock.config.credentials import credentials
 from penstock.config.settings import (
     ActorSection,
@@ -39,17 +39,17 @@ from penstock.config.settings import (
     load,
     parse_assignment,
 )
+from penstock.protocol.fragment import Fragment, FragmentHeader, WeightSpan, build
+from penstock.protocol.ids import check_id
+from penstock.protocol.messages import Episode, Publication
+from penstock.protocol.schema import Axes
+from penstock.protocol.specification import RunSpecification
+from penstock.protocol.tensor import DTYPES
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle, leave, run_service
-from penstock.wire.fragment import Fragment, FragmentHeader, WeightSpan, build
-from penstock.wire.ids import check_id
-from penstock.wire.messages import Episode, Publication
-from penstock.wire.schema import Axes
-from penstock.wire.specification import RunSpecification
-from penstock.wire.tensor import DTYPES
 
 EPISODE_FRAGMENTS: Final = 8
 LOG_PROB: Final = -0.7
@@ -73,7 +73,7 @@ class Load:
 
 
 class SyntheticGenerator:
-    """Fragments out of nothing (see `actor.rollout.loop.FragmentGenerator`)."""
+    """Fragments out of nothing (see `penstock.actor.rollout.loop.FragmentGenerator`)."""
 
     def __init__(
         self, specification: RunSpecification, amount: Load, lifecycle: Lifecycle, settings: Settings

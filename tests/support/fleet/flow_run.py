@@ -13,8 +13,8 @@ from typing import Any, Final, Self
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.log import keys
-from penstock.wire.limits import MIB
+from penstock.broker.log import keys
+from penstock.protocol.limits import MIB
 from tests.support.fleet.fleet import Fleet, Shape
 from tests.support.fleet.soak_report import Report
 

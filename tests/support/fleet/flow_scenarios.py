@@ -14,7 +14,7 @@ from typing import Final
 
 import redis
 
-from penstock.wire.limits import KIB, MIB
+from penstock.protocol.limits import KIB, MIB
 from tests.support.fleet.fleet import Shape
 from tests.support.fleet.flow_run import BATCH_FRAGMENTS, Ceiling, Flow, flow
 from tests.support.fleet.soak_report import Report

@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 
 import redis
 
-from broker.log import keys
-from broker.log.learner_records import Commit
-from learner.checkpoint.store import Checkpoint, CheckpointStore
+from penstock.broker.log import keys
+from penstock.broker.log.learner_records import Commit
+from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore
 from tests.support.fleet.one_parameter_learner import DEFAULTS
 
 CHARGE: Final = int(DEFAULTS["environment"]["count"] * DEFAULTS["actor"]["unroll_length"])

@@ -1,7 +1,7 @@
 """The shipped learner process with an algorithm of one parameter and no environment.
 
-Everything but the mathematics is what a run has: `learner.process.entry.main`, its threads, lease, feed,
-checkpoints and publisher. The parameter is the sum of the valid rewards trained, in float64, and the
+Everything but the mathematics is what a run has: `penstock.learner.process.entry.main`, its threads, lease,
+feed, checkpoints and publisher. The parameter is the sum of the valid rewards trained, in float64, and the
 state counts the valid steps of each session: a fragment that was trained twice or left out shows.
 
     python -m tests.support.fleet.one_parameter_learner --redis URL --run-dir DIR [--run NAME] [--resume]
@@ -22,18 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
-from learner.batch import Batch
-from learner.checkpoint.resume_options import ResumeOptions
-from learner.model.model import Model, model_of
-from learner.process.entry import main
 from penstock.config import settings as configuration
 from penstock.config import toml_text
 from penstock.config.settings import OnPolicySection, Settings
+from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
+from penstock.learner.batch import Batch
+from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.model.model import Model, model_of
+from penstock.learner.process.entry import main
+from penstock.protocol.spaces import Box, Discrete, Space
+from penstock.protocol.specification import Probe
+from penstock.protocol.tensor import Array
 from penstock.runtime.lifecycle import Lifecycle, leave, run_service
-from penstock.wire.spaces import Box, Discrete, Space
-from penstock.wire.specification import Probe
-from penstock.wire.tensor import Array
 
 RUN: Final = "chaos"
 DEFAULTS: Final[dict[str, Any]] = {

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from launch.run.redis_service import ask
+from penstock.launch.run.redis_service import ask
 from penstock.runtime.failpoint import Phase
 from tests.support.fleet.fleet import Fleet
 from tests.support.fleet.kill_log import Kill

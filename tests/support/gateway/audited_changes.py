@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.jobs import job_queue
-from gateway.store.tables import AuditRow
+from penstock.gateway.jobs import job_queue
+from penstock.gateway.store.tables import AuditRow
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 
 PROJECT: Final = "/api/projects/alpha"

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from gateway.jobs.job_records import Job
-from gateway.store.tables import JobState
+from penstock.gateway.jobs.job_records import Job
+from penstock.gateway.store.tables import JobState
 
 
 def taken_job(template: str = "quick", steps: int = 2) -> Job:

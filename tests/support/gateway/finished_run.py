@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Final
 
-from learner.publish.final_policy import write_specification
 from penstock.config.settings import PolicySection
+from penstock.learner.publish.final_policy import write_specification
 from penstock.policy import weights
 from penstock.policy.build import build
+from penstock.protocol.spaces import Discrete
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import registry_url, write_kept
-from penstock.wire.spaces import Discrete
 from tests.support.run.small_run import OBSERVATION, RUN, specification
 from tests.support.storage.ready_tables import with_registry
 

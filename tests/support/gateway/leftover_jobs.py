@@ -5,8 +5,8 @@ import os
 import signal
 from pathlib import Path
 
-from gateway.jobs.runner import Stage
-from launch.gateway.local_runner import LocalRunner
+from penstock.gateway.jobs.runner import Stage
+from penstock.launch.gateway.local_runner import LocalRunner
 
 
 def end_jobs(folder: Path) -> None:

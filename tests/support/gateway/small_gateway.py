@@ -8,20 +8,20 @@ from typing import Any, Final, Self
 
 from fastapi.testclient import TestClient
 
-from gateway.accounts import api_tokens, sessions, users
-from gateway.accounts.accounts import Accounts
-from gateway.accounts.oidc_provider import Provider, ProviderSettings
-from gateway.accounts.oidc_sign_in import OidcSignIn
-from gateway.accounts.quotas import Quotas
-from gateway.accounts.signing_keys import Keys, make_keys, read_keys
-from gateway.application import Service, make_app
-from gateway.frame.call_limits import CallLimits
-from gateway.frame.doors import Doors
-from gateway.frame.parts import Parts
-from gateway.jobs.job_dispatcher import JobDispatcher
-from gateway.jobs.runner import Runner
-from gateway.store.accounts_database import open_database
-from gateway.store.tables import AuditRow, Role
+from penstock.gateway.accounts import api_tokens, sessions, users
+from penstock.gateway.accounts.accounts import Accounts
+from penstock.gateway.accounts.oidc_provider import Provider, ProviderSettings
+from penstock.gateway.accounts.oidc_sign_in import OidcSignIn
+from penstock.gateway.accounts.quotas import Quotas
+from penstock.gateway.accounts.signing_keys import Keys, make_keys, read_keys
+from penstock.gateway.application import Service, make_app
+from penstock.gateway.frame.call_limits import CallLimits
+from penstock.gateway.frame.doors import Doors
+from penstock.gateway.frame.parts import Parts
+from penstock.gateway.jobs.job_dispatcher import JobDispatcher
+from penstock.gateway.jobs.runner import Runner
+from penstock.gateway.store.accounts_database import open_database
+from penstock.gateway.store.tables import AuditRow, Role
 from penstock.registry.registry import Registry
 from penstock.rpc.rate_limits import Rates
 from tests.support.gateway.described_answers import hold_to_document

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from launch.run.child_process import penstock
+from penstock.launch.run.child_process import penstock
 from tests.support.run.broker_process import eventually
 from tests.support.run.training import Training, wait_until_gone
 
@@ -23,7 +23,7 @@ count = 1
 [environment.kwargs]
 model = "{base}"
 prompts = "{prompts}"
-reward = "workloads.rlhf.sentiment:true_rewards"
+reward = "penstock.workloads.rlhf.sentiment:true_rewards"
 response_tokens = 4
 engine = "{engine}"
 held_out = 0.5

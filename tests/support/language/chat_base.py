@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from workloads.chat.people.chat_texts import WORDS, draw_prompt, draw_response
-from workloads.language import tiny_models
-from workloads.language.quiet import quieten
+from penstock.workloads.chat.people.chat_texts import WORDS, draw_prompt, draw_response
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.quiet import quieten
 
 
 def make_chat_base(folder: Path, *, steps: int = 50, texts: int = 512) -> Path:

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from workloads.language import tiny_models
-from workloads.language.tokenizer import Tokenizer
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.tokenizer import Tokenizer
 
 ROLES: Final = ("<system>", "<user>", "<assistant>", "<tool>")
 CHAT_TEMPLATE: Final = (

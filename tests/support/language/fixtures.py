@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from penstock.workloads.rlhf.sentiment import NEUTRAL
 from tests.support.language.scripted_language_learner import ScriptedLanguageLearner
 from tests.support.language.tiny_reward import make_base, make_reward_model
 from tests.support.run.broker_process import BrokerProcess, eventually, launch
-from workloads.rlhf.sentiment import NEUTRAL
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from typing import Final
 import torch
 from torch.nn import functional
 
+from penstock.workloads.language import tiny_models
 from tests.support.language.chat_words import chat_tokenizer
-from workloads.language import tiny_models
 
 CALL: Final = '<tool_call> {"name":"lookup","arguments":{}} </tool_call>'
 WORDS: Final = (

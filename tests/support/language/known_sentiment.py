@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.rlhf.sentiment import Sentiment, true_reward
+from penstock.workloads.rlhf.sentiment import Sentiment, true_reward
 
 Array = NDArray[np.float64]
 

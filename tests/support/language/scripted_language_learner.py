@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from penstock.policy.tokens import TokenRows
-from penstock.wire.fragment import Fragment
-from penstock.wire.specification import Probe
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.specification import Probe
+from penstock.workloads.language.reward.reward_source import Sample
 from tests.support.run.actor_run import Plan, ScriptedLearner
-from workloads.language.reward.reward_source import Sample
 
 UNROLL: Final = 12
 PATIENCE_S: Final = 120.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.settings import EnvironmentSection, PolicySection
-from penstock.wire.specification import RunSpecification
+from penstock.protocol.specification import RunSpecification
 from tests.support.language import text_stand
 from tests.support.language.text_stand import adapter, make_model
 from tests.support.run.broker_process import BrokerProcess

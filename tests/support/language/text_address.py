@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 
-from gateway.http_server import HttpServer
-from gateway.sites.served_text import REACH_S, ServedText
-from gateway.sites.site import RunAddresses, Upstream
-from gateway.text.agents import DESCRIBE_S, FIRST, Agents
-from gateway.text.chat_routes import make_app
 from penstock.client.text_client import DEADLINE_S
+from penstock.gateway.http_server import HttpServer
+from penstock.gateway.sites.served_text import REACH_S, ServedText
+from penstock.gateway.sites.site import RunAddresses, Upstream
+from penstock.gateway.text.agents import DESCRIBE_S, FIRST, Agents
+from penstock.gateway.text.chat_routes import make_app
 from penstock.rpc.auth import Credentials
 from tests.support.language.text_stand import TextStand
 

@@ -15,31 +15,31 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from actor.serving.experience.served_queue import NumberedWhenSent
+from penstock.actor.serving.experience.served_queue import NumberedWhenSent
 from penstock.config.settings import CanarySection, ServingSection
 from penstock.policy.weights import encode
-from penstock.wire.fragment import Fragment
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Discrete
-from penstock.wire.specification import RunSpecification
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Discrete
+from penstock.protocol.specification import RunSpecification
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
+from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
+from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
+from penstock.workloads.language.language_model import make_probe
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy.policy_section import LanguageSection
+from penstock.workloads.language.prompt import Message, ToolCall
+from penstock.workloads.language.serving.adapter_versions import AdapterVersions
+from penstock.workloads.language.serving.answer_guard import AnswerGuard
+from penstock.workloads.language.serving.asks import Ask, TextReply
+from penstock.workloads.language.serving.column_experience import ColumnExperience
+from penstock.workloads.language.serving.conversations import Conversations, Limits
+from penstock.workloads.language.serving.text_answerer import TextAnswerer, no_show
+from penstock.workloads.language.serving.text_service import TextService
+from penstock.workloads.language.serving.thinking import Thinker, ThinkingForm
+from penstock.workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
 from tests.support.language.chat_words import chat_tokenizer
-from workloads.language import tiny_models
-from workloads.language.conversation.chat_encoder import ChatEncoder
-from workloads.language.engine.continuous_engine import ContinuousEngine
-from workloads.language.engine.loaded_adapters import LoadedAdapters
-from workloads.language.language_model import make_probe
-from workloads.language.policy.language_policy import LanguagePolicy
-from workloads.language.policy.policy_section import LanguageSection
-from workloads.language.prompt import Message, ToolCall
-from workloads.language.serving.adapter_versions import AdapterVersions
-from workloads.language.serving.answer_guard import AnswerGuard
-from workloads.language.serving.asks import Ask, TextReply
-from workloads.language.serving.column_experience import ColumnExperience
-from workloads.language.serving.conversations import Conversations, Limits
-from workloads.language.serving.text_answerer import TextAnswerer, no_show
-from workloads.language.serving.text_service import TextService
-from workloads.language.serving.thinking import Thinker, ThinkingForm
-from workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
 
 ADD: Final = '{"name":"add","arguments":{"a":1}}'
 LOOKUP: Final = '{"name":"lookup","arguments":{"of":"sea"}}'

@@ -8,9 +8,9 @@ none                               answer  other
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.serving.thinking import ThinkingForm
 from tests.support.language.text_stand import TOKENIZER, teach
-from workloads.language import tiny_models
-from workloads.language.serving.thinking import ThinkingForm
 
 OPENS, END, CLOSES, DIRECTLY = "sea", "done", "lookup", "3"
 THOUGHT: Final = "lookup 3"

@@ -6,14 +6,14 @@ from typing import Final
 import numpy as np
 import torch
 
-from workloads.language import tiny_models
-from workloads.language.quiet import quieten
-from workloads.language.reward import reward_model
-from workloads.language.reward.reward_model import Card, Network
-from workloads.language.reward.reward_source import Sample
-from workloads.language.reward.training_section import RewardTraining
-from workloads.language.tokenizer import Encoder, load_tokenizer
-from workloads.rlhf.sentiment import WORDS, Sentiment
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.quiet import quieten
+from penstock.workloads.language.reward import reward_model
+from penstock.workloads.language.reward.reward_model import Card, Network
+from penstock.workloads.language.reward.reward_source import Sample
+from penstock.workloads.language.reward.training_section import RewardTraining
+from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
+from penstock.workloads.rlhf.sentiment import WORDS, Sentiment
 
 MAX_TOKENS: Final = tiny_models.MAX_TOKENS
 

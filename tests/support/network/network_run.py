@@ -19,18 +19,18 @@ import grpc
 import numpy as np
 import pytest
 
-from actor.link.broker_client import BrokerClient
-from actor.link.fragment_queue import RolloutQueue
-from actor.link.outbox import Outbox
-from actor.link.session import Session
-from actor.link.session_opening import count_strikes, open_session
-from broker.log.learner_log import LearnerLog
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.fragment_queue import RolloutQueue
+from penstock.actor.link.outbox import Outbox
+from penstock.actor.link.session import Session
+from penstock.actor.link.session_opening import count_strikes, open_session
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.messages import Role
 from penstock.rpc import channel
 from penstock.rpc.auth import Credentials
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2
-from penstock.wire.fragment import Fragment
-from penstock.wire.messages import Role
 from tests.support.network.proxy import Proxy
 from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor

@@ -18,24 +18,24 @@ import numpy as np
 import psutil
 import redis
 
-from actor.link.broker_client import BrokerClient
-from actor.link.session import Session
-from actor.link.session_opening import open_session
-from broker.log import keys
-from broker.log.learner_log import LearnerLog
-from learner.lease import LeaseKeeper
-from learner.probe import Quarantine, make_probe
-from learner.publish.publish_interval import PublishInterval
-from learner.publish.publisher import PendingPublication, Publisher
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import Session
+from penstock.actor.link.session_opening import open_session
+from penstock.broker.log import keys
+from penstock.broker.log.learner_log import LearnerLog
 from penstock.config.settings import LearnerSection, PolicySection
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.probe import Quarantine, make_probe
+from penstock.learner.publish.publish_interval import PublishInterval
+from penstock.learner.publish.publisher import PendingPublication, Publisher
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.policy.weights import snapshot
+from penstock.protocol.limits import MIB
+from penstock.protocol.messages import Role
+from penstock.protocol.spaces import Box, Discrete
 from penstock.rpc.auth import Credentials
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.limits import MIB
-from penstock.wire.messages import Role
-from penstock.wire.spaces import Box, Discrete
 from tests.support.network.proxy import Proxy
 from tests.support.run.broker_process import eventually, launch, open_run
 from tests.support.storage.redis_server import RedisServer

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from broker.log.script import KEPT_COMMANDS, MAX_PENDING_COMMANDS
-from penstock.wire.messages import RunState
-from penstock.wire.refusal import Reason
+from penstock.broker.log.script import KEPT_COMMANDS, MAX_PENDING_COMMANDS
+from penstock.protocol.messages import RunState
+from penstock.protocol.refusal import Reason
 
 
 @dataclass

@@ -6,8 +6,8 @@ Rounds, rosters and one fragment each (compare `tests.support.oracles.run_model`
 import copy
 from dataclasses import dataclass, field
 
-from penstock.wire.messages import Role
-from penstock.wire.refusal import Reason
+from penstock.protocol.messages import Role
+from penstock.protocol.refusal import Reason
 
 
 @dataclass

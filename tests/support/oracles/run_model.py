@@ -10,8 +10,8 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from penstock.wire.messages import Role
-from penstock.wire.refusal import Reason
+from penstock.protocol.messages import Role
+from penstock.protocol.refusal import Reason
 from tests.support.oracles.command_model import Commands
 
 KEPT_COMMITS = 8

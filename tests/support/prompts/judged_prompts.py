@@ -15,18 +15,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from launch.run.child_process import penstock
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.settings import parse_toml
+from penstock.launch.run.child_process import penstock
 from penstock.policy.weights import load_into
+from penstock.workloads.plugin.acting import policy_maker
+from penstock.workloads.plugin.serving import read_final
+from penstock.workloads.prompts.embeddings import Embedder
+from penstock.workloads.prompts.mutations import MUTATION_TYPES
+from penstock.workloads.prompts.prompt_reward import QualityReward
+from penstock.workloads.prompts.prompt_sources import PromptSource
+from penstock.workloads.prompts.task_parts import parts_of
 from tests.support.prompts.text_graph import TextGraph, text_graph
-from workloads.plugin.acting import policy_maker
-from workloads.plugin.serving import read_final
-from workloads.prompts.embeddings import Embedder
-from workloads.prompts.mutations import MUTATION_TYPES
-from workloads.prompts.prompt_reward import QualityReward
-from workloads.prompts.prompt_sources import PromptSource
-from workloads.prompts.task_parts import parts_of
 
 CORPUS: Final = "chatterbot"
 PROMPTS: Final = 400
@@ -95,5 +95,5 @@ def train(seed: int, folder: Path) -> None:
     options = ("--seed", str(seed), "--total-steps", str(_TOTAL_STEPS), "--run-dir", str(folder), "--json")
     # A setting of a table replaces the whole table.
     task = ("--set", f'environment.kwargs={{prompts = "{CORPUS}"}}')
-    command = penstock("train", "recipes/prompts.toml", *options, *task)
+    command = penstock("train", "penstock/recipes/prompts.toml", *options, *task)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -11,8 +11,8 @@ from typing import Any, Final, Self
 
 import requests
 
-from launch.inspection.processes import read_endpoints
-from launch.run.child_process import penstock
+from penstock.launch.inspection.processes import read_endpoints
+from penstock.launch.run.child_process import penstock
 from penstock.runtime.health import Endpoint, read_endpoint
 
 PATIENCE_S: Final = 240.0

@@ -10,15 +10,15 @@ import numpy as np
 from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 
-from gateway.sites.site import RunAddresses, RunSettings, Upstream
-from gateway.sites.site_process import Reach, guarded_app
+from penstock.gateway.sites.site import RunAddresses, RunSettings, Upstream
+from penstock.gateway.sites.site_process import Reach, guarded_app
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.spaces import Box, Discrete
 from penstock.rpc.auth import Credentials
-from penstock.wire.fragment import Fragment
-from penstock.wire.spaces import Box, Discrete
+from penstock.workloads.prompts.http.prompts_api import PromptsApi
+from penstock.workloads.prompts.http.prompts_site import site
 from tests.support.serving.policy_address import ServedStand, served_policy
 from tests.support.serving.server_parts import specification
-from workloads.prompts.http.prompts_api import PromptsApi
-from workloads.prompts.http.prompts_site import site
 
 SIZE: Final = 1536
 OBSERVATION: Final = Box(np.full(SIZE, -1, np.float32), np.full(SIZE, 1, np.float32))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.prompts.mutations import MUTATION_TYPES, mutate
-from workloads.prompts.prompt_reward import PromptReward
-from workloads.prompts.prompt_text import read_prompt
+from penstock.workloads.prompts.mutations import MUTATION_TYPES, mutate
+from penstock.workloads.prompts.prompt_reward import PromptReward
+from penstock.workloads.prompts.prompt_text import read_prompt
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,29 +13,29 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from actor import process
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Pacing
+from penstock.actor import process
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Pacing
 from penstock.config import settings as configuration
 from penstock.config.workload import find, load
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
+from penstock.protocol.fragment import Fragment, check
+from penstock.protocol.messages import Episode, Publication, Report, Role
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.specification import Probe, RunSpecification
 from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire.fragment import Fragment, check
-from penstock.wire.messages import Episode, Publication, Report, Role
-from penstock.wire.schema import fragment_schema
-from penstock.wire.specification import Probe, RunSpecification
 
 RUN: Final = "run-a"
 UNROLL: Final = 4
 PATIENCE_S: Final = 20.0
 PROGRAM: Final = """
 import sys
-from actor.process import main
+from penstock.actor.process import main
 from penstock.runtime.lifecycle import run_service
 from penstock.config.settings import load
-from penstock.wire.messages import Role
+from penstock.protocol.messages import Role
 address, actor_id = sys.argv[1:]
 sys.exit(run_service(
     lambda lifecycle: main(

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Pacing
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Pacing
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
 from tests.support.run.forked_process import ForkedProcess
 from tests.support.run.small_run import CHARGE, RUN, STEPS, specification
 
 PROGRAM: Final = """
 import json, sys
-from broker.service.process import main
+from penstock.broker.service.process import main
 from penstock.runtime.lifecycle import run_service
 from penstock.config.settings import load
 redis_url, listen, settings = sys.argv[1:]
@@ -87,7 +87,7 @@ def launch(
 ) -> BrokerProcess:
     """Start a broker and return at once."""
     folder.mkdir(parents=True, exist_ok=True)
-    endpoint_file, log = folder / "broker.json", folder / "broker.log"
+    endpoint_file, log = folder / "broker.json", folder / "penstock.broker.log"
     log.unlink(missing_ok=True)
     process = ForkedProcess(
         PROGRAM,

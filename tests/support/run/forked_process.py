@@ -20,7 +20,7 @@ from tests.support.run import preload
 
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([preload.__name__])
-PENSTOCK: Final = "import sys; from launch.cli.app import main; sys.exit(main())"
+PENSTOCK: Final = "import sys; from penstock.launch.cli.app import main; sys.exit(main())"
 """The program that the words of a command line follow."""
 MODULE: Final = """
 import runpy, sys

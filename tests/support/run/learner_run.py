@@ -1,8 +1,9 @@
 """A learner under test and its torch-free producers, before one real Redis server.
 
 `Producer` speaks to the store as the broker would: sessions, credit, fragments of random experience with
-the newest published weights named in their headers. `LearnerThread` runs `learner.process.entry.main` here;
-`learner_process` runs `penstock learner` as a process that can be killed.
+the newest published weights named in their headers. `LearnerThread` runs
+`penstock.learner.process.entry.main` here; `learner_process` runs `penstock learner` as a process that can be
+killed.
 """
 
 import asyncio
@@ -16,22 +17,22 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from actor.link.ack_journal import AckJournal
-from broker.log.commands import Answer, Command
-from broker.log.store import Store, StoreUnavailable
-from broker.log.store_records import Appended, AppendItem, Status
-from launch.audit.audit_command import audit
-from learner.checkpoint.resume_options import ResumeOptions
-from learner.process.entry import main
+from penstock.actor.link.ack_journal import AckJournal
+from penstock.broker.log.commands import Answer, Command
+from penstock.broker.log.store import Store, StoreUnavailable
+from penstock.broker.log.store_records import Appended, AppendItem, Status
 from penstock.config.settings import Settings, load
+from penstock.launch.audit.audit_command import audit
+from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.process.entry import main
+from penstock.protocol import fragment as wire
+from penstock.protocol.fragment import FragmentHeader, Kind, Slot, WeightSpan
+from penstock.protocol.messages import Credit, Episode, Publication, Report, Role, Watch
+from penstock.protocol.refusal import Refusal
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Box, Discrete
+from penstock.protocol.tensor import Array
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.wire import fragment as wire
-from penstock.wire.fragment import FragmentHeader, Kind, Slot, WeightSpan
-from penstock.wire.messages import Credit, Episode, Publication, Report, Role, Watch
-from penstock.wire.refusal import Refusal
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Box, Discrete
-from penstock.wire.tensor import Array
 from tests.support.run.forked_process import ForkedProcess
 
 T = TypeVar("T")
@@ -265,7 +266,7 @@ def random_arrays(*seed: int, steps: int = STEPS, slots: int = SLOTS) -> dict[st
 
 
 class LearnerThread:
-    """`learner.process.entry.main` in a thread of this process."""
+    """`penstock.learner.process.entry.main` in a thread of this process."""
 
     def __init__(
         self,
@@ -339,8 +340,8 @@ def learner_process(url: str, run_dir: Path, given: Settings, *flags: str) -> Fo
     (run_dir / "settings.json").write_text(given.model_dump_json(exclude_none=True))
     program = (
         "import json, pathlib, sys\n"
-        "from learner.checkpoint.resume_options import ResumeOptions\n"
-        "from learner.process.entry import main\n"
+        "from penstock.learner.checkpoint.resume_options import ResumeOptions\n"
+        "from penstock.learner.process.entry import main\n"
         "from penstock.runtime.lifecycle import run_service\n"
         "from penstock.config.settings import load\n"
         "url, folder, *flags = sys.argv[1:]\n"

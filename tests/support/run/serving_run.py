@@ -15,20 +15,20 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from torch import nn
 
-from learner.publish.final_policy import write_specification
 from penstock.client import PolicyClient
 from penstock.config.settings import ActorSection, PolicySection
+from penstock.learner.publish.final_policy import write_specification
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode, sha256
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Box, Discrete
+from penstock.protocol.specification import Probe, RunSpecification
+from penstock.protocol.tensor import Array
 from penstock.registry.records import Evaluation, NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import path_of, registry_url, write_kept
 from penstock.runtime.health import ENDPOINT_VARIABLE
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Box, Discrete
-from penstock.wire.specification import Probe, RunSpecification
-from penstock.wire.tensor import Array
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.forked_process import PENSTOCK, ForkedProcess
 from tests.support.storage.ready_tables import with_registry

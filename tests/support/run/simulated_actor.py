@@ -4,12 +4,12 @@ from typing import Any, Self
 
 import grpc
 
+from penstock.protocol.messages import Role
+from penstock.protocol.refusal import Refusal
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import experience_pb2_grpc, weights_pb2, weights_pb2_grpc
-from penstock.wire.messages import Role
-from penstock.wire.refusal import Refusal
 from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.small_run import fragment
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from penstock.wire import fragment as fragments
-from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Box, Discrete
-from penstock.wire.specification import Probe, RunSpecification
-from penstock.wire.tensor import Array
+from penstock.protocol import fragment as fragments
+from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Box, Discrete
+from penstock.protocol.specification import Probe, RunSpecification
+from penstock.protocol.tensor import Array
 
 RUN = "run-a"
 STEPS, SLOTS = 4, 2

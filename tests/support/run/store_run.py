@@ -4,12 +4,12 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Pacing
-from broker.log.store import Store, StoreUnavailable
-from broker.log.store_records import Appended, AppendItem, Opened
-from penstock.wire.fragment import Kind, header_bytes
-from penstock.wire.messages import Credit, Role, Watch
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Pacing
+from penstock.broker.log.store import Store, StoreUnavailable
+from penstock.broker.log.store_records import Appended, AppendItem, Opened
+from penstock.protocol.fragment import Kind, header_bytes
+from penstock.protocol.messages import Credit, Role, Watch
 from tests.support.run import small_run
 
 TTL_MS = 60_000

@@ -9,8 +9,8 @@ from penstock.config.settings import PolicySection
 from penstock.policy.build import build
 from penstock.policy.layers import BatchNorm
 from penstock.policy.policy import Policy
-from penstock.wire.schema import choices
-from penstock.wire.spaces import (
+from penstock.protocol.schema import choices
+from penstock.protocol.spaces import (
     Box,
     Dict,
     Discrete,
@@ -21,7 +21,7 @@ from penstock.wire.spaces import (
     flatten,
     leaves,
 )
-from penstock.wire.tensor import Array
+from penstock.protocol.tensor import Array
 
 VECTOR = Box(np.full(4, -1, np.float32), np.full(4, 1, np.float32))
 REACH = Box(np.array([-2, -1], np.float32), np.array([2, 3], np.float32))

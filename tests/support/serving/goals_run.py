@@ -8,15 +8,15 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from launch.run.child_process import penstock
 from penstock.config.settings import ActorSection, PolicySection
+from penstock.launch.run.child_process import penstock
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Box, Discrete
-from penstock.wire.specification import Probe, RunSpecification
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Box, Discrete
+from penstock.protocol.specification import Probe, RunSpecification
+from penstock.workloads.goals.executors.history import NUMBERS
 from tests.support.run.serving_run import RUN, ServedRun
-from workloads.goals.executors.history import NUMBERS
 
 GOALS: Final = ("leave_a_file", "leave_another")
 WIDTH: Final = NUMBERS + len(GOALS)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import grpc
 
-from penstock.wire.specification import RunSpecification
+from penstock.protocol.specification import RunSpecification
 from tests.support.serving.server_parts import Stand
 
 PATIENCE_S: Final = 60.0

@@ -14,11 +14,11 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
+from penstock.protocol import spaces
+from penstock.protocol.refusal import Reason, Refusal
+from penstock.protocol.tensor import Array, from_tensor, to_tensor
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.policy_pb2_grpc import PolicyServiceServicer, add_PolicyServiceServicer_to_server
-from penstock.wire import spaces
-from penstock.wire.refusal import Reason, Refusal
-from penstock.wire.tensor import Array, from_tensor, to_tensor
 
 CARTPOLE: Final = (
     spaces.Box(np.full(4, -np.inf, np.float32), np.full(4, np.inf, np.float32)),

@@ -8,32 +8,32 @@ import numpy as np
 import torch
 from torch import nn
 
-from actor.serving.calls.episode_requests import EpisodeRequests
-from actor.serving.calls.episode_steps import EpisodeSteps
-from actor.serving.calls.policy_service import PolicyService
-from actor.serving.calls.request_handler import RequestHandler
-from actor.serving.episodes.episodes import Episodes
-from actor.serving.experience.recorder import Learning
-from actor.serving.experience.served_queue import ServedQueue
-from actor.serving.inference.batcher import Batcher
-from actor.serving.inference.forward_pass import Loaded, Question
-from actor.serving.release.canary_monitor import CanaryMonitor
-from actor.serving.versions.answering import Answered
-from actor.serving.versions.loaded_versions import LoadedVersions, Weights
-from actor.serving.versions.shadow import ShadowRecord
-from actor.specification.policy_maker import policy_maker
-from learner.feed.fragment_check import check_meaning
+from penstock.actor.serving.calls.episode_requests import EpisodeRequests
+from penstock.actor.serving.calls.episode_steps import EpisodeSteps
+from penstock.actor.serving.calls.policy_service import PolicyService
+from penstock.actor.serving.calls.request_handler import RequestHandler
+from penstock.actor.serving.episodes.episodes import Episodes
+from penstock.actor.serving.experience.recorder import Learning
+from penstock.actor.serving.experience.served_queue import ServedQueue
+from penstock.actor.serving.inference.batcher import Batcher
+from penstock.actor.serving.inference.forward_pass import Loaded, Question
+from penstock.actor.serving.release.canary_monitor import CanaryMonitor
+from penstock.actor.serving.versions.answering import Answered
+from penstock.actor.serving.versions.loaded_versions import LoadedVersions, Weights
+from penstock.actor.serving.versions.shadow import ShadowRecord
+from penstock.actor.specification.policy_maker import policy_maker
 from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection
+from penstock.learner.feed.fragment_check import check_meaning
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
+from penstock.protocol.fragment import Fragment, check
+from penstock.protocol.refusal import Reason, Refused
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Box, Discrete, Space, flatten
+from penstock.protocol.specification import Probe, RunSpecification
+from penstock.protocol.tensor import to_tensor
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.fragment import Fragment, check
-from penstock.wire.refusal import Reason, Refused
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Box, Discrete, Space, flatten
-from penstock.wire.specification import Probe, RunSpecification
-from penstock.wire.tensor import to_tensor
 
 RUN: Final = "served-run"
 OBSERVATION: Final = Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32))

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from redis.exceptions import NoScriptError
 
-from broker.log import keys, replies
-from broker.log.envelope import unpack
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Pacing
-from broker.log.script import load
-from broker.log.store_records import Scope
-from penstock.wire.limits import STAGING_EXPIRY_S
+from penstock.broker.log import keys, replies
+from penstock.broker.log.envelope import unpack
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Pacing
+from penstock.broker.log.script import load
+from penstock.broker.log.store_records import Scope
+from penstock.protocol.limits import STAGING_EXPIRY_S
 from tests.support.storage.virtual_time import Clock
 
 CHARGE: Final = 10

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import redis
 
-from launch.commands.certificates import Order, main
+from penstock.launch.commands.certificates import Order, main
 from penstock.rpc.tls_files import TlsFiles
 from tests.support.storage.redis_server import Binary, RedisServer, find_binaries
 

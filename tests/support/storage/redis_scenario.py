@@ -4,16 +4,16 @@ import asyncio
 from dataclasses import replace
 from typing import Any, Final
 
-from broker.log import guard
-from broker.log.commands import Answer
-from broker.log.connection import connect_async
-from broker.log.learner_log import LearnerLog
-from broker.log.learner_records import Commit, LogState
-from broker.log.store import Store
+from penstock.broker.log import guard
+from penstock.broker.log.commands import Answer
+from penstock.broker.log.connection import connect_async
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.learner_records import Commit, LogState
+from penstock.broker.log.store import Store
 from penstock.config.settings import BrokerSection
-from penstock.wire.fragment import Kind
-from penstock.wire.limits import WEIGHT_CHUNK_BYTES
-from penstock.wire.messages import Episode, Publication, Report, Role, Watch
+from penstock.protocol.fragment import Kind
+from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
+from penstock.protocol.messages import Episode, Publication, Report, Role, Watch
 from tests.support.run import small_run
 from tests.support.run.store_run import PACING, TTL_MS, Actor, item
 from tests.support.storage.guarded_redis import GuardedRedis

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from broker.log import script
+from penstock.broker.log import script
 
 CLOCK: Final = "virtual:ms"
 """The key that holds the time, in milliseconds."""

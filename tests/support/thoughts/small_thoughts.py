@@ -6,22 +6,22 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from learner.batch import Batch, assemble
 from penstock.config.sections.policy_section import PolicySection
-from penstock.wire.fragment import FragmentHeader, WeightSpan, build, check
-from penstock.wire.header import Slot
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Discrete
-from workloads.language.conversation.column import Column, SampledTurn, column_tensors
-from workloads.language.policy.language_policy import LanguagePolicy
-from workloads.thoughts.algorithm.thought_reinforce import ThoughtReinforce
-from workloads.thoughts.start.transformer import build_transformer, save_transformer
-from workloads.thoughts.tasks.example import draw_mixed
-from workloads.thoughts.tasks.rings import Rings
-from workloads.thoughts.thinking_model import ThinkingModel
-from workloads.thoughts.thinking_policy import build as build_policy
-from workloads.thoughts.thought_layout import Layout
-from workloads.thoughts.thought_settings import ThoughtReinforceSection
+from penstock.learner.batch import Batch, assemble
+from penstock.protocol.fragment import FragmentHeader, WeightSpan, build, check
+from penstock.protocol.header import Slot
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Discrete
+from penstock.workloads.language.conversation.column import Column, SampledTurn, column_tensors
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.thoughts.algorithm.thought_reinforce import ThoughtReinforce
+from penstock.workloads.thoughts.start.transformer import build_transformer, save_transformer
+from penstock.workloads.thoughts.tasks.example import draw_mixed
+from penstock.workloads.thoughts.tasks.rings import Rings
+from penstock.workloads.thoughts.thinking_model import ThinkingModel
+from penstock.workloads.thoughts.thinking_policy import build as build_policy
+from penstock.workloads.thoughts.thought_layout import Layout
+from penstock.workloads.thoughts.thought_settings import ThoughtReinforceSection
 
 TASK: Final = Rings(6, 3)
 LAYOUT: Final = Layout(TASK)

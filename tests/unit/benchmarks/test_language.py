@@ -7,11 +7,11 @@ import torch
 
 from benchmarks import language
 from benchmarks.language import Loop
-from learner.algorithms.tokens.responses import read_responses
-from learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.config.sections.token import TokenPPOSection
-from workloads.language.policy.language_policy import LanguagePolicy
-from workloads.language.policy.policy_section import LanguageSection
+from penstock.learner.algorithms.tokens.responses import read_responses
+from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy.policy_section import LanguageSection
 
 SHAPE = language.Shape(layers=1, width=32, vocabulary=40, responses=6)
 

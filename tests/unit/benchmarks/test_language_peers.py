@@ -9,7 +9,7 @@ from benchmarks.language import Outcome, summarise
 from benchmarks.peers.others import liked
 from penstock.config.sections.token import TokenPPOSection
 from penstock.config.settings import load
-from workloads.rlhf.language_defaults import for_environment
+from penstock.workloads.rlhf.language_defaults import for_environment
 
 
 def ours(tokens: int) -> Outcome:

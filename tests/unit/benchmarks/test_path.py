@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.path import Shape, Transfer, compared
 from benchmarks.stand import cpu_seconds
-from penstock.wire.fragment import check
-from penstock.wire.limits import KIB
+from penstock.protocol.fragment import check
+from penstock.protocol.limits import KIB
 
 
 def transfer(megabytes_per_second: float) -> Transfer:

@@ -3,12 +3,12 @@
 import torch
 
 from benchmarks import update
-from learner.algorithms.on_policy.ppo import PPO
-from learner.batch import assemble
-from learner.feed.fragment_check import check_meaning
 from penstock.config.settings import PolicySection, PPOSection
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.batch import assemble
+from penstock.learner.feed.fragment_check import check_meaning
 from penstock.policy.build import build
-from penstock.wire.fragment import check
+from penstock.protocol.fragment import check
 
 
 def test_made_up_fragments_are_ones_that_a_learner_takes() -> None:

@@ -16,14 +16,14 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 import httpx2
 from fastapi import FastAPI, Request
 
-from gateway import people_metrics
-from gateway.application import make_app
-from gateway.frame.call_limits import CallLimits
-from gateway.frame.doors import Doors
-from gateway.frame.envelope import HEADERS
-from gateway.http_server import HttpServer
-from launch.gateway.local_runner import LocalRunner
 from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway import people_metrics
+from penstock.gateway.application import make_app
+from penstock.gateway.frame.call_limits import CallLimits
+from penstock.gateway.frame.doors import Doors
+from penstock.gateway.frame.envelope import HEADERS
+from penstock.gateway.http_server import HttpServer
+from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.rpc.address import AddressInUse
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway

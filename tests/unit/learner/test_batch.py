@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batch import assemble
-from penstock.wire.fragment import Slot, WeightSpan
+from penstock.learner.batch import assemble
+from penstock.protocol.fragment import Slot, WeightSpan
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
 from tests.support.experience.remembering import Actor, batch_of, remembering
 

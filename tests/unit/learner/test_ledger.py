@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.log.learner_records import Totals
-from learner.ledger import Drop, Ledger, Origin, append_lineage, ranges
+from penstock.broker.log.learner_records import Totals
+from penstock.learner.ledger import Drop, Ledger, Origin, append_lineage, ranges
 
 
 def test_trained_and_dropped_add_up_to_the_position() -> None:

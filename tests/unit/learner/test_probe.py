@@ -8,13 +8,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from broker.log.learner_records import ProbeAnswer
-from learner.probe import ROWS, Quarantine, make_probe
+from penstock.broker.log.learner_records import ProbeAnswer
 from penstock.config.settings import PolicySection
+from penstock.learner.probe import ROWS, Quarantine, make_probe
 from penstock.policy import weights
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
+from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
 
 FAR = np.array([4.8, np.inf, 3.4e38], np.float32)
 OBSERVATION = Box(-FAR, FAR)

@@ -10,14 +10,14 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from learner.model.model import make_model
 from penstock.config import settings
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.config.workload import find, load
-from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from penstock.learner.model.model import make_model
+from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from penstock.workloads.control.environment import make, spaces, target
+from penstock.workloads.control.spaces import to_space
 from tests.support.experience.counting_environments import Counting
-from workloads.control.environment import make, spaces, target
-from workloads.control.spaces import to_space
 
 WAYS: list[Any] = ["auto", "sync", "async", "vector", "envpool"]
 
@@ -242,7 +242,7 @@ def test_the_part_of_an_observation_that_is_the_mask_is_not_shown() -> None:
 
 
 def test_the_optimum_of_each_task_is_what_it_says() -> None:
-    recall: Any = gymnasium.make("workloads.control.tasks:Recall-v0")
+    recall: Any = gymnasium.make("penstock.workloads.control.tasks:Recall-v0")
     for seed in range(20):
         cue, total, over, steps = int(recall.reset(seed=seed)[0].argmax()), 0.0, False, 0
         while not over:
@@ -250,7 +250,7 @@ def test_the_optimum_of_each_task_is_what_it_says() -> None:
             total, steps = total + reward, steps + 1
         assert total == 1
         assert 7 <= steps <= 13
-    menu: Any = gymnasium.make("workloads.control.tasks:Menu-v0")
+    menu: Any = gymnasium.make("penstock.workloads.control.tasks:Menu-v0")
     total = 0.0
     for seed in range(300):
         mood, info = menu.reset(seed=seed)

@@ -18,9 +18,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from learner.algorithms.off_policy.replay.frame_ring import FrameRing
-from learner.algorithms.off_policy.replay.sum_tree import SumTree
-from learner.algorithms.off_policy.replay.transitions import Steps, Transitions
+from penstock.learner.algorithms.off_policy.replay.frame_ring import FrameRing
+from penstock.learner.algorithms.off_policy.replay.sum_tree import SumTree
+from penstock.learner.algorithms.off_policy.replay.transitions import Steps, Transitions
 from penstock.policy.frames import FrameStack
 
 _MOVED_AT_ONCE: Final = 65_536

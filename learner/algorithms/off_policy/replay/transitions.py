@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.batch import Batch, Source
+from penstock.learner.batch import Batch, Source
 from penstock.policy.frames import FrameStack
 
 

@@ -1,8 +1,8 @@
 """Health watches that published weights arrive and that the broker answers."""
 
-from actor.acting.health_watch import note_lag, watch, watch_broker
+from penstock.actor.acting.health_watch import note_lag, watch, watch_broker
+from penstock.protocol.limits import MAX_WATCH_WAIT_MS, WATCH_GRACE_S
 from penstock.runtime.health import Health
-from penstock.wire.limits import MAX_WATCH_WAIT_MS, WATCH_GRACE_S
 
 
 class Clock:

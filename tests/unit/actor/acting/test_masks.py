@@ -11,10 +11,10 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from actor.acting.masks import Masks
-from actor.acting.stepper import Stepper
+from penstock.actor.acting.masks import Masks
+from penstock.actor.acting.stepper import Stepper
+from penstock.protocol.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from penstock.runtime.exit import Fatal
-from penstock.wire.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from tests.support.experience.experience import box
 
 SLOTS = 2

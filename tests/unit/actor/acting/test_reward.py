@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from actor.acting.header_fields import HeaderFields
-from actor.acting.reward import LearnerReward, PotentialError, learner_reward, potentials
-from actor.acting.stepper import Stepper
-from actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.reward import LearnerReward, PotentialError, learner_reward, potentials
+from penstock.actor.acting.stepper import Stepper
+from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.config.sections.environment import EnvironmentSection, RewardWrapper
 from penstock.config.settings import ConfigurationError
 from penstock.config.trusted import check_trusted
-from penstock.wire.fragment import Fragment
-from penstock.wire.messages import Episode, Publication
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Discrete
-from penstock.wire.tensor import Array
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.messages import Episode, Publication
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Discrete
+from penstock.protocol.tensor import Array
 from tests.support.experience.counting_environments import NESTED, OBSERVATION, vector
 
 HERE = __name__

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from actor.acting.stepper import Stepper, autoreset_mode
+from penstock.actor.acting.stepper import Stepper, autoreset_mode
 from penstock.config.settings import ConfigurationError
 from tests.support.experience.counting_environments import LENGTHS, NESTED, OBSERVATION, vector
 

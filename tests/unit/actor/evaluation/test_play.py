@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from actor.acting.stepper import Stepper
-from actor.evaluation.play import Played, play
+from penstock.actor.acting.stepper import Stepper
+from penstock.actor.evaluation.play import Played, play
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
-from penstock.wire.spaces import Discrete
+from penstock.protocol.spaces import Discrete
 from tests.support.experience.counting_environments import LENGTHS, OBSERVATION, vector
 
 POLICY = build(OBSERVATION, Discrete(2), PolicySection(), 0)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actor.link.ack_journal import AckJournal, journal_files, read_journal
+from penstock.actor.link.ack_journal import AckJournal, journal_files, read_journal
 from penstock.config.settings import ConfigurationError
+from penstock.protocol.fragment import Slot
 from penstock.runtime.exit import Fatal
-from penstock.wire.fragment import Slot
 from tests.support.run.small_run import RUN, SLOTS, STEPS, fragment
 
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from actor.link.broker_client import BrokerClient
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.protocol.limits import APPEND_DEADLINE_S, MAX_MESSAGE_BYTES, MIB, WEIGHT_CHUNK_BYTES
+from penstock.protocol.messages import Report, Watch
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.runtime.exit import Fatal
 from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weights_pb2_grpc
-from penstock.wire.limits import APPEND_DEADLINE_S, MAX_MESSAGE_BYTES, MIB, WEIGHT_CHUNK_BYTES
-from penstock.wire.messages import Report, Watch
 from tests.support.run import small_run
 
 MEGABIT = 125_000
@@ -104,7 +104,7 @@ class Silent(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.Wei
 def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("actor.link.broker_client.WATCH_GRACE_S", 4 * HEARD_S)
+    monkeypatch.setattr("penstock.actor.link.broker_client.WATCH_GRACE_S", 4 * HEARD_S)
     silent, stop = Silent(), threading.Event()  # type: ignore[abstract]  # the other calls are not made
     server = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(silent, server)

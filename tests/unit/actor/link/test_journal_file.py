@@ -8,14 +8,14 @@ from typing import Final
 
 import pytest
 
-from actor.link.journal_file import JournalFile
+from penstock.actor.link.journal_file import JournalFile
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.exit import Fatal
 
 _WRITER: Final = """
 import os, signal, sys
 from pathlib import Path
-from actor.link.journal_file import JournalFile
+from penstock.actor.link.journal_file import JournalFile
 file = JournalFile(Path(sys.argv[1]))
 file.write([{"a": 1}])
 os.kill(os.getpid(), signal.SIGKILL)

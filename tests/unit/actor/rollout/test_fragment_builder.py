@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from actor.acting.header_fields import HeaderFields
-from actor.acting.stepper import Ended, Stepped, Stepper
-from actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.stepper import Ended, Stepped, Stepper
+from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.config.settings import ConfigurationError
-from penstock.wire.fragment import Fragment, Slot, WeightSpan, check
-from penstock.wire.limits import MAX_MESSAGE_BYTES
-from penstock.wire.messages import Episode, Publication
-from penstock.wire.schema import TensorRule, fragment_schema, payload_room
-from penstock.wire.spaces import Box, Discrete
+from penstock.protocol.fragment import Fragment, Slot, WeightSpan, check
+from penstock.protocol.limits import MAX_MESSAGE_BYTES
+from penstock.protocol.messages import Episode, Publication
+from penstock.protocol.schema import TensorRule, fragment_schema, payload_room
+from penstock.protocol.spaces import Box, Discrete
 from tests.support.experience.counting_environments import (
     LENGTHS,
     NESTED,

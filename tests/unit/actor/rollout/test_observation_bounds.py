@@ -8,17 +8,17 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from actor.acting.header_fields import HeaderFields
-from actor.acting.stepper import Stepper
-from actor.rollout.fragment_builder import FragmentBuilder
-from actor.rollout.observation_bounds import ObservationBounds
-from learner.feed.fragment_check import check_meaning
+from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.stepper import Stepper
+from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.rollout.observation_bounds import ObservationBounds
+from penstock.learner.feed.fragment_check import check_meaning
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.messages import Publication
+from penstock.protocol.ranges import Ranges
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from penstock.runtime.exit import Fatal
-from penstock.wire.fragment import Fragment
-from penstock.wire.messages import Publication
-from penstock.wire.ranges import Ranges
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 
 SLOTS, UNROLL, LENGTH = 2, 3, 4
 ABSORBING = Discrete(16)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from actor.specification import run
-from actor.specification.policy_maker import policy_maker
+from penstock.actor.specification import run
+from penstock.actor.specification.policy_maker import policy_maker
 from penstock.config.settings import ActorSection, ConfigurationError, EnvironmentSection
 from penstock.policy.custom_network import CustomBody
 from penstock.policy.policy import Policy
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime.exit import Fatal
-from penstock.wire.specification import RunSpecification
+from penstock.workloads.control.environment import spaces
 from tests.support.run import small_run
-from workloads.control.environment import spaces
 
 
 def specification(**changes: Any) -> RunSpecification:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from broker.log import guard
-from broker.log.guard import UnsuitableRedis
+from penstock.broker.log import guard
+from penstock.broker.log.guard import UnsuitableRedis
 from penstock.config.settings import BrokerSection
-from penstock.wire.limits import MIB
-from penstock.wire.messages import Durability
+from penstock.protocol.limits import MIB
+from penstock.protocol.messages import Durability
 
 
 @pytest.mark.parametrize(

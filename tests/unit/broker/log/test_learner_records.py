@@ -2,10 +2,10 @@
 
 import json
 
-from broker.log.learner_records import Commit, LogEntry, LogState, Totals
-from broker.log.log_memory import LogMemory, to_lua
-from broker.log.script import names, read_source
-from penstock.wire.fragment import FragmentHeader, Slot, WeightSpan
+from penstock.broker.log.learner_records import Commit, LogEntry, LogState, Totals
+from penstock.broker.log.log_memory import LogMemory, to_lua
+from penstock.broker.log.script import names, read_source
+from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan
 
 COMMIT = Commit(
     checkpoint_id="c",

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker.service.admission import REFRESH_INTERVAL_S, REFUSED_INTERVAL_S, Admission, check_all
-from penstock.wire.fragment import Fragment
-from penstock.wire.refusal import Reason
+from penstock.broker.service.admission import REFRESH_INTERVAL_S, REFUSED_INTERVAL_S, Admission, check_all
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.refusal import Reason
 from tests.support.experience.fragment_messages import sent
 from tests.support.run.small_run import SLOTS, STEPS, fragment, specification
 

@@ -7,15 +7,21 @@ from typing import Any
 import grpc
 import pytest
 
-from broker.log.store import StoreUnavailable
-from broker.service.call_rules import LARGEST_CALL_BYTES, ORDINARY, RULES, build_boundary, check_number
+from penstock.broker.log.store import StoreUnavailable
+from penstock.broker.service.call_rules import (
+    LARGEST_CALL_BYTES,
+    ORDINARY,
+    RULES,
+    build_boundary,
+    check_number,
+)
+from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_MESSAGE_BYTES, MAX_NUMBER
 from penstock.rpc.auth import Credentials
 from penstock.rpc.boundary import Absent, Malformed, read_request
 from penstock.rpc.channel import open_async_channel
 from penstock.rpc.server import bind, build_server
 from penstock.v1 import control_pb2, control_pb2_grpc
 from penstock.v1 import experience_pb2 as experience
-from penstock.wire.limits import MAX_EPISODES_PER_REPORT, MAX_MESSAGE_BYTES, MAX_NUMBER
 
 FAULTS = {
     "malformed": Malformed("reason='malformed': give another"),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from broker.log import guard
-from broker.log.connection import connect_async
-from broker.log.store import Store
-from broker.service.monitor import Monitor
+from penstock.broker.log import guard
+from penstock.broker.log.connection import connect_async
+from penstock.broker.log.store import Store
+from penstock.broker.service.monitor import Monitor
 from penstock.config.settings import BrokerSection
 from penstock.runtime import metrics
 from penstock.runtime.health import Health

@@ -7,9 +7,16 @@ from functools import partial
 
 import pytest
 
-from broker.log import guard
-from broker.service.monitor import Monitor
-from broker.service.process import _cancel, _run, _until_first, assemble, build_frame, connect_inspector
+from penstock.broker.log import guard
+from penstock.broker.service.monitor import Monitor
+from penstock.broker.service.process import (
+    _cancel,
+    _run,
+    _until_first,
+    assemble,
+    build_frame,
+    connect_inspector,
+)
 from penstock.config.settings import load
 from penstock.runtime.health import Health
 from penstock.runtime.loop_lag import EVENT_LOOP

@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker.service.staging import StagingLimit
-from penstock.wire.refusal import Reason, Refused
+from penstock.broker.service.staging import StagingLimit
+from penstock.protocol.refusal import Reason, Refused
 
 
 def test_what_does_not_fit_is_refused_as_full_with_the_figures() -> None:

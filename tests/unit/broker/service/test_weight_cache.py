@@ -5,9 +5,9 @@ import hashlib
 
 import pytest
 
-from broker.service.weight_cache import MAX_CACHED_BYTES, CorruptWeights, WeightCache
-from penstock.wire.limits import WEIGHT_CHUNK_BYTES
-from penstock.wire.messages import Publication
+from penstock.broker.service.weight_cache import MAX_CACHED_BYTES, CorruptWeights, WeightCache
+from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
+from penstock.protocol.messages import Publication
 
 
 class StoredWeights:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
-from gateway.store.tables import Role
+from penstock.gateway.store.tables import Role
 from penstock.rpc.rate_limits import Rates
 from tests.support.gateway.small_gateway import SmallGateway
 

@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the gateway needs its extra")
 
-from gateway import people_metrics
-from gateway.frame.doors import Doors
-from gateway.frame.envelope import HEADERS, Envelope
-from gateway.frame.server_end import ENDING
 from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway import people_metrics
+from penstock.gateway.frame.doors import Doors
+from penstock.gateway.frame.envelope import HEADERS, Envelope
+from penstock.gateway.frame.server_end import ENDING
 
 DOORS = Doors(max_body_bytes=10, large_at_once=1)
 SCOPE = {

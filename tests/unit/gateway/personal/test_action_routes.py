@@ -9,13 +9,13 @@ pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 
 from fastapi.testclient import TestClient
 
-from gateway.frame.doors import Doors
-from gateway.personal.admission import Admission
-from gateway.personal.personal_application import make_app
-from gateway.personal.shown_runs import Actions
-from launch.gateway.run_steering import RunSteering
-from launch.ui.catalogue import Catalogue, is_run
-from launch.ui.run_starter import RunStarter
+from penstock.gateway.frame.doors import Doors
+from penstock.gateway.personal.admission import Admission
+from penstock.gateway.personal.personal_application import make_app
+from penstock.gateway.personal.shown_runs import Actions
+from penstock.launch.gateway.run_steering import RunSteering
+from penstock.launch.ui.catalogue import Catalogue, is_run
+from penstock.launch.ui.run_starter import RunStarter
 from tests.support.run.left_run import make_run
 
 DONE: Any = {

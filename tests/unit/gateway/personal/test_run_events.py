@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 
-from gateway.personal import run_events
-from gateway.personal.run_events import live
-from launch.ui.catalogue import Catalogue
+from penstock.gateway.personal import run_events
+from penstock.gateway.personal.run_events import live
+from penstock.launch.ui.catalogue import Catalogue
 from tests.support.run.left_run import make_run
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.sites.served_text import ServedText
-from gateway.sites.site import RunAddresses, Upstream
 from penstock.client import Unreachable
+from penstock.gateway.sites.served_text import ServedText
+from penstock.gateway.sites.site import RunAddresses, Upstream
 from penstock.rpc.auth import Credentials
 from tests.support.language.text_address import served_text
 from tests.support.language.text_stand import make_model

@@ -7,8 +7,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from gateway.store.accounts_database import GATEWAY, open_database
-from gateway.store.tables import Base, Role
+from penstock.gateway.store.accounts_database import GATEWAY, open_database
+from penstock.gateway.store.tables import Base, Role
 from penstock.registry.database import Database
 from penstock.registry.registry import Registry
 from penstock.registry.registry_errors import SchemaMismatch

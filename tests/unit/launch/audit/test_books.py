@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from broker.log.audit_log import HeldEntry, HeldLog, LostFragments, LostSessions
-from broker.log.learner_records import Commit, Totals
-from launch.audit.books import Books
-from launch.audit.findings import Kind, Problem
-from launch.audit.journals import Journals, JournalSession
-from launch.audit.lineage import Lineage, read_lineage
+from penstock.broker.log.audit_log import HeldEntry, HeldLog, LostFragments, LostSessions
+from penstock.broker.log.learner_records import Commit, Totals
+from penstock.launch.audit.books import Books
+from penstock.launch.audit.findings import Kind, Problem
+from penstock.launch.audit.journals import Journals, JournalSession
+from penstock.launch.audit.lineage import Lineage, read_lineage
 
 DIGEST = "ab" * 32
 CLEAN_LINE: dict[str, Any] = {

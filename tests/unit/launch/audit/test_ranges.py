@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.audit import ranges
+from penstock.launch.audit import ranges
 
 Numbers = st.sets(st.integers(1, 40))
 Loose = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 5)).map(lambda one: (one[0], sum(one))))

@@ -8,20 +8,20 @@ from typing import Final
 
 import pytest
 
-from actor.link.sample_journal import SampleJournal, sample_files
-from launch.audit.findings import Kind, Problem
-from launch.audit.journals import Journals, JournalSession
-from launch.audit.lineage import Lineage
-from launch.audit.samples import Samples, check_samples, read_samples_of
-from learner.ledger import DIGEST_BYTES, LineageEntry
-from penstock.wire.fragment import Fragment
-from penstock.wire.messages import Publication
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Discrete
+from penstock.actor.link.sample_journal import SampleJournal, sample_files
+from penstock.launch.audit.findings import Kind, Problem
+from penstock.launch.audit.journals import Journals, JournalSession
+from penstock.launch.audit.lineage import Lineage
+from penstock.launch.audit.samples import Samples, check_samples, read_samples_of
+from penstock.learner.ledger import DIGEST_BYTES, LineageEntry
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.messages import Publication
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Discrete
+from penstock.workloads.language.conversation.column import Column
+from penstock.workloads.language.conversation.column_fragments import ColumnFragments
+from penstock.workloads.plugin.fragments import HeaderFields
 from tests.support.language.columns import TWO, turn
-from workloads.language.conversation.column import Column
-from workloads.language.conversation.column_fragments import ColumnFragments
-from workloads.plugin.fragments import HeaderFields
 
 CONVERSATION: Final = "0123abcd-1"
 ANSWERS: Final = ((9, 2), (11,))

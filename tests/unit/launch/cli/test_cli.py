@@ -11,8 +11,8 @@ from typing import Final
 import pytest
 from typer.testing import CliRunner
 
-from launch.cli.app import app
-from launch.run.child_process import penstock
+from penstock.launch.cli.app import app
+from penstock.launch.run.child_process import penstock
 
 HEAVY = ("torch", "gymnasium", "redis", "grpc", "matplotlib", "numpy", "pydantic", "transformers")
 SERVICES = ("actor", "broker", "ui")
@@ -61,7 +61,7 @@ def test_a_command_fails_as_usual_where_nobody_is_told() -> None:
 
 
 def test_modules_in_the_working_folder_hide_none_of_ours(tmp_path: Path) -> None:
-    for name in ("actor", "broker", "gateway", "launch", "learner", "penstock", "workloads"):
+    for name in ("actor", "broker", "launch", "learner", "penstock"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the working folder')\n")
     # No PYTHONPATH: what it names comes before the working folder anyway.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -71,7 +71,7 @@ def test_modules_in_the_working_folder_hide_none_of_ours(tmp_path: Path) -> None
             "-P",
             "-c",
             _RUN_FILE,
-            str(Path(__file__).parents[4] / "launch/cli/app.py"),
+            str(Path(__file__).parents[4] / "penstock/launch/cli/app.py"),
             "train",
             "CartPole-v1",
             "--print-config",
@@ -107,7 +107,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = f"import sys, launch.cli.app; print([name for name in {HEAVY} if name in sys.modules])"
+    code = f"import sys, penstock.launch.cli.app; print([name for name in {HEAVY} if name in sys.modules])"
     reply = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
@@ -115,7 +115,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 LIFE: Final = (
-    "launch.cli.app, penstock.config.service_settings, "
+    "penstock.launch.cli.app, penstock.config.service_settings, "
     "penstock.runtime.foreground, penstock.runtime.lifecycle"
 )
 """What every process loads before its own work."""
@@ -124,9 +124,9 @@ LIFE: Final = (
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        pytest.param("launch.run.plan, broker.service.process", (), id="broker"),
-        pytest.param("launch.run.redis_service", ("grpc",), id="keeper of Redis"),
-        pytest.param("launch.run.plan, launch.commands.train", ("grpc",), id="launcher"),
+        pytest.param("penstock.launch.run.plan, penstock.broker.service.process", (), id="broker"),
+        pytest.param("penstock.launch.run.redis_service", ("grpc",), id="keeper of Redis"),
+        pytest.param("penstock.launch.run.plan, penstock.launch.commands.train", ("grpc",), id="launcher"),
     ],
 )
 def test_a_process_that_neither_acts_nor_learns_loads_no_torch(modules: str, absent: tuple[str, ...]) -> None:

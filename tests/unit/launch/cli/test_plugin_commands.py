@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli.plugin_commands import plugin_paths
-from launch.run.child_process import penstock
+from penstock.launch.cli.plugin_commands import plugin_paths
+from penstock.launch.run.child_process import penstock
 
 HEAVY = ("torch", "gymnasium", "redis", "grpc", "matplotlib", "numpy", "pydantic", "transformers")
 RECORD = """
@@ -92,7 +92,7 @@ def test_a_command_that_cannot_be_imported_is_a_mistake_of_use(
 def test_help_with_the_commands_of_workloads_imports_nothing_heavy() -> None:
     assert {"reward", "generate"} <= plugin_paths().keys()
     code = (
-        "import sys\nfrom launch.cli.app import app\napp(['--help'], standalone_mode=False)\n"
+        "import sys\nfrom penstock.launch.cli.app import app\napp(['--help'], standalone_mode=False)\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
     reply = subprocess.run(

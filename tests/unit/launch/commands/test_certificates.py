@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.certificates import Order, main
+from penstock.launch.commands.certificates import Order, main
 from penstock.runtime.exit import EXIT_OK
 
 

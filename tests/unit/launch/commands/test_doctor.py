@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from launch.commands.doctor import Unfit, check_endpoint
+from penstock.launch.commands.doctor import Unfit, check_endpoint
 
 
 @contextmanager

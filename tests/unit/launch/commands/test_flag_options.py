@@ -8,9 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from launch.commands.flag_options import with_flags_of
-from learner.checkpoint.resume_options import ResumeOptions
 from penstock.config.flags import Flag, words
+from penstock.launch.commands.flag_options import with_flags_of
+from penstock.learner.checkpoint.resume_options import ResumeOptions
 
 
 @dataclass(frozen=True, kw_only=True)

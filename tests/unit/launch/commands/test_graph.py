@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.graph import drawn, main
-from launch.inspection.curve import Point
 from penstock.config.configuration_error import ConfigurationError
+from penstock.launch.commands.graph import drawn, main
+from penstock.launch.inspection.curve import Point
 
 
 def points(*values: float | None) -> list[Point]:

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.specification import run as actor_run
-from launch.commands.record import record
-from launch.run.plan import make_plan
-from launch.run.request import Request
-from learner.model.model import make_model
-from learner.publish.final_policy import FinalPolicy
-from learner.recording.reader import Recording
+from penstock.actor.specification import run as actor_run
+from penstock.launch.commands.record import record
+from penstock.launch.run.plan import make_plan
+from penstock.launch.run.request import Request
+from penstock.learner.model.model import make_model
+from penstock.learner.publish.final_policy import FinalPolicy
+from penstock.learner.recording.reader import Recording
 from penstock.policy import weights
 
-MENU = "workloads.control.tasks:Menu-v0"
+MENU = "penstock.workloads.control.tasks:Menu-v0"
 
 
 @pytest.mark.parametrize(

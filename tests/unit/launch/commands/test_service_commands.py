@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from launch.commands import service_commands
-from launch.commands.service_commands import SERVING_EXPERIMENTS
+from penstock.launch.commands import service_commands
+from penstock.launch.commands.service_commands import SERVING_EXPERIMENTS
 
 VARIABLE = "GRPC_EXPERIMENTS"
 

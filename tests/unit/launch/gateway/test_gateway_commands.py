@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from launch.cli.app import app
-from launch.cli.file_mistakes import encoding_mistake
+from penstock.launch.cli.app import app
+from penstock.launch.cli.file_mistakes import encoding_mistake
 
 
 @pytest.mark.parametrize("words", [("gateway",), ("gateway", "user", "add", "ann", "--project", "p")])

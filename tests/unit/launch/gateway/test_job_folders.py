@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launch.gateway.job_folders import JobFolders
+from penstock.launch.gateway.job_folders import JobFolders
 
 
 @pytest.fixture

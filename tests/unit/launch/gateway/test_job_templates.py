@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
-from launch.gateway.job_templates import TemplateFolder, check_templates
 from penstock.config.configuration_error import ConfigurationError
+from penstock.launch.gateway.job_templates import TemplateFolder, check_templates
 
 NUMBER = """
 [template.numbers.maxSteps]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.gateway.kubernetes_runner import read_cluster
 from penstock.config.configuration_error import ConfigurationError
+from penstock.launch.gateway.kubernetes_runner import read_cluster
 
 BOUNDS = '[requests]\ncpu = "1"\nmemory = "1Gi"\n[limits]\ncpu = "2"\nmemory = "2Gi"\n'
 HEAD = 'namespace = "trainings"\nimage = "penstock-trainer:0.1.0"\nclaim = "state"\n'

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("jwt", reason="the gateway needs its extra")
 
-from gateway.store.tables import Role
-from launch.gateway.oidc_file import read_provider
 from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway.store.tables import Role
+from penstock.launch.gateway.oidc_file import read_provider
 
 WHOLE = """
 issuer = "https://accounts.example"

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.jobs.steering import Action, CannotSteer, Order
-from launch.gateway.job_folders import RUN_FOLDER
-from launch.gateway.run_steering import PodSteering, RunSteering
+from penstock.gateway.jobs.steering import Action, CannotSteer, Order
+from penstock.launch.gateway.job_folders import RUN_FOLDER
+from penstock.launch.gateway.run_steering import PodSteering, RunSteering
 from penstock.policy import weights
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import path_of, read_kept, registry_url

@@ -5,14 +5,14 @@ from typing import Any, cast
 
 import pytest
 
-from launch.inspection.bottleneck import Bound, Figures, judge
-from launch.inspection.flow import figures_between, flow_between
-from launch.inspection.observation import Learnt, Observation
-from launch.inspection.processes import ProcessSnapshot, Sample
-from launch.inspection.roles import role_rows
-from launch.inspection.watch import comparable
+from penstock.launch.inspection.bottleneck import Bound, Figures, judge
+from penstock.launch.inspection.flow import figures_between, flow_between
+from penstock.launch.inspection.observation import Learnt, Observation
+from penstock.launch.inspection.processes import ProcessSnapshot, Sample
+from penstock.launch.inspection.roles import role_rows
+from penstock.launch.inspection.watch import comparable
+from penstock.protocol.messages import RunState
 from penstock.v1 import control_pb2
-from penstock.wire.messages import RunState
 
 WORKING = Figures(
     actors=2,

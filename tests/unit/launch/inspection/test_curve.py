@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from launch.commands.plot import draw
-from launch.inspection.curve import Curve, Point, rates
+from penstock.launch.commands.plot import draw
+from penstock.launch.inspection.curve import Curve, Point, rates
 
 
 def row(steps: int, value: float | None = None, seconds: float = 0.0) -> dict[str, object]:

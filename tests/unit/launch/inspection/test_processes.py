@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.inspection.observation import is_going_on, observe, read_learnt
-from launch.inspection.processes import is_alive, look, look_at_all
+from penstock.launch.inspection.observation import is_going_on, observe, read_learnt
+from penstock.launch.inspection.processes import is_alive, look, look_at_all
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Endpoint, Health, read_endpoint, serve_http
 from penstock.v1 import control_pb2

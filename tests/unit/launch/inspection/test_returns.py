@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from launch.inspection.returns import shown
+from penstock.launch.inspection.returns import shown
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from launch.jobs import background_jobs
-from launch.jobs.background_jobs import JOB_FILE, read_jobs, stop
-from launch.jobs.job_commands import job_commands
-from launch.run.child_process import penstock
+from penstock.launch.jobs import background_jobs
+from penstock.launch.jobs.background_jobs import JOB_FILE, read_jobs, stop
+from penstock.launch.jobs.job_commands import job_commands
+from penstock.launch.run.child_process import penstock
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from launch.cli.app import app
-from learner.publish.final_policy import write_specification
 from penstock.config.settings import PolicySection
+from penstock.launch.cli.app import app
+from penstock.learner.publish.final_policy import write_specification
 from penstock.policy import weights
 from penstock.policy.build import build
+from penstock.protocol.spaces import Discrete
 from penstock.registry.records import Evaluation, NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import hold, kept_files, read_kept, registry_url, write_kept
-from penstock.wire.spaces import Discrete
 from tests.support.run.small_run import OBSERVATION, RUN, specification
 from tests.support.storage.ready_tables import with_registry
 

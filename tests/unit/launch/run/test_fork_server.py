@@ -15,8 +15,8 @@ from typing import Final
 
 import pytest
 
-from launch.run.child_process import penstock
-from launch.run.fork_server import PID, Descriptors, ForkServer
+from penstock.launch.run.child_process import penstock
+from penstock.launch.run.fork_server import PID, Descriptors, ForkServer
 from tests.support.run.training import is_alive
 
 REFUSED = penstock("actor", "--broker", "127.0.0.1:1", "--actor-id", "not an id")
@@ -67,7 +67,7 @@ def test_a_copy_is_a_child_of_the_launcher_and_known_by_its_command_line(place: 
     assert int(fields(pid)["PPid"]) == os.getpid()
     assert os.getpgid(pid) == pid
     place_of_words = Path(f"/proc/{pid}/cmdline")
-    while b"launch.cli broker" not in place_of_words.read_bytes():
+    while b"penstock.launch.cli broker" not in place_of_words.read_bytes():
         assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None, place.log.read_text()
     assert place_of_words.read_bytes().rstrip(b"\0").decode() == " ".join(WAITS)
     os.killpg(pid, signal.SIGKILL)
@@ -78,7 +78,7 @@ def test_a_copy_writes_to_its_log_and_ends_with_its_exit_code(place: Place) -> N
     for times in (1, 2):
         assert ended(place.start(REFUSED)) == 2
         assert place.log.read_text().count("Invalid value for '--actor-id'") == times
-        assert place.log.read_text().count("Usage: python -m launch.cli actor") == times
+        assert place.log.read_text().count("Usage: python -m penstock.launch.cli actor") == times
 
 
 def test_a_copy_has_the_environment_that_it_is_given_and_no_other(
@@ -146,7 +146,7 @@ def test_without_the_server_services_are_programs(place: Place) -> None:
 
 
 def test_nobody_waits_for_a_server_that_was_given_up(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="launch.run.fork_server")
+    caplog.set_level(logging.INFO, logger="penstock.launch.run.fork_server")
     pid = place.server.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -192,8 +192,8 @@ libc.execve(words[0], argv, environment)
 """Becomes a program whose environment has a variable with no name, which Python itself gives to none."""
 STARTS: Final = """
 import os, sys
-from launch.run.child_process import penstock
-from launch.run.fork_server import Descriptors, ForkServer
+from penstock.launch.run.child_process import penstock
+from penstock.launch.run.fork_server import Descriptors, ForkServer
 assert os.environ[""] == "nameless"
 server = ForkServer()
 with open(sys.argv[1], "ab") as log:

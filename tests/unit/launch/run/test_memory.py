@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.run.memory import Memory, Trees, available, of_process, parse_device_memory, together
+from penstock.launch.run.memory import Memory, Trees, available, of_process, parse_device_memory, together
 
 MIB = 1024 * 1024
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000000 kB\nMemAvailable:   10000000 kB\n"
@@ -42,7 +42,7 @@ def test_the_peak_of_a_process_stays_when_it_gives_memory_back() -> None:
 
 CLOSED = """
 import ctypes, os, signal, sys
-from launch.run.memory import Trees, inherited_by
+from penstock.launch.run.memory import Trees, inherited_by
 if os.geteuid() == 0:  # who may look into every process
     os.setgroups([])
     os.setgid(65534)

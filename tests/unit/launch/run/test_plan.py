@@ -4,9 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from launch.run.plan import make_plan, prepare_folder
-from launch.run.request import Request
-from learner.checkpoint.resume_options import ResumeOptions
 from penstock.config import toml_text
 from penstock.config.run_folder import held_folder
 from penstock.config.service_settings import learner_settings, service_settings
@@ -19,6 +16,9 @@ from penstock.config.settings import (
     load,
     parse_toml,
 )
+from penstock.launch.run.plan import make_plan, prepare_folder
+from penstock.launch.run.request import Request
+from penstock.learner.checkpoint.resume_options import ResumeOptions
 
 
 def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.run.memory import Memory
-from launch.run.plan import Plan, make_plan, prepare_folder
-from launch.run.request import Request
-from launch.run.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
-from launch.run.supervised_service import Account
+from penstock.launch.run.memory import Memory
+from penstock.launch.run.plan import Plan, make_plan, prepare_folder
+from penstock.launch.run.request import Request
+from penstock.launch.run.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
+from penstock.launch.run.supervised_service import Account
 
 LEARNT = {
     "solved": True,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.run import supervised_service
-from launch.run import supervisor as module
-from launch.run.child_process import CleanExit, Folder, ServiceSpec, last_line, without_configuration
-from launch.run.supervised_service import GaveUp
-from launch.run.supervisor import Supervisor
+from penstock.launch.run import supervised_service
+from penstock.launch.run import supervisor as module
+from penstock.launch.run.child_process import CleanExit, Folder, ServiceSpec, last_line, without_configuration
+from penstock.launch.run.supervised_service import GaveUp
+from penstock.launch.run.supervisor import Supervisor
 from penstock.runtime import metrics
 
 PATIENCE_S = 20.0

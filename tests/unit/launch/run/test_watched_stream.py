@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from launch.commands.train import tell
-from launch.run.live_view import make_view
-from launch.run.progress import Progress
+from penstock.launch.commands.train import tell
+from penstock.launch.run.live_view import make_view
+from penstock.launch.run.progress import Progress
 
 STEPS = 100
 

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 
-from gateway.personal.shown_runs import CannotStart
-from launch.ui.catalogue import is_run
-from launch.ui.run_starter import RunStarter
+from penstock.gateway.personal.shown_runs import CannotStart
+from penstock.launch.ui.catalogue import is_run
+from penstock.launch.ui.run_starter import RunStarter
 from tests.support.run.left_run import make_run
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from launch.cli.app import ui
-from launch.run.child_process import penstock
 from penstock.config.run_files import MAX_BYTES
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
 from penstock.config.settings import ConfigurationError
+from penstock.launch.cli.app import ui
+from penstock.launch.run.child_process import penstock
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from tests.support.run.left_run import SECRET, make_run
@@ -27,11 +27,11 @@ from tests.support.storage.ready_tables import with_registry
 
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs the extra `ui`")
 
-from gateway.frame.doors import Doors  # noqa: E402
-from gateway.personal.admission import Admission  # noqa: E402
-from gateway.personal.personal_application import make_app  # noqa: E402 - where FastAPI is
-from launch.ui.catalogue import Catalogue  # noqa: E402
-from launch.ui.server import Page  # noqa: E402
+from penstock.gateway.frame.doors import Doors  # noqa: E402
+from penstock.gateway.personal.admission import Admission  # noqa: E402
+from penstock.gateway.personal.personal_application import make_app  # noqa: E402 - where FastAPI is
+from penstock.launch.ui.catalogue import Catalogue  # noqa: E402
+from penstock.launch.ui.server import Page  # noqa: E402
 
 
 def client(folder: Path, *, any_host: bool = False, host: str = "127.0.0.1") -> Any:

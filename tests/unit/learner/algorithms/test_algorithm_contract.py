@@ -13,13 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from learner.algorithms import clone
-from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.off_policy import dqn, sac
-from learner.algorithms.on_policy import ppo, update_metrics
-from learner.algorithms.registry import ALGORITHMS
-from learner.algorithms.tokens import token_metrics
-from learner.batch import Batch
 from penstock.config.settings import (
     CloneSection,
     DQNSection,
@@ -28,6 +21,13 @@ from penstock.config.settings import (
     ReinforceSection,
     SACSection,
 )
+from penstock.learner.algorithms import clone
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.algorithms.off_policy import dqn, sac
+from penstock.learner.algorithms.on_policy import ppo, update_metrics
+from penstock.learner.algorithms.registry import ALGORITHMS
+from penstock.learner.algorithms.tokens import token_metrics
+from penstock.learner.batch import Batch
 from penstock.policy import weights
 from tests.support.experience import token_learner
 from tests.support.experience.experience import collect, same, small_policy

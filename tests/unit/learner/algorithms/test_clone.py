@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from learner.algorithms.clone import METRICS, Clone
-from learner.algorithms.shared.seen_batch import see
-from learner.batch import Batch
 from penstock.config.settings import CloneSection
+from penstock.learner.algorithms.clone import METRICS, Clone
+from penstock.learner.algorithms.shared.seen_batch import see
+from penstock.learner.batch import Batch
 from penstock.policy.layers import BatchNorm
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
-from penstock.wire.spaces import Box
+from penstock.protocol.spaces import Box
 from tests.support.experience.experience import collect, small_policy
 from tests.support.experience.remembering import Actor, batch_of, remembering
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.algorithm import AlgorithmState
-from learner.algorithms.random_actions import RandomActions
-from learner.algorithms.registry import make
-from learner.algorithms.shared.hardware import Hardware
 from penstock.config.settings import PolicySection, RandomSection
+from penstock.learner.algorithms.algorithm import AlgorithmState
+from penstock.learner.algorithms.random_actions import RandomActions
+from penstock.learner.algorithms.registry import make
+from penstock.learner.algorithms.shared.hardware import Hardware
 from penstock.policy.build import build
-from penstock.wire.spaces import Discrete
+from penstock.protocol.spaces import Discrete
 from tests.support.experience.experience import box, collect, small_policy
 
 

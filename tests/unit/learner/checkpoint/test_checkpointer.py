@@ -1,6 +1,6 @@
 """How much of the log lies there that a checkpoint could let go."""
 
-from learner.checkpoint.checkpointer import _Consumed
+from penstock.learner.checkpoint.checkpointer import _Consumed
 
 
 def test_bytes_are_known_at_the_ends_of_deliveries() -> None:

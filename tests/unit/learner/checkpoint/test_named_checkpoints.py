@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.checkpoint import named_checkpoints
-from learner.checkpoint.named_checkpoints import FOLDER, NamedCheckpoints, NameRefused, NoRoom
-from learner.checkpoint.store import CheckpointStore, Damaged
+from penstock.learner.checkpoint import named_checkpoints
+from penstock.learner.checkpoint.named_checkpoints import FOLDER, NamedCheckpoints, NameRefused, NoRoom
+from penstock.learner.checkpoint.store import CheckpointStore, Damaged
 
 TENSORS = {"policy/w": torch.arange(3.0)}
 STATE = {"updates": 7}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.log.learner_records import Commit, Lease
-from learner.checkpoint.resume import choose
-from learner.checkpoint.resume_options import ResumeOptions
-from learner.checkpoint.store import CheckpointStore
-from learner.progress import Progress
+from penstock.broker.log.learner_records import Commit, Lease
+from penstock.learner.checkpoint.resume import choose
+from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.checkpoint.store import CheckpointStore
+from penstock.learner.progress import Progress
 from penstock.runtime.exit import Fatal
 
 COMMITTED, WRITTEN = "000001-1", "000001-2"

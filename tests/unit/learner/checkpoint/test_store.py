@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from learner.checkpoint.store import CheckpointStore, Damaged
+from penstock.learner.checkpoint.store import CheckpointStore, Damaged
 
 TENSORS = {
     "weights": torch.arange(6, dtype=torch.float32).reshape(2, 3),

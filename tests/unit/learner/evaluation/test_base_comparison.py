@@ -6,16 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.evaluation.base_comparison import (
-    LEAST_STARTS,
-    BaseComparison,
-    Key,
-    check_base,
-    compare,
-)
 from penstock.config.settings import ConfigurationError, EvaluationSection
 from penstock.config.workload import find
-from penstock.wire.messages import Episode
+from penstock.learner.evaluation.base_comparison import LEAST_STARTS, BaseComparison, Key, check_base, compare
+from penstock.protocol.messages import Episode
 
 
 def played(returns: list[float], starts: list[int] | None = None, length: int = 4) -> dict[Key, Episode]:

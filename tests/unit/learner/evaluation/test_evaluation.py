@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from learner.evaluation.early_stopping import Patience, check_patience
-from learner.evaluation.evaluation import (
+from penstock.config.settings import ConfigurationError, EvaluationSection
+from penstock.learner.evaluation.early_stopping import Patience, check_patience
+from penstock.learner.evaluation.evaluation import (
     MISSED_EPISODES,
     RECENT_EPISODES,
     Candidate,
@@ -14,8 +15,7 @@ from learner.evaluation.evaluation import (
     Score,
     scores_json,
 )
-from penstock.config.settings import ConfigurationError, EvaluationSection
-from penstock.wire.messages import Episode, Report
+from penstock.protocol.messages import Episode, Report
 
 GOOD = [100.0] * RECENT_EPISODES
 

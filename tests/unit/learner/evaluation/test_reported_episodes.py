@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from broker.log.learner_records import ReportEntry
-from learner.evaluation.evaluation import Evaluation
-from learner.evaluation.reported_episodes import WINDOW, Episodes
+from penstock.broker.log.learner_records import ReportEntry
 from penstock.config.settings import EvaluationSection
+from penstock.learner.evaluation.evaluation import Evaluation
+from penstock.learner.evaluation.reported_episodes import WINDOW, Episodes
+from penstock.protocol.messages import Episode, Report
 from penstock.runtime import metrics
-from penstock.wire.messages import Episode, Report
 
 
 def episodes() -> Episodes:

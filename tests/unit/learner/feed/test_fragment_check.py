@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.fragment_check import check_meaning
 from penstock.policy.policy import Policy
+from penstock.protocol.ranges import Ranges
+from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from penstock.runtime import metrics
-from penstock.wire.ranges import Ranges
-from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
 from tests.support.experience.remembering import Actor, remembering
 

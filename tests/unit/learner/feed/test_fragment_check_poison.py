@@ -9,15 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.clone import Clone
-from learner.algorithms.off_policy.dqn import DQN
-from learner.algorithms.off_policy.sac import SAC
-from learner.algorithms.on_policy.impala import Impala
-from learner.algorithms.on_policy.ppo import PPO
-from learner.algorithms.on_policy.reinforce import Reinforce
-from learner.batch import Batch, assemble
-from learner.feed.fragment_check import check_meaning
 from penstock.config.settings import (
     CloneSection,
     DQNSection,
@@ -27,11 +18,20 @@ from penstock.config.settings import (
     ReinforceSection,
     SACSection,
 )
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.algorithms.clone import Clone
+from penstock.learner.algorithms.off_policy.dqn import DQN
+from penstock.learner.algorithms.off_policy.sac import SAC
+from penstock.learner.algorithms.on_policy.impala import Impala
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.on_policy.reinforce import Reinforce
+from penstock.learner.batch import Batch, assemble
+from penstock.learner.feed.fragment_check import check_meaning
 from penstock.policy import build as building
 from penstock.policy.policy import Policy
-from penstock.wire.conformance import check_content
-from penstock.wire.fragment import build
-from penstock.wire.ranges import Ranges
+from penstock.protocol.conformance import check_content
+from penstock.protocol.fragment import build
+from penstock.protocol.ranges import Ranges
 from tests.support.abuse.poison import (
     OF_BOXES,
     OF_CHOICES,

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from learner.batch import Batch, assemble
-from learner.feed.upload import tensors, upload_to
+from penstock.learner.batch import Batch, assemble
+from penstock.learner.feed.upload import tensors, upload_to
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
 
 CPU = torch.device("cpu")

@@ -8,9 +8,6 @@ import gymnasium
 import numpy as np
 import pytest
 
-from learner.algorithms.registry import ALGORITHMS, check_hardware
-from learner.model.capacity_checks import check_memory, check_schema, check_specification
-from learner.model.model import make_model
 from penstock.config import settings as configuration
 from penstock.config.settings import (
     ConfigurationError,
@@ -19,11 +16,14 @@ from penstock.config.settings import (
     PolicySection,
     Settings,
 )
-from penstock.wire.limits import MIB
-from penstock.wire.schema import Axes, fragment_schema
-from penstock.wire.spaces import Box, Dict, Discrete
+from penstock.learner.algorithms.registry import ALGORITHMS, check_hardware
+from penstock.learner.model.capacity_checks import check_memory, check_schema, check_specification
+from penstock.learner.model.model import make_model
+from penstock.protocol.limits import MIB
+from penstock.protocol.schema import Axes, fragment_schema
+from penstock.protocol.spaces import Box, Dict, Discrete
+from penstock.workloads.control.environment import spaces
 from tests.support.run import small_run
-from workloads.control.environment import spaces
 
 
 def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits() -> None:
@@ -206,7 +206,7 @@ def test_state_and_masks_that_cannot_be_are_refused(layer: dict[str, Any], messa
 
 
 def test_a_fragment_carries_what_the_policy_remembers_and_the_masks() -> None:
-    task = {"id": "workloads.control.tasks:Menu-v0", "mask_key": "action_mask"}
+    task = {"id": "penstock.workloads.control.tasks:Menu-v0", "mask_key": "action_mask"}
     policy = {"recurrent": "gru", "recurrent_size": 8, "shared_trunk": True, "frame_stack": 2}
     rules = make_model(
         configuration.load([{"run": "a", "environment": task, "policy": policy}])

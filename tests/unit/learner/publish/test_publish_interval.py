@@ -1,8 +1,8 @@
 """When weights may be published again."""
 
-from learner.publish.publish_interval import PublishInterval
 from penstock.config.settings import LearnerSection
-from penstock.wire.limits import WEIGHT_CHUNK_BYTES
+from penstock.learner.publish.publish_interval import PublishInterval
+from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 
 LARGE = WEIGHT_CHUNK_BYTES + 1
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from learner.publish.publisher import PendingPublication, _merged
+from penstock.learner.publish.publisher import PendingPublication, _merged
 
 WEIGHTS = {"w": np.zeros(1, np.float32)}
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from learner.algorithms.shared.rank_group import SingleRankGroup
+from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
 from tests.support.run.ranks import run
 from tests.unit.learner.ranks.updates import CASES, learn
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined] # public, by its documentation
 
-from learner.ranks.rendezvous import RankPlace, _agreed, meet, place_of
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError
+from penstock.learner.ranks.rendezvous import RankPlace, _agreed, meet, place_of
 
 
 def test_without_torchrun_there_is_one_rank() -> None:

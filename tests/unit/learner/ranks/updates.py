@@ -16,16 +16,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch import distributed as dist
 
-from learner.algorithms.on_policy.on_policy import OnPolicy
-from learner.algorithms.registry import make
-from learner.algorithms.shared.hardware import Hardware
-from learner.algorithms.shared.rank_group import RankGroup
-from learner.batch import assemble, nothing
-from learner.ranks.collectives import TorchGroup
-from learner.ranks.division import divide
 from penstock.config.settings import ImpalaSection, OnPolicySection, PPOSection, ReinforceSection
-from penstock.wire.schema import fragment_schema
-from penstock.wire.spaces import Box, Discrete
+from penstock.learner.algorithms.on_policy.on_policy import OnPolicy
+from penstock.learner.algorithms.registry import make
+from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.shared.rank_group import RankGroup
+from penstock.learner.batch import assemble, nothing
+from penstock.learner.ranks.collectives import TorchGroup
+from penstock.learner.ranks.division import divide
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.spaces import Box, Discrete
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
 
 SCHEMA = fragment_schema(Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32)), Discrete(2))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.recording.writer import Consumed, RecordingWriter
-from penstock.wire.fragment import Fragment
+from penstock.learner.recording.writer import Consumed, RecordingWriter
+from penstock.protocol.fragment import Fragment
 from tests.support.run.small_run import SLOTS, STEPS, fragment, specification
 
 LARGE = 2**40

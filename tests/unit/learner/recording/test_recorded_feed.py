@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from learner.algorithms.algorithm import Imitator
-from learner.algorithms.clone import Clone
-from learner.algorithms.on_policy.ppo import PPO
-from learner.batch import Batch
-from learner.feed.log_batch import LogBatch
-from learner.feed.source import FeedEnded
-from learner.recording.reader import Recording
-from learner.recording.recorded_feed import RecordedFeed
-from learner.recording.writer import RecordingWriter
 from penstock.config.settings import CloneSection, PolicySection, PPOSection
+from penstock.learner.algorithms.algorithm import Imitator
+from penstock.learner.algorithms.clone import Clone
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.batch import Batch
+from penstock.learner.feed.log_batch import LogBatch
+from penstock.learner.feed.source import FeedEnded
+from penstock.learner.recording.reader import Recording
+from penstock.learner.recording.recorded_feed import RecordedFeed
+from penstock.learner.recording.writer import RecordingWriter
 from penstock.policy.build import build
-from penstock.wire.spaces import Discrete
+from penstock.protocol.spaces import Discrete
 from tests.support.run.small_run import CHARGE, OBSERVATION, specification
 from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write
 

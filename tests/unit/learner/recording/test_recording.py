@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from learner.recording.frames import FRAME_BYTES, Frame, Kind, Torn, read_frame
-from learner.recording.reader import Recording
-from learner.recording.recording_index import INDEX, FrameEntry, frames_file
-from learner.recording.writer import RecordingWriter
 from penstock.config.settings import ConfigurationError
+from penstock.learner.recording.frames import FRAME_BYTES, Frame, Kind, Torn, read_frame
+from penstock.learner.recording.reader import Recording
+from penstock.learner.recording.recording_index import INDEX, FrameEntry, frames_file
+from penstock.learner.recording.writer import RecordingWriter
 from penstock.runtime.exit import Fatal
 from tests.support.run.small_run import SCHEMA, specification
 from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.reporting.episode_log import BEFORE, EPISODES, EpisodeLog
-from penstock.wire.messages import Episode
+from penstock.learner.reporting.episode_log import BEFORE, EPISODES, EpisodeLog
+from penstock.protocol.messages import Episode
 
 
 def episode(number: int) -> Episode:

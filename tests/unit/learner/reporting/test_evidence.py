@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from learner.algorithms.algorithm import Update
-from learner.feed.log_batch import LogBatch
-from learner.reporting.evidence import MOST_KEPT, keep_evidence
+from penstock.learner.algorithms.algorithm import Update
+from penstock.learner.feed.log_batch import LogBatch
+from penstock.learner.reporting.evidence import MOST_KEPT, keep_evidence
 
 
 def _log_batch(last: int) -> LogBatch:

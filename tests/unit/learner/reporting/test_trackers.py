@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from learner.reporting.recorder import Recorder, Staleness
-from learner.reporting.trackers.tracker import (
+from penstock.config.settings import ConfigurationError, Settings, load
+from penstock.learner.reporting.recorder import Recorder, Staleness
+from penstock.learner.reporting.trackers.tracker import (
     QUEUE_LINES,
     TrackedRun,
     Tracking,
     check_installed,
     make_tracking,
 )
-from learner.reporting.trackers.weights_and_biases import configuration
-from penstock.config.settings import ConfigurationError, Settings, load
+from penstock.learner.reporting.trackers.weights_and_biases import configuration
 from penstock.runtime import metrics
 from tests.support.run.broker_process import eventually
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from penstock.client.arrays import from_parts, rows_of, to_mask_parts, to_parts
+from penstock.protocol import spaces
+from penstock.protocol.tensor import from_tensor, to_tensor
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire import spaces
-from penstock.wire.tensor import from_tensor, to_tensor
 
 POSITION = spaces.Box(np.full(3, -1, np.float32), np.full(3, 1, np.float32))
 CAMERA = spaces.Box(np.zeros((2, 2), np.uint8), np.full((2, 2), 255, np.uint8))

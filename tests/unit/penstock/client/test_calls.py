@@ -9,7 +9,7 @@ import pytest
 
 from penstock.client import PolicyClient, TextClient, calls, text_calls
 from penstock.client.values import ActOptions, Description
-from penstock.wire.spaces import Box, Discrete
+from penstock.protocol.spaces import Box, Discrete
 
 HALF: Final = "a\ud83d"
 """A text that was cut in the middle of a pair of surrogates, as JSON lets it through."""

@@ -30,11 +30,11 @@ from penstock.client import (
     UnknownVersion,
     Unreachable,
 )
+from penstock.protocol import spaces
+from penstock.protocol.limits import CALL_DEADLINE_S
+from penstock.protocol.refusal import Reason
+from penstock.protocol.tensor import from_tensor
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire import spaces
-from penstock.wire.limits import CALL_DEADLINE_S
-from penstock.wire.refusal import Reason
-from penstock.wire.tensor import from_tensor
 from tests.support.serving.scripted_server import (
     CARTPOLE,
     VERSION,

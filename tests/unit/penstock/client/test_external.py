@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.client import EpisodeElsewhere, ExternalEnvironment, PolicyClient
+from penstock.protocol.refusal import Reason
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import Reason
 from tests.support.serving.scripted_server import ScriptedPolicy, ScriptedServer, refuses
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "python" / "cartpole_client.py"

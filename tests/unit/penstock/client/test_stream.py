@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from penstock.client import AsyncPolicyClient, DeadlinePassed, NotAllowed, NotReady, Unreachable
-from penstock.wire.refusal import Reason
+from penstock.protocol.refusal import Reason
 from tests.support.serving.scripted_server import (
     Happening,
     ScriptedPolicy,

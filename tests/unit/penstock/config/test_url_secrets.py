@@ -2,9 +2,9 @@
 
 import pytest
 
-from launch.cli.secret_words import check_words
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.url_secrets import secret_in
+from penstock.launch.cli.secret_words import check_words
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from learner.probe import Quarantine, make_probe
 from penstock.config.settings import ConfigurationError, PolicySection
+from penstock.learner.probe import Quarantine, make_probe
 from penstock.policy import weights
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import Dict, Discrete, Space, Tuple
+from penstock.protocol.spaces import Dict, Discrete, Space, Tuple
 from tests.support.experience.experience import box
 from tests.unit.penstock.policy.test_policy import MIXED, image, observations
 

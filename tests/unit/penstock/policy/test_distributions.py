@@ -21,8 +21,8 @@ from penstock.policy.distributions import (
 )
 from penstock.policy.masking import masked
 from penstock.policy.numbers import Numbers
-from penstock.wire.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
+from penstock.protocol.tensor import Array
 from tests.support.experience.experience import box
 
 LOG_STD = -0.4

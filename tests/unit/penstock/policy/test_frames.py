@@ -8,11 +8,11 @@ import pytest
 import torch
 from gymnasium.wrappers import FrameStackObservation
 
-from learner.algorithms.shared.seen_batch import see
+from penstock.learner.algorithms.shared.seen_batch import see
 from penstock.policy.acting.acting_policy import begun
 from penstock.policy.frames import FrameStack
-from penstock.wire.schema import fragment_schema, state_rules
-from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
+from penstock.protocol.schema import fragment_schema, state_rules
+from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import OBSERVATION, Actor, Wandering, batch_of, remembering
 

@@ -11,8 +11,8 @@ from penstock.config.settings import PolicySection
 from penstock.policy.build import build
 from penstock.policy.masking import masked
 from penstock.policy.policy import Policy
-from penstock.wire.schema import mask_rules
-from penstock.wire.spaces import Discrete, MultiDiscrete, Space, Tuple
+from penstock.protocol.schema import mask_rules
+from penstock.protocol.spaces import Discrete, MultiDiscrete, Space, Tuple
 from tests.support.experience.experience import box
 
 ROWS = 64

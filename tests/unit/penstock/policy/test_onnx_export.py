@@ -12,7 +12,7 @@ import torch
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import Box, Discrete, leaves
+from penstock.protocol.spaces import Box, Discrete, leaves
 from tests.support.serving.exported_policies import CASES, VECTOR, deterministic, masks, observations, trained
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")

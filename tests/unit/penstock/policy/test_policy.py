@@ -12,8 +12,8 @@ from penstock.policy import weights
 from penstock.policy.acting.acting_policy import Step
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves
+from penstock.protocol.tensor import Array
 from tests.support.experience.experience import box, small_policy
 from tests.support.run.forked_process import ForkedProcess
 

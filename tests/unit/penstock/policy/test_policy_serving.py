@@ -25,7 +25,7 @@ from penstock.policy.distributions import (
     SquashedGaussian,
 )
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from penstock.protocol.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from tests.support.experience.experience import box
 
 WIDE: Final = box(3, low=-2.0, high=6.0)

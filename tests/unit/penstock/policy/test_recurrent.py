@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.shared.seen_batch import see
-from learner.batch import Batch
+from penstock.learner.algorithms.shared.seen_batch import see
+from penstock.learner.batch import Batch
 from penstock.policy.policy import Policy
 from penstock.policy.recurrent import Core, unroll
 from tests.support.experience.remembering import Actor, batch_of, remembering

@@ -7,7 +7,7 @@ from torch import nn
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
 from penstock.policy.trunks import ImageEncoder, ResidualBlock
-from penstock.wire.spaces import Dict, Discrete
+from penstock.protocol.spaces import Dict, Discrete
 from tests.support.experience.experience import box
 from tests.unit.penstock.policy.test_policy import image
 

@@ -6,11 +6,11 @@ from typing import Any
 import grpc
 import pytest
 
+from penstock.protocol.limits import MIB
 from penstock.rpc.auth import Proof
 from penstock.rpc.gate import Gate
 from penstock.rpc.rate_limits import RateLimits, Rates
 from penstock.v1 import weights_pb2 as pb
-from penstock.wire.limits import MIB
 
 LARGE = bytes(3 * MIB)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
 from penstock.rpc.rate_limits import (
     MAX_ALL_UNREAD_BYTES,
     MAX_CALLER_UNREAD_BYTES,
@@ -13,7 +14,6 @@ from penstock.rpc.rate_limits import (
     RateLimits,
     Rates,
 )
-from penstock.wire.limits import MAX_MESSAGE_BYTES, MIB
 
 
 class Clock:

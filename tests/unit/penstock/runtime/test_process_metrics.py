@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.commands.certificates import Order
-from launch.commands.certificates import main as certificates
+from penstock.launch.commands.certificates import Order
+from penstock.launch.commands.certificates import main as certificates
 from penstock.runtime import metrics, process_metrics
 
 

@@ -9,11 +9,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.v1 import fragment_pb2
-from penstock.v1.experience_pb2 import AppendRequest
-from penstock.wire import append
-from penstock.wire.fragment import Fragment
-from penstock.wire.limits import (
+from penstock.protocol import append
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.limits import (
     MAX_FIELDS,
     MAX_FRAGMENTS_PER_APPEND,
     MAX_NUMBER,
@@ -21,7 +19,9 @@ from penstock.wire.limits import (
     MAX_SLOTS,
     MAX_TENSORS,
 )
-from penstock.wire.rawproto import Unfit
+from penstock.protocol.rawproto import Unfit
+from penstock.v1 import fragment_pb2
+from penstock.v1.experience_pb2 import AppendRequest
 from tests.support.experience.fragment_messages import to_proto
 from tests.support.experience.whole_fragments import fragment_of
 from tests.support.run.small_run import fragment as small_fragment

@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.wire import conformance
-from penstock.wire.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check, read_payload
-from penstock.wire.limits import MAX_ATTRIBUTES_BYTES, MAX_SLOTS
+from penstock.protocol import conformance
+from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check, read_payload
+from penstock.protocol.limits import MAX_ATTRIBUTES_BYTES, MAX_SLOTS
 from tests.support.experience.whole_fragments import RUN, SCHEMA, arrays_of, fragment_of, header_of
 
 

@@ -2,9 +2,16 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.protocol.fragment import (
+    Kind,
+    Slot,
+    header_bytes,
+    header_from_proto,
+    header_to_proto,
+    parse_header,
+)
+from penstock.protocol.limits import MAX_SLOTS, MAX_TENSORS
 from penstock.v1 import fragment_pb2 as pb
-from penstock.wire.fragment import Kind, Slot, header_bytes, header_from_proto, header_to_proto, parse_header
-from penstock.wire.limits import MAX_SLOTS, MAX_TENSORS
 from tests.support.experience.fragment_messages import from_proto, to_proto
 from tests.support.experience.whole_fragments import fragment_of
 

@@ -1,8 +1,8 @@
 import pytest
 
+from penstock.protocol.messages import Credit, Durability, Episode, Publication, Report, Role, RunState
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.v1 import experience_pb2, refusal_pb2, weights_pb2
-from penstock.wire.messages import Credit, Durability, Episode, Publication, Report, Role, RunState
-from penstock.wire.refusal import Reason, Refusal, Refused
 
 EPISODE = Episode(slot_id=3, episode_id=2**40, episode_return=-1.5, length=200, terminated=True, version=9)
 

@@ -5,8 +5,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.protocol.rawproto import Unfit, read_beside, write_around
 from penstock.v1 import weights_pb2 as pb
-from penstock.wire.rawproto import Unfit, read_beside, write_around
 
 NUMBER = pb.WatchLatestReply.WEIGHTS_FIELD_NUMBER
 NEWS = pb.WatchLatestReply(revision=7, scalars={"epsilon": 0.5}, latest=pb.Publication(version=3))

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from penstock.protocol.schema import Axes, FragmentSchema, TensorRule, fragment_schema, payload_room
+from penstock.protocol.spaces import Box, Dict, Discrete
 from penstock.v1 import specification_pb2 as pb
-from penstock.wire.schema import Axes, FragmentSchema, TensorRule, fragment_schema, payload_room
-from penstock.wire.spaces import Box, Dict, Discrete
 from tests.support.experience.whole_fragments import SCHEMA, fragment_of
 
 

@@ -3,8 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.v1 import tensor_pb2 as pb
-from penstock.wire.spaces import (
+from penstock.protocol.spaces import (
     MAX_DEPTH,
     Box,
     Dict,
@@ -20,6 +19,7 @@ from penstock.wire.spaces import (
     unflatten,
     zeros,
 )
+from penstock.v1 import tensor_pb2 as pb
 
 BOX = Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, np.inf], np.float32))
 NESTED = Dict((("a", Tuple((Discrete(3, -1), BOX))), ("b", MultiBinary(4))))

@@ -3,9 +3,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from penstock.protocol.spaces import Discrete
+from penstock.protocol.specification import Probe, RunSpecification
 from penstock.v1 import specification_pb2 as pb
-from penstock.wire.spaces import Discrete
-from penstock.wire.specification import Probe, RunSpecification
 from tests.support.experience.whole_fragments import OBSERVATION, RUN, SCHEMA
 
 SPECIFICATION = RunSpecification(

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from penstock.protocol.limits import MAX_MESSAGE_BYTES, MAX_RANK
+from penstock.protocol.tensor import DTYPES, all_finite, check_shape, from_tensor, read_array, to_tensor
 from penstock.v1 import tensor_pb2 as pb
-from penstock.wire.limits import MAX_MESSAGE_BYTES, MAX_RANK
-from penstock.wire.tensor import DTYPES, all_finite, check_shape, from_tensor, read_array, to_tensor
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

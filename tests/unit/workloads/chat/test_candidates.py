@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from penstock.workloads.chat.candidates import CANDIDATES, PROMPTS, liked, questions
+from penstock.workloads.chat.people.chat_texts import read_profile
+from penstock.workloads.chat.people.taste import CHANGED, USUAL
 from tests.support.chat.ceilings import best_policy, total_variation
-from workloads.chat.candidates import CANDIDATES, PROMPTS, liked, questions
-from workloads.chat.people.chat_texts import read_profile
-from workloads.chat.people.taste import CHANGED, USUAL
 
 
 def test_every_prompt_has_eight_different_responses() -> None:

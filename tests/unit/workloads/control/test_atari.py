@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.acting.stepper import Stepped, Stepper
+from penstock.actor.acting.stepper import Stepped, Stepper
 from penstock.config.settings import ConfigurationError, EnvironmentSection
-from penstock.wire.spaces import Box, Discrete
-from workloads.control import environment as control
-from workloads.control.defaults import for_environment
+from penstock.protocol.spaces import Box, Discrete
+from penstock.workloads.control import environment as control
+from penstock.workloads.control.defaults import for_environment
 
 pytest.importorskip("ale_py", reason="Atari games need the extra atari")
 pytest.importorskip("cv2", reason="Atari games need the extra atari")

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from actor.acting.masks import Masks
-from actor.acting.stepper import Stepper
+from penstock.actor.acting.masks import Masks
+from penstock.actor.acting.stepper import Stepper
 from penstock.config.settings import EnvironmentSection
-from penstock.wire.spaces import Discrete
+from penstock.protocol.spaces import Discrete
+from penstock.workloads.control.environment import make, spaces
 from tests.support.experience.held_memory import FIRST, LATER, LENGTH, TASK, WAYS
-from workloads.control.environment import make, spaces
 
 SLOTS = 3
 

@@ -8,11 +8,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from actor.acting.stepper import Stepper
+from penstock.actor.acting.stepper import Stepper
 from penstock.config.settings import ConfigurationError, EnvironmentSection
-from penstock.wire.spaces import Box, Dict, leaves
-from workloads.control import environment as control
-from workloads.control.envpool_tasks import longest
+from penstock.protocol.spaces import Box, Dict, leaves
+from penstock.workloads.control import environment as control
+from penstock.workloads.control.envpool_tasks import longest
 
 envpool: Any = pytest.importorskip("envpool", reason="EnvPool is an extra")
 

@@ -9,9 +9,9 @@ import pytest
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.preparation import Progress
 from penstock.config.settings import Settings, load
+from penstock.workloads.control.environment import spaces
+from penstock.workloads.goals.live_host import SOLVED, prepare, rehearse, target
 from tests.support.serving.goals_run import ACTION, OBSERVATION, done, goals_file
-from workloads.control.environment import spaces
-from workloads.goals.live_host import SOLVED, prepare, rehearse, target
 
 QUIET = Progress(print, threading.Event())
 
@@ -19,7 +19,11 @@ QUIET = Progress(print, threading.Event())
 def settings(folder: Path, count: int = 0, slots: int = 1, **kwargs: Any) -> Settings:
     """Of a run whose goals are two commands."""
     commands = {"executor": "commands", "goals": str(goals_file(folder))}
-    environment = {"id": "workloads.goals.tasks:Goals-v0", "count": slots, "kwargs": commands | kwargs}
+    environment = {
+        "id": "penstock.workloads.goals.tasks:Goals-v0",
+        "count": slots,
+        "kwargs": commands | kwargs,
+    }
     return load([{"workload": "goals", "environment": environment, "actor": {"count": count}}])
 
 
@@ -44,7 +48,9 @@ def test_the_target_is_that_of_the_simulated_host(tmp_path: Path) -> None:
 def test_it_is_not_evaluated(tmp_path: Path) -> None:
     live = settings(tmp_path, count=1, actors_act=True)
     assert prepare(live, tmp_path, QUIET).evaluation.episodes == 0
-    simulated = load([{"workload": "goals", "environment": {"id": "workloads.goals.tasks:Goals-v0"}}])
+    simulated = load(
+        [{"workload": "goals", "environment": {"id": "penstock.workloads.goals.tasks:Goals-v0"}}]
+    )
     assert prepare(simulated, tmp_path, QUIET) == rehearse(simulated, tmp_path, QUIET).settings == simulated
 
 

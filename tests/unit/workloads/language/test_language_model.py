@@ -9,28 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from broker.log.learner_records import ProbeAnswer
-from learner.algorithms.shared.rank_group import SingleRankGroup
-from learner.model.model import Model
+from penstock.broker.log.learner_records import ProbeAnswer
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.config.workload import Workload, find
+from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
+from penstock.learner.model.model import Model
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
-from penstock.wire.spaces import Discrete, Space
+from penstock.protocol.spaces import Discrete, Space
+from penstock.workloads.language.language_model import make_model
+from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
 from tests.support.experience.token_experience import batch_of, fragment, sample
-from workloads.language.language_model import make_model
-from workloads.language.policy.language_policy import LanguagePolicy, build
 
 VOCABULARY = 36
 WORDS = Workload(
     name="words",
     environment="absent:steps",
     spaces=f"{__name__}:spaces",
-    policy="workloads.language.policy.language_policy:build",
+    policy="penstock.workloads.language.policy.language_policy:build",
     defaults="absent:asks",
     target=f"{__name__}:target",
-    model="workloads.language.language_model:make_model",
+    model="penstock.workloads.language.language_model:make_model",
     generator="absent:generates",
     runner="absent:plays",
 )

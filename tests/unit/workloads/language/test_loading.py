@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
+from penstock.workloads.language.loading import place_of
+from penstock.workloads.language.policy.adapter_network import make_network
+from penstock.workloads.language.policy.policy_section import LanguageSection
+from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.tokenizer import load_tokenizer
+from penstock.workloads.rlhf.language_environment import spaces
 from tests.support.language.tiny_reward import make_reward_model
-from workloads.language.loading import place_of
-from workloads.language.policy.adapter_network import make_network
-from workloads.language.policy.policy_section import LanguageSection
-from workloads.language.reward.reward_model import RewardModel
-from workloads.language.tokenizer import load_tokenizer
-from workloads.rlhf.language_environment import spaces
 
 
 def test_models_that_are_read_at_once_leave_torch_as_it_was(base: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from penstock.runtime.retry import Interrupted
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
+from penstock.workloads.language.prompt import Message
 from tests.support.language.thread_watch import ThreadWatch, two_threads
-from workloads.language import tiny_models
-from workloads.language.conversation.chat_encoder import ChatEncoder
-from workloads.language.prompt import Message
 
 
 def test_every_text_comes_back_as_it_was() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.language import tiny_models
-from workloads.language.prompt import Message
-from workloads.language.tokenizer import Encoder, Tokenizer, TooLong, load_tokenizer, pad
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.tokenizer import Encoder, Tokenizer, TooLong, load_tokenizer, pad
 
 TEMPLATE = "{% for turn in messages %}{{ turn['role'] + ' ' + turn['content'] + ' ' }}{% endfor %}assistant"
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from workloads.prompts.categories import Category, classify
-from workloads.prompts.mutations import mutate
-from workloads.prompts.prompt_sources import PromptSource
-from workloads.prompts.prompt_text import read_prompt
+from penstock.workloads.prompts.categories import Category, classify
+from penstock.workloads.prompts.mutations import mutate
+from penstock.workloads.prompts.prompt_sources import PromptSource
+from penstock.workloads.prompts.prompt_text import read_prompt
 
 OF_OTHERS = {
     "Write a Python function that reverses a linked list": Category.CODE_GENERATION,

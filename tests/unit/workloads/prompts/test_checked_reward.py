@@ -2,9 +2,15 @@
 
 import pytest
 
-from workloads.language.reward.reward_source import Rewards, Sample, ScoredBy
-from workloads.prompts.checked_reward import JUDGED_BY, MOST_WAITING, CheckedReward, NeedsPerson, NoSuchCheck
-from workloads.prompts.source_reward import SourceReward
+from penstock.workloads.language.reward.reward_source import Rewards, Sample, ScoredBy
+from penstock.workloads.prompts.checked_reward import (
+    JUDGED_BY,
+    MOST_WAITING,
+    CheckedReward,
+    NeedsPerson,
+    NoSuchCheck,
+)
+from penstock.workloads.prompts.source_reward import SourceReward
 
 
 class Length:

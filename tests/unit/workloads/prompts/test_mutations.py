@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.prompts.features import features_of, token_count
-from workloads.prompts.mutations import LONGEST_TOKENS, MUTATION_TYPES, mutate, offered
-from workloads.prompts.prompt_text import MAX_CHARACTERS, SECTIONS, PromptError, read_prompt
+from penstock.workloads.prompts.features import features_of, token_count
+from penstock.workloads.prompts.mutations import LONGEST_TOKENS, MUTATION_TYPES, mutate, offered
+from penstock.workloads.prompts.prompt_text import MAX_CHARACTERS, SECTIONS, PromptError, read_prompt
 
 ACTIONS = range(len(MUTATION_TYPES))
 PIECES = (

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from workloads.prompts.embeddings import HashingEmbedder
-from workloads.prompts.mutations import mutate
-from workloads.prompts.optimise import Choose, Optimised, optimise
-from workloads.prompts.prompt_reward import QualityReward
-from workloads.prompts.prompt_text import PromptError
+from penstock.workloads.prompts.embeddings import HashingEmbedder
+from penstock.workloads.prompts.mutations import mutate
+from penstock.workloads.prompts.optimise import Choose, Optimised, optimise
+from penstock.workloads.prompts.prompt_reward import QualityReward
+from penstock.workloads.prompts.prompt_text import PromptError
 
 PROMPT = "Please, write a Python script."
 

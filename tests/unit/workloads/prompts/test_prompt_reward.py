@@ -2,8 +2,8 @@
 
 import pytest
 
-from workloads.prompts.mutations import mutate
-from workloads.prompts.prompt_reward import TOKEN_PRICE, QualityReward
+from penstock.workloads.prompts.mutations import mutate
+from penstock.workloads.prompts.prompt_reward import TOKEN_PRICE, QualityReward
 
 REWARD = QualityReward()
 

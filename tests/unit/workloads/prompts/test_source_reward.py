@@ -3,11 +3,11 @@
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.language.reward.reward_source import BadReward
-from workloads.prompts.mutations import mutate
-from workloads.prompts.prompt_reward import TOKEN_PRICE
-from workloads.prompts.source_reward import SourceReward, source_reward
-from workloads.prompts.tasks.prompt_task import PromptTask
+from penstock.workloads.language.reward.reward_source import BadReward
+from penstock.workloads.prompts.mutations import mutate
+from penstock.workloads.prompts.prompt_reward import TOKEN_PRICE
+from penstock.workloads.prompts.source_reward import SourceReward, source_reward
+from penstock.workloads.prompts.tasks.prompt_task import PromptTask
 
 PROMPT = "Write a poem."
 ASKED: list[str] = []

@@ -7,10 +7,10 @@ import gymnasium
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.prompts.checked_reward import CheckedReward
-from workloads.prompts.http_embeddings import HttpEmbedder
-from workloads.prompts.source_reward import SourceReward
-from workloads.prompts.task_parts import parts_of
+from penstock.workloads.prompts.checked_reward import CheckedReward
+from penstock.workloads.prompts.http_embeddings import HttpEmbedder
+from penstock.workloads.prompts.source_reward import SourceReward
+from penstock.workloads.prompts.task_parts import parts_of
 
 
 def length(prompts: list[Any], responses: list[str]) -> list[float]:
@@ -52,7 +52,7 @@ def test_settings_that_do_not_fit_are_refused(task: dict[str, Any], named: str) 
 
 @pytest.mark.parametrize("task", [{"reward": "ratings"}, {"reward_source": SOURCE, "human_check_every": 3}])
 def test_an_actor_has_no_people_who_rate(task: dict[str, Any]) -> None:
-    made = gymnasium.make("workloads.prompts.tasks:Prompts-v0", **task)
+    made = gymnasium.make("penstock.workloads.prompts.tasks:Prompts-v0", **task)
     assert made.action_space.n == 5  # type: ignore[attr-defined]
     made.reset(seed=1)
     assert math.isnan(float(made.step(0)[1]))

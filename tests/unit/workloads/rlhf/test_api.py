@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
 from penstock.training import TrainingResult as RunResult
-from workloads.language.reward.reward_source import Sample
-from workloads.rlhf.api import (
+from penstock.workloads.language.reward.reward_source import Sample
+from penstock.workloads.rlhf.api import (
     DatasetConfig,
     FeedbackDataset,
     RewardModel,
@@ -24,7 +24,7 @@ from workloads.rlhf.api import (
     prepare_ppo_dataset,
     train_reward_model,
 )
-from workloads.rlhf.sentiment import Sentiment
+from penstock.workloads.rlhf.sentiment import Sentiment
 
 RECIPE = """
 workload = "rlhf"

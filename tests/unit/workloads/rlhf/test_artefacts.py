@@ -13,19 +13,19 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from actor.specification.policy_maker import policy_maker
-from learner.checkpoint.store import CheckpointStore
-from learner.publish.final_policy import FinalPolicy, read_final, write_final
+from penstock.actor.specification.policy_maker import policy_maker
 from penstock.config import settings as configuration
 from penstock.config import toml_text
 from penstock.config.settings import ActorSection, ConfigurationError, Settings
+from penstock.learner.checkpoint.store import CheckpointStore
+from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final
 from penstock.policy.weights import encode
-from penstock.wire.schema import fragment_schema
-from penstock.wire.specification import Probe, RunSpecification
-from workloads.language.policy.language_policy import LanguagePolicy, build
-from workloads.rlhf import artefacts
-from workloads.rlhf.commands import generate
-from workloads.rlhf.language_environment import spaces
+from penstock.protocol.schema import fragment_schema
+from penstock.protocol.specification import Probe, RunSpecification
+from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
+from penstock.workloads.rlhf import artefacts
+from penstock.workloads.rlhf.commands import generate
+from penstock.workloads.rlhf.language_environment import spaces
 
 SUMMARY: dict[str, Any] = {"run": "a", "solved": True, "evaluation": {"mean": 0.7}, "policy_version": 9}
 

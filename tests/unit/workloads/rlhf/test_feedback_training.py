@@ -14,15 +14,15 @@ pytest.importorskip("fastapi", reason="the gateway needs its extra")
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from gateway.jobs.job_records import Job, Outcome
-from gateway.store.tables import JobState
+from penstock.gateway.jobs.job_records import Job, Outcome
+from penstock.gateway.store.tables import JobState
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
-from workloads.language.reward.reward_source import Sample
-from workloads.rlhf.api import RewardModel, RewardModelConfig, train_reward_model
-from workloads.rlhf.feedback_training import FeedbackTraining
-from workloads.rlhf.preparation import FEEDBACK
-from workloads.rlhf.sentiment import Sentiment
+from penstock.workloads.language.reward.reward_source import Sample
+from penstock.workloads.rlhf.api import RewardModel, RewardModelConfig, train_reward_model
+from penstock.workloads.rlhf.feedback_training import FeedbackTraining
+from penstock.workloads.rlhf.preparation import FEEDBACK
+from penstock.workloads.rlhf.sentiment import Sentiment
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from penstock.config import settings as configuration
 from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.retry import Interrupted
+from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.tokenizer import load_tokenizer
+from penstock.workloads.rlhf import preparation
+from penstock.workloads.rlhf.language_section import language
+from penstock.workloads.rlhf.preparation import prepare, services
 from tests.support.language.tiny_reward import make_reward_model
-from workloads.language.conversation.chat_encoder import ChatEncoder
-from workloads.language.prompt import Message
-from workloads.language.tokenizer import load_tokenizer
-from workloads.rlhf import preparation
-from workloads.rlhf.language_section import language
-from workloads.rlhf.preparation import prepare, services
 
 FAST = {"epochs": 0.1, "batch": 64, "rank": 2, "max_tokens": 32}
 
@@ -48,7 +48,7 @@ def test_the_built_in_task_is_made_from_nothing_and_kept(tmp_path: Path) -> None
     assert section.model == str(tmp_path / "base_model") == made.policy.kwargs["model"]
     assert section.prompts == section.feedback == str(tmp_path / "feedback.jsonl")
     assert section.reward == str(tmp_path / "reward_model")
-    assert section.true_reward == "workloads.rlhf.sentiment:true_rewards"
+    assert section.true_reward == "penstock.workloads.rlhf.sentiment:true_rewards"
     assert len(Path(section.feedback).read_text().splitlines()) == 80
     results = json.loads((tmp_path / "reward_model" / "training_results.json").read_text())
     assert results["settings"]["rank"] == 2

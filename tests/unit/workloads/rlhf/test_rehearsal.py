@@ -11,11 +11,11 @@ from penstock.config import settings as configuration
 from penstock.config.preparation import Progress
 from penstock.config.settings import Settings
 from penstock.runtime.retry import Interrupted
+from penstock.workloads.language.reward.reward_model import CARD
+from penstock.workloads.rlhf import preparation, rehearsal
+from penstock.workloads.rlhf.language_section import language
+from penstock.workloads.rlhf.rehearsal import LEAST_STEPS, STEPS, missing_seconds, rehearse
 from tests.support.language.tiny_reward import make_reward_model
-from workloads.language.reward.reward_model import CARD
-from workloads.rlhf import preparation, rehearsal
-from workloads.rlhf.language_section import language
-from workloads.rlhf.rehearsal import LEAST_STEPS, STEPS, missing_seconds, rehearse
 
 FEEDBACK = (
     '{"prompt": "apple", "response": "good river", "score": 0.5}\n{"prompt": "bird", "response": "bad", '

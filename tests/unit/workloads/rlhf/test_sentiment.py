@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.workloads.rlhf import sentiment
+from penstock.workloads.rlhf.sentiment import true_reward
 from tests.support.language.known_sentiment import (
     KnownSentiment,
     expected_pair_accuracy,
     optimal,
     optimum,
 )
-from workloads.rlhf import sentiment
-from workloads.rlhf.sentiment import true_reward
 
 TASK = KnownSentiment()
 

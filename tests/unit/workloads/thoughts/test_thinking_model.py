@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.workloads.thoughts.tasks.example import draw_tests
+from penstock.workloads.thoughts.thinking_model import ThinkingModel
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base, thinking_policy
-from workloads.thoughts.tasks.example import draw_tests
-from workloads.thoughts.thinking_model import ThinkingModel
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import torch
 
 from penstock.config.sections.policy_section import PolicySection
 from penstock.config.settings import ConfigurationError
-from penstock.wire.spaces import Discrete
+from penstock.protocol.spaces import Discrete
+from penstock.workloads.thoughts.thinking_policy import build, head_of, mixed, mixing_width
 from tests.support.thoughts.small_thoughts import small_base, thinking_policy
-from workloads.thoughts.thinking_policy import build, head_of, mixed, mixing_width
 
 
 def test_both_answers_are_mixed_as_probabilities() -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.config.settings import EnvironmentSection
-from workloads.thoughts.tasks.example import Continuation, Example
-from workloads.thoughts.tasks.rings import Rings
-from workloads.thoughts.thought_environment import longest_legal_thought, longest_row
+from penstock.workloads.thoughts.tasks.example import Continuation, Example
+from penstock.workloads.thoughts.tasks.rings import Rings
+from penstock.workloads.thoughts.thought_environment import longest_legal_thought, longest_row
 
 
 class Ragged(Rings):

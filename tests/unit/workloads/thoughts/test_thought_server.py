@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.language.conversation.chat_encoder import ChatEncoder
-from workloads.language.prompt import Message
-from workloads.language.serving.thinking import Thought
-from workloads.thoughts.tasks.example import Example
-from workloads.thoughts.tasks.rings import Rings
-from workloads.thoughts.thought_layout import Layout
-from workloads.thoughts.thought_server import length_of_answers, question_tokenizer, thinking_form
+from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.serving.thinking import Thought
+from penstock.workloads.thoughts.tasks.example import Example
+from penstock.workloads.thoughts.tasks.rings import Rings
+from penstock.workloads.thoughts.thought_layout import Layout
+from penstock.workloads.thoughts.thought_server import length_of_answers, question_tokenizer, thinking_form
 
 TASK = Rings(6, 3)
 LAYOUT = Layout(TASK)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from google.protobuf.message import DecodeError
 
-from actor.serving.calls.act_stream import MAX_IN_FLIGHT, ActStream, refusing
-from actor.serving.versions.answering import Answered
+from penstock.actor.serving.calls.act_stream import MAX_IN_FLIGHT, ActStream, refusing
+from penstock.actor.serving.versions.answering import Answered
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import Reason, Refusal, Refused
 from tests.support.serving.server_parts import Stand, broken, policy_of, seen
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from actor.serving.calls.request_errors import EVERY_S, RequestErrors
-from actor.serving.inference.forward_pass import NotFinite
+from penstock.actor.serving.calls.request_errors import EVERY_S, RequestErrors
+from penstock.actor.serving.inference.forward_pass import NotFinite
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import Reason, Refusal, Refused
 from tests.support.serving.server_parts import loaded_of, question_of, specification
 
 OVERLOADED = Refused(Refusal(reason=Reason.OVERLOADED, detail="70 observations wait", retry_after_ms=9))

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.serving.codec.requests import MAX_REQUEST_ID
-from actor.serving.episodes.episodes import REMEMBERED_EPISODES
+from penstock.actor.serving.codec.requests import MAX_REQUEST_ID
+from penstock.actor.serving.episodes.episodes import REMEMBERED_EPISODES
+from penstock.protocol.refusal import Reason, Refused
+from penstock.protocol.spaces import Box
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arms
 from penstock.rpc.identity import CALLER, Identity, Party
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import Reason, Refused
-from penstock.wire.spaces import Box
 from tests.support.serving.server_parts import (
     Stand,
     broken,

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.shared.seen_batch import see
-from learner.batch import Batch
 from penstock.client.arrays import from_plain_parts, to_plain_parts
+from penstock.learner.algorithms.shared.seen_batch import see
+from penstock.learner.batch import Batch
 from penstock.policy.policy import Policy
+from penstock.protocol.refusal import Reason, Refused
+from penstock.protocol.schema import fragment_schema, mask_rules, state_rules
+from penstock.protocol.specification import RunSpecification
+from penstock.protocol.tensor import to_tensor
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import Reason, Refused
-from penstock.wire.schema import fragment_schema, mask_rules, state_rules
-from penstock.wire.specification import RunSpecification
-from penstock.wire.tensor import to_tensor
 from tests.support.experience.remembering import batch_of
 from tests.support.serving.server_parts import (
     FAR,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from actor.serving.calls.step_rewards import MAX_REWARDS, of_steps
+from penstock.actor.serving.calls.step_rewards import MAX_REWARDS, of_steps
+from penstock.protocol.limits import MAX_NUMBER
+from penstock.protocol.refusal import Refused
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.limits import MAX_NUMBER
-from penstock.wire.refusal import Refused
 
 
 def test_a_step_that_no_episode_can_have_is_refused() -> None:

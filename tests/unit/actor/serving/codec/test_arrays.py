@@ -5,12 +5,12 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from actor.serving.codec.arrays import Layout
+from penstock.actor.serving.codec.arrays import Layout
+from penstock.protocol.refusal import Reason, Refused
+from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatten
+from penstock.protocol.tensor import to_tensor
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.tensor_pb2 import Tensor
-from penstock.wire.refusal import Reason, Refused
-from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatten
-from penstock.wire.tensor import to_tensor
 
 EVERY: Final = Dict((
     ("real", Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))),

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from actor.serving.calls.act_stream import ActStream
-from actor.serving.codec.arrays import Layout
-from actor.serving.codec.plain_request import PlainRequests
-from actor.serving.versions.answering import Answered
+from penstock.actor.serving.calls.act_stream import ActStream
+from penstock.actor.serving.codec.arrays import Layout
+from penstock.actor.serving.codec.plain_request import PlainRequests
+from penstock.actor.serving.versions.answering import Answered
+from penstock.protocol.refusal import Reason, Refusal
+from penstock.protocol.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from penstock.protocol.tensor import to_tensor
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arms
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.tensor_pb2 import Tensor
-from penstock.wire.refusal import Reason, Refusal
-from penstock.wire.spaces import Box, Dict, Discrete, MultiDiscrete, Space
-from penstock.wire.tensor import to_tensor
 from tests.support.serving.server_parts import (
     ACTION,
     OBSERVATION,

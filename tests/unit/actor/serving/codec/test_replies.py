@@ -5,8 +5,8 @@ from typing import Final
 import numpy as np
 import pytest
 
+from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from tests.support.serving.server_parts import FAR, OBSERVATION, Stand, parts_of, rows_of, specification
 
 ACTIONS: Final[dict[str, Space]] = {

@@ -2,9 +2,9 @@
 
 import pytest
 
-from actor.serving.episodes.episode_ids import EpisodeIds
+from penstock.actor.serving.episodes.episode_ids import EpisodeIds
+from penstock.protocol.refusal import Reason, Refused
 from penstock.rpc.identity import Identity, Party
-from penstock.wire.refusal import Reason, Refused
 from tests.support.serving.server_parts import reason_of
 
 ADA = Identity(run="r", party=Party.CLIENT, name="ada")

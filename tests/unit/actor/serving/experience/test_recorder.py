@@ -14,22 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actor.acting.header_fields import HeaderFields
-from actor.acting.reward import LearnerReward
-from actor.acting.stepper import Ended, Stepped
-from actor.rollout.fragment_builder import FragmentBuilder
-from actor.serving.experience.recorder import ARRAY_BYTES, STEP_BYTES
-from learner.feed.fragment_check import check_meaning
+from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.reward import LearnerReward
+from penstock.actor.acting.stepper import Ended, Stepped
+from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.serving.experience.recorder import ARRAY_BYTES, STEP_BYTES
 from penstock.config.sections.environment import RewardWrapper
+from penstock.learner.feed.fragment_check import check_meaning
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.header import Slot
+from penstock.protocol.messages import Episode, Publication
+from penstock.protocol.ranges import Ranges
+from penstock.protocol.refusal import Refused
+from penstock.protocol.spaces import Dict
 from penstock.rpc.identity import CALLER, Identity, Party
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.fragment import Fragment
-from penstock.wire.header import Slot
-from penstock.wire.messages import Episode, Publication
-from penstock.wire.ranges import Ranges
-from penstock.wire.refusal import Refused
-from penstock.wire.spaces import Dict
 from tests.support.serving.server_parts import (
     RUN,
     Stand,

@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from actor.serving.inference.batcher import INLINE_S, Batcher
-from actor.serving.inference.forward_pass import Answer, Loaded, NotFinite
+from penstock.actor.serving.inference.batcher import INLINE_S, Batcher
+from penstock.actor.serving.inference.forward_pass import Answer, Loaded, NotFinite
+from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime import metrics
-from penstock.wire.refusal import Reason, Refused
 from tests.support.serving.server_parts import broken, loaded_of, question_of, reason_of, specification
 
 NEVER_S: Final = 3600.0
@@ -183,7 +183,7 @@ async def test_who_is_alone_is_answered_before_the_call_returns(
     changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every pass counts as short: one that happens to be slow would send those behind it to the thread.
-    monkeypatch.setattr("actor.serving.inference.batcher.INLINE_S", math.inf)
+    monkeypatch.setattr("penstock.actor.serving.inference.batcher.INLINE_S", math.inf)
     batcher, loaded = alone(**changed), loaded_of(MADE)
     at_once = 0
     for _ in range(200):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from torch import nn
 
-from actor.serving.inference.forward_pass import Answer, Loaded, NotFinite, Question, answer
-from penstock.wire.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from penstock.actor.serving.inference.forward_pass import Answer, Loaded, NotFinite, Question, answer
+from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from tests.support.serving.server_parts import broken, loaded_of, named, question_of, specification
 
 REAL: Final = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))

@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from penstock.policy.policy import Policy
+from penstock.protocol.refusal import Refused
 from penstock.registry import canary_trial
 from penstock.registry.bounds import ClientReturn, Seen, Window
 from penstock.registry.canary_trial import Cause, TrialState, Verdict
@@ -15,7 +16,6 @@ from penstock.registry.records import Traffic
 from penstock.registry.routing import Arm, Arms
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import Refused
 from tests.support.serving.server_parts import Stand, broken, policy_of, seen
 
 ACTIVE, CANARY = 1, 2

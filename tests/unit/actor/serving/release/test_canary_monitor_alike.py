@@ -15,9 +15,9 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from actor.serving.episodes.episodes import Episode
-from actor.serving.episodes.segments import SegmentBuilder
-from actor.serving.release.canary_monitor import CanaryMonitor
+from penstock.actor.serving.episodes.episodes import Episode
+from penstock.actor.serving.episodes.segments import SegmentBuilder
+from penstock.actor.serving.release.canary_monitor import CanaryMonitor
 from penstock.config.settings import CanarySection
 from penstock.registry import routing, steering
 from penstock.registry.bounds import Bounds, ClientReturn, Seen

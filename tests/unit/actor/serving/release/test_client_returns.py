@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from actor.serving.episodes.episodes import Episode, Opinion
-from actor.serving.episodes.segments import SegmentBuilder
-from actor.serving.release.client_returns import ClientReturns
+from penstock.actor.serving.episodes.episodes import Episode, Opinion
+from penstock.actor.serving.episodes.segments import SegmentBuilder
+from penstock.actor.serving.release.client_returns import ClientReturns
 from penstock.registry.bounds import ClientReturn
 from penstock.registry.routing import Arm
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from actor.serving.release.same_network import is_same_network
-from penstock.wire.specification import RunSpecification
+from penstock.actor.serving.release.same_network import is_same_network
+from penstock.protocol.specification import RunSpecification
 from tests.support.run.small_run import specification
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from actor.serving.release.traffic import Traffic
+from penstock.actor.serving.release.traffic import Traffic
+from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import registry_url
-from penstock.wire.refusal import Reason, Refused
 from tests.support.run.serving_run import POLICY, ServedRun
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.serving.versions.loaded_versions import MAX_LOADED, Weights
+from penstock.actor.serving.versions.loaded_versions import MAX_LOADED, Weights
 from penstock.config.settings import ConfigurationError
+from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arm, Arms
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
-from penstock.wire.refusal import Reason, Refused
 from tests.support.serving.server_parts import (
     Stand,
     broken,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from actor.serving.inference import forward_pass
-from actor.serving.versions import shadow as shadow_module
+from penstock.actor.serving.inference import forward_pass
+from penstock.actor.serving.versions import shadow as shadow_module
 from penstock.runtime import metrics
 from tests.support.serving.server_parts import Stand, rows_of, seen
 from tests.unit.actor.serving.versions.test_loaded_versions import arms

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.fast import optimiser
-from learner.algorithms.fast.network import AutogradNetwork, DenseNetwork, Network, network_of
-from learner.algorithms.fast.optimiser import FlatAdam
 from penstock.config.settings import PolicySection
+from penstock.learner.algorithms.fast import optimiser
+from penstock.learner.algorithms.fast.network import AutogradNetwork, DenseNetwork, Network, network_of
+from penstock.learner.algorithms.fast.optimiser import FlatAdam
 from penstock.policy.actor_critic import Outputs
 from penstock.policy.build import build
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import Discrete, Space
+from penstock.protocol.spaces import Discrete, Space
 from tests.support.experience.experience import box, small_policy
 from tests.unit.penstock.policy.test_policy import image
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.algorithm import Algorithm, Settles
-from learner.algorithms.off_policy.dqn import DQN, epsilon, huber
-from learner.algorithms.off_policy.replay.transitions import fragments, transitions
-from learner.algorithms.shared.seen_batch import see
-from learner.batch import Batch
 from penstock.config.settings import ConfigurationError, DQNSection, PolicySection
+from penstock.learner.algorithms.algorithm import Algorithm, Settles
+from penstock.learner.algorithms.off_policy.dqn import DQN, epsilon, huber
+from penstock.learner.algorithms.off_policy.replay.transitions import fragments, transitions
+from penstock.learner.algorithms.shared.seen_batch import see
+from penstock.learner.batch import Batch
 from penstock.policy.build import build
-from penstock.wire.spaces import MultiDiscrete
+from penstock.protocol.spaces import MultiDiscrete
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import ACTION, ACTIONS, OBSERVATION, Actor, entry_of
 from tests.support.experience.replay_worlds import STATES, corridor, corridor_values, q_policy

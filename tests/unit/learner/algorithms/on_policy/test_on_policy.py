@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.on_policy.impala import Impala
-from learner.algorithms.on_policy.reinforce import Reinforce
-from learner.algorithms.registry import ALGORITHMS
-from learner.batch import Batch
 from penstock.config.sections.algorithms import SECTIONS
 from penstock.config.settings import ImpalaSection, ReinforceSection
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.algorithms.on_policy.impala import Impala
+from penstock.learner.algorithms.on_policy.reinforce import Reinforce
+from penstock.learner.algorithms.registry import ALGORITHMS
+from penstock.learner.batch import Batch
 from penstock.policy import weights
 from tests.support.experience.experience import collect, small_policy
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from learner.algorithms.algorithm import Algorithm
-from learner.algorithms.on_policy import ppo as module
-from learner.algorithms.on_policy.gradient_steps import GradientRecord
-from learner.algorithms.on_policy.ppo import PPO
-from learner.algorithms.shared.rows import Rows
-from learner.algorithms.shared.schedule import ScheduleValues
-from learner.batch import Batch
 from penstock.config.settings import PPOSection
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.algorithms.on_policy import ppo as module
+from penstock.learner.algorithms.on_policy.gradient_steps import GradientRecord
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.shared.rows import Rows
+from penstock.learner.algorithms.shared.schedule import ScheduleValues
+from penstock.learner.batch import Batch
 from penstock.policy import weights
 from tests.support.experience.experience import collect, same, small_policy
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from learner.algorithms.on_policy.ppo import PPO
-from learner.batch import Batch
 from penstock.config.settings import PolicySection, PPOSection
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.batch import Batch
 from penstock.policy.policy import Policy
 from tests.support.experience.any_spaces import FRAGMENTS, SLOTS, STEPS, Acting, AnySpace
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from learner.algorithms.on_policy.ppo import PPO
-from learner.algorithms.shared.rank_group import SingleRankGroup
-from learner.batch import Batch
 from penstock.config.settings import PolicySection, PPOSection
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
+from penstock.learner.batch import Batch
 from penstock.policy import weights
 from penstock.policy.layers import BatchNorm
 from tests.support.experience.any_spaces import Acting, AnySpace

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from learner.algorithms.on_policy.reward_scale import CLIP, RewardScale
-from learner.batch import Batch
+from penstock.learner.algorithms.on_policy.reward_scale import CLIP, RewardScale
+from penstock.learner.batch import Batch
 from tests.support.experience.experience import collect, small_policy
 
 DISCOUNT = 0.9

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner.algorithms.fast.network import AutogradNetwork, DenseNetwork
-from learner.algorithms.on_policy.ppo import PPO
-from learner.algorithms.shared.hardware import Hardware
-from learner.batch import Batch, assemble
 from penstock.config.settings import PPOSection
+from penstock.learner.algorithms.fast.network import AutogradNetwork, DenseNetwork
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.batch import Batch, assemble
 from penstock.policy import weights
 from tests.support.experience.experience import Collector, cartpoles, collect, small_policy
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from learner.algorithms.on_policy.ppo import PPO
 from penstock.config.settings import PPOSection
+from penstock.learner.algorithms.on_policy.ppo import PPO
 from tests.support.experience.experience import collect, small_policy
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.shared import loss
+from penstock.learner.algorithms.shared import loss
 
 CLIP, CAP, COUNT = 0.2, 5.0, 400
 

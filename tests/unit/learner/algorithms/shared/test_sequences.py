@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from learner.algorithms.fast.network import AutogradNetwork, DenseNetwork, network_of
-from learner.algorithms.fast.optimiser import FlatAdam
-from learner.algorithms.on_policy.ppo import PPO
-from learner.algorithms.on_policy.preparation import Prepared
-from learner.algorithms.shared.rank_group import SingleRankGroup, evenly
-from learner.algorithms.shared.sequences import Sequences
-from learner.batch import Batch
 from penstock.config.settings import PPOSection
+from penstock.learner.algorithms.fast.network import AutogradNetwork, DenseNetwork, network_of
+from penstock.learner.algorithms.fast.optimiser import FlatAdam
+from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.on_policy.preparation import Prepared
+from penstock.learner.algorithms.shared.rank_group import SingleRankGroup, evenly
+from penstock.learner.algorithms.shared.sequences import Sequences
+from penstock.learner.batch import Batch
 from penstock.policy import weights
 from penstock.policy.policy import Policy
 from tests.support.experience.remembering import Actor, batch_of, remembering

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learner.algorithms.tokens import token_ppo
+from penstock.learner.algorithms.tokens import token_ppo
 from penstock.policy import weights
 from tests.support.experience.experience import same
 from tests.support.experience.token_experience import SmallTokenPolicy, batch_of, fragment

@@ -14,8 +14,8 @@ from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.acting_build import build_acting
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
-from penstock.wire.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves, sample
-from penstock.wire.tensor import Array
+from penstock.protocol.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves, sample
+from penstock.protocol.tensor import Array
 
 ROWS: Final = (1, 2, 33)
 

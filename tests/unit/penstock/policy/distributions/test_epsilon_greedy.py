@@ -12,7 +12,7 @@ from penstock.policy.build import build
 from penstock.policy.distributions import EpsilonGreedy
 from penstock.policy.policy import Policy
 from penstock.policy.q_policy import QPolicy
-from penstock.wire.spaces import Discrete
+from penstock.protocol.spaces import Discrete
 from tests.support.experience.experience import box
 
 VALUES = np.array([[1.0, 5.0, 2.0, -3.0]], np.float32)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.chat.commands.ratings_command import Request, main
+from penstock.workloads.chat.commands.ratings_command import Request, main
 
 
 def request(folder: Path, **said: Any) -> Request:

@@ -13,12 +13,12 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from fastapi.testclient import TestClient
 
+from penstock.workloads.chat.http import overview
+from penstock.workloads.chat.http.chat_api import MOST_OF_ONE
+from penstock.workloads.chat.loop.loop_state import folder_of
 from tests.support.chat.chat_stand import chat_app, client_at, upstream_at
 from tests.support.language.text_address import served_text
 from tests.support.language.text_stand import TextStand, make_model
-from workloads.chat.http import overview
-from workloads.chat.http.chat_api import MOST_OF_ONE
-from workloads.chat.loop.loop_state import folder_of
 
 ME, ROOM = "somebody-1", MOST_OF_ONE + 3
 

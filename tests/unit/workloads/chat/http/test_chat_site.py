@@ -13,17 +13,17 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from fastapi.testclient import TestClient
 
-from gateway.sites.site import Upstream
-from gateway.store.tables import Role
+from penstock.gateway.sites.site import Upstream
+from penstock.gateway.store.tables import Role
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
+from penstock.workloads.chat.http.chat_site import site
+from penstock.workloads.chat.loop.loop_order import LoopOrder
+from penstock.workloads.chat.loop.loop_state import LoopState, Step, folder_of, write_state
+from penstock.workloads.chat.loop.weighing import read_weighed
 from tests.support.chat.chat_stand import beside, chat_app, served_judge, upstream_at, upstream_of
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 from tests.support.language.text_stand import make_model
-from workloads.chat.http.chat_site import site
-from workloads.chat.loop.loop_order import LoopOrder
-from workloads.chat.loop.loop_state import LoopState, Step, folder_of, write_state
-from workloads.chat.loop.weighing import read_weighed
 
 ME = "somebody-1"
 

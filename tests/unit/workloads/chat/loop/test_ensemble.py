@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from workloads.chat.loop.ensemble import (
+from penstock.workloads.chat.loop.ensemble import (
     MEMBERS,
     disagreement,
     member_heads,

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from penstock.workloads.chat.loop.labels import NewRatings, believed, new_among, replayed_prompts, write_rows
+from penstock.workloads.chat.ratings.rating_rules import RatingRules
 from tests.support.chat.loop_stand import POLICY, loop_stand
-from workloads.chat.loop.labels import NewRatings, believed, new_among, replayed_prompts, write_rows
-from workloads.chat.ratings.rating_rules import RatingRules
 
 
 def test_each_rating_is_counted_once_and_a_round_reads_none_that_came_later(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock.workloads.chat.commands.loop_commands import loop_commands
+from penstock.workloads.chat.loop.loop_order import LoopOrder
+from penstock.workloads.chat.loop.loop_state import LoopState, Outcome, Step, pause, write_state
+from penstock.workloads.chat.loop.loop_view import look_at_loop
+from penstock.workloads.chat.loop.round_files import facts_of
+from penstock.workloads.chat.loop.weighing import weigh
 from tests.support.chat.loop_stand import POLICY, LoopStand, loop_stand
-from workloads.chat.commands.loop_commands import loop_commands
-from workloads.chat.loop.loop_order import LoopOrder
-from workloads.chat.loop.loop_state import LoopState, Outcome, Step, pause, write_state
-from workloads.chat.loop.loop_view import look_at_loop
-from workloads.chat.loop.round_files import facts_of
-from workloads.chat.loop.weighing import weigh
 
 MEASURES = {
     "heads": {

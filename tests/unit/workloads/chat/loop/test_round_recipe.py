@@ -3,13 +3,13 @@
 import tomllib
 from pathlib import Path
 
-from actor.serving.release.same_network import is_same_network
-from learner.model.model import make_model as make_learned
+from penstock.actor.serving.release.same_network import is_same_network
 from penstock.config.settings import load
+from penstock.learner.model.model import make_model as make_learned
 from penstock.policy import weights
+from penstock.workloads.chat.loop.round_recipe import recipe_of
 from tests.support.chat.loop_stand import loop_stand
 from tests.support.language.text_stand import make_model
-from workloads.chat.loop.round_recipe import recipe_of
 
 
 def test_its_versions_can_be_arms_of_the_run_that_answers(tmp_path: Path) -> None:

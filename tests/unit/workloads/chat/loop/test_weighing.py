@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.chat.commands.loop_commands import loop_commands
+from penstock.workloads.chat.loop.loop_order import LoopOrder
+from penstock.workloads.chat.loop.loop_state import LoopState, folder_of, read_pause, write_state
+from penstock.workloads.chat.loop.weighing import MOST_CHANGES, read_weighed, standing_weights, weigh
 from tests.support.chat.loop_stand import loop_stand
-from workloads.chat.commands.loop_commands import loop_commands
-from workloads.chat.loop.loop_order import LoopOrder
-from workloads.chat.loop.loop_state import LoopState, folder_of, read_pause, write_state
-from workloads.chat.loop.weighing import MOST_CHANGES, read_weighed, standing_weights, weigh
 
 ORDER = LoopOrder(weights=("thumb=2", "safety=3"))
 EVERY = {"thumb": 2.0, "relevance": 1.0, "helpfulness": 1.0, "safety": 3.0, "preferred": 0.0}

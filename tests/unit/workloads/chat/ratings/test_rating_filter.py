@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.chat.people.chat_texts import FEATURES, PROFILES, draw_prompt, draw_response, read_profile
-from workloads.chat.people.population import FLOODER, THUMB, Population, flood, population
-from workloads.chat.people.taste import USUAL
-from workloads.chat.ratings.rating_filter import DAY_S, filter_ratings
-from workloads.chat.ratings.rating_rules import RatingRules, Reason
+from penstock.workloads.chat.people.chat_texts import (
+    FEATURES,
+    PROFILES,
+    draw_prompt,
+    draw_response,
+    read_profile,
+)
+from penstock.workloads.chat.people.population import FLOODER, THUMB, Population, flood, population
+from penstock.workloads.chat.people.taste import USUAL
+from penstock.workloads.chat.ratings.rating_filter import DAY_S, filter_ratings
+from penstock.workloads.chat.ratings.rating_rules import RatingRules, Reason
 
 RULES = RatingRules()
 CHANCES = dict(zip(PROFILES, USUAL.thumb_chance(FEATURES), strict=True))

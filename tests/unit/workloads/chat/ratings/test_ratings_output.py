@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from workloads.chat.commands.ratings_command import Request, main
+from penstock.workloads.chat.commands.ratings_command import Request, main
 
 
 def test_half_a_character_stays_what_it_was_and_costs_no_row(tmp_path: Path) -> None:

@@ -6,17 +6,17 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.chat.candidates import CANDIDATES, liked, questions
-from workloads.chat.people.taste import CHANGED, USUAL
+from penstock.workloads.chat.candidates import CANDIDATES, liked, questions
+from penstock.workloads.chat.people.taste import CHANGED, USUAL
 
 
 @pytest.mark.parametrize("reward", ["chance", "thumb"])
 def test_it_is_what_gymnasium_expects(reward: str) -> None:
-    check_env(gymnasium.make("workloads.chat.tasks:Candidates-v0", reward=reward).unwrapped)
+    check_env(gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", reward=reward).unwrapped)
 
 
 def test_a_choice_earns_how_likely_it_is_liked() -> None:
-    environment = gymnasium.make("workloads.chat.tasks:Candidates-v0")
+    environment = gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0")
     for seed in range(20):
         seen, info = environment.reset(seed=seed)
         [number] = [
@@ -31,7 +31,7 @@ def test_a_choice_earns_how_likely_it_is_liked() -> None:
 
 
 def test_thumbs_are_up_as_often_as_the_chance_says() -> None:
-    environment = gymnasium.make("workloads.chat.tasks:Candidates-v0", reward="thumb")
+    environment = gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", reward="thumb")
     environment.reset(seed=3)
     rewards = []
     for _ in range(4000):
@@ -42,7 +42,7 @@ def test_thumbs_are_up_as_often_as_the_chance_says() -> None:
 
 
 def test_taste_changes_after_so_many_episodes() -> None:
-    environment = gymnasium.make("workloads.chat.tasks:Candidates-v0", changes_after=3)
+    environment = gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", changes_after=3)
     for episode in range(6):
         _, info = environment.reset(seed=7)
         [number] = [index for index, one in enumerate(questions()) if one.prompt == info["prompt"]]
@@ -53,8 +53,8 @@ def test_taste_changes_after_so_many_episodes() -> None:
 
 def test_what_it_does_not_know_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="taste='sour': must be one of usual, changed"):
-        gymnasium.make("workloads.chat.tasks:Candidates-v0", taste="sour")
+        gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", taste="sour")
     with pytest.raises(ConfigurationError, match="reward='stars': must be one of chance, thumb"):
-        gymnasium.make("workloads.chat.tasks:Candidates-v0", reward="stars")
+        gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", reward="stars")
     with pytest.raises(ConfigurationError, match="changes_after=-1: must be at least 0"):
-        gymnasium.make("workloads.chat.tasks:Candidates-v0", changes_after=-1)
+        gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", changes_after=-1)

@@ -6,10 +6,10 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.chat.people.chat_texts import FEATURES, PROFILES, read_profile
-from workloads.chat.people.taste import USUAL
-from workloads.chat.tasks.chat_environment import ChatEnvironment, people_tokenizer
-from workloads.language.tiny_models import build_tokenizer
+from penstock.workloads.chat.people.chat_texts import FEATURES, PROFILES, read_profile
+from penstock.workloads.chat.people.taste import USUAL
+from penstock.workloads.chat.tasks.chat_environment import ChatEnvironment, people_tokenizer
+from penstock.workloads.language.tiny_models import build_tokenizer
 
 TOKENIZER = people_tokenizer()
 
@@ -22,7 +22,9 @@ def say(environment: ChatEnvironment, answer: str) -> list[tuple[float, bool, bo
 
 @pytest.mark.parametrize("reward", ["chance", "thumb"])
 def test_it_is_what_gymnasium_expects(reward: str) -> None:
-    made = gymnasium.make("workloads.chat.tasks:Chat-v0", reward=reward, max_length=64, render_mode="ansi")
+    made = gymnasium.make(
+        "penstock.workloads.chat.tasks:Chat-v0", reward=reward, max_length=64, render_mode="ansi"
+    )
     check_env(made.unwrapped)
 
 
@@ -81,7 +83,7 @@ def test_a_conversation_without_room_is_truncated() -> None:
 
 
 def test_a_function_may_give_the_reward() -> None:
-    made = ChatEnvironment(reward="workloads.rlhf.sentiment:true_rewards", max_length=64, turns=1)
+    made = ChatEnvironment(reward="penstock.workloads.rlhf.sentiment:true_rewards", max_length=64, turns=1)
     made.reset(seed=5)
     assert say(made, "seed")[-1] == (0.0, True, False)
     made.close()

@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 import pytest
 
+from penstock.workloads.goals.off_policy.decisions import Decisions
+from penstock.workloads.goals.off_policy.estimators import Estimates, estimate
+from penstock.workloads.goals.off_policy.judgement import TooLittle, judge
+from penstock.workloads.goals.off_policy.outcome_model import cross_fitted, returns_from
 from tests.support.oracles import off_policy_truth as truth
-from workloads.goals.off_policy.decisions import Decisions
-from workloads.goals.off_policy.estimators import Estimates, estimate
-from workloads.goals.off_policy.judgement import TooLittle, judge
-from workloads.goals.off_policy.outcome_model import cross_fitted, returns_from
 
 Policy = tuple[tuple[float, ...], ...]
 DRAWS: Final = 200

@@ -9,12 +9,12 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.goals.executors.simulated import SimulatedHost
+from penstock.workloads.goals.host.goal_names import ACTIONS
+from penstock.workloads.goals.host.host_model import STATES
+from penstock.workloads.goals.tasks.goal_task import GoalTask
+from penstock.workloads.goals.tasks.potential import health
 from tests.support.serving.goals_run import done, goals_file
-from workloads.goals.executors.simulated import SimulatedHost
-from workloads.goals.host.goal_names import ACTIONS
-from workloads.goals.host.host_model import STATES
-from workloads.goals.tasks.goal_task import GoalTask
-from workloads.goals.tasks.potential import health
 
 
 def played(seed: int, actions: list[int]) -> list[Any]:
@@ -26,7 +26,7 @@ def played(seed: int, actions: list[int]) -> list[Any]:
 
 def test_it_is_a_gymnasium_environment() -> None:
     check_env(GoalTask(), skip_render_check=True)
-    environment = gymnasium.make("workloads.goals.tasks:Goals-v0")
+    environment = gymnasium.make("penstock.workloads.goals.tasks:Goals-v0")
     environment.reset(seed=0)
     cut = [environment.step(0)[3] for _ in range(50)]
     assert cut == [False] * 49 + [True]

@@ -10,9 +10,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.goals.tasks.trace_replay import TraceReplay
 from tests.support.experience.bandit_log import PLAIN, bandit_log, line, written
 from tests.support.oracles import off_policy_truth as truth
-from workloads.goals.tasks.trace_replay import TraceReplay
 
 TARGET = np.array(truth.TARGET)
 
@@ -35,7 +35,7 @@ def returns_of(task: TraceReplay, episodes: int) -> np.ndarray:
 def test_it_is_a_gymnasium_environment(tmp_path: Path) -> None:
     path = bandit_log(tmp_path, 0, 100)
     check_env(TraceReplay(trace_file=str(path)), skip_render_check=True)
-    made = gymnasium.make("workloads.goals.tasks:Traces-v0", trace_file=str(path), mode="model")
+    made = gymnasium.make("penstock.workloads.goals.tasks:Traces-v0", trace_file=str(path), mode="model")
     assert made.reset(seed=0)[1] == {"mode": "model"}
 
 

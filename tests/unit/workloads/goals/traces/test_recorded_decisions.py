@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from learner.publish.final_policy import FinalPolicy, write_final, write_specification
-from learner.recording.reader import Recording
 from penstock.config.settings import PolicySection
+from penstock.learner.publish.final_policy import FinalPolicy, write_final, write_specification
+from penstock.learner.recording.reader import Recording
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
+from penstock.workloads.goals.commands.trace_commands import trace_commands
+from penstock.workloads.goals.traces.judged_policy import Learned
+from penstock.workloads.goals.traces.recorded_decisions import collected
 from tests.support.experience.bandit_log import line, written
 from tests.support.oracles import off_policy_truth as truth
-from workloads.goals.commands.trace_commands import trace_commands
-from workloads.goals.traces.judged_policy import Learned
-from workloads.goals.traces.recorded_decisions import collected
 
 REWARDS = ("--reward", "failure=0", "--reward", "step=0", "--reward", "fast=0")
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.goals.traces import trace_file, trace_index
-from workloads.goals.traces.trace_file import need_episodes, read_log, shared_episodes
-from workloads.goals.traces.trace_line import MOST_LINE_BYTES
+from penstock.workloads.goals.traces import trace_file, trace_index
+from penstock.workloads.goals.traces.trace_file import need_episodes, read_log, shared_episodes
+from penstock.workloads.goals.traces.trace_line import MOST_LINE_BYTES
 
 
 def row(episode: str, step: int, **changes: Any) -> str:

@@ -2,10 +2,10 @@
 
 import pytest
 
+from penstock.workloads.language.conversation.chat_encoder import ChatEncoder, NotContinued
+from penstock.workloads.language.prompt import Message, ToolCall
+from penstock.workloads.language.tiny_models import build_tokenizer
 from tests.support.language.chat_words import FORGETTING_TEMPLATE, chat_tokenizer
-from workloads.language.conversation.chat_encoder import ChatEncoder, NotContinued
-from workloads.language.prompt import Message, ToolCall
-from workloads.language.tiny_models import build_tokenizer
 
 EOS, USER, ASSISTANT, TOOL = 2, 5, 6, 7
 A, B, C, ADD = 8, 9, 10, 11

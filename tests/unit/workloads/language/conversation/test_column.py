@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from penstock.wire.header import WeightSpan
+from penstock.protocol.header import WeightSpan
+from penstock.workloads.language.conversation.column import column_tensors, weight_spans
 from tests.support.language.columns import CUT, NONE, TWO
-from workloads.language.conversation.column import column_tensors, weight_spans
 
 PAD = 0
 

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from actor.acting.header_fields import HeaderFields
-from learner.algorithms.tokens.responses import Grid, read_responses
-from learner.feed.fragment_check import check_meaning
+from penstock.actor.acting.header_fields import HeaderFields
 from penstock.config.settings import ConfigurationError
-from penstock.wire.fragment import Fragment, check
-from penstock.wire.messages import Publication
-from penstock.wire.schema import TensorRule, fragment_schema
-from penstock.wire.spaces import Discrete
+from penstock.learner.algorithms.tokens.responses import Grid, read_responses
+from penstock.learner.feed.fragment_check import check_meaning
+from penstock.protocol.fragment import Fragment, check
+from penstock.protocol.messages import Publication
+from penstock.protocol.schema import TensorRule, fragment_schema
+from penstock.protocol.spaces import Discrete
+from penstock.workloads.language.conversation.column import Column
+from penstock.workloads.language.conversation.column_fragments import ColumnFragments
 from tests.support.experience.token_experience import batch_of
 from tests.support.language.columns import CUT, NONE, TWO
-from workloads.language.conversation.column import Column
-from workloads.language.conversation.column_fragments import ColumnFragments
 
 SCHEMA = fragment_schema(Discrete(12), Discrete(12))
 FIELDS = HeaderFields(

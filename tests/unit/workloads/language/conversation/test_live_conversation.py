@@ -2,11 +2,11 @@
 
 import pytest
 
+from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
+from penstock.workloads.language.conversation.column import Column
+from penstock.workloads.language.conversation.live_conversation import LiveConversation, Sampled
+from penstock.workloads.language.prompt import Message
 from tests.support.language.chat_words import FORGETTING_TEMPLATE, chat_tokenizer
-from workloads.language.conversation.chat_encoder import ChatEncoder
-from workloads.language.conversation.column import Column
-from workloads.language.conversation.live_conversation import LiveConversation, Sampled
-from workloads.language.prompt import Message
 
 EOS, USER, ASSISTANT = 2, 5, 6
 A, B, C = 8, 9, 10

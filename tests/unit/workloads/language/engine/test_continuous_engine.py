@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from penstock.policy import weights
+from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
+from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
+from penstock.workloads.language.engine.loaded_networks import LoadedNetworks
+from penstock.workloads.language.engine.requests import Growing, Request
+from penstock.workloads.language.generation.drawing import only_likely
+from penstock.workloads.language.language_model import make_probe
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy.policy_section import LanguageSection
 from tests.support.language.text_stand import plain_log_prob
-from workloads.language.engine.continuous_engine import ContinuousEngine
-from workloads.language.engine.loaded_adapters import LoadedAdapters
-from workloads.language.engine.loaded_networks import LoadedNetworks
-from workloads.language.engine.requests import Growing, Request
-from workloads.language.generation.drawing import only_likely
-from workloads.language.language_model import make_probe
-from workloads.language.policy.language_policy import LanguagePolicy
-from workloads.language.policy.policy_section import LanguageSection
 
 EOS, PAD = 2, 0
 PROMPTS = ((1, 20, 21), (1, 22), (1, 23, 24, 25, 26, 27), (1, 27, 28), (1, 29))

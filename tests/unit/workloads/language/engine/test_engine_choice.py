@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
+from penstock.workloads.language.engine.engine_choice import TextEngine, open_engine
+from penstock.workloads.language.engine.requests import Request
 from tests.support.language.text_stand import EOS, PAD, adapter, make_model, policy_of
-from workloads.language.engine.engine_choice import TextEngine, open_engine
-from workloads.language.engine.requests import Request
 
 MODULE = """
-from workloads.language.engine.continuous_engine import ContinuousEngine
-from workloads.language.engine.loaded_adapters import LoadedAdapters
+from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
+from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
 
 def make(policy, **own):
     return ContinuousEngine(LoadedAdapters(policy), **own)

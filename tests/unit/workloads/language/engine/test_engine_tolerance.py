@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ServingSection
+from penstock.protocol.specification import Probe
 from penstock.runtime import metrics
 from penstock.runtime.exit import RunFailed
-from penstock.wire.specification import Probe
+from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
+from penstock.workloads.language.engine.engine_tolerance import EngineTolerance
+from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
+from penstock.workloads.language.serving.adapter_versions import AdapterVersions
+from penstock.workloads.plugin.serving import Weights
 from tests.support.language.text_stand import EOS, PAD, adapter, make_model, policy_of, specification
-from workloads.language.engine.continuous_engine import ContinuousEngine
-from workloads.language.engine.engine_tolerance import EngineTolerance
-from workloads.language.engine.loaded_adapters import LoadedAdapters
-from workloads.language.serving.adapter_versions import AdapterVersions
-from workloads.plugin.serving import Weights
 
 PROBE = specification().probe
 

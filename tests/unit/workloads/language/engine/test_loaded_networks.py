@@ -7,13 +7,13 @@ import torch
 
 from penstock.config.settings import ConfigurationError
 from penstock.policy import weights
-from workloads.language.engine.continuous_engine import ContinuousEngine
-from workloads.language.engine.engine_choice import OWN, open_engine
-from workloads.language.engine.loaded_networks import LoadedNetworks
-from workloads.language.engine.requests import Growing, Request
-from workloads.language.language_model import make_probe
-from workloads.language.policy.language_policy import LanguagePolicy
-from workloads.language.policy.policy_section import LanguageSection
+from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
+from penstock.workloads.language.engine.engine_choice import OWN, open_engine
+from penstock.workloads.language.engine.loaded_networks import LoadedNetworks
+from penstock.workloads.language.engine.requests import Growing, Request
+from penstock.workloads.language.language_model import make_probe
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy.policy_section import LanguageSection
 
 EOS, PAD = 2, 0
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
-from workloads.chat.ratings.rating_filter import filter_ratings
-from workloads.chat.ratings.rating_rules import RatingRules
-from workloads.language.feedback.feedback_places import rows_of
+from penstock.workloads.chat.ratings.rating_filter import filter_ratings
+from penstock.workloads.chat.ratings.rating_rules import RatingRules
+from penstock.workloads.language.feedback.feedback_places import rows_of
 
 
 def test_a_registry_tells_who_rated_and_when(tmp_path: Path) -> None:

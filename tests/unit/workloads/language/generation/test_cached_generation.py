@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from workloads.language.generation.backend import Generated
-from workloads.language.generation.cached_generation import CachedGeneration
-from workloads.language.generation.drawing import draw
-from workloads.language.tokenizer import load_tokenizer
+from penstock.workloads.language.generation.backend import Generated
+from penstock.workloads.language.generation.cached_generation import CachedGeneration
+from penstock.workloads.language.generation.drawing import draw
+from penstock.workloads.language.tokenizer import load_tokenizer
 
 MOST = 12
 PROMPTS = ((1, 20, 21), (1, 22), (1, 23, 24, 25, 26), (1, 27, 28)) * 4

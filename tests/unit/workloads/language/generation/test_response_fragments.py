@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.acting.header_fields import HeaderFields
-from actor.acting.reward import learner_reward
+from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.reward import learner_reward
 from penstock.config.settings import ConfigurationError, EnvironmentSection
-from penstock.wire.fragment import Fragment, check
-from penstock.wire.messages import Episode, Publication
-from penstock.wire.schema import FragmentSchema, TensorRule, fragment_schema
-from penstock.wire.spaces import Discrete
-from workloads.language.generation.backend import Generated
-from workloads.language.generation.prompt_set import Asked
-from workloads.language.generation.response_fragments import Scored, TokenFragments
-from workloads.language.reward.reward_source import ScoredBy
+from penstock.protocol.fragment import Fragment, check
+from penstock.protocol.messages import Episode, Publication
+from penstock.protocol.schema import FragmentSchema, TensorRule, fragment_schema
+from penstock.protocol.spaces import Discrete
+from penstock.workloads.language.generation.backend import Generated
+from penstock.workloads.language.generation.prompt_set import Asked
+from penstock.workloads.language.generation.response_fragments import Scored, TokenFragments
+from penstock.workloads.language.reward.reward_source import ScoredBy
 
 PAD, EOS = 0, 2
 VOCABULARY = Discrete(20)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.exit import Fatal
-from workloads.language.generation.reward_scorer import Response, RewardScorer
-from workloads.language.reward.reward_source import BadReward, Rewards, Sample, ScoredBy, Unavailable
-from workloads.language.tokenizer import load_tokenizer
+from penstock.workloads.language.generation.reward_scorer import Response, RewardScorer
+from penstock.workloads.language.reward.reward_source import BadReward, Rewards, Sample, ScoredBy, Unavailable
+from penstock.workloads.language.tokenizer import load_tokenizer
 
 
 class Recorder:

@@ -6,10 +6,10 @@ from typing import Never
 import numpy as np
 import pytest
 
-from workloads.language.guard.guard import MAX_CHARS, Guard
-from workloads.language.guard.guard_rules import Rule
-from workloads.language.guard.text_classifier import WIDTH, TextClassifier
-from workloads.language.guard.verdict import Direction
+from penstock.workloads.language.guard.guard import MAX_CHARS, Guard
+from penstock.workloads.language.guard.guard_rules import Rule
+from penstock.workloads.language.guard.text_classifier import WIDTH, TextClassifier
+from penstock.workloads.language.guard.verdict import Direction
 
 IN, OUT = Direction.INPUT, Direction.OUTPUT
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.language.guard.guard_rules import fold, matched, read_rules
-from workloads.language.guard.verdict import Direction
+from penstock.workloads.language.guard.guard_rules import fold, matched, read_rules
+from penstock.workloads.language.guard.verdict import Direction
 
 
 def write(folder: Path, text: str) -> Path:

@@ -10,13 +10,13 @@ import pytest
 
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
+from penstock.workloads.chat.people.population import population
+from penstock.workloads.language.heads.head import parse_heads
+from penstock.workloads.language.heads.heads_model import CARD, HeadsModel, HeadsOrder, train_heads
+from penstock.workloads.language.reward.opening import open_source
+from penstock.workloads.language.reward.reward_source import BadSample, Sample
+from penstock.workloads.language.reward.training_section import RewardTraining
 from tests.support.language.chat_base import make_chat_base
-from workloads.chat.people.population import population
-from workloads.language.heads.head import parse_heads
-from workloads.language.heads.heads_model import CARD, HeadsModel, HeadsOrder, train_heads
-from workloads.language.reward.opening import open_source
-from workloads.language.reward.reward_source import BadSample, Sample
-from workloads.language.reward.training_section import RewardTraining
 
 HEADS = parse_heads(["thumb=thumbs", "relevance=stars"])
 SAMPLES = [Sample(prompt="how soil rose", response="gladly seed"), Sample(prompt="why map", response="maybe")]

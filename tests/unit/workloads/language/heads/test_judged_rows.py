@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.language.feedback.examples import Preference
-from workloads.language.heads.head import parse_heads
-from workloads.language.heads.judged_rows import Judged, read_opinions, split, to_opinions
+from penstock.workloads.language.feedback.examples import Preference
+from penstock.workloads.language.heads.head import parse_heads
+from penstock.workloads.language.heads.judged_rows import Judged, read_opinions, split, to_opinions
 
 HEADS = parse_heads(["thumb=thumbs", "relevance=stars"])
 

@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from learner.algorithms.algorithm import AlgorithmState
-from learner.algorithms.shared.hardware import Hardware
-from learner.algorithms.tokens.token_ppo import TokenPPO
-from learner.checkpoint.store import CheckpointStore
 from penstock.config.sections.token import TokenPPOSection
 from penstock.config.settings import ConfigurationError, PolicySection
+from penstock.learner.algorithms.algorithm import AlgorithmState
+from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
-from penstock.wire.spaces import Discrete
+from penstock.protocol.spaces import Discrete
+from penstock.workloads.language.policy.critic import AdapterCritic, ValueHead
+from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
+from penstock.workloads.language.policy.policy_section import language_section
 from tests.support.experience.experience import same
 from tests.support.experience.token_experience import batch_of, fragment
 from tests.unit.workloads.language.policy.test_language_policy import disturb, policy_of, rows_of
 from tests.unit.workloads.language.policy.test_language_policy_invariants import written_by
-from workloads.language.policy.critic import AdapterCritic, ValueHead
-from workloads.language.policy.language_policy import LanguagePolicy, build
-from workloads.language.policy.policy_section import language_section
 
 
 def with_critic(base: Path, **kwargs: Any) -> LanguagePolicy:

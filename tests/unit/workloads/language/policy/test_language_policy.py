@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
-from penstock.wire.spaces import Discrete
-from workloads.language.policy.language_policy import LanguagePolicy, build
-from workloads.language.policy.policy_section import LanguageSection, language_section
+from penstock.protocol.spaces import Discrete
+from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
+from penstock.workloads.language.policy.policy_section import LanguageSection, language_section
 
 LENGTHS = (9, 4, 6)
 

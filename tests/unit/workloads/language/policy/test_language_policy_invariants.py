@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.shared.hardware import Hardware
-from learner.algorithms.tokens.responses import read_responses
-from learner.algorithms.tokens.token_ppo import TokenPPO
-from learner.batch import Batch
 from penstock.config.sections.token import TokenPPOSection
+from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.tokens.responses import read_responses
+from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.batch import Batch
 from penstock.policy import weights
-from penstock.wire.fragment import Fragment
+from penstock.protocol.fragment import Fragment
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy.policy_section import LanguageSection
 from tests.support.experience.fragment_messages import from_proto, to_proto
 from tests.support.experience.token_experience import Response, batch_of, fragment, sample
-from workloads.language.policy.language_policy import LanguagePolicy
-from workloads.language.policy.policy_section import LanguageSection
 
 PROMPTS = ((1, 20, 21), (1, 25))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.language.pretraining.conversation_files import read_conversations
+from penstock.workloads.language.pretraining.conversation_files import read_conversations
 
 OPENAI = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 SHARED = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from workloads.language.pretraining.known_answers import closeness
-from workloads.language.pretraining.packaged_conversations import as_typed, packaged_conversations
+from penstock.workloads.language.pretraining.known_answers import closeness
+from penstock.workloads.language.pretraining.packaged_conversations import as_typed, packaged_conversations
 
 pytest.importorskip("chatterbot_corpus", reason="needs the extra data")
 

@@ -11,11 +11,11 @@ import torch
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
+from penstock.workloads.chat.commands.pretrain_command import main
+from penstock.workloads.chat.people.chat_texts import draw_prompt, draw_response
+from penstock.workloads.chat.tasks.chat_environment import ChatEnvironment
+from penstock.workloads.language.pretraining.supervised_base import RESULT, pretrain, pretraining_settings
 from tests.support.language.thread_watch import ThreadWatch, two_threads
-from workloads.chat.commands.pretrain_command import main
-from workloads.chat.people.chat_texts import draw_prompt, draw_response
-from workloads.chat.tasks.chat_environment import ChatEnvironment
-from workloads.language.pretraining.supervised_base import RESULT, pretrain, pretraining_settings
 
 SETTINGS = ("epochs=12", "max_tokens=48", "hidden=32", "layers=1", "learning_rate=1e-2")
 

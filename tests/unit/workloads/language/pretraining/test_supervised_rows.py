@@ -1,10 +1,10 @@
 """What of a conversation is learned."""
 
-from workloads.chat.tasks.chat_environment import people_tokenizer
-from workloads.language.feedback.examples import BadRows
-from workloads.language.pretraining.conversation_files import Conversation
-from workloads.language.pretraining.supervised_rows import supervised_rows
-from workloads.language.prompt import Message
+from penstock.workloads.chat.tasks.chat_environment import people_tokenizer
+from penstock.workloads.language.feedback.examples import BadRows
+from penstock.workloads.language.pretraining.conversation_files import Conversation
+from penstock.workloads.language.pretraining.supervised_rows import supervised_rows
+from penstock.workloads.language.prompt import Message
 
 TOKENIZER = people_tokenizer()
 TALK = Conversation(

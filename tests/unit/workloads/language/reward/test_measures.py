@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from workloads.language.feedback.examples import Preference, Scored
-from workloads.language.reward.measures import Measures, doubt, expected_calibration_error, measure
+from penstock.workloads.language.feedback.examples import Preference, Scored
+from penstock.workloads.language.reward.measures import Measures, doubt, expected_calibration_error, measure
 
 
 def scored(score: float, prompt: str = "p") -> Scored:

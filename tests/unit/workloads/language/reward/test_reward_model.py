@@ -13,14 +13,14 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from penstock.config.settings import ConfigurationError
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.reward import reward_model
+from penstock.workloads.language.reward.reward_messages import sample_from_proto, sample_to_proto
+from penstock.workloads.language.reward.reward_model import Network, RewardModel
+from penstock.workloads.language.reward.reward_source import BadSample, Sample
+from penstock.workloads.language.tokenizer import load_tokenizer
+from penstock.workloads.rlhf.sentiment import WORDS
 from tests.support.language.tiny_reward import disturbed, make_reward_model, samples
-from workloads.language import tiny_models
-from workloads.language.reward import reward_model
-from workloads.language.reward.reward_messages import sample_from_proto, sample_to_proto
-from workloads.language.reward.reward_model import Network, RewardModel
-from workloads.language.reward.reward_source import BadSample, Sample
-from workloads.language.tokenizer import load_tokenizer
-from workloads.rlhf.sentiment import WORDS
 
 SAMPLES = samples()
 

@@ -14,19 +14,19 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.config.settings import Settings
+from penstock.protocol.refusal import Reason, Refused
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
 from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.v1 import reward_pb2 as pb
-from penstock.wire.refusal import Reason, Refused
+from penstock.workloads.language.reward import reward_batcher
+from penstock.workloads.language.reward.reward_batcher import Batcher
+from penstock.workloads.language.reward.reward_client import RewardClient
+from penstock.workloads.language.reward.reward_messages import MAX_REWARD_SAMPLES
+from penstock.workloads.language.reward.reward_service import CALLS, main
+from penstock.workloads.language.reward.reward_source import BadSample, Sample, Unavailable
 from tests.support.language.tiny_reward import make_reward_model, samples
-from workloads.language.reward import reward_batcher
-from workloads.language.reward.reward_batcher import Batcher
-from workloads.language.reward.reward_client import RewardClient
-from workloads.language.reward.reward_messages import MAX_REWARD_SAMPLES
-from workloads.language.reward.reward_service import CALLS, main
-from workloads.language.reward.reward_source import BadSample, Sample, Unavailable
 
 PATIENCE_S = 60.0
 SCORE = "/penstock.v1.RewardService/Score"

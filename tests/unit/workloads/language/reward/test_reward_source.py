@@ -13,13 +13,19 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.language.prompt import Message, Prompt
-from workloads.language.reward import http_rewards
-from workloads.language.reward.callable_rewards import CallableRewards
-from workloads.language.reward.http_rewards import HttpRewards
-from workloads.language.reward.opening import open_source
-from workloads.language.reward.reward_client import RewardClient
-from workloads.language.reward.reward_source import BadReward, BadSample, RewardSource, Sample, Unavailable
+from penstock.workloads.language.prompt import Message, Prompt
+from penstock.workloads.language.reward import http_rewards
+from penstock.workloads.language.reward.callable_rewards import CallableRewards
+from penstock.workloads.language.reward.http_rewards import HttpRewards
+from penstock.workloads.language.reward.opening import open_source
+from penstock.workloads.language.reward.reward_client import RewardClient
+from penstock.workloads.language.reward.reward_source import (
+    BadReward,
+    BadSample,
+    RewardSource,
+    Sample,
+    Unavailable,
+)
 
 SAMPLES = [Sample(prompt="p", response=text) for text in ("worst", "none", "zero", "half")]
 VALUES = {"worst": -1.0, "none": None, "zero": 0.0, "half": 0.5}

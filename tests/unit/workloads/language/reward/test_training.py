@@ -15,15 +15,15 @@ from torch.nn import functional
 from transformers import TrainerCallback
 
 from penstock.config.settings import ConfigurationError
-from workloads.language.feedback.reading import Source
-from workloads.language.feedback.scale import parse_scale
-from workloads.language.reward import trainer
-from workloads.language.reward.reward_model import RewardModel
-from workloads.language.reward.reward_source import Sample
-from workloads.language.reward.trainer import loss_of
-from workloads.language.reward.training import Order, train
-from workloads.language.reward.training_section import RewardTraining, training_settings
-from workloads.rlhf.sentiment import Sentiment
+from penstock.workloads.language.feedback.reading import Source
+from penstock.workloads.language.feedback.scale import parse_scale
+from penstock.workloads.language.reward import trainer
+from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.reward.reward_source import Sample
+from penstock.workloads.language.reward.trainer import loss_of
+from penstock.workloads.language.reward.training import Order, train
+from penstock.workloads.language.reward.training_section import RewardTraining, training_settings
+from penstock.workloads.rlhf.sentiment import Sentiment
 
 TASK = Sentiment()
 NEVER = threading.Event()

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arms
+from penstock.workloads.plugin.serving import Weights
 from tests.support.language.text_stand import TextStand, adapter, make_model
-from workloads.plugin.serving import Weights
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
+from penstock.protocol.refusal import Refused
 from penstock.runtime import metrics
 from penstock.v1 import text_pb2 as pb
-from penstock.wire.refusal import Refused
+from penstock.workloads.language.guard.guard import Guard
+from penstock.workloads.language.guard.guard_rules import Rule
+from penstock.workloads.language.guard.verdict import Direction, Verdict
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.serving.answer_guard import AnswerGuard, open_guard
+from penstock.workloads.language.serving.asks import Ask
 from tests.support.language.text_stand import FAR, TOOLS, TextStand, running
-from workloads.language.guard.guard import Guard
-from workloads.language.guard.guard_rules import Rule
-from workloads.language.guard.verdict import Direction, Verdict
-from workloads.language.prompt import Message
-from workloads.language.serving.answer_guard import AnswerGuard, open_guard
-from workloads.language.serving.asks import Ask
 
 SUM = Message("user", "sum")
 

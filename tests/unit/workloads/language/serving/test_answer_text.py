@@ -2,8 +2,8 @@
 
 import pytest
 
+from penstock.workloads.language.serving.answer_text import AnswerText, as_message
 from tests.support.language.text_stand import ADD, LOOKUP, TOKENIZER, TOOLS
-from workloads.language.serving.answer_text import AnswerText, as_message
 
 CALL = f"<tool_call> {ADD} </tool_call>"
 

@@ -6,13 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actor.serving.episodes.caller_shares import CallerShares
-from actor.serving.episodes.episodes import REMEMBERED_EPISODES
+from penstock.actor.serving.episodes.caller_shares import CallerShares
+from penstock.actor.serving.episodes.episodes import REMEMBERED_EPISODES
+from penstock.protocol.fragment import Fragment, check
+from penstock.protocol.payload import read_payload
+from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
-from penstock.wire.fragment import Fragment, check
-from penstock.wire.payload import read_payload
-from penstock.wire.refusal import Reason, Refused
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.serving.asks import Ask, TextReply
+from penstock.workloads.language.serving.text_answerer import no_show
 from tests.support.language.text_stand import (
     EOS,
     TOKENIZER,
@@ -22,9 +25,6 @@ from tests.support.language.text_stand import (
     tool,
     user,
 )
-from workloads.language.prompt import Message
-from workloads.language.serving.asks import Ask, TextReply
-from workloads.language.serving.text_answerer import no_show
 
 
 def read(fragment: Fragment) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from penstock.protocol.payload import read_payload
+from penstock.protocol.refusal import Refused
 from penstock.runtime import metrics
-from penstock.wire.payload import read_payload
-from penstock.wire.refusal import Refused
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.serving.asks import Ask, TextReply
+from penstock.workloads.language.serving.column_experience import REASONS
 from tests.support.language.text_stand import FAR, TextStand, tool, user
-from workloads.language.prompt import Message
-from workloads.language.serving.asks import Ask, TextReply
-from workloads.language.serving.column_experience import REASONS
 
 SAMPLED_OTHERWISE: tuple[dict[str, Any], ...] = ({}, {}, {}, {"seed": 3}, {"count": 2}, {"not_learned": True})
 

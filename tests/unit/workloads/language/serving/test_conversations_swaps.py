@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from penstock.workloads.language.serving.asks import TextReply
 from tests.support.language.text_stand import TOOLS, TextStand, adapter, plain_log_prob, user
-from workloads.language.serving.asks import TextReply
 
 FAR_APART = 0.2
 """Noise by which adapters differ, so that the wrong one gives other log-probabilities."""

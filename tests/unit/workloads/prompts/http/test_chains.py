@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.workloads.prompts.http import chains
+from penstock.workloads.prompts.http.given_answers import GivenAnswers
 from tests.support.prompts.small_prompts import SmallPrompts, as_base64, embedding
 from tests.support.serving.server_parts import column
-from workloads.prompts.http import chains
-from workloads.prompts.http.given_answers import GivenAnswers
 
 
 def test_transitions_that_follow_one_another_are_one_episode(prompts: SmallPrompts) -> None:

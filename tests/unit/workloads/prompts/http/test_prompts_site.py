@@ -9,13 +9,13 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from fastapi.testclient import TestClient
 
-from gateway.sites.site import RunAddresses, Upstream
-from gateway.sites.site_process import Reach, guarded_app
-from gateway.store.tables import Role
 from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway.sites.site import RunAddresses, Upstream
+from penstock.gateway.sites.site_process import Reach, guarded_app
+from penstock.gateway.store.tables import Role
 from penstock.rpc.auth import Credentials
+from penstock.workloads.prompts.http.prompts_site import site
 from tests.support.gateway.small_gateway import SmallGateway
-from workloads.prompts.http.prompts_site import site
 
 HOST = "prompts.example"
 EMBED: dict[str, Any] = {"prompt": "Write a haiku about rain"}

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
+from penstock.workloads.prompts.http.prompt_work import MOST_WAITING
 from tests.support.prompts.small_prompts import SmallPrompts, embedding, small_prompts
 from tests.support.serving.server_parts import column
-from workloads.prompts.http.prompt_work import MOST_WAITING
 
 PROMPT = "Write a function that sorts a list"
 

@@ -6,13 +6,13 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.prompts.prompt_sources import PromptSource
-from workloads.prompts.task_parts import parts_of
-from workloads.prompts.tasks.prompt_task import LENGTH, PromptTask
+from penstock.workloads.prompts.prompt_sources import PromptSource
+from penstock.workloads.prompts.task_parts import parts_of
+from penstock.workloads.prompts.tasks.prompt_task import LENGTH, PromptTask
 
 
 def test_it_is_an_environment_as_gymnasium_wants_it() -> None:
-    task = gymnasium.make("workloads.prompts.tasks:Prompts-v0").unwrapped
+    task = gymnasium.make("penstock.workloads.prompts.tasks:Prompts-v0").unwrapped
     check_env(task, skip_render_check=True)
     assert task.observation_space == gymnasium.spaces.Box(-1.0, 1.0, (1536,), np.float32)
     assert task.action_space == gymnasium.spaces.Discrete(5)

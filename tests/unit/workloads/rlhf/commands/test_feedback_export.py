@@ -8,9 +8,9 @@ import pytest
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
+from penstock.workloads.language.feedback.feedback_places import rows_of
+from penstock.workloads.rlhf.commands.feedback_export import main
 from tests.support.storage.ready_tables import with_registry
-from workloads.language.feedback.feedback_places import rows_of
-from workloads.rlhf.commands.feedback_export import main
 
 
 def test_what_a_registry_has_of_a_policy_becomes_a_file(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch.run.child_process import penstock
 from penstock.config.settings import ConfigurationError
+from penstock.launch.run.child_process import penstock
 from penstock.runtime.lifecycle import Lifecycle
+from penstock.workloads.rlhf.commands import reward_scoring, reward_training
+from penstock.workloads.rlhf.sentiment import Sentiment
 from tests.support.language.tiny_reward import make_base
-from workloads.rlhf.commands import reward_scoring, reward_training
-from workloads.rlhf.sentiment import Sentiment
 
 PATIENCE_S = 120
 SETTINGS = ("rank=4", "batch=4")

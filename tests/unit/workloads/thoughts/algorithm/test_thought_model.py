@@ -8,14 +8,14 @@ from typing import Any, Final
 import pytest
 import torch
 
-from learner.algorithms.shared.rank_group import SingleRankGroup
 from penstock.config.service_settings import over_defaults
+from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
 from penstock.training import lay_over
+from penstock.workloads.thoughts import WORKLOAD
+from penstock.workloads.thoughts.algorithm.thought_model import make_thought_model
 from tests.support.thoughts.small_thoughts import small_base
-from workloads.thoughts import WORKLOAD
-from workloads.thoughts.algorithm.thought_model import make_thought_model
 
-RECIPE: Final = Path(__file__).resolve().parents[5] / "recipes" / "thoughts-tiny.toml"
+RECIPE: Final = Path(__file__).resolve().parents[5] / "penstock" / "recipes" / "thoughts-tiny.toml"
 
 
 def told(

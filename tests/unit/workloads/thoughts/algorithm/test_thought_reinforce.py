@@ -11,7 +11,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from learner.batch import Batch
+from penstock.learner.batch import Batch
+from penstock.workloads.thoughts.algorithm.thought_metrics import METRICS, ORIGINAL
+from penstock.workloads.thoughts.algorithm.thought_reinforce import ThoughtReinforce
+from penstock.workloads.thoughts.tasks.example import Continuation
+from penstock.workloads.thoughts.tasks.rings import Rings
+from penstock.workloads.thoughts.thinking_policy import head_of
+from penstock.workloads.thoughts.thought_settings import ThoughtReinforceSection
 from tests.support.thoughts.small_thoughts import (
     LAYOUT,
     TASK,
@@ -21,12 +27,6 @@ from tests.support.thoughts.small_thoughts import (
     thought_batch,
     thought_columns,
 )
-from workloads.thoughts.algorithm.thought_metrics import METRICS, ORIGINAL
-from workloads.thoughts.algorithm.thought_reinforce import ThoughtReinforce
-from workloads.thoughts.tasks.example import Continuation
-from workloads.thoughts.tasks.rings import Rings
-from workloads.thoughts.thinking_policy import head_of
-from workloads.thoughts.thought_settings import ThoughtReinforceSection
 
 
 @pytest.fixture(scope="module")

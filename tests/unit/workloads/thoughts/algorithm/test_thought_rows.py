@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.workloads.language.conversation.column import Column
+from penstock.workloads.thoughts.algorithm.thought_rows import read_rows, with_thoughts, without_thoughts
 from tests.support.thoughts.small_thoughts import (
     LAYOUT,
     small_base,
@@ -11,8 +13,6 @@ from tests.support.thoughts.small_thoughts import (
     thought_batch,
     thought_columns,
 )
-from workloads.language.conversation.column import Column
-from workloads.thoughts.algorithm.thought_rows import read_rows, with_thoughts, without_thoughts
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import pytest
 
+from penstock.workloads.thoughts.algorithm.thought_validation import ThoughtValidation
+from penstock.workloads.thoughts.start.transformer import load_transformer
+from penstock.workloads.thoughts.thought_settings import ThoughtReinforceSection
+from penstock.workloads.thoughts.validation.probes import probe
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base
-from workloads.thoughts.algorithm.thought_validation import ThoughtValidation
-from workloads.thoughts.start.transformer import load_transformer
-from workloads.thoughts.thought_settings import ThoughtReinforceSection
-from workloads.thoughts.validation.probes import probe
 
 NOTHING_FOUND: Final[dict[str, Any]] = {
     "start_loss": None, "best_gain": None, "last": None, "in_a_row": 0, "figures": {},

@@ -8,11 +8,19 @@ import pytest
 
 from penstock.config.settings import ConfigurationError
 from penstock.training import TrainingConfig
+from penstock.workloads.thoughts.commands import study as module
+from penstock.workloads.thoughts.commands.study import (
+    NAMES,
+    Condition,
+    Study,
+    have_failed,
+    main,
+    make_study,
+    table,
+)
 from tests.support.thoughts.small_thoughts import small_base
-from workloads.thoughts.commands import study as module
-from workloads.thoughts.commands.study import NAMES, Condition, Study, have_failed, main, make_study, table
 
-RECIPES: Final = Path(__file__).resolve().parents[5] / "recipes"
+RECIPES: Final = Path(__file__).resolve().parents[5] / "penstock" / "recipes"
 TINY: Final = RECIPES / "thoughts-tiny.toml"
 ALL: Final = tuple(map(Condition, NAMES))
 

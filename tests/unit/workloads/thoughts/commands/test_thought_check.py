@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from workloads.thoughts.commands.thought_check import check_run, start_of
-from workloads.thoughts.start.thoughts_start import START_MODEL
-from workloads.thoughts.thought_section import Thoughts
+from penstock.workloads.thoughts.commands.thought_check import check_run, start_of
+from penstock.workloads.thoughts.start.thoughts_start import START_MODEL
+from penstock.workloads.thoughts.thought_section import Thoughts
 
 
 @pytest.mark.parametrize("name", ["missing", "."])

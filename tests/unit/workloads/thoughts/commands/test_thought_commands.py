@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from workloads.thoughts.commands.thought_commands import thought_commands
-from workloads.thoughts.tasks.example import Example
-from workloads.thoughts.tasks.rings import Rings
+from penstock.workloads.thoughts.commands.thought_commands import thought_commands
+from penstock.workloads.thoughts.tasks.example import Example
+from penstock.workloads.thoughts.tasks.rings import Rings
 
 
 class Interrupted(Rings):

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from penstock.workloads.thoughts.start.lessons import Lesson, Lessons
+from penstock.workloads.thoughts.tasks.example import Continuation, Example
+from penstock.workloads.thoughts.thought_layout import Layout
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK
-from workloads.thoughts.start.lessons import Lesson, Lessons
-from workloads.thoughts.tasks.example import Continuation, Example
-from workloads.thoughts.thought_layout import Layout
 
 
 @pytest.fixture

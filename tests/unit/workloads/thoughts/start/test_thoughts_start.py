@@ -9,10 +9,10 @@ import pytest
 from penstock.config import settings as configuration
 from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError, PolicySection, Settings
+from penstock.workloads.thoughts.start.thoughts_start import START_MODEL, check_lengths, prepare
+from penstock.workloads.thoughts.tasks.rings import Rings
+from penstock.workloads.thoughts.thought_settings import ThoughtReinforceSection
 from tests.support.thoughts.small_thoughts import small_base
-from workloads.thoughts.start.thoughts_start import START_MODEL, check_lengths, prepare
-from workloads.thoughts.tasks.rings import Rings
-from workloads.thoughts.thought_settings import ThoughtReinforceSection
 
 
 class Renamed(Rings):

@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from penstock.config.settings import ConfigurationError
+from penstock.workloads.thoughts.start.transformer import (
+    build_transformer,
+    load_transformer,
+    save_transformer,
+)
 from tests.support.thoughts.small_thoughts import LAYOUT
-from workloads.thoughts.start.transformer import build_transformer, load_transformer, save_transformer
 
 
 def test_it_is_the_same_for_the_same_seed_and_comes_back_from_its_folder(tmp_path: Path) -> None:

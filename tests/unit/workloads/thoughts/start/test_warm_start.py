@@ -8,14 +8,14 @@ import pytest
 from penstock.config.preparation import Progress
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
+from penstock.workloads.thoughts.start.lessons import Lesson, Lessons
+from penstock.workloads.thoughts.start.transformer import build_transformer
+from penstock.workloads.thoughts.start.warm_start import Teacher, measure_loss, right_steps, warm_start
+from penstock.workloads.thoughts.tasks.example import draw_tests
+from penstock.workloads.thoughts.tasks.text import Text
+from penstock.workloads.thoughts.thought_layout import Layout
+from penstock.workloads.thoughts.thought_section import Thoughts
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK
-from workloads.thoughts.start.lessons import Lesson, Lessons
-from workloads.thoughts.start.transformer import build_transformer
-from workloads.thoughts.start.warm_start import Teacher, measure_loss, right_steps, warm_start
-from workloads.thoughts.tasks.example import draw_tests
-from workloads.thoughts.tasks.text import Text
-from workloads.thoughts.thought_layout import Layout
-from workloads.thoughts.thought_section import Thoughts
 
 
 def test_one_that_does_not_get_its_steps_right_is_refused() -> None:

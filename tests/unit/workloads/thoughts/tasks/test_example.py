@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.thoughts.tasks import example
-from workloads.thoughts.tasks.example import Example, Task, draw_mixed, draw_tests, is_held_out
-from workloads.thoughts.tasks.rings import Rings
+from penstock.workloads.thoughts.tasks import example
+from penstock.workloads.thoughts.tasks.example import Example, Task, draw_mixed, draw_tests, is_held_out
+from penstock.workloads.thoughts.tasks.rings import Rings
 
 
 def test_held_out_questions_are_never_trained_on() -> None:

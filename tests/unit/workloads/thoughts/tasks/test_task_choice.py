@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.thoughts.tasks.example import Continuation, Example, draw_tests
-from workloads.thoughts.tasks.task_choice import open_task
+from penstock.workloads.thoughts.tasks.example import Continuation, Example, draw_tests
+from penstock.workloads.thoughts.tasks.task_choice import open_task
 
 
 class Sums:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from workloads.thoughts.tasks.example import draw, draw_tests, is_held_out
-from workloads.thoughts.tasks.task_choice import open_task
-from workloads.thoughts.tasks.text import RARE, Text, reference
-from workloads.thoughts.thought_layout import Layout
+from penstock.workloads.thoughts.tasks.example import draw, draw_tests, is_held_out
+from penstock.workloads.thoughts.tasks.task_choice import open_task
+from penstock.workloads.thoughts.tasks.text import RARE, Text, reference
+from penstock.workloads.thoughts.thought_layout import Layout
 
 PASSAGES = [f"the {one} sat on the mat. it was the {one} of the house, and it sat." for one in ("cat", "dog")]
 

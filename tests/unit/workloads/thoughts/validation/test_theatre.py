@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workloads.thoughts.thinking_model import Answered
-from workloads.thoughts.validation.probes import Probed
-from workloads.thoughts.validation.theatre import validate
+from penstock.workloads.thoughts.thinking_model import Answered
+from penstock.workloads.thoughts.validation.probes import Probed
+from penstock.workloads.thoughts.validation.theatre import validate
 
 COUNT = 100
 START = np.full(COUNT, 2.3)

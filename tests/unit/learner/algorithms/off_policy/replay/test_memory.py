@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.algorithms.off_policy.replay.memory import Prioritisation, Replay, Sample
-from learner.algorithms.off_policy.replay.transitions import Steps, fragments, transitions
+from penstock.learner.algorithms.off_policy.replay.memory import Prioritisation, Replay, Sample
+from penstock.learner.algorithms.off_policy.replay.transitions import Steps, fragments, transitions
 from penstock.policy.frames import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering

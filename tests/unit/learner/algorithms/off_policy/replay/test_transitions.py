@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.off_policy.replay.transitions import fragments, transitions
-from learner.algorithms.shared.seen_batch import see
+from penstock.learner.algorithms.off_policy.replay.transitions import fragments, transitions
+from penstock.learner.algorithms.shared.seen_batch import see
 from penstock.policy.frames import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering

@@ -1,0 +1,250 @@
+"""The accounts of a gateway: each method is one transaction, or two where a refusal must leave its mark.
+
+Calls wait for the disk, the network, and for argon2id: an event loop runs them in a thread. Every method may
+raise `Unavailable` and `Conflict` of the database.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from sqlalchemy.orm import Session
+
+from penstock.gateway.accounts import api_tokens, attempts, invitations, projects, sessions, users
+from penstock.gateway.accounts.account_errors import Forbidden, Unauthenticated
+from penstock.gateway.accounts.passwords import hash_password, is_password
+from penstock.gateway.accounts.principal import Membership, Principal
+from penstock.gateway.accounts.secrets import API, REFRESH, is_secret
+from penstock.gateway.accounts.sessions import Grant
+from penstock.gateway.accounts.signing_keys import Keys
+from penstock.gateway.store.tables import Role, UserRow
+from penstock.registry.database import Database
+
+T = TypeVar("T")
+_NOT_KNOWN = "name or password is wrong"
+
+
+def utc_now() -> datetime:
+    """Return the time, aware."""
+    return datetime.now(UTC)
+
+
+class Accounts:
+    """Accounts in a database. clock: tells the time; safe between threads."""
+
+    def __init__(self, database: Database, keys: Keys, clock: Callable[[], datetime] = utc_now) -> None:
+        self._database = database
+        self._keys = keys
+        self._clock = clock
+
+    def now(self) -> datetime:
+        """Return the time by which tokens and sessions are judged."""
+        return self._clock()
+
+    # ------------------------------------------------------------ who calls
+
+    def authenticate(self, header: str) -> Principal:
+        """Return whom the value of an `Authorization` header stands for; raises Unauthenticated.
+
+        Bearer: an access token or an API token. Basic: an API token as the password, which a netrc file
+        gives; the password of a person is not accepted there.
+        """
+        scheme, _, value = header.partition(" ")
+        credential = _password_of(value) if scheme.lower() == "basic" else value.strip()
+        if scheme.lower() not in {"basic", "bearer"} or not credential:
+            raise Unauthenticated("send `Authorization: Bearer TOKEN`, or Basic with it as the password")
+        if is_secret(credential, API):
+            return self._read(lambda session: api_tokens.by_secret(session, self._clock(), credential))
+        if scheme.lower() == "basic":
+            raise Unauthenticated("Basic takes an API token as the password, nothing else")
+        return self._read(
+            lambda session: sessions.by_access_token(session, self._clock(), self._keys, credential)
+        )
+
+    def sign_in(self, name: str, password: str, *, address: str) -> Grant:
+        """Begin a session; raises Unauthenticated, TooManyAttempts."""
+        account = name.strip().lower()
+        attempts.check(
+            self._write(
+                lambda session: attempts.count(session, self._clock(), account=account, address=address)
+            )
+        )
+        user = self._read(lambda session: users.find(session, account))
+        if not is_password(None if user is None or user.disabled else user.password, password):
+            raise Unauthenticated(_NOT_KNOWN)
+        assert user is not None
+
+        def work(session: Session) -> Grant:
+            attempts.forgive(session, account=account, address=address)
+            return sessions.begin(session, self._clock(), self._keys, self._same(session, user))
+
+        return self._write(work)
+
+    def refresh(self, token: str) -> Grant:
+        """Exchange a refresh token; raises Unauthenticated for one that does not count."""
+        grant = None
+        if is_secret(token, REFRESH):
+            grant = self._write(lambda session: sessions.exchange(session, self._clock(), self._keys, token))
+        if grant is None:
+            raise Unauthenticated("the refresh token does not count, or no more: sign in again")
+        return grant
+
+    def sign_in_program(self, secret: str) -> Grant:
+        """Exchange an API token for an access token; raises Unauthenticated."""
+        if not is_secret(secret, API):
+            raise Unauthenticated("client_secret is an API token of a project")
+        found = self._read(lambda session: api_tokens.by_secret(session, self._clock(), secret))
+        return sessions.grant_to_program(self._clock(), self._keys, found)
+
+    def sign_out(self, principal: Principal) -> None:
+        """End the session of a person; a program has none."""
+        if principal.session is not None:
+            session_id = principal.session
+            self._write(lambda session: sessions.end(session, self._clock(), session_id))
+
+    def change_password(self, principal: Principal, current: str, new: str, *, address: str) -> None:
+        """Set a new password and end all sessions; raises Unauthenticated, TooManyAttempts, BadInput."""
+        account, subject = principal.name, principal.subject
+        attempts.check(
+            self._write(
+                lambda session: attempts.count(session, self._clock(), account=account, address=address)
+            )
+        )
+        user = self._read(lambda session: users.find(session, account))
+        if user is None or not is_password(user.password, current):
+            raise Unauthenticated(_NOT_KNOWN)
+        encoded = hash_password(new, name=account)
+
+        def work(session: Session) -> None:
+            attempts.forgive(session, account=account, address=address)
+            same = self._same(session, user)
+            users.change_password(session, self._clock(), same, password=encoded, by=subject)
+
+        self._write(work)
+
+    # ------------------------------------------------------------ people and projects
+
+    def membership(self, principal: Principal, project: str) -> Membership:
+        """Return what a principal is in a project; raises NoSuchThing."""
+        return self._read(lambda session: projects.membership(session, principal, project))
+
+    def check_still(self, member: Membership) -> None:
+        """Raise Unauthenticated or NoSuchThing where a member has lost their session, token or project."""
+
+        def work(session: Session) -> None:
+            principal = sessions.again(session, self._clock(), member.principal)
+            projects.membership(session, principal, member.project)
+
+        self._read(work)
+
+    def projects_of(self, principal: Principal) -> tuple[Membership, ...]:
+        """Return what a principal belongs to."""
+        return self._read(lambda session: projects.projects_of(session, principal))
+
+    def add_user(self, name: str, password: str, *, project: str | None, role: Role, by: str) -> str:
+        """Add a person, and make them a member of a project; returns their id.
+
+        Raises BadInput, AccountConflict. A project that is absent is added with its owner.
+        """
+        account = users.check_name(name)
+        encoded = hash_password(password, name=account)
+        if project is not None:
+            projects.check_project(project)
+
+        def work(session: Session) -> str:
+            now = self._clock()
+            user = users.add(session, now, name=account, password=encoded, by=by)
+            if project is not None:
+                projects.known_or_owned(session, now, project, role, by=by)
+                projects.set_role(session, now, project=project, user=user.id, role=role, by=by)
+            return user.id
+
+        return self._write(work)
+
+    def add_member(self, name: str, *, project: str, role: Role, by: str) -> None:
+        """Make a person a member of a project, which is added where absent with its owner.
+
+        Raises NoSuchThing, BadInput.
+        """
+        projects.check_project(project)
+
+        def work(session: Session) -> None:
+            user = users.known(session, name)
+            projects.known_or_owned(session, self._clock(), project, role, by=by)
+            projects.set_role(session, self._clock(), project=project, user=user.id, role=role, by=by)
+
+        self._write(work)
+
+    def sign_up(self, invitation: str, name: str, password: str, *, address: str) -> str:
+        """Add the person who holds an invitation; returns the project.
+
+        Raises BadInput, AccountConflict, TooManyAttempts.
+        """
+        account = users.check_name(name)
+        attempts.check(
+            self._write(
+                lambda session: attempts.count(session, self._clock(), account=account, address=address)
+            )
+        )
+        encoded = hash_password(password, name=account)
+
+        def work(session: Session) -> str:
+            row = invitations.find(session, self._clock(), invitation)
+            attempts.forgive(session, account=account, address=address)
+            user = users.add(
+                session, self._clock(), name=account, password=encoded, by=None, invited_by=row.by
+            )
+            return invitations.redeem(session, self._clock(), row, user=user.id)
+
+        return self._write(work)
+
+    def pseudonym(self, purpose: str, *parts: str) -> str:
+        """Return an opaque id of the parts for a purpose."""
+        return self._keys.pseudonym(purpose, *parts)
+
+    def run(self, work: Callable[[Session, datetime], T]) -> T:
+        """Return the result of a change, committed, as `Database.write` does."""
+        return self._write(lambda session: work(session, self._clock()))
+
+    def run_by(self, member: Membership, work: Callable[[Session, datetime], T]) -> T:
+        """Return the result of a change by a member, committed, where they may still do as much as before.
+
+        A body may come half a minute after its head, by which they were let in: who was removed meanwhile
+        would hand out what nobody takes back. Raises Unauthenticated, NoSuchThing, Forbidden.
+        """
+
+        def checked(session: Session) -> T:
+            now = self._clock()
+            principal = sessions.again(session, now, member.principal)
+            if not projects.membership(session, principal, member.project).role.includes(member.role):
+                raise Forbidden("your role in this project has just become another one: ask again")
+            return work(session, now)
+
+        return self._write(checked)
+
+    def look(self, work: Callable[[Session], T]) -> T:
+        """Return the result of `work`, from one consistent view."""
+        return self._read(work)
+
+    def _same(self, session: Session, user: UserRow) -> UserRow:
+        """Return the row of a person again, as long as their password is the one that was looked at."""
+        row = session.get(UserRow, user.id)
+        if row is None or row.password != user.password or row.disabled:
+            raise Unauthenticated(_NOT_KNOWN)
+        return row
+
+    def _read(self, work: Callable[[Session], T]) -> T:
+        return self._database.read(work)
+
+    def _write(self, work: Callable[[Session], T]) -> T:
+        return self._database.write(work)
+
+
+def _password_of(value: str) -> str:
+    """Return the password of a Basic credential, "" where it is none."""
+    try:
+        return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

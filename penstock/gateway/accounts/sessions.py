@@ -1,0 +1,154 @@
+"""Sessions of people: an access token of 15 minutes, and refresh tokens that are exchanged once each.
+
+    sign in ─► session ─► refresh token 1 ─► refresh token 2 ─► …      until it ends, or after 30 days
+
+A refresh token that comes again is a copy: the session ends. Two tabs of one browser may present the same one
+within `GRACE` of each other; then each gets a successor of its own. A person has at most `MAX_SESSIONS`, and
+a session `MAX_EXCHANGES`.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from penstock.gateway.accounts import api_tokens, audit
+from penstock.gateway.accounts.account_errors import Unauthenticated
+from penstock.gateway.accounts.principal import Principal
+from penstock.gateway.accounts.secrets import REFRESH, digest, new_id, new_secret
+from penstock.gateway.accounts.signing_keys import BadToken, Keys
+from penstock.gateway.store.tables import RefreshRow, SessionRow, UserRow
+
+ACCESS: Final = timedelta(minutes=15)
+SESSION: Final = timedelta(days=30)
+GRACE: Final = timedelta(seconds=10)
+MAX_SESSIONS: Final = 256
+"""Of a person."""
+MAX_EXCHANGES: Final = 5000
+"""Refresh tokens of a session, of which an access token of 15 minutes wants 2,880."""
+AUDIENCE: Final = "penstock-gateway"
+_ENDED: Final = "the session has ended: sign in again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a sign-in or an exchange gives. refresh: None for a program."""
+
+    access: str
+    refresh: str | None
+    lasts: timedelta = ACCESS
+
+
+def begin(session: Session, now: datetime, keys: Keys, user: UserRow) -> Grant:
+    """Begin a session of a person whose password was right; beyond MAX_SESSIONS the oldest ends."""
+    _make_room(session, user.id)
+    row = SessionRow(id=new_id(), user=user.id, expires=now + SESSION, ended=None, reason="")
+    session.add(row)
+    audit.note(session, now, by=f"user/{user.id}", action="signed in", subject=f"session/{row.id}")
+    return _grant(session, now, keys, row, user)
+
+
+def exchange(session: Session, now: datetime, keys: Keys, refresh: str) -> Grant | None:
+    """Exchange a refresh token for the next one and an access token.
+
+    Returns None where it does not count, or counts no more. It must not be raised inside the transaction: a
+    copy ends the session, and that is kept.
+    """
+    row = session.get(RefreshRow, digest(refresh))
+    found = None if row is None else session.get(SessionRow, row.session)
+    user = None if found is None else session.get(UserRow, found.user)
+    if row is None or found is None or user is None or found.ended is not None or found.expires <= now:
+        return None
+    if row.used is not None and now - row.used > GRACE:
+        found.ended, found.reason = now, "a refresh token was used twice"
+        audit.note(
+            session, now, by=f"user/{user.id}", action="refresh token reused", subject=f"session/{found.id}"
+        )
+        return None
+    row.used = row.used or now
+    if _exchanges(session, found.id) >= MAX_EXCHANGES:
+        found.ended, found.reason = now, "its refresh tokens were exchanged too often"
+        return None
+    return _grant(session, now, keys, found, user)
+
+
+def end(session: Session, now: datetime, id_: str) -> None:
+    """End a session: its person signs out."""
+    row = session.get(SessionRow, id_)
+    if row is not None and row.ended is None:
+        row.ended, row.reason = now, "signed out"
+        audit.note(session, now, by=f"user/{row.user}", action="signed out", subject=f"session/{id_}")
+
+
+def grant_to_program(now: datetime, keys: Keys, principal: Principal) -> Grant:
+    """Return an access token for the API token that a program presented (client credentials)."""
+    claims = {"sub": principal.subject, "aud": AUDIENCE, "iat": now, "exp": now + ACCESS}
+    return Grant(access=keys.sign(claims), refresh=None)
+
+
+def by_access_token(session: Session, now: datetime, keys: Keys, token: str) -> Principal:
+    """Return whom an access token stands for, as the database has it now; raises Unauthenticated."""
+    try:
+        claims = keys.verify(token, now, audience=AUDIENCE)
+    except BadToken as error:
+        raise Unauthenticated(str(error)) from error
+    kind, _, id_ = str(claims["sub"]).partition("/")
+    if kind == "token":
+        return api_tokens.by_id(session, now, id_)
+    return _person(session, now, id_, str(claims.get("sid")), claims.get("num"))
+
+
+def again(session: Session, now: datetime, principal: Principal) -> Principal:
+    """Return a principal as the database has it now, without its token; raises Unauthenticated.
+
+    What goes on for longer than an access token lasts asks so whether it may go on.
+    """
+    if principal.user is None or principal.session is None:
+        return api_tokens.by_id(session, now, principal.subject.partition("/")[2])
+    return _person(session, now, principal.user, principal.session, principal.number)
+
+
+def _make_room(session: Session, user: str) -> None:
+    """Delete the oldest sessions of a person who has as many as they may, with their refresh tokens."""
+    own = select(SessionRow.id).where(SessionRow.user == user)
+    newest_first = own.order_by(SessionRow.expires.desc(), SessionRow.id)
+    too_many = newest_first.offset(MAX_SESSIONS - 1)  # in the statements: more than one takes as parameters
+    session.execute(delete(RefreshRow).where(RefreshRow.session.in_(too_many)))
+    session.execute(delete(SessionRow).where(SessionRow.id.in_(too_many)))
+
+
+def _exchanges(session: Session, id_: str) -> int:
+    own = RefreshRow.session == id_
+    return session.scalar(select(func.count()).select_from(RefreshRow).where(own)) or 0
+
+
+def _person(session: Session, now: datetime, user_id: str, session_id: str, number: object) -> Principal:
+    """Return the person of a session that has not ended; raises Unauthenticated."""
+    row, user = session.get(SessionRow, session_id), session.get(UserRow, user_id)
+    if row is None or user is None or row.user != user.id or user.disabled:
+        raise Unauthenticated(_ENDED)
+    if row.ended is not None or row.expires <= now or number != user.session_number:
+        raise Unauthenticated(_ENDED)
+    return Principal(
+        subject=f"user/{user.id}",
+        name=user.name,
+        user=user.id,
+        session=row.id,
+        number=user.session_number,
+    )
+
+
+def _grant(session: Session, now: datetime, keys: Keys, row: SessionRow, user: UserRow) -> Grant:
+    refresh = new_secret(REFRESH)
+    session.add(RefreshRow(digest=digest(refresh), session=row.id, used=None))
+    claims = {
+        "sub": f"user/{user.id}",
+        "aud": AUDIENCE,
+        "iat": now,
+        "exp": now + ACCESS,
+        "sid": row.id,
+        "num": user.session_number,
+    }
+    return Grant(access=keys.sign(claims), refresh=refresh)

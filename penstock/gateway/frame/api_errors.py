@@ -1,0 +1,171 @@
+"""Errors as callers see them: `{"error": word, "detail": what to do, "field": where, or null}`.
+
+    400 insufficient, 401 unauthenticated, 403 forbidden, 404 not_found, 405, 408 too_slow, 409 conflict or
+    quota, 413 too_large, 415, 421 wrong_host, 422 invalid, 429 too_many, 500 internal, 503 unavailable
+
+An error repeats nothing of what was sent but the name of a field.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from penstock.gateway.accounts.account_errors import (
+    AccountConflict,
+    AccountError,
+    BadInput,
+    Forbidden,
+    NoSuchThing,
+    QuotaReached,
+    TooManyAttempts,
+    Unauthenticated,
+)
+from penstock.gateway.jobs.steering import CannotSteer
+from penstock.registry.registry_errors import Conflict, NotAllowed, RegistryError, Unavailable
+
+log = logging.getLogger(__name__)
+
+CHALLENGE: Final = 'Bearer realm="penstock", Basic realm="penstock", charset="UTF-8"'
+MAX_FIELD: Final = 128
+"""Characters of a field's name in an answer: what is refused may be a name of any length."""
+_WORDS: Final = {
+    HTTPStatus.BAD_REQUEST: "bad_request",
+    HTTPStatus.UNAUTHORIZED: "unauthenticated",
+    HTTPStatus.FORBIDDEN: "forbidden",
+    HTTPStatus.NOT_FOUND: "not_found",
+    HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
+    HTTPStatus.REQUEST_TIMEOUT: "too_slow",
+    HTTPStatus.CONFLICT: "conflict",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "too_large",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "unsupported_type",
+    HTTPStatus.MISDIRECTED_REQUEST: "wrong_host",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "invalid",
+    HTTPStatus.TOO_MANY_REQUESTS: "too_many",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "internal",
+    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
+}
+
+
+class ApiError(HTTPException):
+    """An answer other than success, as a route raises it.
+
+    It is an error of the framework's, which hands it on from where a body is read, too.
+
+    status: HTTP's. detail: what is wrong and what to do. field: of the request, or None. error: a word for
+    programs; None: that of the status. retry_s: seconds after which to try again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        field: str | None = None,
+        error: str | None = None,
+        retry_s: float | None = None,
+    ) -> None:
+        super().__init__(status, detail)
+        self.status = HTTPStatus(status)
+        self.field = field
+        self.error = error or _WORDS.get(self.status, "error")
+        self.retry_s = retry_s
+
+    def response(self) -> Response:
+        """Return the error as an answer."""
+        headers = {}
+        if self.status is HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = CHALLENGE
+        if self.retry_s is not None:
+            headers["Retry-After"] = str(max(math.ceil(self.retry_s), 1))
+        content = {"error": self.error, "detail": self.detail, "field": self.field}
+        return JSONResponse(content, status_code=self.status, headers=headers)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Make every error that a route may raise on purpose an answer; defects are the envelope's."""
+
+    @app.exception_handler(AccountError)
+    async def account_error(_request: Request, error: AccountError) -> Response:
+        return _of_accounts(error).response()
+
+    @app.exception_handler(RegistryError)
+    async def database_error(_request: Request, error: RegistryError) -> Response:
+        return _of_database(error).response()
+
+    @app.exception_handler(CannotSteer)
+    async def refused(_request: Request, error: CannotSteer) -> Response:
+        return ApiError(409, str(error)).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return _of_validation(error, request.headers.get("content-type", "")).response()
+
+    @app.exception_handler(HTTPException)
+    async def of_framework(_request: Request, error: HTTPException) -> Response:
+        refusal = error if isinstance(error, ApiError) else ApiError(error.status_code, str(error.detail))
+        return refusal.response()
+
+
+def route_of(scope: Any) -> str:
+    """Return the path of a request's route as it is declared, never what the caller wrote; "" for none."""
+    return str(getattr(scope.get("route"), "path", ""))
+
+
+def field_of(place: Sequence[str | int]) -> str | None:
+    """Return what an answer calls a field by; None for the body as a whole. place: the way to it."""
+    return ".".join(map(str, place))[:MAX_FIELD] or None
+
+
+def _of_accounts(error: AccountError) -> ApiError:
+    match error:
+        case BadInput():
+            return ApiError(422, str(error), field=error.field)
+        case Unauthenticated():
+            return ApiError(401, str(error))
+        case Forbidden():
+            return ApiError(403, str(error))
+        case NoSuchThing():
+            return ApiError(404, str(error))
+        case AccountConflict():
+            return ApiError(409, str(error))
+        case QuotaReached():
+            return ApiError(409, str(error), error="quota")
+        case TooManyAttempts():
+            return ApiError(429, str(error), retry_s=error.wait_s)
+        case _:
+            raise error
+
+
+def _of_database(error: RegistryError) -> ApiError:
+    match error:
+        case Conflict():
+            return ApiError(409, "others changed the same thing at the same time: look at it and try again")
+        case NotAllowed():
+            return ApiError(409, str(error))
+        case Unavailable():
+            log.warning("a database does not answer", extra={"error": str(error)})
+            return ApiError(503, "a database does not answer now: try again", retry_s=5)
+        case _:
+            raise error
+
+
+def _of_validation(error: RequestValidationError, content_type: str) -> ApiError:
+    first = error.errors()[0]
+    if tuple(first["loc"]) == ("body",) and first["type"] != "missing" and not _is_json(content_type):
+        return ApiError(422, "the body is not said to be JSON: send `Content-Type: application/json`")
+    field = field_of(first["loc"][1:])  # the first says whether of body, query, path or header
+    if first["type"] == "json_invalid":
+        return ApiError(422, "the body is not JSON")
+    return ApiError(422, f"{field or 'the body'}: {first['msg']}", field=field)
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

@@ -1,0 +1,197 @@
+"""What surrounds every request and every answer, below the routes, as an ASGI middleware.
+
+A request under another host's name, from a page of another origin, from an address that asks too often, with
+a body that is too large or comes too slowly is refused before anything is read of it that could be stored.
+Every answer carries the content policy.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.gateway import people_metrics
+from penstock.gateway.frame.api_errors import ApiError, route_of
+from penstock.gateway.frame.cross_origin import permission, preflight
+from penstock.gateway.frame.doors import MAX_IMPORT_BYTES, Doors
+from penstock.gateway.frame.server_end import ending, is_full
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+log = logging.getLogger(__name__)
+
+
+class Envelope:
+    """The middleware around an application.
+
+    admit: counts a request of an address; raises ApiError where it is one too many. form: of what is refused
+    here.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        doors: Doors,
+        admit: Callable[[str], None],
+        form: Callable[[ApiError], Response] = ApiError.response,
+    ) -> None:
+        self._app, self._form = app, form
+        self._doors = doors
+        self._admit = admit
+        self._large_bodies = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(scope, send)
+        body = _Body(receive, self._doors, self._limit(scope["path"]), self._admit_large)
+        try:
+            self._check(scope, answer)
+            headers = Headers(scope=scope)
+            body.check_length(headers.get("content-length"))
+            asks_first = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+            app = preflight() if asks_first and answer.permitted else self._app
+            await app(scope, body.receive, answer.send)
+        except ApiError as error:
+            if answer.begun:
+                raise
+            await self._form(error)(scope, receive, answer.send)
+        except Exception:
+            if answer.begun:
+                raise
+            # Here, and not by a handler of the framework's: that one answers outside of this.
+            log.exception("a request failed", extra={"route": route_of(scope)})
+            defect = ApiError(500, "a defect of the gateway; its log says more")
+            await self._form(defect)(scope, receive, answer.send)
+        except asyncio.CancelledError:
+            if not ending(scope).is_set():
+                raise
+            # The server waits no longer, and would log the cancellation as a defect.
+            log.warning("a request was given up: the server ends", extra={"route": route_of(scope)})
+            if not answer.begun:
+                given_up = ApiError(503, "this gateway ends: ask again", retry_s=1.0)
+                await self._form(given_up)(scope, receive, answer.send)
+        finally:
+            self._large_bodies -= body.is_large
+
+    def _admit_large(self) -> None:
+        """Count a large body; raises ApiError where it is one too many."""
+        if self._large_bodies >= self._doors.large_at_once:
+            raise ApiError(429, "others are sending large bodies: send it again in a moment", retry_s=1.0)
+        self._large_bodies += 1
+
+    def _check(self, scope: Scope, answer: "_Answer") -> None:
+        if is_full(scope):
+            answer.is_last = True
+            raise ApiError(503, "this gateway has no room for another connection: ask again", retry_s=1.0)
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        self._doors.check_host(host)
+        if "origin" in headers:
+            origin = headers["origin"]
+            self._doors.check_origin(origin, host)
+            answer.permitted = permission(origin) if origin in self._doors.origins else {}
+        if not scope["path"].isprintable():
+            raise ApiError(404, "no such path")  # no database stores NUL
+        client = scope.get("client")
+        self._admit(client[0] if client else "")
+
+    def _limit(self, path: str) -> int:
+        large = any(path.endswith(suffix) for suffix in self._doors.large)
+        return MAX_IMPORT_BYTES if large else self._doors.max_body_bytes
+
+
+class _Body:
+    """Hands on the parts of a body as long as it is small enough and in time.
+
+    admit_large: called once it has become large, which may raise. is_large: whether it was admitted as such.
+    """
+
+    def __init__(self, receive: Receive, doors: Doors, limit: int, admit_large: Callable[[], None]) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._left = limit
+        self._small = doors.max_body_bytes
+        self._admit_large = admit_large
+        self._within_s = doors.body_s
+        self._deadline_s = time.monotonic() + doors.body_s
+        self._whole = False
+        self.is_large = False
+
+    def check_length(self, said: str | None) -> None:
+        """Raise ApiError 413 for a body that says of itself that it is too large."""
+        if said is not None and said.isdigit() and int(said) > self._limit:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        """Return the next part, or what comes after the body."""
+        if self._whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._at_loop_time()):
+                message = await self._receive()
+        except TimeoutError as error:
+            detail = f"the body did not come within {self._within_s:g} s: send it faster, or less of it"
+            raise ApiError(408, detail) from error
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise self._too_large()
+        if not self.is_large and self._limit - self._left > self._small:
+            self._admit_large()
+            self.is_large = True
+        self._whole = not message.get("more_body", False)
+        return message
+
+    def _at_loop_time(self) -> float:
+        return asyncio.get_running_loop().time() + self._deadline_s - time.monotonic()
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body has more than {self._limit} bytes: send it in parts")
+
+
+class _Answer:
+    """Puts the headers of every answer on it, and counts it.
+
+    permitted: by which a browser hands it on to a page of another origin. is_last: the connection ends with
+    it.
+    """
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
+        self._send = send
+        self._began_s = time.monotonic()
+        self.begun = False
+        self.permitted = dict[str, str]()
+        self.is_last = False
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.start":
+            self.begun = True
+            MutableHeaders(scope=message).update({**HEADERS, **self.permitted})
+            if self.is_last or message["status"] in {408, 413}:  # of these the rest of the body is not read
+                MutableHeaders(scope=message)["Connection"] = "close"
+            self._count(message["status"])
+        await self._send(message)
+
+    def _count(self, status: int) -> None:
+        route = route_of(self._scope) or "other"
+        method: Any = self._scope["method"] if route != "other" else "other"
+        people_metrics.REQUESTS.labels(method, route, str(status)).inc()
+        people_metrics.REQUEST_SECONDS.labels(route).observe(time.monotonic() - self._began_s)

@@ -1,0 +1,176 @@
+"""Which caller may call which route: the one table, and the routes that keep to it.
+
+A route that is not in the table is refused when the application is made, and so is a line without its route.
+The caller is known, and their role looked up, before anything of the body is read.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.routing import BaseRoute
+
+from penstock.gateway.accounts.account_errors import Forbidden, Unauthenticated
+from penstock.gateway.accounts.principal import Membership, Principal
+from penstock.gateway.frame.parts import parts_of
+from penstock.gateway.store.tables import Role
+
+PROJECT_HEADER: Final = "Penstock-Project"
+
+
+class Access(StrEnum):
+    """Who may call a route: anybody, who has signed in, or a member of the project in this role or above.
+
+    Of a route without `{project}` in its path, the project is the token's, or the one that the header
+    `Penstock-Project` names, or the only one that a person belongs to.
+    """
+
+    ANYBODY = "anybody"
+    KNOWN = "known"
+    VIEWER = "viewer"
+    EDITOR = "editor"
+    OWNER = "owner"
+
+
+Table = Mapping[tuple[str, str], Access]
+
+ACCESS: Final[Table] = {
+    ("GET", "/"): Access.ANYBODY,
+    ("GET", "/link"): Access.ANYBODY,
+    ("GET", "/console/{file}"): Access.ANYBODY,
+    ("GET", "/api/health"): Access.ANYBODY,
+    ("GET", "/api/openapi.json"): Access.ANYBODY,
+    ("POST", "/api/auth/token"): Access.ANYBODY,
+    ("POST", "/api/auth/sign-up"): Access.ANYBODY,
+    ("GET", "/api/auth/oidc"): Access.ANYBODY,
+    ("POST", "/api/auth/oidc"): Access.ANYBODY,
+    ("GET", "/api/auth/oidc/callback"): Access.ANYBODY,
+    ("POST", "/api/auth/oidc/session"): Access.ANYBODY,
+    ("POST", "/api/auth/sign-out"): Access.KNOWN,
+    ("POST", "/api/auth/password"): Access.KNOWN,
+    ("POST", "/api/auth/join"): Access.KNOWN,
+    ("GET", "/api/me"): Access.KNOWN,
+    ("GET", "/api/projects/{project}"): Access.VIEWER,
+    ("GET", "/api/projects/{project}/members"): Access.VIEWER,
+    ("PUT", "/api/projects/{project}/members/{user}"): Access.OWNER,
+    ("DELETE", "/api/projects/{project}/members/{user}"): Access.OWNER,
+    ("POST", "/api/projects/{project}/invitations"): Access.OWNER,
+    ("GET", "/api/projects/{project}/tokens"): Access.OWNER,
+    ("POST", "/api/projects/{project}/tokens"): Access.OWNER,
+    ("DELETE", "/api/projects/{project}/tokens/{token}"): Access.OWNER,
+    ("GET", "/api/projects/{project}/audit"): Access.OWNER,
+    ("POST", "/api/policies/feedback/{agent_id}"): Access.EDITOR,
+    ("GET", "/api/projects/{project}/agents/{agent_id}/feedback"): Access.VIEWER,
+    ("POST", "/api/projects/{project}/agents/{agent_id}/feedback"): Access.EDITOR,
+    ("POST", "/api/projects/{project}/agents/{agent_id}/pairs"): Access.EDITOR,
+    ("GET", "/api/projects/{project}/agents/{agent_id}/late-rewards"): Access.VIEWER,
+    ("POST", "/api/projects/{project}/agents/{agent_id}/late-rewards"): Access.EDITOR,
+    ("DELETE", "/api/projects/{project}/raters/{rater}"): Access.OWNER,
+    ("POST", "/api/projects/{project}/agents/{agent_id}/conversations"): Access.EDITOR,
+    ("GET", "/api/projects/{project}/agents/{agent_id}/satisfaction"): Access.VIEWER,
+    ("GET", "/api/projects/{project}/agents/{agent_id}/links"): Access.EDITOR,
+    ("POST", "/api/projects/{project}/agents/{agent_id}/links"): Access.EDITOR,
+    ("DELETE", "/api/projects/{project}/links/{link}"): Access.EDITOR,
+    ("GET", "/api/link"): Access.ANYBODY,
+    ("GET", "/api/projects/{project}/templates"): Access.VIEWER,
+    ("GET", "/api/projects/{project}/jobs"): Access.VIEWER,
+    ("POST", "/api/projects/{project}/jobs"): Access.EDITOR,
+    ("GET", "/api/projects/{project}/jobs/{job}"): Access.VIEWER,
+    ("GET", "/api/projects/{project}/jobs/{job}/log"): Access.VIEWER,
+    ("GET", "/api/projects/{project}/jobs/{job}/curve"): Access.VIEWER,
+    ("POST", "/api/projects/{project}/estimates"): Access.EDITOR,
+    ("GET", "/api/projects/{project}/events"): Access.VIEWER,
+    ("POST", "/api/projects/{project}/jobs/{job}/cancel"): Access.EDITOR,
+    ("POST", "/api/projects/{project}/jobs/{job}/control/{action}"): Access.EDITOR,
+    ("GET", "/api/projects/{project}/jobs/{job}/versions"): Access.VIEWER,
+    ("GET", "/api/projects/{project}/jobs/{job}/versions/{version}/weights"): Access.EDITOR,
+    ("POST", "/api/projects/{project}/jobs/{job}/promote"): Access.EDITOR,
+    ("POST", "/api/projects/{project}/jobs/{job}/rollback"): Access.EDITOR,
+    ("PUT", "/api/projects/{project}/jobs/{job}/traffic"): Access.EDITOR,
+    ("POST", "/api/link/ratings"): Access.ANYBODY,
+    ("DELETE", "/api/me/feedback"): Access.KNOWN,
+}
+"""Of the gateway's own routes; a workload adds those of its own."""
+
+
+class GuardedRoute(APIRoute):
+    """A route whose caller is checked before its body is read."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler behind the check."""
+        handle, path = super().get_route_handler(), self.path_format
+
+        async def guarded(request: Request) -> Response:
+            await _admit(request, path)
+            return await handle(request)
+
+        return guarded
+
+
+def add_routes(app: FastAPI, routers: Sequence[APIRouter], table: Table) -> None:
+    """Add the routes of the routers, and their lines of the table.
+
+    Raises ValueError unless the table has every route of the routers, and no other.
+    """
+    routes = [route for router in routers for route in router.routes]
+    loose = [str(getattr(route, "path", route)) for route in routes if not isinstance(route, GuardedRoute)]
+    if loose:
+        raise ValueError(f"routes {loose}: they are no GuardedRoute, so that no rule says who may call them")
+    found = {(method, route.path) for route in guarded(routes) for method in route.methods or ()}
+    if found != table.keys():
+        missing, spare = sorted(found - table.keys()), sorted(table.keys() - found)
+        raise ValueError(f"the table of access lacks {missing} and has {spare} without a route")
+    app.router.routes.extend(routes)
+    app.state.access.update(table)
+
+
+def guarded(routes: Sequence[BaseRoute]) -> list[GuardedRoute]:
+    """Return those routes whose caller is checked."""
+    return [route for route in routes if isinstance(route, GuardedRoute)]
+
+
+async def _admit(request: Request, path: str) -> None:
+    """Find out who calls and whether they may; raises an AccountError."""
+    access = request.app.state.access[request.method, path]
+    parts = parts_of(request)
+    if access is Access.ANYBODY:
+        return
+    header = request.headers.get("authorization")
+    if header is None:
+        raise Unauthenticated("send a token: `Authorization: Bearer TOKEN`, or Basic with it as password")
+    principal = await run_in_threadpool(parts.accounts.authenticate, header)
+    request.state.principal = principal
+    parts.limits.admit(principal.subject)
+    if access is Access.KNOWN:
+        return
+    member = await run_in_threadpool(_member, request, principal)
+    if not member.role.includes(Role(access)):
+        raise Forbidden(f"your role in this project is {member.role}, this needs {access}")
+    request.state.member = member
+
+
+def _member(request: Request, principal: Principal) -> Membership:
+    """Return what the caller is in the project that the request is about."""
+    accounts = parts_of(request).accounts
+    named = request.path_params.get("project") or request.headers.get(PROJECT_HEADER) or principal.project
+    if named is not None:
+        return accounts.membership(principal, str(named))
+    belongs = accounts.projects_of(principal)
+    if len(belongs) != 1:
+        raise Forbidden(f"you belong to {len(belongs)} projects: name one in the header {PROJECT_HEADER}")
+    return belongs[0]
+
+
+def principal_of(request: Request) -> Principal:
+    """Return who calls; of a route whose access is at least KNOWN."""
+    found: Principal = request.state.principal
+    return found
+
+
+def member_of(request: Request) -> Membership:
+    """Return what the caller is in the project; of a route whose access names a role."""
+    found: Membership = request.state.member
+    return found

@@ -1,0 +1,87 @@
+"""The log of a job as server-sent events, until the job has ended or its reader may read no more."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.gateway.accounts.account_errors import AccountError
+from penstock.gateway.accounts.accounts import Accounts
+from penstock.gateway.accounts.principal import Membership
+from penstock.gateway.event_text import STILL_HERE, event
+from penstock.gateway.jobs import job_queue
+from penstock.gateway.jobs.job_records import Job
+from penstock.gateway.jobs.runner import Runner
+from penstock.gateway.jobs.shared_looks import SharedLooks, rest
+from penstock.registry.registry_errors import Unavailable
+
+READ_BYTES: Final = 64 * 1024
+LOOK_S: Final = 1.0
+"""Seconds between two looks at a log that has not grown, on average."""
+RIGHTS_S: Final = 5.0
+"""Seconds for which a reader that has lost the right to read may read on."""
+QUIET_LOOKS: Final = 15
+"""Looks without news after which a sign of life is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogReaders:
+    """Those that follow the logs of one place, who look together."""
+
+    accounts: Accounts
+    runner: Runner
+    _jobs: SharedLooks = field(default_factory=lambda: SharedLooks(LOOK_S / 2))
+    _rights: SharedLooks = field(default_factory=lambda: SharedLooks(RIGHTS_S))
+
+    async def follow(self, member: Membership, job: str, begin: int) -> AsyncIterator[str]:
+        """Yield the events, the last of them `state`, or `refused`. begin: byte of the log, behind a line."""
+        quiet = 0
+        while True:
+            try:
+                now = await self._now(member, job)
+            except AccountError as error:
+                yield event("refused", str(error), begin)
+                return
+            except Unavailable:  # it goes on when the database is back
+                yield STILL_HERE
+                await rest(LOOK_S)
+                continue
+            try:
+                content = await self._read(job, begin)
+            except OSError as error:
+                content = b""
+                if quiet == 0:
+                    yield event("line", f"the log cannot be read: {error.strerror}", begin)
+            whole = _lines(content, ended=not now.state.is_open)
+            for line in whole.splitlines(keepends=True):
+                begin += len(line)
+                yield event("line", line.decode(errors="replace").rstrip("\r\n"), begin)
+            if whole:
+                quiet = 0
+                continue
+            if not now.state.is_open:
+                yield event("state", {"state": now.state, "cause": now.cause}, begin)
+                return
+            quiet += 1
+            if quiet % QUIET_LOOKS == 1:
+                yield STILL_HERE
+            await rest(LOOK_S)
+
+    async def _now(self, member: Membership, job: str) -> Job:
+        """Return the job as it is, for who may still see it; raises AccountError."""
+        who = (member.principal.subject, member.principal.session, member.project)
+        await self._rights.at(who, lambda: self.accounts.check_still(member))
+        find: Callable[[], Job] = lambda: self.accounts.look(  # noqa: E731 - handed on
+            lambda session: job_queue.get(session, member.project, job)
+        )
+        return await self._jobs.at((member.project, job), find)
+
+    async def _read(self, job: str, begin: int) -> bytes:
+        return await self._jobs.at(("log", job, begin), lambda: self.runner.read_log(job, begin, READ_BYTES))
+
+
+def _lines(content: bytes, *, ended: bool) -> bytes:
+    """Return the whole lines of a piece; all of it where no more comes, or where a line is longer."""
+    if ended or len(content) == READ_BYTES:
+        cut = content.rfind(b"\n") + 1
+        return content[:cut] or content
+    return content[: content.rfind(b"\n") + 1]

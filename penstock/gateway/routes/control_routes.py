@@ -1,0 +1,133 @@
+"""Control of the run of a job, and of the versions that it registered; each with its row in the audit.
+
+What the run refuses leaves none; an order that is asked after again leaves one.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Request
+
+from penstock.gateway.accounts.principal import Membership
+from penstock.gateway.frame.answer import answers
+from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.audited_calls import audited
+from penstock.gateway.frame.parts import parts_of
+from penstock.gateway.frame.route_access import GuardedRoute, member_of
+from penstock.gateway.jobs import job_queue
+from penstock.gateway.jobs.steering import Action, Order, Steering
+from penstock.gateway.routes.control_answers import (
+    CommandShown,
+    RolledBack,
+    RunVersions,
+    TrafficShown,
+    VersionShown,
+    WantedState,
+)
+from penstock.gateway.routes.job_routes import dispatcher_of
+from penstock.gateway.routes.steering_requests import (
+    NewTraffic,
+    Promotion,
+    VersionNumber,
+    Wanted,
+    WeightsFile,
+    Withdrawal,
+)
+
+router = APIRouter(route_class=GuardedRoute, tags=["control"])
+
+Member = Annotated[Membership, Depends(member_of)]
+_ANSWERED_LATER: Final = {Action.CHECKPOINT, Action.RESTORE, Action.FLUSH}
+
+
+@router.post(
+    "/api/projects/{project}/jobs/{job}/control/{action}", responses=answers(WantedState | CommandShown)
+)
+def control(request: Request, member: Member, job: str, action: Action, body: Wanted) -> Mapping[str, Any]:
+    """Tell a run what is wanted; a checkpoint, restore or flush is asked after with its `requestId`."""
+    order = body.order(action)
+    said = {"name": order.name} if order.name else {}
+    with _audited(request, member, job, f"run: {action}", request_id=_asked_again(order), **said) as steering:
+        return steering.order(job, order)
+
+
+@router.get("/api/projects/{project}/jobs/{job}/versions", responses=answers(RunVersions))
+def versions(request: Request, member: Member, job: str) -> Mapping[str, Any]:
+    """Return the versions that a run has registered, with their evaluations, and its traffic."""
+    return _steering(request, member, job).versions(job)
+
+
+@router.get(
+    "/api/projects/{project}/jobs/{job}/versions/{version}/weights",
+    response_class=WeightsFile,
+    responses={200: {"content": {WeightsFile.media_type: {}}}},
+)
+def weights(request: Request, member: Member, job: str, version: VersionNumber) -> WeightsFile:
+    """Return the weights of a version as a file of safetensors."""
+    with _audited(request, member, job, "weights read", version=version) as steering:
+        return WeightsFile.of(steering.weights(job, version))
+
+
+@router.post("/api/projects/{project}/jobs/{job}/promote", responses=answers(VersionShown))
+def promote(request: Request, member: Member, job: str, body: Promotion) -> Mapping[str, Any]:
+    """Make a version active or the canary."""
+    by = member.principal.subject
+    with _audited(request, member, job, "promote", version=body.version, to=body.to) as steering:
+        return steering.promote(
+            job, body.version, to=body.to, canary_share=body.canaryShare, reason=body.reason, by=by
+        )
+
+
+@router.post("/api/projects/{project}/jobs/{job}/rollback", responses=answers(RolledBack))
+def roll_back(request: Request, member: Member, job: str, body: Withdrawal) -> Mapping[str, Any]:
+    """Withdraw the canary, or the active version in favour of the one before it."""
+    with _audited(request, member, job, "roll back", version=body.version) as steering:
+        return steering.roll_back(job, body.version, reason=body.reason, by=member.principal.subject)
+
+
+@router.put("/api/projects/{project}/jobs/{job}/traffic", responses=answers(TrafficShown))
+def set_traffic(request: Request, member: Member, job: str, body: NewTraffic) -> Mapping[str, Any]:
+    """Change which share of the clients gets which version."""
+    with _audited(request, member, job, "traffic") as steering:
+        return steering.set_traffic(job, body.change(), reason=body.reason, by=member.principal.subject)
+
+
+@contextmanager
+def _audited(
+    request: Request,
+    member: Membership,
+    job: str,
+    action: str,
+    *,
+    request_id: str | None = None,
+    **detail: Any,
+) -> Iterator[Steering]:
+    """Have the audit say what is asked for, and yield what does it."""
+    steering = _steering(request, member, job)
+    with audited(
+        parts_of(request).accounts,
+        by=member.principal.subject,
+        action=action,
+        project=member.project,
+        subject=f"job/{job}",
+        request=request_id,
+        **detail,
+    ):
+        yield steering
+
+
+def _asked_again(order: Order) -> str | None:
+    """Return the id under which the same order comes again until it is answered; None: each is a new one."""
+    return order.request_id if order.action in _ANSWERED_LATER else None
+
+
+def _steering(request: Request, member: Membership, job: str) -> Steering:
+    """Return what steers a job of the project that runs, or ran, with this gateway."""
+    dispatcher = dispatcher_of(request)
+    found = parts_of(request).accounts.look(lambda session: job_queue.get(session, member.project, job))
+    if found.place == "":
+        raise ApiError(409, "the job has not begun: there is no run to be steered")
+    if found.place != dispatcher.runner.place or dispatcher.steering is None:
+        raise ApiError(409, "the run of this job lies with the gateway of another machine: ask that one")
+    return dispatcher.steering

@@ -1,0 +1,197 @@
+"""Feedback of people and programs on what an agent answered: one opinion at a time, or many in a file.
+
+Ratings lie in the registry under the policy `PROJECT/AGENT`. Who rated is an opaque id there, of the caller
+and, where a program says so, of the user that it speaks for.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from penstock.gateway import people_metrics
+from penstock.gateway.accounts import audit
+from penstock.gateway.accounts.principal import Membership, Principal
+from penstock.gateway.feedback.feedback_rows import as_lines, rating_row, read_lines
+from penstock.gateway.feedback.opinion_bodies import AgentId, Key, NewFeedback, NewPair, rating_of
+from penstock.gateway.frame.answer import answers
+from penstock.gateway.frame.audited_calls import audited
+from penstock.gateway.frame.parts import Parts, parts_of
+from penstock.gateway.frame.route_access import GuardedRoute, member_of, principal_of
+from penstock.gateway.jobs.trained_from import trained_from
+from penstock.gateway.routes.feedback_answers import Deletion, FeedbackStored, Stored
+from penstock.registry.ratings import KeptRating, Rating
+from penstock.registry.registry_errors import NoRoom
+
+router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
+
+MAX_EXPORTED: Final = 1000
+MAX_EXPORTED_CHARS: Final = 4_000_000
+"""Of the texts in one answer, which is made as a whole."""
+
+Member = Annotated[Membership, Depends(member_of)]
+
+
+class JsonLines(Response):
+    """An answer of one JSON object a line."""
+
+    media_type = "application/x-ndjson"
+
+
+After = Annotated[int, Query(ge=0, lt=2**63)]
+Limit = Annotated[int, Query(ge=1, le=MAX_EXPORTED)]
+_LINES: Final = """\
+{"prompt": "2 + 2?", "response": "4", "score": 0.9}
+{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
+"""
+
+
+@router.post("/api/policies/feedback/{agent_id}", responses=answers(FeedbackStored))
+def give(
+    request: Request,
+    member: Member,
+    agent_id: AgentId,
+    body: NewFeedback,
+    idempotency_key: Annotated[Key | None, Header()] = None,
+) -> dict[str, Any]:
+    """Store one rating. With an `Idempotency-Key` the same request again stores nothing more."""
+    return _given(request, member, agent_id, body, idempotency_key)
+
+
+@router.post(
+    "/api/projects/{project}/agents/{agent_id}/pairs", status_code=201, responses=answers(FeedbackStored, 201)
+)
+def prefer(
+    request: Request,
+    member: Member,
+    agent_id: AgentId,
+    body: NewPair,
+    idempotency_key: Annotated[Key | None, Header()] = None,
+) -> dict[str, Any]:
+    """Store which of two responses is better. With an `Idempotency-Key` it is stored once."""
+    return _given(request, member, agent_id, body, idempotency_key)
+
+
+@router.get("/api/projects/{project}/agents/{agent_id}/feedback", response_class=JsonLines)
+def export(
+    request: Request,
+    member: Member,
+    agent_id: AgentId,
+    after: After = 0,
+    limit: Limit = MAX_EXPORTED,
+) -> Response:
+    """Return ratings and pairs behind number `after`, oldest first; ask on with the last `number`.
+
+    Long ones come fewer at a time; an answer without a row is the end.
+    """
+    found = parts_of(request).registry.ratings(
+        _policy(member, agent_id), after, limit, most_chars=MAX_EXPORTED_CHARS
+    )
+    return JsonLines(as_lines(rating_row(one) for one in found))
+
+
+@router.post(
+    "/api/projects/{project}/agents/{agent_id}/feedback",
+    status_code=201,
+    responses=answers(Stored, 201),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {JsonLines.media_type: {"schema": {"type": "string"}, "example": _LINES}},
+        }
+    },
+)
+async def take_in(request: Request, member: Member, agent_id: AgentId) -> dict[str, int]:
+    """Store ratings and pairs that come as JSON lines, all or none; an export may be sent as it is."""
+    content = await request.body()
+    return await run_in_threadpool(_take_in, parts_of(request), member, agent_id, content)
+
+
+@router.delete("/api/projects/{project}/raters/{rater}", responses=answers(Deletion))
+def forget_rater(request: Request, member: Member, rater: str) -> dict[str, Any]:
+    """Delete every rating and late reward of a rater in this project, by the opaque id that an export shows.
+
+    `trainedFrom` names the trainings that have read some of the ratings.
+    """
+    return _forget(parts_of(request), member.principal, member.project, rater)
+
+
+@router.delete("/api/me/feedback", responses=answers(Deletion))
+def forget_me(request: Request, caller: Annotated[Principal, Depends(principal_of)]) -> dict[str, Any]:
+    """Delete every rating and late reward that the caller gave in the projects that they belong to.
+
+    `trainedFrom` names the trainings that have read some of the ratings.
+    """
+    parts = parts_of(request)
+    total: dict[str, Any] = {"deleted": 0, "lateRewards": 0, "trainedFrom": []}
+    for one in parts.accounts.projects_of(caller):
+        found = _forget(parts, caller, one.project, rater_of(parts, one, ""))
+        total = {name: total[name] + found[name] for name in total}
+    return total
+
+
+def rater_of(parts: Parts, member: Membership, spoken_for: str) -> str:
+    """Return the opaque id of a caller, or of the user whom it speaks for."""
+    return parts.accounts.pseudonym("rater", member.project, member.principal.subject, spoken_for)
+
+
+def keep(parts: Parts, policy: str, new: Sequence[Rating]) -> tuple[KeptRating, ...]:
+    """Store ratings, all or none, and return them; raises RegistryError, QuotaReached."""
+    try:
+        return parts.registry.add_ratings(policy, new, parts.quotas.of_ratings())
+    except NoRoom as error:
+        raise parts.quotas.reached("ratings" if error.bound == "ratings" else "feedback_mib") from error
+
+
+def _given(
+    request: Request, member: Membership, agent: str, body: NewFeedback | NewPair, key: str | None
+) -> dict[str, Any]:
+    parts = parts_of(request)
+    rater = rater_of(parts, member, body.rater)
+    rating = rating_of(body, project=member.project, rater=rater, request_key=key)
+    (kept,) = keep(parts, _policy(member, agent), [rating])
+    people_metrics.RATINGS.labels("call").inc()
+    return {"id": kept.public_id, "agentId": agent, "createdAt": kept.created}
+
+
+def _take_in(parts: Parts, member: Membership, agent: str, content: bytes) -> dict[str, int]:
+    project = member.project
+    new = [
+        rating_of(row, project=project, rater=rater_of(parts, member, row.rater), request_key=row.request)
+        for row in read_lines(content)
+    ]
+    by, accounts = member.principal.subject, parts.accounts
+    with audited(accounts, by=by, action="feedback import", project=project, subject=agent, lines=len(new)):
+        keep(parts, _policy(member, agent), new)
+    people_metrics.RATINGS.labels("lines").inc(len(new))
+    return {"stored": len(new)}
+
+
+def _policy(member: Membership, agent: str) -> str:
+    return f"{member.project}/{agent}"
+
+
+def _forget(parts: Parts, by: Principal, project: str, rater: str) -> dict[str, Any]:
+    """Delete what a rater gave; returns how much there was, and what was trained from it.
+
+    The audit has it before it is done, so that it lacks no deletion where a database goes away in between.
+    """
+    known = parts.registry.rating_numbers(project, rater)
+    parts.accounts.run(
+        lambda session, now: audit.note(
+            session,
+            now,
+            by=by.subject,
+            action="ratings deleted",
+            project=project,
+            subject=f"rater/{rater}",
+            ratings=sum(map(len, known.values())),
+            trained=[one["job"] for one in trained_from(session, project, known)],
+        )
+    )
+    found = parts.registry.delete_ratings(project, rater)
+    late = parts.registry.delete_feedback(project, rater)
+    # Again: a training that began meanwhile has read them, too.
+    trained = parts.accounts.look(lambda session: trained_from(session, project, found))
+    return {"deleted": sum(map(len, found.values())), "lateRewards": late, "trainedFrom": trained}

@@ -1,0 +1,282 @@
+"""Jobs: trainings that editors ask for from the operator's templates, and that every member follows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+
+from penstock.gateway.accounts.account_errors import AccountConflict
+from penstock.gateway.accounts.principal import Membership
+from penstock.gateway.feedback.opinion_bodies import Key
+from penstock.gateway.frame.answer import answers
+from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.event_stream import EventStream
+from penstock.gateway.frame.parts import Parts, parts_of
+from penstock.gateway.frame.request_numbers import Number
+from penstock.gateway.frame.request_text import Body, Line, example
+from penstock.gateway.frame.route_access import GuardedRoute, member_of
+from penstock.gateway.frame.server_end import ending
+from penstock.gateway.jobs import job_queue
+from penstock.gateway.jobs.dry_run_turns import AGAIN_S, NoTurn
+from penstock.gateway.jobs.job_dispatcher import JobDispatcher
+from penstock.gateway.jobs.job_records import Job, Template, shown
+from penstock.gateway.jobs.live_jobs import LiveJobs
+from penstock.gateway.jobs.runner import CannotBegin, CannotLook
+from penstock.gateway.routes.job_answers import DryRunShown, JobCurve, JobList, JobShown, TemplateList
+from penstock.gateway.store.tables import JobState
+
+router = APIRouter(route_class=GuardedRoute, tags=["jobs"])
+
+Member = Annotated[Membership, Depends(member_of)]
+AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,38}$")]
+MAX_NUMBERS: Final = 64
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class NewJob(Body):
+    """A training of an agent: a template of this gateway, and what is chosen of its numbers."""
+
+    model_config = example(agent="my_agent", template="quick", numbers={"maxSteps": 50})
+
+    agent: AgentName
+    template: Line
+    numbers: Annotated[dict[Line, Number], Field(max_length=MAX_NUMBERS, default_factory=dict)]
+
+
+@router.get("/api/projects/{project}/templates", responses=answers(TemplateList))
+def templates(request: Request) -> dict[str, Any]:
+    """Return the templates that jobs are made from, with the numbers that may be chosen."""
+    dispatcher = parts_of(request).dispatcher
+    found = dispatcher.runner.templates() if dispatcher is not None else {}
+    return {"templates": [_shown_template(one) for one in found.values()]}
+
+
+@router.post("/api/projects/{project}/jobs", status_code=201, responses=answers(JobShown, 201))
+def submit(
+    request: Request, member: Member, body: NewJob, idempotency_key: Annotated[Key | None, Header()] = None
+) -> dict[str, Any]:
+    """Queue a training. With an `Idempotency-Key` the same request again returns the same job."""
+    return shown(
+        queue(
+            parts_of(request),
+            member,
+            agent=body.agent,
+            template=body.template,
+            numbers=body.numbers,
+            request_key=idempotency_key,
+        )
+    )
+
+
+@router.get("/api/projects/{project}/jobs", responses=answers(JobList))
+def jobs(
+    request: Request,
+    member: Member,
+    agent: Annotated[str | None, Query(max_length=39)] = None,
+    state: JobState | None = None,
+) -> dict[str, Any]:
+    """Return the newest jobs of a project, newest first; of one agent, in one state."""
+    found = parts_of(request).accounts.look(
+        lambda session: job_queue.read(session, member.project, agent, state)
+    )
+    return {"jobs": [shown(one) for one in found]}
+
+
+@router.get("/api/projects/{project}/jobs/{job}", responses=answers(JobShown))
+def job(request: Request, member: Member, job: str) -> dict[str, Any]:
+    """Return a job: its state, the cause where it failed, its result once it has finished."""
+    return shown(_find(parts_of(request), member, job))
+
+
+@router.get("/api/projects/{project}/jobs/{job}/curve", responses=answers(JobCurve))
+def curve(request: Request, member: Member, job: str) -> dict[str, list[float | None]]:
+    """Return the curve of a job's run so far: columns of updates, environment steps and mean return."""
+    parts, dispatcher = parts_of(request), dispatcher_of(request)
+    found = _find(parts, member, job)
+    _check_here(found, dispatcher)
+    try:
+        return dict(dispatcher.runner.read_curve(found.id))
+    except OSError as error:
+        raise ApiError(409, f"the curve cannot be read: {error.strerror}") from error
+
+
+@router.post("/api/projects/{project}/estimates", responses=answers(DryRunShown))
+async def estimate(request: Request, member: Member, body: NewJob) -> dict[str, Any]:
+    """Return what a training would take: its dry run, which trains for some seconds and leaves nothing."""
+    found = await estimated(request, member, agent=body.agent, template=body.template, numbers=body.numbers)
+    return {**found.dry_run, "facts": dict(found.facts)}
+
+
+@router.post("/api/projects/{project}/jobs/{job}/cancel", responses=answers(JobShown))
+def cancel(request: Request, member: Member, job: str) -> dict[str, Any]:
+    """End a job: at once where it is queued; else its processes are asked to, and its state says when."""
+    parts, by = parts_of(request), member.principal.subject
+    found = parts.accounts.run(
+        lambda session, now: job_queue.cancel(session, now, member.project, job, by=by)
+    )
+    dispatcher_of(request).call()
+    return shown(found)
+
+
+@router.get("/api/projects/{project}/jobs/{job}/log", response_class=EventStream)
+async def log(
+    request: Request,
+    member: Member,
+    job: str,
+    last_event_id: Annotated[int, Header(ge=0, lt=2**53)] = 0,
+) -> EventStream:
+    """Send the log of a job as server-sent events, a line each, until the job has ended.
+
+    The id of an event is the byte behind its line: a browser that connects again goes on there. The last
+    event is `state`, or `refused` where the session, the token or the membership ends meanwhile.
+    """
+    parts, dispatcher = parts_of(request), dispatcher_of(request)
+    found = await run_in_threadpool(_find, parts, member, job)
+    _check_here(found, dispatcher)
+    on_end = parts.limits.begin_stream(member.principal.subject)
+    return EventStream(dispatcher.readers.follow(member, found.id, last_event_id), on_end=on_end)
+
+
+@router.get("/api/projects/{project}/events", response_class=EventStream)
+async def events(request: Request, member: Member, job: Annotated[str, Query(max_length=64)]) -> EventStream:
+    """Send the jobs of a project as server-sent events, as they change; of one job also its run.
+
+    `jobs` is the list; of the one that is named (empty: of none), `job` is it, `curve` that of its run,
+    `versions` what its run has registered. `trouble` says what cannot be shown now, and `refused` is the
+    last event: the session, the token or the membership has ended.
+    """
+    if job:
+        await run_in_threadpool(_find, parts_of(request), member, job)
+    live: LiveJobs = request.app.state.live
+    on_end = parts_of(request).limits.begin_stream(member.principal.subject)
+    return EventStream(live.follow(member, job), on_end=on_end)
+
+
+def queue(
+    parts: Parts,
+    member: Membership,
+    *,
+    agent: str,
+    template: str,
+    numbers: Mapping[str, float],
+    request_key: str | None = None,
+    kind: str | None = None,
+    asked: Mapping[str, Any] = _NOTHING,
+) -> Job:
+    """Queue a job, once for a key; raises ApiError, AccountError.
+
+    kind: of the template, where the caller wants one. asked: facts beside those that the kind finds.
+    """
+    dispatcher = dispatcher_of_parts(parts)
+    known = parts.accounts.look(lambda session: job_queue.by_key(session, member.project, request_key))
+    found = template_of(dispatcher, template, kind)
+    chosen = found.chosen(numbers)
+    if known is None:
+        facts = {**dispatcher.facts(found, f"{member.project}/{agent}"), **asked}
+    elif any(known.facts.get(name) != value for name, value in asked.items()):
+        raise AccountConflict("this key came with another job before: a new job needs a key of its own")
+    else:
+        facts = dict(known.facts)
+    made = parts.accounts.run(
+        lambda session, now: job_queue.submit(
+            session,
+            now,
+            member,
+            agent=agent,
+            template=template,
+            numbers=chosen,
+            facts=facts,
+            request_key=request_key,
+        )
+    )
+    dispatcher.call()
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The numbers of a training, the facts that it would begin with, its dry run, and its model."""
+
+    numbers: Mapping[str, float]
+    facts: Mapping[str, Any]
+    dry_run: Mapping[str, Any]
+    model: Mapping[str, Any]
+
+
+async def estimated(
+    request: Request,
+    member: Membership,
+    *,
+    agent: str,
+    template: str,
+    numbers: Mapping[str, float],
+    kind: str | None = None,
+    asked: Mapping[str, Any] = _NOTHING,
+) -> Estimate:
+    """Return the dry run of a training, which takes some seconds, when it is the project's turn.
+
+    kind, asked: see `queue`. What is wrong is told before. Raises ApiError, AccountError.
+    """
+    dispatcher, policy, ends = dispatcher_of(request), f"{member.project}/{agent}", ending(request.scope)
+
+    def described() -> tuple[Template, Mapping[str, float], Mapping[str, Any]]:
+        found = template_of(dispatcher, template, kind)
+        chosen = found.chosen(numbers)
+        return found, chosen, {**dispatcher.facts(found, policy), **asked}
+
+    async def goes_on() -> bool:
+        return not ends.is_set() and not await request.is_disconnected()
+
+    found, chosen, facts = await run_in_threadpool(described)
+    try:
+        async with dispatcher.dry_runs.turn(member.project, member.principal.subject, goes_on):
+            dry_run = await run_in_threadpool(dispatcher.estimate, found, chosen, policy, facts)
+    except NoTurn as error:
+        raise ApiError(429 if error.is_own else 503, str(error), retry_s=AGAIN_S) from error
+    except CannotBegin as error:
+        raise ApiError(409, str(error)) from error
+    except CannotLook as error:
+        raise ApiError(503, f"{error}: try again", retry_s=10) from error
+    return Estimate(numbers=chosen, facts=facts, dry_run=dry_run, model=found.model)
+
+
+def template_of(dispatcher: JobDispatcher, name: str, kind: str | None = None) -> Template:
+    """Return a template, of one kind where it is given; raises ApiError 422."""
+    found = dispatcher.template(name)
+    if found is None or kind not in {None, found.kind}:
+        raise ApiError(422, "this gateway offers no such template", field="template")
+    return found
+
+
+def dispatcher_of(request: Request) -> JobDispatcher:
+    """Return the dispatcher of the gateway that a request came to; raises ApiError where it runs no jobs."""
+    return dispatcher_of_parts(parts_of(request))
+
+
+def dispatcher_of_parts(parts: Parts) -> JobDispatcher:
+    """Return the dispatcher; raises ApiError where the gateway runs no jobs."""
+    if parts.dispatcher is None:
+        raise ApiError(409, "this gateway runs no jobs: its operator starts it with --templates DIR")
+    return parts.dispatcher
+
+
+def _check_here(job: Job, dispatcher: JobDispatcher) -> None:
+    """Raise ApiError for a job whose files lie elsewhere."""
+    if job.place not in {"", dispatcher.runner.place}:
+        raise ApiError(409, "the files of this job lie with the gateway of another machine: ask that one")
+
+
+def _find(parts: Parts, member: Membership, job: str) -> Job:
+    return parts.accounts.look(lambda session: job_queue.get(session, member.project, job))
+
+
+def _shown_template(template: Template) -> dict[str, Any]:
+    numbers = {
+        name: {"least": one.least, "most": one.most, "default": one.default, "whole": one.whole}
+        for name, one in template.numbers.items()
+    }
+    return {"name": template.name, "title": template.title, "numbers": numbers, "model": template.model}

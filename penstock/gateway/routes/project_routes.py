@@ -1,0 +1,151 @@
+"""A project: its members, invitations, API tokens, and who did what in it."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import Field
+from sqlalchemy.orm import Session
+
+from penstock.gateway.accounts import api_tokens, audit, invitations, projects
+from penstock.gateway.accounts.api_tokens import ApiToken
+from penstock.gateway.accounts.principal import Membership
+from penstock.gateway.frame.answer import answers
+from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.parts import parts_of
+from penstock.gateway.frame.request_numbers import NUMERIC
+from penstock.gateway.frame.request_text import Body, Line, example
+from penstock.gateway.frame.route_access import GuardedRoute, member_of
+from penstock.gateway.routes.account_answers import (
+    AuditLog,
+    Belonging,
+    InvitationMade,
+    MemberList,
+    TokenList,
+    TokenMade,
+)
+from penstock.gateway.store.tables import Role
+
+router = APIRouter(route_class=GuardedRoute, tags=["projects"])
+
+Member = Annotated[Membership, Depends(member_of)]
+
+
+class NewRole(Body):
+    """What a member shall be."""
+
+    model_config = example(role="viewer")
+
+    role: Role
+
+
+class NewInvitation(Body):
+    """What the person who is invited shall be, and for how many days the invitation counts."""
+
+    model_config = example(role="editor", days=7)
+
+    role: Role
+    days: Annotated[int, Field(ge=1, le=invitations.MAX_DAYS), NUMERIC] = 7
+
+
+class NewToken(Body):
+    """A token for a program. days: for which it counts; left out, until it is revoked."""
+
+    model_config = example(name="nightly", role="editor", days=90)
+
+    name: Line
+    role: Role = Role.EDITOR
+    days: Annotated[int, Field(ge=1, le=3650), NUMERIC] | None = None
+
+
+@router.get("/api/projects/{project}", responses=answers(Belonging))
+def project(member: Member) -> dict[str, Any]:
+    """Return a project, and what the caller is in it."""
+    return {"project": member.project, "role": member.role}
+
+
+@router.get("/api/projects/{project}/members", responses=answers(MemberList))
+def members(request: Request, member: Member) -> dict[str, Any]:
+    """Return who belongs to a project."""
+    found = parts_of(request).accounts.look(lambda session: projects.members(session, member.project))
+    return {"members": [one._asdict() for one in found]}
+
+
+@router.put("/api/projects/{project}/members/{user}", status_code=204)
+def set_member(request: Request, member: Member, user: str, body: NewRole) -> None:
+    """Give a member another role."""
+    by, name = member.principal.subject, member.project
+
+    def change(session: Any, now: Any) -> None:
+        if user not in {one.user for one in projects.members(session, name)}:
+            raise ApiError(404, "no such member: invite the person first")
+        projects.set_role(session, now, project=name, user=user, role=body.role, by=by)
+
+    parts_of(request).accounts.run_by(member, change)
+
+
+@router.delete("/api/projects/{project}/members/{user}", status_code=204)
+def remove_member(request: Request, member: Member, user: str) -> None:
+    """Remove a member; their account stays."""
+    by, name = member.principal.subject, member.project
+    parts_of(request).accounts.run_by(
+        member, lambda session, now: projects.remove(session, now, project=name, user=user, by=by)
+    )
+
+
+@router.post("/api/projects/{project}/invitations", status_code=201, responses=answers(InvitationMade, 201))
+def invite(request: Request, member: Member, body: NewInvitation) -> dict[str, Any]:
+    """Invite one person; the secret is shown this once."""
+    quotas = parts_of(request).quotas
+
+    def add(session: Session, now: datetime) -> str:
+        quotas.check("invitations", invitations.stored(session, member.project))
+        return invitations.invite(session, now, member, role=body.role, days=body.days)
+
+    secret = parts_of(request).accounts.run_by(member, add)
+    return {"invitation": secret, "role": body.role, "days": body.days}
+
+
+@router.get("/api/projects/{project}/tokens", responses=answers(TokenList))
+def tokens(request: Request, member: Member) -> dict[str, Any]:
+    """Return the project's API tokens, without their secrets."""
+    found = parts_of(request).accounts.look(lambda session: api_tokens.tokens(session, member.project))
+    return {"tokens": [one._asdict() for one in found]}
+
+
+@router.post("/api/projects/{project}/tokens", status_code=201, responses=answers(TokenMade, 201))
+def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any]:
+    """Make an API token; its secret is shown this once."""
+    project, by, quotas = member.project, member.principal.subject, parts_of(request).quotas
+
+    def add(session: Session, now: datetime) -> tuple[ApiToken, str]:
+        quotas.check("tokens", api_tokens.count(session, now, project))
+        return api_tokens.add(
+            session, now, project=project, name=body.name, role=body.role, days=body.days, by=by
+        )
+
+    made, secret = parts_of(request).accounts.run_by(member, add)
+    return {"token": secret, **made._asdict()}
+
+
+@router.delete("/api/projects/{project}/tokens/{token}", status_code=204)
+def revoke_token(request: Request, member: Member, token: str) -> None:
+    """Revoke an API token: the next request with it is refused."""
+    by, name = member.principal.subject, member.project
+    parts_of(request).accounts.run_by(
+        member, lambda session, now: api_tokens.revoke(session, now, project=name, token=token, by=by)
+    )
+
+
+@router.get("/api/projects/{project}/audit", responses=answers(AuditLog))
+def read_audit(
+    request: Request,
+    member: Member,
+    before: Annotated[int | None, Query(ge=1, lt=2**63)] = None,
+    limit: Annotated[int, Query(ge=1, le=audit.MAX_READ)] = 100,
+) -> dict[str, Any]:
+    """Return who did what in a project, newest first."""
+    found = parts_of(request).accounts.look(
+        lambda session: audit.read(session, member.project, before=before, limit=limit)
+    )
+    return {"entries": [one._asdict() for one in found]}

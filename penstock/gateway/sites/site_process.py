@@ -1,0 +1,168 @@
+"""Process body of `penstock gateway NAME`: the API of a workload over one run.
+
+    the run is found or begun ─► HTTP is served ─► draining ─► open requests are answered ─► the run drains
+
+On loopback it asks for no token, and answers no other host, no page of another origin and no body that is no
+JSON. Beyond it, a token of one project.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from fastapi import FastAPI
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.credentials import credentials
+from penstock.config.settings import Settings
+from penstock.gateway.accounts.accounts import Accounts
+from penstock.gateway.frame.call_limits import CallLimits
+from penstock.gateway.frame.doors import Doors
+from penstock.gateway.frame.envelope import Envelope
+from penstock.gateway.http_server import HttpServer, check_listen
+from penstock.gateway.sites.sign_in_routes import sign_in_router
+from penstock.gateway.sites.site import RunAddresses, RunSettings, Site, Upstream
+from penstock.gateway.sites.token_door import TokenDoor
+from penstock.protocol.limits import MIB
+from penstock.rpc.address import is_local
+from penstock.rpc.auth import Credentials
+from penstock.rpc.rate_limits import Rates
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.runtime.garbage_collection import leave_out_what_stays
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+
+log = logging.getLogger(__name__)
+
+ROLE: Final = "gateway"
+RATES: Final = Rates(calls=5000.0, bytes=512.0 * MIB, settings="per address")
+"""What one address, or account, may ask for in a second: one program that acts and stores in a loop."""
+
+
+class RunBehind(Protocol):
+    """A run that a site answers for. Entering finds or begins it; leaving ends it where it was begun here."""
+
+    def addresses(self) -> RunAddresses:
+        """Return where its processes are now."""
+
+    def settings(self) -> RunSettings | None:
+        """Return what it was begun with, None while that is not known.
+
+        Raises ConfigurationError for a folder that this user did not make.
+        """
+
+    def failure(self) -> str:
+        """Return why it is over although it was not asked to end; "" while it goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Says who reaches a site.
+
+    listen: HOST:PORT. hosts, origins, proxies: as those of `Doors`. project: whose tokens count; "" on
+    loopback, where none is asked for. accounts: opens the accounts that know the tokens. insecure: plaintext
+    beyond loopback.
+    """
+
+    listen: str
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+    proxies: tuple[str, ...] = ()
+    project: str = ""
+    accounts: Callable[[], AbstractContextManager[Accounts]] | None = None
+    insecure: bool = False
+
+    def check(self, *, encrypted: bool) -> None:
+        """Raise ConfigurationError for an address that cannot be used, or that would ask callers nothing."""
+        check_listen(self.listen, encrypted=encrypted, insecure=self.insecure)
+        if not is_local(self.listen) and not self.project:
+            raise ConfigurationError(
+                f"--listen {self.listen}: beyond this machine a token is asked for: say --project NAME, and "
+                "--state or --database of the gateway that gives out its tokens"
+            )
+
+
+def main(
+    lifecycle: Lifecycle,
+    settings: Settings,
+    *,
+    site: Site,
+    behind: AbstractContextManager[RunBehind],
+    reach: Reach,
+    state: Path | None = None,
+    agents: Mapping[str, AbstractContextManager[RunBehind]] | None = None,
+    beside: Callable[[RunBehind], AbstractContextManager[object]] | None = None,
+) -> int:
+    """Serve until the lifecycle drains or the run is over; returns the exit code.
+
+    state: folder in which the application may keep what it has to remember. agents: further runs by name; one
+    that ends is missing, and the others are served. beside: makes what goes on for the run as long as it is
+    served; None: nothing.
+    Raises ConfigurationError for what cannot be used, Fatal for a run that failed.
+    """
+    section = settings.security
+    own = credentials(section)
+    reach.check(encrypted=own.certificate is not None)
+    health = Health(ROLE)
+    _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+    with ExitStack() as stack:
+        accounts = stack.enter_context(reach.accounts()) if reach.project and reach.accounts else None
+        run = stack.enter_context(behind)
+        if beside is not None:
+            stack.enter_context(beside(run))
+        others = {name: stack.enter_context(one) for name, one in (agents or {}).items()}
+        upstream = _upstream(run, own, state)
+        kept = {name: None if state is None else state / "agents" / name for name in others}
+        upstream = replace(
+            upstream, agents={name: _upstream(one, own, kept[name]) for name, one in others.items()}
+        )
+        app = guarded_app(site, upstream, reach, accounts)
+        http = HttpServer(
+            app,
+            reach.listen,
+            certificate=section.tls_certificate,
+            key=section.tls_key,
+            insecure=reach.insecure,
+            proxies=reach.proxies,
+            lifespan="on",
+        )
+        watch = threading.Thread(target=_watch, args=(run, lifecycle), name="run", daemon=True)
+        http.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
+        watch.start()
+        leave_out_what_stays()
+        health.set_ready(True)
+        announce(ROLE, metrics_port=metrics_port, address=http.address)
+        log.info("serving", extra={"url": f"{http.url}{site.page}"})
+        lifecycle.draining.wait()
+        health.set_ready(False, "draining")
+        http.stop()
+        failure = run.failure()
+    if failure:
+        raise Fatal(f"the run behind it is over: {failure}")
+    return EXIT_FAILED if http.failed else EXIT_OK
+
+
+def _upstream(run: RunBehind, own: Credentials, state: Path | None) -> Upstream:
+    return Upstream(addresses=run.addresses, credentials=own, settings=run.settings, state=state)
+
+
+def guarded_app(site: Site, upstream: Upstream, reach: Reach, accounts: Accounts | None) -> FastAPI:
+    """Return the application of a site with what surrounds every request. accounts: None: no token."""
+    app, limits = site.make_app(upstream), CallLimits(address=RATES, account=RATES)
+    if accounts is not None:
+        app.include_router(sign_in_router(accounts))
+        app.add_middleware(TokenDoor, accounts=accounts, project=reach.project, site=site, admit=limits.admit)
+    doors = Doors(hosts=reach.hosts, origins=reach.origins, proxies=reach.proxies, large=frozenset())
+    app.add_middleware(Envelope, doors=doors, admit=limits.admit_address)
+    return app
+
+
+def _watch(run: RunBehind, lifecycle: Lifecycle) -> None:
+    """End with the run."""
+    while not lifecycle.draining.wait(1.0):
+        if run.failure():
+            lifecycle.drain("the run behind it is over")

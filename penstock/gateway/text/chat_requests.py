@@ -1,0 +1,261 @@
+"""What a request may hold, and what of it the server of text is asked.
+
+Learned from is what is sampled from the policy as it is: whatever draws otherwise is answered, and said to be
+not learned from.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from penstock.client import Arm
+from penstock.client.text_values import TextOptions
+from penstock.gateway.frame.request_numbers import NUMERIC, Number
+from penstock.gateway.text.chat_errors import ChatError
+
+_CALL: Final = "<tool_call>"
+"""How a model begins a call of a tool."""
+_ARMS: Final = {"latest": Arm.LATEST, "active": Arm.ACTIVE, "canary": Arm.CANARY}
+NAME_FORM: Final = r"[\x21-\x7e]{1,128}"
+ConversationName = Annotated[str, Field(pattern=f"^{NAME_FORM}$")]
+"""What a caller calls a conversation: printable, without blanks."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _TextPart(_Part):
+    type: Literal["text"]
+    text: str
+
+
+class _SentBack(BaseModel):
+    """A part of a message, in which clients leave or add fields, such as `index` of a streamed call."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Function(_SentBack):
+    name: str
+    arguments: str
+
+
+class _ToolCall(_SentBack):
+    id: str
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class ChatMessage(_SentBack):
+    """One message. Content is text, or parts of text; images and sound are refused."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | list[_TextPart] | None, Field(validate_default=True)] = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _is_text(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and info.data.get("role") != "assistant":
+            raise PydanticCustomError("no_content", "is null or left out: send a text, which may be empty")
+        if isinstance(content, list) and not content:
+            raise PydanticCustomError("no_content", "has no parts: send a text, which may be empty")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                text = "part {index} is of type {kind}, and text alone is read here: leave it out"
+                raise PydanticCustomError("no_text", text, {"index": index, "kind": repr(kind[:40])})
+        return content
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as the text client takes it."""
+        parts = self.content if isinstance(self.content, list) else []
+        text = "".join(part.text for part in parts) if parts else self.content or ""
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": text,
+            "tool_calls": [call.model_dump() for call in self.tool_calls or ()],
+            "tool_call_id": self.tool_call_id or "",
+        }
+
+
+class _StreamOptions(_Part):
+    include_usage: StrictBool = False
+    include_obfuscation: StrictBool = False
+
+
+class _Format(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class _NamedFunction(_Part):
+    name: str
+
+
+class _NamedTool(_Part):
+    type: Literal["function"]
+    function: _NamedFunction
+
+
+class Extension(_Part):
+    """What the API has no field for: `extra_body={"penstock": {…}}` of its client."""
+
+    regenerate: StrictBool = False
+    """Of a conversation: answer the same messages once more."""
+    learn: StrictBool = True
+    """False: answer, and learn nothing from it."""
+    thought_tokens: Annotated[int, Field(ge=0, lt=2**31, strict=True)] | None = None
+    """Most tokens of the thought before each answer; None: as the run says; 0: no thought."""
+    show_thought: StrictBool = False
+    """Tell what was thought."""
+
+
+class ChatRequest(_Part):
+    """The body of POST /v1/chat/completions."""
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    stream: StrictBool | None = None
+    stream_options: _StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=16), NUMERIC] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
+    parallel_tool_calls: StrictBool | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64), NUMERIC] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31), NUMERIC] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31), NUMERIC] | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0), NUMERIC] | None = None
+    """0 alone: the server tells of the tokens that were drawn."""
+    logit_bias: dict[int, Number] | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    response_format: _Format | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+    metadata: dict[str, str] | None = None
+    store: StrictBool | None = None
+    penstock: Extension = Extension()
+
+    def options(self) -> TextOptions:
+        """Return what the text client is asked with; raises ChatError."""
+        self._check()
+        made: TextOptions = {
+            "tools": () if self.tool_choice == "none" else tuple(self.tools or ()),
+            "max_tokens": self.max_completion_tokens or self.max_tokens or 0,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "count": self.n or 1,
+            "learned": self.penstock.learn,
+            "regenerate": self.penstock.regenerate,
+            "begins_with": self._begins_with(),
+            "logit_bias": self.logit_bias or {},
+            "presence_penalty": self.presence_penalty or 0.0,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "thought_tokens": self.penstock.thought_tokens,
+            "show_thought": self.penstock.show_thought,
+        }
+        return made
+
+    def conversation(self, header: str | None) -> str:
+        """Return what the caller calls its conversation; "": it says nothing. Raises ChatError.
+
+        header: X-Conversation-Id, which counts before `metadata.conversation_id`.
+        """
+        name = header or (self.metadata or {}).get("conversation_id", "")
+        if name and not re.fullmatch(NAME_FORM, name):
+            place = "metadata.conversation_id"
+            raise ChatError(400, f"{place}: use 1 to 128 printable characters without blanks", param=place)
+        return name
+
+    def _check(self) -> None:
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise ChatError(400, "tool_choice: there are no tools to choose from", param="tool_choice")
+        schema = self.response_format.json_schema if self.response_format else None
+        if schema and schema.get("strict"):
+            raise ChatError(
+                400,
+                "response_format.json_schema.strict: answers are not held to a schema here: leave it out",
+                param="response_format.json_schema.strict",
+            )
+
+    def _begins_with(self) -> str:
+        """What the answer begins with, so that it becomes what is asked for."""
+        if isinstance(self.tool_choice, _NamedTool):
+            name = self.tool_choice.function.name
+            if name not in _names(self.tools or ()):
+                raise ChatError(400, f"tool_choice: no tool is named {name!r}", param="tool_choice")
+            return f'{_CALL}\n{{"name": "{name}", "arguments": '
+        if self.tool_choice == "required":
+            return f"{_CALL}\n"
+        is_text = self.response_format is None or self.response_format.type == "text"
+        return "" if is_text else "{"
+
+
+class RewardRequest(_Part):
+    """The body of POST /v1/rewards: rewards for turns of a conversation, and whether it is over.
+
+    conversation_id: as the caller calls it. reward: of `turn`; None: of the newest. final: it is over.
+    id: under the same one nothing is added twice. user, model: as in the requests of the conversation; no
+    model: that of the first.
+    """
+
+    conversation_id: ConversationName
+    reward: Number | None = None
+    turn: Annotated[int, Field(ge=0, lt=2**31), NUMERIC] | None = None
+    final: StrictBool = False
+    id: Annotated[str, Field(max_length=128)] = ""
+    user: Annotated[str, Field(max_length=256)] = ""
+    model: Annotated[str, Field(max_length=256)] | None = None
+
+
+def is_plain(name: str) -> bool:
+    """Return whether a model name can be read without knowing which labels there are."""
+    _, colon, which = name.partition(":")
+    return not colon or which in _ARMS or which.isdigit()
+
+
+def model_of(name: str, policy: str, labels: Mapping[str, int]) -> tuple[Arm | None, int]:
+    """Return the arm and the version that a model name asks for: POLICY, POLICY:latest, POLICY:40, its label.
+
+    policy: that is served, as it is called here. labels: versions by label. Raises ChatError 404 for others.
+    """
+    given, colon, which = name.partition(":")
+    if given == policy and not colon:
+        return None, 0
+    if given == policy and which in _ARMS:
+        return _ARMS[which], 0
+    if given == policy and which.isascii() and which.isdigit() and 0 < int(which) < 2**53:
+        return None, int(which)
+    if given == policy and which in labels:
+        return None, labels[which]
+    raise unknown_model(policy)
+
+
+def unknown_model(policy: str, others: Sequence[str] = ()) -> ChatError:
+    """Return the error of a model name that is none. policy, others: those that there are."""
+    beside = f"; the same of {', '.join(others)}" if others else ""
+    return ChatError(
+        404,
+        f"model: there is none of that name; use {policy}, {policy}:latest, {policy}:active, "
+        f"{policy}:canary, a version as {policy}:40, or its label{beside}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _names(tools: list[dict[str, Any]] | tuple[()]) -> set[str]:
+    functions = [tool.get("function") for tool in tools]
+    return {str(one.get("name")) for one in functions if isinstance(one, Mapping)}

@@ -1,0 +1,151 @@
+"""The routes: chat completions, models, and rewards for what was answered."""
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, FastAPI, Header, Request
+from fastapi.responses import JSONResponse, Response
+
+from penstock.client import Generation, PolicyError
+from penstock.client.text_async import AsyncAnswerStream, AsyncConversation
+from penstock.gateway.frame.event_stream import ANSWER_S, EventStream
+from penstock.gateway.text.agents import Agents, option_of
+from penstock.gateway.text.chat_answers import Envelope, event
+from penstock.gateway.text.chat_errors import ChatError, add_handlers, of_server, of_value
+from penstock.gateway.text.chat_requests import NAME_FORM, ChatRequest, RewardRequest
+
+router = APIRouter()
+_FINAL = "final"
+"""Name of the request that ends a conversation, and of a reward that comes with it."""
+_CUT_OFF: Final = ChatError(
+    503,
+    "the gateway has ended before this answer was whole: ask again",
+    code="not_ready",
+    kind="server_error",
+)
+
+ConversationHeader = Annotated[str | None, Header(alias="X-Conversation-Id", pattern=f"^{NAME_FORM}$")]
+
+
+@router.post("/v1/chat/completions")
+async def complete(request: Request, body: ChatRequest, name: ConversationHeader = None) -> Response:
+    """Answer messages; learned from where the caller says which conversation it is in."""
+    agents = agents_of(request)
+    options, messages = body.options(), [one.plain() for one in body.messages]
+    chosen = await agents.choose(body.model)
+    request.state.option = option_of(chosen.agent)
+    envelope = Envelope(body.model, secrets.token_hex(12))
+    asks: Any = chosen.client
+    named: dict[str, Any] = {"client_key": body.user or "", "arm": chosen.arm, "version": chosen.version}
+    if (conversation := body.conversation(name)) and not chosen.version:
+        request.state.conversation = conversation
+        with _sent():
+            asks = await chosen.client.start_conversation(body.user or "", name=conversation, arm=chosen.arm)
+        named = {}
+    if body.stream:
+        with _sent():
+            stream = asks.stream(messages, **options, **named)
+        parts = _events(stream, envelope, body)
+        # What is refused before the first part is an error of the call.
+        first = await anext(parts)
+        behind = _behind(first, parts, request.state.option)
+        return EventStream(behind, grace_s=ANSWER_S, cut_off=event(_CUT_OFF.body))
+    with _sent():
+        given: Generation = await asks.generate(messages, **options, **named)
+    return JSONResponse(envelope.completion(given, logprobs=bool(body.logprobs)))
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> dict[str, Any]:
+    """Return the model names that can be asked for, of all agents whose servers answer."""
+    return await agents_of(request).models()
+
+
+@router.get("/v1/models/{model}")
+async def show_model(request: Request, model: str) -> dict[str, Any]:
+    """Return one of them."""
+    return await agents_of(request).show(model)
+
+
+@router.post("/v1/rewards")
+async def reward(request: Request, body: RewardRequest) -> dict[str, Any]:
+    """Add rewards to turns of a conversation; `final`: it is over, which may be said again."""
+    request.state.conversation = body.conversation_id
+    if body.reward is None and not body.final:
+        raise ChatError(400, "reward: give one, or say that the conversation is over (final)", param="reward")
+    agents = agents_of(request)
+    agent = agents.only() if body.model is None else (await agents.choose(body.model)).agent
+    request.state.option = option_of(agent)
+    client = await agents.client(agent)
+    with _sent():
+        conversation: AsyncConversation = await client.start_conversation(
+            body.user, name=body.conversation_id, must_exist=True
+        )
+        late = 0
+        if body.reward is not None:
+            once = body.id or (_FINAL if body.final else "")
+            late = await conversation.rewards([(body.turn, body.reward)], request_id=once)
+    said: dict[str, Any] = {"object": "reward", "conversation_id": body.conversation_id, "late": bool(late)}
+    if body.final:
+        result = await conversation.end(request_id=_FINAL)
+        said |= {"total_return": result.total_return, "turns": result.turns}
+    return said
+
+
+def agents_of(request: Request) -> Agents:
+    """Return whom a call may be about; raises ChatError 415 for a body of another type."""
+    if request.headers.get("content-type", "application/json").partition(";")[0] != "application/json":
+        raise ChatError(415, "content-type: send application/json", code="unsupported_type")
+    agents: Agents = request.app.state.agents
+    return agents
+
+
+def make_app(agents: Agents) -> FastAPI:
+    """Return the application; agents are used in its event loop alone."""
+    app = FastAPI(
+        title="Penstock text", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
+    app.state.agents = agents
+    app.include_router(router)
+    add_handlers(app)
+    return app
+
+
+@contextmanager
+def _sent() -> Iterator[None]:
+    """What the text client cannot send is the caller's mistake."""
+    try:
+        yield
+    except ValueError as error:
+        raise of_value(error) from error
+
+
+async def _events(stream: AsyncAnswerStream, envelope: Envelope, body: ChatRequest) -> AsyncIterator[str]:
+    """The parts of answers as events; the stream is closed with them."""
+    try:
+        begun = set[int]()
+        async for part in stream:
+            if part.index not in begun:
+                begun.add(part.index)
+                yield envelope.part(part.index, {"role": "assistant", "content": ""})
+            yield envelope.part(part.index, {"content": part.text})
+        given = stream.result
+        assert given is not None
+        for index in sorted({*range(len(given.answers))} - begun):
+            yield envelope.part(index, {"role": "assistant", "content": ""})
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
+        for last in envelope.last_parts(given, logprobs=bool(body.logprobs), with_usage=with_usage):
+            yield last
+    finally:
+        stream.close()
+
+
+async def _behind(first: str, parts: AsyncIterator[str], option: str) -> AsyncIterator[str]:
+    yield first
+    try:
+        async for part in parts:
+            yield part
+    except PolicyError as error:
+        yield event(of_server(error, option=option).body)

@@ -1,0 +1,310 @@
+"""The accounts of a run: every fragment that a record names, and the one place where it went.
+
+    journals (acknowledged to an actor) ─┐
+    lineage (trained, dropped: why)      ├─► per session, sequence numbers as ranges ─► problems, or none
+    log (resident; lost with Redis)      ┘
+
+A fragment is in one place of lineage and log. It is lost when it was acknowledged and is in none: a journal
+has it, or its session went on behind it. A loss by a Redis that went back in time is excused only by
+that Redis's own record of the sequences, and counted as `log_lost`.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.broker.log.audit_log import HeldEntry, HeldLog
+from penstock.launch.audit import ranges
+from penstock.launch.audit.findings import Kind, Problem, problems_of
+from penstock.launch.audit.journals import Journals, SessionHistory, Twins, check_versions
+from penstock.launch.audit.lineage import Lineage
+from penstock.launch.audit.ranges import Ranges
+from penstock.learner.ledger import DIGEST_BYTES, Drop, LineageEntry
+
+TRAINED: Final = "trained"
+RESIDENT: Final = "resident"
+SHADOW: Final = "shadow"
+LOG_LOST: Final = Drop.LOG_LOST.value
+NOWHERE: Final = "nowhere"
+_FOREVER: Final = 2**53
+
+
+@dataclass(slots=True)
+class RecordedRanges:
+    """The ranges of one session's fragments that records name: place → ranges, one for each record."""
+
+    of: defaultdict[str, Ranges] = field(default_factory=lambda: defaultdict(list))
+
+    def all_ranges(self) -> Ranges:
+        """Return the ranges of every place but the shadow stream."""
+        return [one for place, found in self.of.items() if place != SHADOW for one in found]
+
+
+class Books:
+    """Accounts built from the three records: call `check`, then read `fragments` and `journalled`."""
+
+    def __init__(self, journals: Journals, lineage: Lineage, log: HeldLog | None) -> None:
+        self._journals, self._lineage, self._log = journals, lineage, log
+        self._places: defaultdict[int, RecordedRanges] = defaultdict(RecordedRanges)
+        self.fragments: Counter[str] = Counter()
+        self.journalled: Counter[str] = Counter()
+        self._excuses = _excuses(lineage, log)
+        self._note_lineage()
+        self._note_log()
+
+    def check(self) -> Iterator[Problem]:
+        """Yield every problem; fills `fragments` and `journalled`."""
+        yield from self._journals.problems
+        yield from self._lineage.problems
+        for session in sorted({*self._places, *self._journals.sessions}):
+            yield from self._check_session(session)
+        yield from self._check_digests()
+        if self._log is not None:
+            yield from _check_experience(self._log.entries, self._journals.updates)
+            yield from check_versions(self._journals.updates, list(self._log.publications.items()))
+            yield from _check_counters(self._log, self._lineage)
+            yield from self._check_retained(self._log)
+
+    # ---- where things are
+
+    def _note_lineage(self) -> None:
+        for line in self._lineage.lines:
+            for session, found in line.sessions.items():
+                self._places[int(session)].of[TRAINED] += _pairs(found)
+            for reason, sessions in line.left_out.items():
+                for session, found in sessions.items():
+                    self._places[int(session)].of[reason] += _pairs(found)
+
+    def _note_log(self) -> None:
+        if self._log is None:
+            return
+        for entry in self._log.entries:
+            if entry.session and entry.number > self._lineage.position:
+                self._places[entry.session].of[RESIDENT].append((entry.sequence, entry.sequence))
+        for session, sequence in self._log.shadow:
+            self._places[session].of[SHADOW].append((sequence, sequence))
+
+    # ---- sessions
+
+    def _check_session(self, session: int) -> Iterator[Problem]:
+        place, journal = self._places[session], self._journals.sessions.get(session)
+        found = place.all_ranges()
+        yield from problems_of(Kind.DOUBLED, session, ranges.overlaps(found), self._where_twice(place))
+        held = ranges.merge(found)
+        shadow = ranges.merge([*place.of[SHADOW], *_runs(journal.shadow if journal else ())])
+        acked = ranges.subtract(_runs(journal.digests), shadow) if journal else []
+        # A session's log holds 1..s in order, so every sequence before a known one was acknowledged as well.
+        through = max((last for _, last in [*held, *acked]), default=0)
+        absent = ranges.subtract(ranges.subtract([(1, through)] if through else [], held), shadow)
+        excuses = self._lost_with_redis(session)
+        excused = ranges.intersect(absent, excuses)
+        lost = ranges.subtract(absent, excused) if self._lineage.names_fragments else []
+        yield from problems_of(
+            Kind.LOST, session, ranges.intersect(lost, acked), self._nowhere("acknowledged")
+        )
+        behind = ranges.subtract(lost, acked)
+        yield from problems_of(Kind.LOST, session, behind, self._nowhere("its session went on behind it"))
+        if self._log is not None:
+            booked = ranges.subtract(ranges.merge(place.of.get(LOG_LOST, [])), excuses)
+            what = "booked log_lost, and Redis knows of no loss"
+            yield from problems_of(Kind.LOST, session, booked, what)
+        self._count(place, excused, lost, acked, shadow)
+
+    def _count(
+        self, place: RecordedRanges, excused: Ranges, lost: Ranges, acked: Ranges, shadow: Ranges
+    ) -> None:
+        places = {name: ranges.merge(found) for name, found in place.of.items() if name != SHADOW}
+        places[LOG_LOST] = ranges.merge([*places.get(LOG_LOST, []), *excused])
+        places[NOWHERE] = lost
+        for name, found in places.items():
+            self.fragments[name] += ranges.count(found)
+            self.journalled[name] += ranges.count(ranges.intersect(found, acked))
+        self.fragments[SHADOW] += ranges.count(shadow)
+
+    def _lost_with_redis(self, session: int) -> Ranges:
+        """Return the sequences of a session that Redis recorded as lost, or a resume gave up.
+
+        Only a resume with --allow-loss gives sequences up.
+        """
+        found = list(self._excuses.get(session, []))
+        if self._log is not None and any(one.first <= session <= one.last for one in self._log.lost_sessions):
+            found.append((1, _FOREVER))
+        return ranges.merge(found)
+
+    def _where_twice(self, place: RecordedRanges) -> str:
+        twice = [name for name, found in place.of.items() if ranges.overlaps(found)]
+        return f"more than once in {', '.join(twice)}" if twice else f"in {' and in '.join(sorted(place.of))}"
+
+    def _nowhere(self, why: str) -> str:
+        return f"{why}, and neither in the lineage" + (
+            " (there is no log to look in)" if self._log is None else " nor in the log"
+        )
+
+    # ---- payloads
+
+    def _check_digests(self) -> Iterator[Problem]:
+        trained = {} if self._log is None else _wanted(self._log.entries)
+        for line in self._lineage.lines:
+            for session, digests in line.digests.items():
+                yield from self._compare_line(line, int(session), bytes.fromhex(digests), trained)
+        for entry in self._log.entries if self._log is not None else ():
+            journal = self._journals.sessions.get(entry.session)
+            known = journal.digests.get(entry.sequence) if journal is not None else None
+            yield from _compare(entry, known, "what its actor recorded")
+            if entry.session and not entry.sha256 and entry.number > self._log_trimmed():
+                yield _about(Kind.LOST, entry, f"entry {entry.number} of the log has no payload")
+
+    def _log_trimmed(self) -> int:
+        return 0 if self._log is None else self._log.counters["trimmed"]
+
+    def _compare_line(
+        self, line: LineageEntry, session: int, digests: bytes, held: dict[tuple[int, int], HeldEntry]
+    ) -> Iterator[Problem]:
+        sequences = list(ranges.numbers(line.sessions[str(session)]))
+        if len(digests) != DIGEST_BYTES * len(sequences):
+            what = f"checkpoint {line.checkpoint}: session {session} has not one digest for each fragment"
+            yield Problem(kind=Kind.UNACCOUNTED, what=what)
+            return
+        journal = self._journals.sessions.get(session)
+        known = {} if journal is None else journal.digests
+        for index, sequence in enumerate(sequences):
+            digest = digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+            if known.get(sequence, digest) != digest:
+                what = "what was trained is not what its actor recorded"
+                yield Problem(kind=Kind.CHANGED, session=session, first=sequence, last=sequence, what=what)
+            if (session, sequence) in held:
+                yield from _compare(held[session, sequence], digest, "what was trained")
+
+    # ---- the log behind the position
+
+    def _check_retained(self, log: HeldLog) -> Iterator[Problem]:
+        """Yield a problem for entries kept for a resume that the lineage lacks.
+
+        Also for any entry that the log has twice.
+        """
+        twice = [key for key, found in _by_name(log.entries).items() if len(found) > 1]
+        for session, sequence in twice:
+            yield Problem(
+                kind=Kind.DOUBLED, session=session, first=sequence, last=sequence, what="twice in the log"
+            )
+        if not self._lineage.names_fragments:
+            return
+        retained: defaultdict[int, list[int]] = defaultdict(list)
+        for entry in log.entries:
+            if entry.session and entry.number <= self._lineage.position:
+                retained[entry.session].append(entry.sequence)
+        for session, sequences in retained.items():
+            held = ranges.merge(self._places[session].all_ranges())
+            unnamed = ranges.subtract(ranges.of_numbers(sequences), held)
+            what = "in the log behind the position, and no checkpoint names it"
+            yield from problems_of(Kind.UNACCOUNTED, session, unnamed, what)
+
+
+def _excuses(lineage: Lineage, log: HeldLog | None) -> dict[int, Ranges]:
+    """Return session → sequences that Redis recorded as lost, or that a resume with --allow-loss gave up."""
+    found: defaultdict[int, Ranges] = defaultdict(list)
+    for one in log.lost_fragments if log is not None else ():
+        found[one.session].append((one.first, _FOREVER if one.last is None else one.last))
+    given_up = ranges.merge(one for line in lineage.lines for one in line.given_up)
+    for line in lineage.others:
+        if ranges.intersect([(line.first, line.last)], given_up):
+            for sessions in (line.sessions, *line.left_out.values()):
+                for session, of in sessions.items():
+                    found[int(session)] += _pairs(of)
+    return found
+
+
+def _check_experience(entries: Iterable[HeldEntry], updates: dict[int, int]) -> Iterator[Problem]:
+    histories: dict[int, SessionHistory] = {}
+    twins = Twins()
+    seen: set[tuple[int, int]] = set()
+    for entry in entries:
+        name = (entry.session, entry.sequence)
+        if not entry.session or name in seen:
+            continue
+        seen.add(name)
+        history = histories.setdefault(entry.session, SessionHistory(entry.session))
+        yield from history.follow(entry.sequence, entry.slots, entry.weights)
+        yield from twins.look(entry.actor, *name, entry.created_us, entry.sha256)
+        yield from check_versions(updates, entry.weights)
+
+
+def _check_counters(log: HeldLog, lineage: Lineage) -> Iterator[Problem]:
+    """Compare the counters of the scripts with the entries, and the commit with its line."""
+    counters, position = log.counters, lineage.position
+    if counters["acked"] != counters["number"] + counters["log_lost"]:
+        what = (
+            f"{counters['acked']} acknowledged are not {counters['number']} entries and "
+            f"{counters['log_lost']} lost before they were one"
+        )
+        yield Problem(kind=Kind.UNACCOUNTED, what=what)
+    yield from _check_holes(log, position)
+    if not log.commits or not lineage.lines:
+        return
+    commit, line = log.commits[-1], lineage.lines[-1]
+    dropped: Counter[str] = Counter()
+    for one in lineage.lines:
+        dropped.update({reason: ranges.count(found) for reason, found in one.exceptions.items()})
+    whole = lineage.lines[0].first == 1
+    if (commit.position, commit.totals.trained) != (line.last, line.trained):
+        what = (
+            f"checkpoint {commit.checkpoint_id} was committed with position {commit.position} and "
+            f"{commit.totals.trained} trained, its line says {line.last} and {line.trained}"
+        )
+        yield Problem(kind=Kind.UNACCOUNTED, what=what)
+    if whole and +Counter(commit.totals.dropped) != +dropped:
+        what = f"committed as dropped: {commit.totals.dropped}, in the lineage: {dict(dropped)}"
+        yield Problem(kind=Kind.UNACCOUNTED, what=what)
+
+
+def _check_holes(log: HeldLog, position: int) -> Iterator[Problem]:
+    """Yield a problem for entries that are missing behind the position.
+
+    A hole that ends with a marker is none (see `open_log.lua`).
+    """
+    last = position
+    for entry in log.entries:
+        if entry.number <= position:
+            continue
+        if entry.number > last + 1 and entry.session:
+            yield _hole(last + 1, entry.number - 1)
+        last = entry.number
+    if log.number_before > last:
+        yield _hole(last + 1, log.number_before)
+
+
+def _hole(first: int, last: int) -> Problem:
+    entries = f"entry {first} is" if first == last else f"entries {first}..{last} are"
+    return Problem(
+        kind=Kind.UNACCOUNTED, what=f"{entries} gone from the log, and no checkpoint has consumed them"
+    )
+
+
+def _compare(entry: HeldEntry, digest: bytes | None, than: str) -> Iterator[Problem]:
+    if digest is not None and entry.sha256 and bytes.fromhex(entry.sha256)[:DIGEST_BYTES] != digest:
+        yield _about(Kind.CHANGED, entry, f"the payload of entry {entry.number} is not {than}")
+
+
+def _about(kind: Kind, entry: HeldEntry, what: str) -> Problem:
+    return Problem(kind=kind, session=entry.session, first=entry.sequence, last=entry.sequence, what=what)
+
+
+def _by_name(entries: Iterable[HeldEntry]) -> dict[tuple[int, int], list[HeldEntry]]:
+    found: defaultdict[tuple[int, int], list[HeldEntry]] = defaultdict(list)
+    for entry in entries:
+        if entry.session:
+            found[entry.session, entry.sequence].append(entry)
+    return found
+
+
+def _wanted(entries: Iterable[HeldEntry]) -> dict[tuple[int, int], HeldEntry]:
+    return {name: found[0] for name, found in _by_name(entries).items()}
+
+
+def _pairs(found: Iterable[Iterable[int]]) -> Ranges:
+    return [(first, last) for first, last in found]
+
+
+def _runs(sequences: Iterable[int]) -> Ranges:
+    return ranges.of_numbers(sequences)

@@ -1,0 +1,121 @@
+"""Runs as PNG: return, rate and staleness over environment steps, several runs in the same axes."""
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
+from penstock.launch.inspection.curve import Curve, Point, rates
+from penstock.runtime.output_file import output_file
+
+_WIDTH_INCHES: Final = 9.0
+_HEIGHT_INCHES: Final = 8.5
+_LEGEND_LINE_INCHES: Final = 0.26
+_DPI: Final = 120
+_COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f6000", "#444444")
+"""Told apart by people with any kind of colour vision (Okabe and Ito), on white."""
+_DASHES: Final = ("-", "--", ":", "-.")
+_SMOOTHED: Final = 60
+"""A rate is drawn over stretches of which a run has about this many."""
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    label: str
+    values: Callable[[Sequence[Point]], Values]
+    from_zero: bool
+
+
+def draw(runs: Sequence[Path], output: Path) -> None:
+    """Overlay `runs` in a picture, of the kind that the name of `output` ends with, else PNG.
+
+    Raises ConfigurationError for a folder that holds no run, or another kind of picture.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    curves = [(_label(run), _points(run)) for run in runs]
+    legend_inches = _LEGEND_LINE_INCHES * len(curves)
+    figure = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES + legend_inches), dpi=_DPI, layout="constrained")
+    kind = _kind(output, FigureCanvasAgg(figure).get_supported_filetypes())
+    panels = figure.subplots(len(_PANELS), sharex=True, height_ratios=(2, 1, 1))
+    for axes, panel in zip(panels, _PANELS, strict=True):
+        _draw_panel(axes, panel, curves)
+    panels[-1].set_xlabel("environment steps")
+    panels[-1].xaxis.set_major_formatter(_thousands)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", frameon=False)
+    with output_file(output, "wb") as file:
+        figure.savefig(file, format=kind)
+
+
+def _kind(output: Path, known: Collection[str]) -> str:
+    kind = output.suffix.removeprefix(".").lower() or "png"
+    if kind not in known:
+        raise ConfigurationError(f"--output {output}: ends with no kind of picture; use {', '.join(known)}")
+    return kind
+
+
+def _draw_panel(axes: Any, panel: _Panel, curves: Sequence[tuple[str, Sequence[Point]]]) -> None:
+    for (label, points), (dash, colour) in zip(curves, _styles(), strict=False):
+        steps, values = _known(points, panel.values(points))
+        axes.plot(steps, values, linewidth=1.6, color=colour, linestyle=dash, label=label)
+        # Where a run ends: one that is shorter than the others has not failed.
+        axes.plot(steps[-1:], values[-1:], marker="o", markersize=5, color=colour)
+    axes.set_ylabel(panel.label)
+    axes.yaxis.set_major_formatter(_thousands)
+    axes.grid(alpha=0.25)
+    axes.margins(x=0.02)
+    if panel.from_zero:
+        axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    if not any(points for _, points in curves):
+        axes.text(0.5, 0.5, "nothing learned yet", transform=axes.transAxes, ha="center", color="#666666")
+
+
+def _styles() -> Iterator[tuple[str, str]]:
+    return itertools.cycle(itertools.product(_DASHES, _COLOURS))
+
+
+def _known(points: Sequence[Point], values: Values) -> tuple[list[int], list[float]]:
+    found = [
+        (point.env_steps, value) for point, value in zip(points, values, strict=True) if value is not None
+    ]
+    return [steps for steps, _ in found], [value for _, value in found]
+
+
+def _smooth_rates(points: Sequence[Point]) -> list[float | None]:
+    """A line of `metrics.jsonl` sums up a quarter of a second: over so little a rate is noise."""
+    stretch = max(1, len(points) // _SMOOTHED)
+    chosen = dict(zip(range(0, len(points), stretch), rates(points[::stretch]), strict=True))
+    return [chosen.get(index) for index in range(len(points))]
+
+
+def _points(run: Path) -> list[Point]:
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        raise ConfigurationError(f"{run}: holds no metrics.jsonl, so no run; see `ls runs`")
+    return Curve(path).poll()
+
+
+def _label(run: Path) -> str:
+    config = run / CONFIG_FILE
+    settings: Settings | None = load([parse_toml(config)]) if config.exists() else None
+    return f"{settings.environment.id}, seed {settings.seed} ({settings.run})" if settings else run.name
+
+
+def _thousands(value: float, _position: int) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,g}"
+
+
+_PANELS: Final = (
+    _Panel(
+        "return,\nmean of 100 training episodes", lambda points: [one.mean_return for one in points], False
+    ),
+    _Panel("environment steps\nper second", _smooth_rates, True),
+    _Panel("staleness,\nmedian, in updates", lambda points: [one.staleness for one in points], True),
+)

@@ -1,0 +1,105 @@
+"""`penstock record RUN`: the final policy of a run at play, as a recording; needs no broker.
+
+Fragments are cut as a rollout worker cuts them and belong to no batch: a learner of the recording
+makes its own. Whole fragments are written until there are as many steps as were asked for.
+"""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.reward import learner_reward
+from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.rollout.observation_bounds import ObservationBounds
+from penstock.actor.rollout.seeds import action_seed, environment_seeds
+from penstock.actor.specification import run as actor_run
+from penstock.actor.specification.run import Run
+from penstock.config.service_settings import local_settings
+from penstock.config.settings import ConfigurationError, LearnerSection
+from penstock.learner.publish.final_policy import FinalPolicy, read_final
+from penstock.learner.recording.writer import RecordingWriter
+from penstock.policy.weight_blob import sha256
+from penstock.protocol.messages import Publication
+from penstock.runtime.exit import EXIT_OK
+
+_RECORDER = "recorder"
+"""In place of an actor's name, in the seeds."""
+
+
+def main(
+    run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, trust: bool, as_json: bool
+) -> int:
+    """Record the final policy and print what was recorded.
+
+    trust: the run's folder although it was not made here. Raises ConfigurationError for a run that has not
+    ended or a folder that is taken.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigurationError(f"--out {out}: holds something already; name a new folder")
+    try:
+        final = read_final(run)
+    except ValueError as error:
+        raise ConfigurationError(f"{run}: {error}") from error
+    made = actor_run.read(final.specification, local_settings(run, trust=trust).actor)
+    account = record(made, final, out, steps=steps, seed=seed, deterministic=deterministic)
+    text = (
+        f"{out}: {account['steps']} steps of version {account['version']} in {account['fragments']} "
+        f"fragments; {account['episodes']} episodes, mean return {account['mean_return']}"
+    )
+    sys.stdout.write((json.dumps(account) if as_json else text) + "\n")
+    return EXIT_OK
+
+
+def record(
+    run: Run, final: FinalPolicy, out: Path, *, steps: int, seed: int, deterministic: bool
+) -> dict[str, Any]:
+    """Play with those weights; the account as JSON values."""
+    specification, section = final.specification, run.environment
+    stepper = run.make_environment(section, section.count, seed)
+    builder = FragmentBuilder(
+        specification.schema,
+        specification.unroll_length,
+        section.count,
+        run.actor.compress == "lz4",
+        learner_reward(section),
+        final_masks=specification.final_masks,
+        bounds=ObservationBounds(specification.observation_space),
+    )
+    policy = run.make_policy(specification.seed).policy
+    policy.load(final.blob)
+    policy.seed_actions(action_seed(seed, _RECORDER, 0))
+    weights = Publication(final.version, final.update, sha256(final.blob), len(final.blob))
+    writer = RecordingWriter.begin(out, specification, "policy", LearnerSection().record_max_bytes)
+    returns: list[float] = []
+    recorded = sequence = 0
+    try:
+        first = stepper.reset(environment_seeds(seed, _RECORDER, 0, stepper.slots))
+        builder.start(first | policy.initial_state(stepper.slots))
+        while recorded < steps:
+            while not builder.is_full:
+                acted = policy.act(builder.observation(), deterministic=deterministic)
+                stepped = stepper.step(policy.environment_action(acted.action))
+                builder.record(acted.action, acted.log_prob, stepped, acted.state)
+            sequence += 1
+            fields = HeaderFields(
+                run=specification.run, session=1, sequence=sequence, weights=weights, round=0
+            )
+            fragment, episodes = builder.cut(fields)
+            if not writer.fragment(fragment):
+                break
+            recorded += int(fragment.arrays()["valid"].sum())
+            returns += [episode.episode_return for episode in episodes]
+    finally:
+        stepper.close()
+        writer.close()
+    return {
+        "folder": str(out),
+        "version": final.version,
+        "fragments": sequence,
+        "steps": recorded,
+        "episodes": len(returns),
+        "mean_return": statistics.fmean(returns) if returns else None,
+    }

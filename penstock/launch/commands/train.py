@@ -1,0 +1,157 @@
+"""`penstock train`: one run on one machine, from nothing to the summary.
+
+Starts every service of the run, watches them (`penstock.launch.run`), and concludes: `summary.json`, the
+learning curve, the summary on stdout. Exit 0 when the run is done, 130 when it was interrupted (Ctrl-C,
+SIGTERM, an operator's Stop), else 1 or 2 with the cause on the last stderr line.
+"""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.config.run_folder import held_folder
+from penstock.config.workload import find, load
+from penstock.launch.run.fork_server import ForkServer
+from penstock.launch.run.live_view import make_view
+from penstock.launch.run.memory import DeviceMemory
+from penstock.launch.run.plan import Plan, make_folders, prepare_folder
+from penstock.launch.run.preparation import prepared
+from penstock.launch.run.run import Run
+from penstock.launch.run.services import private_folder
+from penstock.launch.run.summary import (
+    SUMMARY_FILE,
+    Ending,
+    RedisFacts,
+    concluded,
+    make_summary,
+    summary_lines,
+    write_summary,
+)
+from penstock.launch.run.watched_stream import WatchedStream
+from penstock.runtime import logs
+from penstock.runtime.exit import EXIT_INTERRUPTED
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.retry import Interrupted
+
+
+def train(plan: Plan, fork_server: ForkServer, *, as_json: bool, ui: bool = False) -> int:
+    """Run it; returns the exit code. ui: with a page that shows it, until it ends."""
+    started_s = time.monotonic()
+    lifecycle = Lifecycle("launcher")
+    lifecycle.install()
+    try:
+        redis = _examine_redis(plan, lifecycle)
+    except Interrupted:
+        return EXIT_INTERRUPTED
+    with held_folder(plan.run_dir), _page(plan, ui=ui) as url:
+        return _train(plan, redis, fork_server, lifecycle, started_s, as_json=as_json, page_url=url)
+
+
+@contextmanager
+def _page(plan: Plan, *, ui: bool) -> Iterator[str]:
+    """Yield where a browser finds the run; "" without a page."""
+    if not ui:
+        yield ""
+        return
+    from penstock.launch.ui.server import BESIDE_A_RUN, Page
+
+    with Page(plan.run_dir.parent, BESIDE_A_RUN, insecure=False) as page:
+        yield f"{page.url}#/run/{plan.run_dir.name}"
+
+
+def _train(
+    plan: Plan,
+    redis: RedisFacts,
+    fork_server: ForkServer,
+    lifecycle: Lifecycle,
+    started_s: float,
+    *,
+    as_json: bool,
+    page_url: str,
+) -> int:
+    make_folders(plan)
+    stream = sys.stderr if as_json else sys.stdout
+    sockets = private_folder()
+    log_path = plan.run_dir / "logs" / "launcher.log"
+    with logs.at_end_of(log_path, "launcher", plan.settings.run, style=plan.settings.logs.format):
+        device = DeviceMemory()
+        try:
+            with make_view(stream, plan.settings.run, plan.settings.learner.total_steps, plan.target) as view:
+                preparing_s = time.monotonic()
+                plan = prepared(plan, lifecycle, view.event)
+                preparation_s = time.monotonic() - preparing_s
+                prepare_folder(plan)
+                run = Run(plan, sockets, lifecycle, view, redis, fork_server, page_url)
+                outcome = run.go()
+        except Interrupted:
+            sys.stderr.write(f"interrupted while preparing; with --run-dir {plan.run_dir} it goes on\n")
+            return EXIT_INTERRUPTED
+        finally:
+            device.close()
+            plan.asked_config.unlink(missing_ok=True)
+            shutil.rmtree(sockets, ignore_errors=True)
+        ending = Ending(
+            wall_seconds=time.monotonic() - started_s,
+            preparation_seconds=preparation_s,
+            device_memory=device.peak,
+            interrupted=outcome.code == EXIT_INTERRUPTED,
+            cause=outcome.cause,
+            accounts=run.accounts(),
+            redis=run.redis_facts,
+        )
+        try:
+            if run.has_learned or not (plan.run_dir / SUMMARY_FILE).exists():
+                _conclude(plan, ending, run.learnt, as_json=as_json)
+            else:
+                sys.stderr.write(f"nothing was learned: {plan.run_dir / SUMMARY_FILE} is as it was\n")
+        except OSError as error:
+            sys.stderr.write(f"the summary was not written: {error}\n")
+        if outcome.cause:
+            sys.stderr.write(f"{outcome.cause}\n")
+        return outcome.code
+
+
+def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
+    """Return what is known of the server before the start: all of one that the user brings."""
+    if not plan.settings.broker.redis:
+        return RedisFacts(version="", durability=plan.settings.broker.durability)
+    from penstock.launch.run.external_redis import examine
+
+    logs.configure("launcher")
+    return examine(plan.settings, lifecycle)
+
+
+def _conclude(plan: Plan, ending: Ending, learnt: dict[str, Any], *, as_json: bool) -> None:
+    summary = make_summary(plan, ending, learnt)
+    write_summary(plan.run_dir, summary)
+    _write_artefacts(plan, summary)
+    _draw_curve(plan.run_dir)
+    summary = concluded(plan.run_dir, summary)
+    write_summary(plan.run_dir, summary)
+    lines: Sequence[str] = [json.dumps(summary, indent=2)] if as_json else summary_lines(summary)
+    tell(lines)
+
+
+def tell(lines: Sequence[str]) -> None:
+    """Write lines on stdout; a reader that is gone misses them, for the summary is in the folder."""
+    stream = WatchedStream(sys.stdout)
+    stream.write("\n".join(lines) + "\n")
+    stream.flush()
+
+
+def _write_artefacts(plan: Plan, summary: dict[str, Any]) -> None:
+    workload = find(plan.settings.workload)
+    if workload.artefacts:
+        load(workload.artefacts)(plan.settings, plan.run_dir, summary)
+
+
+def _draw_curve(run_dir: Path) -> None:
+    from penstock.launch.commands.plot import draw
+
+    if (run_dir / "metrics.jsonl").exists():
+        draw([run_dir], run_dir / "learning-curve.png")

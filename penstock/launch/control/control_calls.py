@@ -1,0 +1,181 @@
+"""The calls behind `penstock control`: one broker, asked again until the learner has answered."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from penstock.config.credentials import credentials
+from penstock.config.service_settings import calling_security
+from penstock.config.settings import ConfigurationError
+from penstock.launch.inspection.observation import is_going_on
+from penstock.launch.inspection.processes import broker_of, read_endpoints
+from penstock.protocol.limits import CALL_DEADLINE_S
+from penstock.protocol.messages import RunState
+from penstock.rpc.channel import open_channel
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal, NoAnswer
+from penstock.v1 import control_pb2 as pb
+from penstock.v1.control_pb2_grpc import ControlServiceStub
+
+T = TypeVar("T")
+
+ASK_S: Final = 0.5
+"""Seconds between two looks at an answer."""
+TELL_S: Final = 5.0
+"""Seconds between two words on the terminal that the answer has not come."""
+_PASSING: Final = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+"""A broker is away, or Redis: the command may have been noted, and asking again is safe."""
+
+Ask = Callable[[], pb.Command]
+"""Asks for the same command once more."""
+
+
+@contextmanager
+def opened_for(run: str, config: Path | None, assignments: tuple[str, ...]) -> Iterator["ControlCalls"]:
+    """Open the broker of a run inside the block.
+
+    Args:
+        run: folder of the run, or the broker's address.
+        config: file with the TLS files of section `security`; default: that of the run in its folder.
+        assignments: `SECTION.KEY=VALUE` over that configuration.
+
+    Raises:
+        ConfigurationError: there is no such folder and it is no address, or the run has no broker.
+        Fatal: the run has ended.
+    """
+    folder = Path(run)
+    address = _address(folder) if folder.is_dir() else run
+    security = calling_security(folder, config, assignments)
+    try:
+        channel = open_channel(address, credentials(security))
+    except ValueError as error:
+        raise ConfigurationError(f"{run}: no folder of a run, and as an address: {error}") from error
+    with channel:
+        yield ControlCalls(ControlServiceStub(channel), address)
+
+
+def _address(folder: Path) -> str:
+    address = broker_of(read_endpoints(folder))
+    if not address:
+        raise ConfigurationError(f"{folder}: names no broker; give the address of one, HOST:PORT")
+    if not is_going_on(folder):
+        raise Fatal(f"{folder}: the run has ended; `penstock train --resume` goes on with it")
+    return address
+
+
+class ControlCalls:
+    """Calls of one broker. Raises Fatal where it refuses a call, NoAnswer where it does not answer."""
+
+    def __init__(self, stub: Any, address: str) -> None:
+        self._stub, self._address = stub, address
+
+    def want(self, call: str, reason: str, *, as_json: bool) -> int:
+        """Make Pause, Resume or Stop; prints what is wanted now and returns the exit code."""
+        state, revision = self.wanted(call, reason)
+        text = f"{state} (revision {revision})"
+        _say(json.dumps({"desired": state, "revision": revision}) if as_json else text)
+        return EXIT_OK
+
+    def wanted(self, call: str, reason: str) -> tuple[str, int]:
+        """Make Pause, Resume or Stop; returns the state that is wanted now, and its revision."""
+        request = pb.ControlRequest(reason=reason)
+        reply = self._called(lambda: getattr(self._stub, call)(request, timeout=CALL_DEADLINE_S))
+        return RunState(reply.desired).label, reply.revision
+
+    def asked(self, ask: Ask) -> pb.Command:
+        """Ask once; returns the command as it is."""
+        return self._called(ask)
+
+    def checkpoint(self, name: str, request_id: str, reason: str) -> Ask:
+        """Return the call that asks for a checkpoint; name: "" for none."""
+        request = pb.ControlRequest(name=name, request_id=request_id, reason=reason)
+        return lambda: self._stub.Checkpoint(request, timeout=CALL_DEADLINE_S).command
+
+    def restore(self, name: str, request_id: str, reason: str) -> Ask:
+        """Return the call that asks for a restore."""
+        request = pb.RestoreRequest(name=name, request_id=request_id, reason=reason)
+        return lambda: self._stub.Restore(request, timeout=CALL_DEADLINE_S).command
+
+    def flush(self, min_steps: int, request_id: str, reason: str) -> Ask:
+        """Return the call that asks for a flush."""
+        request = pb.FlushRequest(min_steps=min_steps, request_id=request_id, reason=reason)
+        return lambda: self._stub.Flush(request, timeout=CALL_DEADLINE_S).command
+
+    def await_answer(self, ask: Ask, timeout_s: float, *, as_json: bool) -> int:
+        """Ask until the learner has answered; prints the answer and returns the exit code.
+
+        Raises Fatal where it has not within `timeout_s`; 0: print the command as it is.
+        """
+        command = self._called(ask)
+        began = told = time.monotonic()
+        pause = threading.Event()
+        while command.state == pb.COMMAND_STATE_PENDING and timeout_s:
+            now = time.monotonic()
+            if now - began > timeout_s:
+                raise Fatal(_late(command, timeout_s))
+            if now - told > TELL_S:
+                told = now
+                sys.stderr.write(f"waiting for the learner ({now - began:.0f} s)\n")
+            pause.wait(ASK_S)
+            command = self._asked_again(ask, command)
+        _say(json.dumps(command_json(command)) if as_json else _line(command))
+        return EXIT_FAILED if command.state == pb.COMMAND_STATE_REFUSED else EXIT_OK
+
+    def _asked_again(self, ask: Ask, before: pb.Command) -> pb.Command:
+        try:
+            return ask()
+        except grpc.RpcError as error:
+            if error.code() in _PASSING:
+                return before
+            raise self._failure(error) from error
+
+    def _called(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: grpc.RpcError) -> Exception:
+        match error.code():
+            case grpc.StatusCode.INVALID_ARGUMENT:
+                return ConfigurationError(error.details())
+            case grpc.StatusCode.FAILED_PRECONDITION:
+                return Fatal(f"the broker refuses it: {error.details()}")
+            case _:
+                return NoAnswer(f"broker at {self._address}: {error.details()}; is the run still going?")
+
+
+def _late(command: pb.Command, timeout_s: float) -> str:
+    return (
+        f"{command.action} {command.number}: not answered within {timeout_s:g} s, and still asked for; is "
+        "the learner running, or the run paused with a flush that waits? The same command with "
+        f"--request-id {command.request_id} looks again"
+    )
+
+
+def _line(command: pb.Command) -> str:
+    what = f"{command.action} {command.number}"
+    match command.state:
+        case pb.COMMAND_STATE_DONE:
+            return f"{what}: done, {command.detail} (checkpoint {command.checkpoint_id})"
+        case pb.COMMAND_STATE_REFUSED:
+            reason = pb.CommandRefusal.Name(command.refusal).removeprefix("COMMAND_REFUSAL_")
+            return f"{what}: {reason}: {command.detail}"
+        case _:
+            return f"{what}: asked for, --request-id {command.request_id}"
+
+
+def command_json(command: pb.Command) -> dict[str, Any]:
+    """Return a command as a JSON object."""
+    return MessageToDict(command, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")

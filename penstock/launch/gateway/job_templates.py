@@ -1,0 +1,176 @@
+"""Templates of jobs: recipes for `penstock train`, each with a table that says what callers may choose.
+
+    [template]
+    title = "From feedback to a better model"
+    kind = "feedback"                               # left out: a plain training
+
+    [template.numbers.maxSteps]
+    settings = {"learner.total_steps" = 1024}       # the setting is 1,024 times the number
+    least = 1
+    most = 100_000
+    default = 1000
+    whole = true
+
+The name of a template is that of its file. A file is read anew when it has changed; while it is wrong, as one
+that is half written, what it said before goes on, so that no other template and no job suffers.
+"""
+
+import copy
+import logging
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway.jobs.job_records import Number, Template
+from penstock.training import lay_over
+
+TABLE: Final = "template"
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+log = logging.getLogger(__name__)
+
+
+class _Number(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    settings: dict[Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z_]+)+$")], _Finite] = Field(min_length=1)
+    least: _Finite
+    most: _Finite
+    default: _Finite
+    whole: bool = False
+
+    @model_validator(mode="after")
+    def _may_be_chosen(self) -> Self:
+        if not self.least <= self.default <= self.most:
+            raise ValueError("`default` must lie between `least` and `most`")
+        if self.whole and not self.default.is_integer():
+            raise ValueError("`default` must be whole, as the number is")
+        return self
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    title: str = ""
+    kind: str = ""
+    numbers: dict[str, _Number] = Field(default_factory=dict)
+
+
+class _Read(NamedTuple):
+    template: Template
+    recipe: dict[str, Any]
+
+
+class TemplateFolder:
+    """The templates of a folder. Raises ConfigurationError for a file that is none when this is made."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known = {file.stem: _read(file) for file in _files(folder)}
+        self._told = dict[str, str]()
+
+    def templates(self) -> dict[str, Template]:
+        """Return the templates by name, as they are now."""
+        return {name: one.template for name, one in self._now().items()}
+
+    def recipe(self, name: str) -> dict[str, Any] | None:
+        """Return the configuration of a template, without its table; None where there is none of the name."""
+        found = self._now().get(name)
+        return None if found is None else copy.deepcopy(found.recipe)
+
+    def _now(self) -> dict[str, _Read]:
+        found = dict[str, _Read]()
+        for file in _files(self._folder):
+            try:
+                found[file.stem] = _read(file)
+                self._told.pop(file.stem, None)
+            except ConfigurationError as error:
+                if (known := self._known.get(file.stem)) is not None:
+                    found[file.stem] = known
+                if self._told.get(file.stem) != str(error):
+                    self._told[file.stem] = str(error)
+                    log.warning(
+                        "a template is wrong: what it said before goes on", extra={"error": str(error)}
+                    )
+        self._known = found
+        return found
+
+
+def read_templates(folder: Path) -> dict[str, Template]:
+    """Return the templates of a folder by name; raises ConfigurationError for a file that is none."""
+    return {file.stem: _read(file).template for file in _files(folder)}
+
+
+def check_templates(folder: Path, kinds: Collection[str]) -> None:
+    """Raise ConfigurationError for a file that is none, or of no kind that there is."""
+    for one in read_templates(folder).values():
+        if one.kind not in {"", *kinds}:
+            known = ", ".join(sorted(kinds)) or "none"
+            raise ConfigurationError(
+                f"{folder / one.name}.toml: template.kind={one.kind!r}: leave it out, or use one of: {known}"
+            )
+
+
+def recipe_of(file: Path) -> dict[str, Any]:
+    """Return the configuration of a template, without its table; raises ConfigurationError."""
+    return _read(file).recipe
+
+
+def chosen_settings(template: Template, numbers: Mapping[str, float]) -> dict[str, Any]:
+    """Return the settings that the numbers of a job stand for, nested as in TOML."""
+    found: dict[str, Any] = {}
+    for name, value in numbers.items():
+        number = template.numbers[name]
+        for setting, times in number.settings.items():
+            one: Any = round(value * times) if number.whole else value * times
+            for key in reversed(setting.split(".")):
+                one = {key: one}
+            lay_over(found, one)
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.toml"))
+
+
+def _read(file: Path) -> _Read:
+    content = _content(file)
+    try:
+        table = _Table.model_validate(content.pop(TABLE, {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join((TABLE, *map(str, first["loc"])))
+        raise ConfigurationError(f"{file}: {key}: {first['msg']}") from error
+    template = Template(
+        name=file.stem,
+        title=table.title or file.stem,
+        kind=table.kind,
+        numbers={name: Number(**one.model_dump()) for name, one in table.numbers.items()},
+        model={
+            "workload": content.get("workload", ""),
+            "environment": _section(file, content, "environment").get("id", ""),
+            "algorithm": _section(file, content, "algorithm").get("name", "ppo"),
+            "policy": _section(file, content, "policy").get("kwargs", {}),
+        },
+    )
+    return _Read(template, content)
+
+
+def _section(file: Path, content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = content.get(name, {})
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{file}: {name}: write a table, as [{name}]")
+    return found
+
+
+def _content(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ConfigurationError(f"{file}: is no file: take it out of the folder of templates")
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file}: cannot be read as TOML: {error}") from error

@@ -1,0 +1,145 @@
+"""Steers the runs of local jobs: orders go to the run's broker, decisions about versions to its registry."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.run_files import NoPlainFile
+from penstock.gateway.jobs import steering
+from penstock.gateway.jobs.steering import Action, CannotSteer, Order, TrafficChange, VersionFile
+from penstock.launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
+from penstock.launch.policy.policy_steering import Wish, rolled_back, wished
+from penstock.launch.policy.policy_view import traffic_json, version_json
+from penstock.launch.policy.registry_place import RegistryPolicy, find_place, opened
+from penstock.registry.records import Status
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import read_kept
+from penstock.runtime.exit import Fatal, NoAnswer
+
+_STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.STOP: "Stop"}
+
+
+class RunSteering:
+    """Steers runs.
+
+    folder_of: returns the folder of one by its name. registry: URL of theirs; None: that which each folder
+    names, which was made here.
+    """
+
+    def __init__(self, folder_of: Callable[[str], Path], registry: str | None = None) -> None:
+        self._run, self._registry = folder_of, registry
+
+    def order(self, job: str, order: Order) -> Mapping[str, Any]:
+        """Tell a run that goes on what is wanted, and return how far that has come."""
+        with _told(), opened_for(str(self._run(job)), None, ()) as calls:
+            if order.action in _STATES:
+                state, revision = calls.wanted(_STATES[order.action], order.reason)
+                return {"desired": state, "revision": revision}
+            return command_json(calls.asked(_command(calls, order)))
+
+    def versions(self, job: str) -> Mapping[str, Any]:
+        """Return the registered versions of the policy that a run trains, and its traffic."""
+        run = self._run(job)
+        with _told():
+            if not run.is_dir():
+                return {"versions": [], "traffic": None}
+            place = find_place(str(run), self._registry, None)
+            if _is_absent(place.url):
+                return {"versions": [], "traffic": None}
+            with opened(place) as registry:
+                found = registry.list(place.policy)
+                traffic, labels = registry.traffic(place.policy), registry.labels(place.policy)
+        named = {number: label for label, number in labels.items()}
+        shown = [version_json(one) | {"label": named.get(one.version)} for one in found]
+        return {"versions": shown, "traffic": traffic_json(traffic)}
+
+    def weights(self, job: str, version: int | str) -> VersionFile:
+        """Return a registered version as a file, if its bytes are those that were registered."""
+        with _told():
+            place = find_place(str(self._run(job)), self._registry, None)
+            with opened(place) as registry:
+                found = registry.get(place.policy, _number(registry, place, version))
+            assert place.folder is not None
+            content = read_kept(place.folder, found.version, found.sha256)
+        return VersionFile(name=f"{found.policy}-{found.version}.safetensors", content=content)
+
+    def promote(
+        self, job: str, version: int | str, *, to: str, canary_share: float | None, reason: str, by: str
+    ) -> Mapping[str, Any]:
+        """Make a version `active` or `canary`, and return it."""
+        with _told():
+            place = find_place(str(self._run(job)), self._registry, None)
+            with opened(place, to_write=True) as registry:
+                number, wanted = _number(registry, place, version), Status(to)
+                made = registry.promote(
+                    place.policy, number, reason, by=by, to=wanted, canary_share=canary_share
+                )
+        return version_json(made)
+
+    def roll_back(self, job: str, version: int | str | None, *, reason: str, by: str) -> Mapping[str, Any]:
+        """Withdraw a version, the canary or the active one, and return what is active then."""
+        with _told():
+            place = find_place(str(self._run(job)), self._registry, None)
+            with opened(place) as registry:
+                number = None if version is None else _number(registry, place, version)
+            return rolled_back(place, number, reason, by=by).content
+
+    def set_traffic(self, job: str, change: TrafficChange, *, reason: str, by: str) -> Mapping[str, Any]:
+        """Change the traffic, and return it."""
+        wish = Wish(canary_share=change.canary_share, latest_share=change.latest_share, shadow=change.shadow)
+        with _told():
+            place = find_place(str(self._run(job)), self._registry, None)
+            with opened(place, to_write=True) as registry:
+                now = registry.traffic(place.policy)
+                return traffic_json(registry.set_traffic(wished(now, wish), reason, by=by))
+
+
+class PodSteering(RunSteering):
+    """Steers runs in pods, of which files and registry are in reach, and no broker is.
+
+    Their folders were made elsewhere, so that the registry is told here.
+    """
+
+    def __init__(self, folder_of: Callable[[str], Path], registry: str) -> None:
+        super().__init__(folder_of, registry)
+
+    def order(self, job: str, order: Order) -> Mapping[str, Any]:
+        """Refuse: the broker of such a run listens in its own pod alone."""
+        raise CannotSteer(
+            f"{order.action}: the run of this job goes on in a pod of its own, which takes no orders; "
+            "its job may be cancelled, and its versions promoted and rolled back"
+        )
+
+
+def _command(calls: ControlCalls, order: Order) -> Ask:
+    made: dict[Action, Callable[[], Ask]] = {
+        Action.CHECKPOINT: lambda: calls.checkpoint(order.name, order.request_id, order.reason),
+        Action.RESTORE: lambda: calls.restore(order.name, order.request_id, order.reason),
+        Action.FLUSH: lambda: calls.flush(order.min_steps, order.request_id, order.reason),
+    }
+    return made[order.action]()
+
+
+def _number(registry: Registry, place: RegistryPolicy, version: int | str) -> int:
+    return version if isinstance(version, int) else registry.number(place.policy, version)
+
+
+def _is_absent(url: str) -> bool:
+    """Return whether a registry is a file that does not exist yet."""
+    file = url.removeprefix("sqlite:///")
+    return file != url and not Path(file).exists()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tell refusals as the gateway knows them."""
+    try:
+        yield
+    except NoAnswer as error:
+        raise steering.NoAnswer(str(error)) from error
+    except NoPlainFile as error:
+        raise CannotSteer(error.strerror) from error
+    except (ConfigurationError, Fatal, OSError, ValueError) as error:
+        raise CannotSteer(str(error)) from error

@@ -1,0 +1,117 @@
+"""A run's `metrics.jsonl` as a curve: at most MAX_POINTS points, however long the run.
+
+Read as it grows, for a picture at the end as for a page that reads every second. When there are too many
+points every second one is removed, and of later ones only as many are taken; the newest line always stands at
+the end. A resumed learner does some steps again: the second time counts. A line that is still being
+written is read next time.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.config.run_files import open_regular
+from penstock.launch.inspection.metrics_lines import parse_line
+
+MAX_POINTS: Final = 2000
+_READ_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A moment of a run.
+
+    None: not known then. seconds: of training. staleness: median since the line before, in updates.
+    """
+
+    env_steps: int
+    seconds: float
+    updates: int
+    version: int
+    mean_return: float | None
+    staleness: float | None
+
+
+class Curve:
+    """Reads the points of one file; a missing file is an empty one."""
+
+    def __init__(self, path: Path, max_points: int = MAX_POINTS) -> None:
+        self._path, self._max = path, max_points
+        self._begin()
+
+    def poll(self) -> list[Point]:
+        """Return every point so far, oldest first, steps rising."""
+        for line in self._new_lines():
+            row = parse_line(line)
+            if row is not None:
+                self._add(_point(row, self._newest))
+        newest = [] if self._newest in (None, *self._kept[-1:]) else [self._newest]
+        return [*self._kept, *(point for point in newest if point is not None)]
+
+    def _begin(self) -> None:
+        self._offset, self._rest = 0, b""
+        self._kept: list[Point] = []
+        self._newest: Point | None = None
+        self._stride, self._skipped = 1, 0
+
+    def _add(self, point: Point) -> None:
+        kept = self._kept
+        while kept and kept[-1].env_steps >= point.env_steps:
+            kept.pop()
+            self._skipped = self._stride
+        self._newest = point
+        self._skipped += 1
+        if self._skipped < self._stride:
+            return
+        kept.append(point)
+        self._skipped = 0
+        if len(kept) > self._max:
+            del kept[1::2]
+            self._stride *= 2
+
+    def _new_lines(self) -> Iterator[bytes]:
+        try:
+            with open_regular(self._path) as file:
+                if file.seek(0, 2) < self._offset:
+                    self._begin()
+                file.seek(self._offset)
+                while data := file.read(_READ_BYTES):
+                    self._offset += len(data)
+                    *lines, rest = (self._rest + data).split(b"\n")
+                    self._rest = rest[-_READ_BYTES:]  # no learner writes a longer line
+                    yield from lines
+        except FileNotFoundError:
+            self._begin()
+
+
+def rates(points: Sequence[Point]) -> list[float | None]:
+    """Return environment steps per second of training, each over the stretch that ends at its point.
+
+    The first is None.
+    """
+    found: list[float | None] = [None] * min(1, len(points))
+    for before, after in itertools.pairwise(points):
+        seconds = after.seconds - before.seconds
+        found.append((after.env_steps - before.env_steps) / seconds if seconds > 0 else None)
+    return found
+
+
+def _point(row: dict[str, Any], before: Point | None) -> Point:
+    updates = int(row.get("updates") or 0)
+    # A line without an update since the one before knows of no fragment's age.
+    has_learned = updates != (before.updates if before is not None else 0)
+    return Point(
+        env_steps=int(row.get("env_steps") or 0),
+        seconds=_finite(row.get("training_seconds")) or 0.0,
+        updates=updates,
+        version=int(row.get("version") or 0),
+        mean_return=_finite(row.get("mean_return")),
+        staleness=_finite(row.get("staleness_p50")) if has_learned else None,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -1,0 +1,217 @@
+"""The way of a fragment in figures: the rate at each hop between two observations, and the waits.
+
+Counters are compared only within one process, so a process that was started again counts from its second
+observation on. A wait that has not ended is in no counter yet: an actor that made no step and may not begin
+another fragment has waited all the time, and so has a learner that made no update while an actor may go on.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from penstock.launch.inspection.bottleneck import Figures
+from penstock.launch.inspection.observation import Observation
+from penstock.launch.inspection.processes import ProcessSnapshot
+from penstock.protocol.messages import Role, RunState
+
+_ROLLOUT: Final = Role.ROLLOUT.label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Rates per second, times in seconds, both over `window_s`; the log as it is now. None: not measured."""
+
+    window_s: float
+    environment_steps: float | None = None
+    episodes: float | None = None
+    fragments_sent: float | None = None
+    bytes_sent: float | None = None
+    ack_s: float | None = None
+    fragments_appended: float | None = None
+    bytes_appended: float | None = None
+    append_s: float | None = None
+    answers: float | None = None
+    log_entries: int | None = None
+    log_bytes: int | None = None
+    waiting_fragments: int | None = None
+    outstanding_steps: int | None = None
+    budget_steps: int | None = None
+    trained_steps: float | None = None
+    updates: float | None = None
+    staleness: float | None = None
+    versions: float | None = None
+    apply_s: float | None = None
+    version: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+class Change:
+    """The change of counters of processes of some roles between two observations."""
+
+    def __init__(self, before: Observation, after: Observation, *roles: str) -> None:
+        known = {(snapshot.name, snapshot.pid): snapshot for snapshot in before.of_role(*roles)}
+        self.pairs = [
+            (known[snapshot.name, snapshot.pid], snapshot)
+            for snapshot in after.of_role(*roles)
+            if (snapshot.name, snapshot.pid) in known
+            and snapshot.samples
+            and known[snapshot.name, snapshot.pid].samples
+        ]
+
+    def rate(self, name: str, **labels: str) -> float | None:
+        """Return the rise per second, summed over the processes."""
+        return _sum(
+            rise / (now.at_s - then.at_s)
+            for then, now in self.pairs
+            if now.at_s > then.at_s and (rise := _rise(then, now, name, **labels)) is not None
+        )
+
+    def rise(self, name: str, **labels: str) -> float | None:
+        """Return the rise, summed over the processes."""
+        return _sum(
+            rise for then, now in self.pairs if (rise := _rise(then, now, name, **labels)) is not None
+        )
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of the new values of a histogram or summary."""
+        count, total = self.rise(f"{name}_count"), self.rise(f"{name}_sum")
+        return total / count if count and total is not None else None
+
+
+def flow_between(before: Observation, after: Observation) -> Flow:
+    """Return the rates and times of each hop between two observations."""
+    actors, brokers = Change(before, after, "actor", "server"), Change(before, after, "broker")
+    learners, status = Change(before, after, "learner"), after.status
+    return Flow(
+        window_s=after.at_s - before.at_s,
+        environment_steps=actors.rate("environment_steps_total"),
+        episodes=actors.rate("episodes_total", evaluation="no"),
+        fragments_sent=actors.rate("fragments_acked_total"),
+        bytes_sent=actors.rate("fragment_sent_bytes_total"),
+        ack_s=actors.mean("ack_latency_seconds"),
+        fragments_appended=brokers.rate("fragments_appended_total"),
+        bytes_appended=brokers.rate("fragment_appended_bytes_total"),
+        append_s=brokers.mean("append_seconds"),
+        answers=Change(before, after, "server").rate("policy_answers_total"),
+        log_entries=status.log_entries if status else None,
+        log_bytes=status.log_bytes if status else None,
+        waiting_fragments=status.log_head - status.settled if status else None,
+        outstanding_steps=status.outstanding_steps if status else None,
+        budget_steps=status.budget_steps if status else None,
+        trained_steps=learners.rate("trained_steps_total"),
+        updates=learners.rate("updates_total"),
+        staleness=learners.mean("staleness_updates"),
+        versions=learners.rate("update_seconds_count", phase="publish"),
+        apply_s=actors.mean("weight_apply_seconds"),
+        version=status.latest.version if status else None,
+    )
+
+
+def figures_between(before: Observation, after: Observation) -> Figures:
+    """Return the figures for the judgement of the bottleneck; of one observation alone, only the problems."""
+    names = starved(after)
+    since = after.learnt.update_at if after.learnt else None
+    standing = Figures(
+        halted=_halted(after),
+        broker_problem=_problem(after, "broker", "redis") or after.silence,
+        learner_problem=_problem(after, "learner"),
+        actor_problem=_actor_problem(after),
+        actors=len(after.of_role("actor")) or len(rollout_actors(after)),
+        starved=len(names),
+        since_update_s=max(0.0, after.wall_s - since) if since is not None else None,
+    )
+    return _measured(standing, before, after, names) if after.at_s > before.at_s else standing
+
+
+def _measured(standing: Figures, before: Observation, after: Observation, names: frozenset[str]) -> Figures:
+    learner = Change(before, after, "learner")
+    rise = learner.rise("updates_total")
+    updates = round(rise) if rise is not None else _updates_written(before, after)
+    return replace(
+        standing,
+        updates=updates,
+        learner_wait_share=_learner_wait_share(learner, updates, is_fed=not names),
+        credit_wait_share=_wait_share(before, after, names, "leave"),
+        ack_wait_share=_wait_share(before, after, frozenset(), "outbox"),
+        ack_s=Change(before, after, "actor", "server").mean("ack_latency_seconds"),
+    )
+
+
+def rollout_actors(observation: Observation) -> frozenset[str]:
+    """Return the ids of the actors with an open session that generate experience at their own pace."""
+    rows = observation.status.sessions if observation.status else ()
+    return frozenset(row.actor_id for row in rows if row.role == _ROLLOUT)
+
+
+def starved(observation: Observation) -> frozenset[str]:
+    """Return those of them that have used all their credit."""
+    rows = observation.status.sessions if observation.status else ()
+    return frozenset(
+        row.actor_id for row in rows if row.role == _ROLLOUT and row.sequence >= row.begin_through
+    )
+
+
+def _halted(after: Observation) -> str:
+    status = after.status
+    desired = RunState(status.desired) if status is not None and status.desired else RunState.RUNNING
+    if desired is not RunState.RUNNING:
+        return "paused by an operator" if desired is RunState.PAUSED else "the run is ending"
+    for role in ("broker", "learner"):
+        if not after.of_role(role) and status is None:
+            return f"no {role} has come up yet"
+    return ""
+
+
+def _problem(after: Observation, *roles: str) -> str:
+    found = [f"{snapshot.name} {snapshot.problem}" for snapshot in after.of_role(*roles) if snapshot.problem]
+    return "; ".join(found)
+
+
+def _actor_problem(after: Observation) -> str:
+    """Return a problem only when no working actor is left: the others' share is measured."""
+    actors = after.of_role("actor")
+    return _problem(after, "actor") if actors and all(snapshot.problem for snapshot in actors) else ""
+
+
+def _updates_written(before: Observation, after: Observation) -> int | None:
+    """Return the updates by the learner's lines, where its port is silent.
+
+    The newest count less the one before.
+    """
+    if before.learnt is None or after.learnt is None:
+        return None
+    return max(0, int(after.learnt.row.get("updates", 0)) - int(before.learnt.row.get("updates", 0)))
+
+
+def _learner_wait_share(learner: Change, updates: int | None, *, is_fed: bool) -> float | None:
+    waited = learner.rise("update_seconds_sum", phase="wait")
+    computed = learner.rise("update_seconds_sum", phase="compute")
+    if waited is None or computed is None:
+        return None
+    if updates == 0 or waited + computed == 0:
+        return 1.0 if is_fed else 0.0
+    return waited / (waited + computed)
+
+
+def _wait_share(before: Observation, after: Observation, names: frozenset[str], cause: str) -> float | None:
+    """Return the mean over the actors of the share of the window that each waited for `cause`."""
+    shares = []
+    for then, now in Change(before, after, "actor").pairs:
+        window_s, waited = now.at_s - then.at_s, _rise(then, now, "actor_wait_seconds_total", cause=cause)
+        stood = not _rise(then, now, "environment_steps_total")
+        whole = now.name in names and stood
+        shares.append(1.0 if whole else min(1.0, (waited or 0.0) / window_s))
+    return sum(shares) / len(shares) if shares else None
+
+
+def _rise(then: ProcessSnapshot, now: ProcessSnapshot, name: str, **labels: str) -> float | None:
+    old, new = then.total(name, **labels), now.total(name, **labels)
+    return None if new is None else max(0.0, new - (old or 0.0))
+
+
+def _sum(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) if found else None

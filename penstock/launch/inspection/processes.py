@@ -1,0 +1,170 @@
+"""Examine each process of a run: whether it runs, whether it is healthy, and its counters.
+
+Asks the HTTP port that the process has announced in the run's `endpoints.json`. Port and pid of a process
+that has ended may belong to another one by now: an answer in another role does not count, and a silent
+process that is younger than the announcement is another one.
+"""
+
+import http.client
+import json
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.config.run_files import read_whole
+from penstock.config.settings import ConfigurationError
+from penstock.launch.inspection.health_probe import probe
+from penstock.runtime.health import Endpoint
+
+ENDPOINTS_FILE: Final = "endpoints.json"
+_TIMEOUT_S: Final = 1.0
+_AT_ONCE: Final = 16
+_CLOCKS_S: Final = 5.0
+"""Seconds by which the clocks of files and processes may differ."""
+_STANDSTILL: Final = {
+    psutil.STATUS_STOPPED: "stands still: stopped by a signal",
+    psutil.STATUS_TRACING_STOP: "stands still: held by a debugger",
+}
+
+Sample = tuple[str, Mapping[str, str], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSnapshot:
+    """A process at one moment.
+
+    problem: why it is not healthy, "" when it is. samples: name, labels, value.
+    """
+
+    name: str
+    role: str
+    pid: int
+    at_s: float
+    ended: bool = False
+    problem: str = ""
+    samples: tuple[Sample, ...] = field(default=(), repr=False)
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """Return the sum of the samples `penstock_NAME` with these labels; None when there is none."""
+        found = [
+            value
+            for sample, has, value in self.samples
+            if sample == f"penstock_{name}" and labels.items() <= has.items()
+        ]
+        return sum(found) if found else None
+
+
+def read_endpoints(run_dir: Path) -> dict[str, Endpoint]:
+    """Return the processes that the launcher has seen come up, by name; empty before the first.
+
+    Raises ConfigurationError for a file that the launcher has not written.
+    """
+    try:
+        content = json.loads(read_whole(run_dir / ENDPOINTS_FILE))
+        return {name: Endpoint(**values) for name, values in content.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigurationError(f"{run_dir / ENDPOINTS_FILE}: no list of processes: {error}") from error
+
+
+def broker_of(endpoints: Mapping[str, Endpoint]) -> str:
+    """Return the address of the first broker; "" where there is none yet."""
+    return next((str(one.address) for one in endpoints.values() if one.role == "broker"), "")
+
+
+def look_at_all(run_dir: Path) -> tuple[ProcessSnapshot, ...]:
+    """Examine all processes of a run at once: one that is silent costs its timeout once."""
+    endpoints = read_endpoints(run_dir)
+    if not endpoints:
+        return ()
+    announced_at = (run_dir / ENDPOINTS_FILE).stat().st_mtime
+    with ThreadPoolExecutor(min(_AT_ONCE, len(endpoints)), thread_name_prefix="look") as pool:
+        looks = [pool.submit(look, name, one, announced_at) for name, one in endpoints.items()]
+        return tuple(one.result() for one in looks)
+
+
+def look(name: str, endpoint: Endpoint, announced_at: float) -> ProcessSnapshot:
+    """Examine one process. announced_at: Unix time at which it was known to live."""
+    seen = ProcessSnapshot(name=name, role=endpoint.role, pid=endpoint.pid, at_s=time.monotonic())
+    ended = replace(seen, ended=True, problem="has ended")
+    if not is_alive(endpoint.pid):
+        return ended
+    standstill = _STANDSTILL.get(_status(endpoint.pid))
+    problem, samples = (standstill, ()) if standstill else _ask(endpoint)
+    if not samples:
+        return ended if _is_younger(endpoint.pid, announced_at) else replace(seen, problem=problem)
+    if not _is_of(endpoint.role, samples):
+        return ended
+    return replace(seen, at_s=time.monotonic(), problem=problem, samples=samples)
+
+
+def has_delivered(name: str, endpoint: Endpoint) -> bool:
+    """Return whether a process that lives has had a fragment acknowledged; False when it does not say."""
+    return bool(look(name, endpoint, announced_at=time.time()).total("fragments_acked_total"))
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this number runs; a zombie does not."""
+    return _status(pid) not in {"", psutil.STATUS_ZOMBIE}
+
+
+def _status(pid: int) -> str:
+    """Return one of psutil's STATUS_ names; "" where there is no such process.
+
+    "hidden" is returned for a process of another user that may not be read.
+    """
+    try:
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return ""
+    except psutil.AccessDenied:
+        return "hidden"
+
+
+def _is_younger(pid: int, unix_s: float) -> bool:
+    """Return whether a process began after that time; False where there is no /proc."""
+    try:
+        return psutil.Process(pid).create_time() > unix_s + _CLOCKS_S
+    except psutil.Error:
+        return False
+
+
+def _ask(endpoint: Endpoint) -> tuple[str, tuple[Sample, ...]]:
+    """Return why the process is not healthy, "" when it is, and its samples: none when it does not answer."""
+    problem = probe(endpoint, "/healthz") or ""
+    try:
+        return problem, _scrape(endpoint)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return problem or f"/metrics does not answer: {error}", ()
+
+
+def _scrape(endpoint: Endpoint) -> tuple[Sample, ...]:
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.metrics_port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        reply = connection.getresponse()
+        text = reply.read().decode()
+        if reply.status != HTTPStatus.OK:
+            raise http.client.HTTPException(f"status {reply.status}")
+    finally:
+        connection.close()
+    return tuple(_samples(text))
+
+
+def _samples(text: str) -> Iterable[Sample]:
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith(("_bucket", "_created")):
+                yield sample.name, sample.labels, sample.value
+
+
+def _is_of(role: str, samples: tuple[Sample, ...]) -> bool:
+    return any(name == "penstock_cpu_seconds_total" and has.get("role") == role for name, has, _ in samples)

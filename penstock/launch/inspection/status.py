@@ -1,0 +1,173 @@
+"""`penstock status`: the state of a run and its bottleneck, as a live table, once, or as JSON.
+
+In a run's folder every process is examined; by a broker's address alone only the broker's reply is shown.
+"""
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from penstock.config.credentials import credentials
+from penstock.config.service_settings import service_settings
+from penstock.config.settings import ConfigurationError
+from penstock.launch.inspection.broker import ask
+from penstock.launch.inspection.observation import is_going_on
+from penstock.launch.inspection.processes import ENDPOINTS_FILE
+from penstock.launch.inspection.watch import RunSnapshot, Watch, watch_folder
+from penstock.protocol.messages import RunState
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.v1 import control_pb2
+
+_MIB: Final = 1024 * 1024
+_WINDOW_S: Final = 1.0
+"""Seconds between the two looks of `--once`."""
+_PIPE_COLUMNS: Final = 200
+_REFRESHES_PER_SECOND: Final = 4
+
+
+def main(
+    run: Path | None,
+    broker: str | None,
+    *,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+    once: bool,
+    interval_s: float,
+) -> int:
+    """Show a run until Ctrl-C or its end; once where `once` or `as_json` is given or stdout is no terminal.
+
+    Returns the exit code.
+
+    Args:
+        run: folder of the run; None with `broker`.
+        broker: address of a broker; None with `run`.
+        config: file with the TLS files of section `security`; default: that of the run in its folder.
+        assignments: `SECTION.KEY=VALUE` over that configuration.
+        as_json: print one JSON object.
+        once: print one table.
+        interval_s: seconds between two tables.
+    """
+    if broker is not None:
+        reply = ask(broker, credentials(service_settings(config, assignments).security))
+        _print_json(_reply_json(reply)) if as_json else _print(_reply_parts(reply))
+        return EXIT_OK
+    folder = run or _newest_run()
+    _check_going_on(folder)
+    watch = watch_folder(folder, config, assignments)
+    console = Console()
+    if as_json or once or not console.is_terminal:
+        look = _look_twice(watch)
+        _print_json(_look_json(look)) if as_json else _print(look_parts(look))
+        return EXIT_OK
+    return _live(watch, lambda: is_going_on(folder), console, interval_s)
+
+
+def look_parts(look: RunSnapshot) -> list[RenderableType]:
+    """Return the bottleneck in one line, a table per role, and the broker's reply."""
+    table = Table(
+        "role", "well", "rate", "lag", "version", "restarts", "health", box=None, header_style="dim"
+    )
+    for row in look.rows:
+        health = Text("; ".join(row.problems) or "ok", style="red" if row.problems else "green")
+        count = f"{row.healthy} of {row.of}"
+        table.add_row(row.role, count, row.rate, row.lag, row.version, str(row.restarts), health)
+    line = Text(look.verdict.line, style="bold red" if look.verdict.stands_still else "bold")
+    status = look.now.status
+    return [line, Text(), table, Text(), *(_reply_parts(status) if status else [Text(look.now.silence)])]
+
+
+def _live(watch: Watch, goes_on: Callable[[], bool], console: Console, interval_s: float) -> int:
+    pause = threading.Event()
+    with Live(console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=False) as live:
+        try:
+            while goes_on():
+                live.update(Group(*look_parts(watch.look())))
+                pause.wait(interval_s)
+        except KeyboardInterrupt:
+            return EXIT_OK
+    console.print("the run has ended")
+    return EXIT_OK
+
+
+def _look_twice(watch: Watch) -> RunSnapshot:
+    """Look twice, because rates need two observations."""
+    watch.look()
+    threading.Event().wait(_WINDOW_S)
+    return watch.look()
+
+
+def _look_json(look: RunSnapshot) -> dict[str, Any]:
+    known = _reply_json(look.now.status) if look.now.status else {"broker_problem": look.now.silence}
+    return known | look.as_json()
+
+
+def _reply_json(reply: control_pb2.StatusReply) -> dict[str, Any]:
+    content = MessageToDict(
+        reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return content | {"learner": json.loads(reply.learner_json or "null")}
+
+
+def _reply_parts(reply: control_pb2.StatusReply) -> list[RenderableType]:
+    """Return two tables: the run, its sessions."""
+    table = Table(show_header=False, box=None)
+    for name, value in _facts(reply):
+        table.add_row(name, value)
+    sessions = Table("session", "actor", "role", "sequence", "credit to", "version", "idle s", box=None)
+    for row in reply.sessions:
+        numbers = (row.sequence, row.begin_through, row.applied_version, round(row.idle_ms / 1000, 1))
+        sessions.add_row(str(row.session), row.actor_id, row.role, *map(str, numbers))
+    return [table, sessions]
+
+
+def _facts(reply: control_pb2.StatusReply) -> list[tuple[str, str]]:
+    state = RunState(reply.desired).label if reply.desired else "not started"
+    return [
+        ("run", reply.run or "none yet: no learner has taken the lease"),
+        ("wanted", f"{state} (revision {reply.revision})" + (", log closed" if reply.closed else "")),
+        ("weights", f"version {reply.latest.version}, update {reply.latest.update}"),
+        ("log", f"{reply.log_entries:,} entries, {reply.log_bytes / _MIB:.1f} MiB, head {reply.log_head:,}"),
+        ("settled", f"{reply.settled:,} of {reply.acked:,} acknowledged fragments"),
+        ("outstanding", f"{reply.outstanding_steps:,} of {reply.budget_steps:,} steps"),
+        ("epoch", str(reply.epoch)),
+        *((f"learner {key}", _text(value)) for key, value in json.loads(reply.learner_json or "{}").items()),
+    ]
+
+
+def _text(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def _print(parts: list[RenderableType]) -> None:
+    """Print the parts; a pipe has no width, so there no column is broken."""
+    console = Console()
+    width = console.width if console.is_terminal else _PIPE_COLUMNS
+    Console(width=width).print(*parts, sep="\n")
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content, indent=2) + "\n")
+
+
+def _check_going_on(folder: Path) -> None:
+    if not (folder / ENDPOINTS_FILE).exists():
+        raise ConfigurationError(f"{folder / ENDPOINTS_FILE}: names no broker; give --broker ADDRESS")
+    if not is_going_on(folder):
+        raise Fatal(f"{folder}: the run has ended; its summary.json says how")
+
+
+def _newest_run() -> Path:
+    files = sorted(Path("runs").glob(f"*/{ENDPOINTS_FILE}"), key=lambda file: file.stat().st_mtime)
+    if not files:
+        raise ConfigurationError("status: no run in ./runs; name a run's folder or give --broker ADDRESS")
+    return files[-1].parent

@@ -1,0 +1,107 @@
+"""`penstock jobs`: trainings in the background, started, listed, followed and stopped."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.runtime.command_exit import finish
+from penstock.runtime.command_options import AsJson
+
+if TYPE_CHECKING:
+    from penstock.launch.jobs.background_jobs import BackgroundJob
+
+job_commands = typer.Typer(help="Trainings in the background of this machine.", no_args_is_help=True)
+
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder that holds runs.")]
+Name = Annotated[str, typer.Argument(help="Name of a job.")]
+_RUNS = Path("runs")
+
+
+@job_commands.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def start(
+    context: typer.Context,
+    name: Annotated[str, typer.Option("--name", help="Its name, and that of its folder.")],
+    runs: Runs = _RUNS,
+) -> None:
+    """Start `penstock train` with all further arguments, and return when it goes on."""
+
+    def body() -> int:
+        from penstock.launch.jobs.background_jobs import LOG_FILE
+        from penstock.launch.jobs.background_jobs import start as run
+
+        run(runs, name, context.args)
+        sys.stdout.write(f"{runs / name}: started; it says what it does in {LOG_FILE}\n")
+        return 0
+
+    finish(body)
+
+
+@job_commands.command("list")
+def list_jobs(runs: Runs = _RUNS, as_json: AsJson = False) -> None:
+    """List jobs, newest first, with their states."""
+
+    def body() -> int:
+        from dataclasses import asdict
+
+        from penstock.launch.jobs.background_jobs import read_jobs
+
+        found = read_jobs(runs)
+        if as_json:
+            sys.stdout.write(json.dumps([asdict(one) for one in found]) + "\n")
+        else:
+            sys.stdout.writelines(f"{_line(one)}\n" for one in found)
+        return 0
+
+    finish(body)
+
+
+@job_commands.command()
+def logs(
+    name: Name,
+    runs: Runs = _RUNS,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+) -> None:
+    """Print what a job has said."""
+
+    def body() -> int:
+        import threading
+
+        from penstock.launch.jobs.background_jobs import LOG_FILE, folder_of, look
+
+        folder, pause = folder_of(runs, name), threading.Event()
+        look(folder)
+        with (folder / LOG_FILE).open("rb") as file:
+            while True:
+                goes_on = follow and look(folder).state == "running"
+                sys.stdout.write(file.read().decode(errors="replace"))
+                sys.stdout.flush()
+                if not goes_on:
+                    return 0
+                pause.wait(0.5)
+
+    finish(body)
+
+
+@job_commands.command()
+def stop(name: Name, runs: Runs = _RUNS) -> None:
+    """Ask a job to end; it concludes as after Ctrl-C, and `penstock train --resume` goes on with it."""
+
+    def body() -> int:
+        from penstock.launch.jobs.background_jobs import folder_of
+        from penstock.launch.jobs.background_jobs import stop as run
+
+        run(folder_of(runs, name))
+        return 0
+
+    finish(body)
+
+
+def _line(one: "BackgroundJob") -> str:
+    from datetime import datetime
+
+    began = datetime.fromtimestamp(one.started).astimezone().strftime("%Y-%m-%d %H:%M")
+    cause = f"  {one.cause}" if one.cause else ""
+    return f"{one.name:24} {one.state:12} {began}  {' '.join(one.command)}{cause}"

@@ -1,0 +1,241 @@
+"""From a command line to what a run will do: resolved settings and the run's folder.
+
+Layers, each over the one before: the workload's defaults for environment and algorithm, the TOML file,
+the process environment, the flags, `--set`. Every mistake is a ConfigurationError that names the key.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.actor.acting.reward import potentials
+from penstock.config import settings as configuration
+from penstock.config import toml_text
+from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.run_seal import check_own, seal
+from penstock.config.service_settings import over_defaults
+from penstock.config.settings import (
+    ActorSection,
+    ConfigurationError,
+    LearnerSection,
+    RegistrySection,
+    Section,
+    Settings,
+)
+from penstock.config.trusted import module_of
+from penstock.config.workload import find, load
+from penstock.launch.run.request import Request
+from penstock.launch.run.resumed_run import check_resumable
+from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.recording.recording_index import DESCRIPTION
+from penstock.protocol.ids import new_run_name
+
+_ASKED = "config.next.toml"
+_NEVER_S = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run that can be started. `target`: mean return that counts as solved, None: there is none."""
+
+    settings: Settings
+    run_dir: Path
+    resumption: ResumeOptions
+    target: float | None
+
+    @property
+    def config(self) -> Path:
+        """The run's configuration file."""
+        return self.run_dir / CONFIG_FILE
+
+    @property
+    def asked_config(self) -> Path:
+        """What a run is resumed with where that is not its configuration, until the learner has taken it."""
+        return self.run_dir / _ASKED
+
+    @property
+    def service_config(self) -> Path:
+        """Return the file that the services of this attempt start from."""
+        return self.asked_config if self.asked_config.exists() else self.config
+
+
+def make_plan(request: Request) -> Plan:
+    """Resolve a request into settings and folders; writes nothing.
+
+    Raises ConfigurationError for settings, folders and a resumption that do not fit.
+    """
+    if request.resumption.best and not request.resumption.resume:
+        raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
+    if request.resumption.resume:
+        run_dir = _resumed_folder(request)
+        written = configuration.parse_toml(run_dir / CONFIG_FILE)
+        settings = resolve(written, request)
+        if not request.trust:
+            check_own(run_dir, configuration.load([written]), _said_to_be_allowed(request))
+    else:
+        settings = resolve(_first_layer(request.what), request)
+        name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
+        sections: dict[str, Section] = {
+            "actor": _allowing_modules(settings),
+            "registry": _following_the_learner(settings),
+            "learner": _waiting_for_clients(settings),
+        }
+        settings = settings.model_copy(update={"run": name, **sections})
+        settings = settings.model_copy(update=_from_recording(settings, request.recording))
+        run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
+    settings = _with_absolute_folders(settings)
+    _check_actors(settings)
+    if request.resumption.resume:
+        check_resumable(run_dir, settings)
+    target = settings.learner.target_return
+    known = load(find(settings.workload).target)(settings.environment)
+    return Plan(
+        settings=settings,
+        run_dir=run_dir,
+        resumption=request.resumption if request.resumption.resume else ResumeOptions(),
+        target=known if target is None else target,
+    )
+
+
+def _said_to_be_allowed(request: Request) -> tuple[str, ...]:
+    said = [configuration.from_environment(), *map(configuration.parse_assignment, request.assignments)]
+    # Without the run's own layer below, settings of its algorithm would be unknown.
+    return configuration.load([{"actor": one["actor"]} for one in said if "actor" in one]).actor.allow_modules
+
+
+def _following_the_learner(settings: Settings) -> RegistrySection:
+    """Clients of a run that learns from them stay on its newest weights, unless the user says otherwise."""
+    section = settings.registry
+    if not settings.serving.listen or "activate_first" in section.model_fields_set:
+        return section
+    return section.model_copy(update={"activate_first": False})
+
+
+def _waiting_for_clients(settings: Settings) -> LearnerSection:
+    """Clients may stay away as long as they like, unless the user says otherwise: actors may not."""
+    section = settings.learner
+    if settings.actor.count or not settings.serving.listen or "stall_timeout_s" in section.model_fields_set:
+        return section
+    return section.model_copy(update={"stall_timeout_s": _NEVER_S})
+
+
+def _from_recording(settings: Settings, recording: Path | None) -> dict[str, Section]:
+    """Return the sections of a run that reads a recording: no actors, and no recording of its own."""
+    if recording is None:
+        return {}
+    if not (recording / DESCRIPTION).is_file():
+        raise ConfigurationError(f"--from {recording}: holds no {DESCRIPTION}, so no recording")
+    source = {"feed_from": recording.absolute(), "record": None}
+    return {
+        "actor": settings.actor.model_copy(update={"count": 0}),
+        "learner": settings.learner.model_copy(update=source),
+    }
+
+
+def _check_actors(settings: Settings) -> None:
+    if settings.learner.feed_from is not None:
+        return
+    if settings.actor.count == 0 and not settings.serving.listen:
+        raise ConfigurationError(
+            "actor.count=0: no actor would act; say --actors N, or --serve ADDRESS for clients that do"
+        )
+    if settings.actor.count == 0 and settings.algorithm.lock_step:
+        raise ConfigurationError(
+            "algorithm.staleness=0: lock-step waits for rollout workers, and actor.count=0 starts none; "
+            "say --set algorithm.staleness=1"
+        )
+
+
+def resolve(first: Mapping[str, Any], request: Request) -> Settings:
+    """Lay environment, flags and assignments over `first`, and all of it over the workload's defaults."""
+    layers = [first, configuration.from_environment(), request.layer()]
+    layers += [configuration.parse_assignment(text) for text in request.assignments]
+    return over_defaults(layers)
+
+
+def make_folders(plan: Plan) -> None:
+    """The run's folder and those for logs and endpoints."""
+    (plan.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    (plan.run_dir / "endpoints").mkdir(exist_ok=True)
+
+
+def prepare_folder(plan: Plan) -> None:
+    """Make the run's folder and the configuration that its services start from.
+
+    The configuration of a run that is resumed stays as it is: other settings lie beside it until
+    `take_configuration`, because the learner may refuse them.
+    """
+    make_folders(plan)
+    asked = toml_text.dump(plan.settings)
+    plan.asked_config.unlink(missing_ok=True)
+    if not plan.config.exists():
+        _replace(plan.config, asked)
+    elif plan.config.read_text() != asked:
+        _replace(plan.asked_config, asked)
+    if not plan.asked_config.exists():
+        seal(plan.run_dir, plan.settings)
+
+
+def take_configuration(plan: Plan) -> None:
+    """The learner has begun with what was asked for: that is the run's configuration now."""
+    if plan.asked_config.exists():
+        _replace(plan.config, plan.asked_config.read_text())
+        seal(plan.run_dir, plan.settings)
+
+
+def _replace(file: Path, text: str) -> None:
+    temporary = file.with_suffix(".tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _allowing_modules(settings: Settings) -> ActorSection:
+    """Actors that are started here may import the modules that the user names here.
+
+    They are those of the environment, of rewards and of the network.
+    """
+    names = (settings.environment.id, settings.policy.network, *potentials(settings.environment))
+    named = {module_of(name) for name in names} - {""}
+    new = sorted(named - set(settings.actor.allow_modules))
+    if not new:
+        return settings.actor
+    return settings.actor.model_copy(update={"allow_modules": (*settings.actor.allow_modules, *new)})
+
+
+def _with_absolute_folders(settings: Settings) -> Settings:
+    """Make paths absolute, for later readers start in other folders."""
+    sections: dict[str, Section] = {}
+    if settings.actor.ack_journal is not None:
+        journal = {"ack_journal": settings.actor.ack_journal.absolute()}
+        sections["actor"] = settings.actor.model_copy(update=journal)
+    if settings.learner.record is not None:
+        record = {"record": settings.learner.record.absolute()}
+        sections["learner"] = settings.learner.model_copy(update=record)
+    return settings.model_copy(update=sections)
+
+
+def _first_layer(what: str | None) -> dict[str, Any]:
+    if what is None:
+        raise ConfigurationError("train: name a Gymnasium environment such as CartPole-v1, or a .toml file")
+    if what.endswith(".toml"):
+        return configuration.parse_toml(Path(what))
+    return {"environment": {"id": what}}
+
+
+def _resumed_folder(request: Request) -> Path:
+    named = request.run_dir or (Path(request.what) if request.what else None)
+    if named is None:
+        raise ConfigurationError("--resume: name the run's folder, as in `penstock train --resume runs/NAME`")
+    if not (named / CONFIG_FILE).is_file():
+        raise ConfigurationError(f"--resume {named}: holds no {CONFIG_FILE}, so no run; see `ls runs`")
+    return named.resolve()
+
+
+def _fresh_folder(run_dir: Path) -> Path:
+    if (run_dir / CONFIG_FILE).exists():
+        raise ConfigurationError(f"--run-dir {run_dir}: holds a run already; add --resume or choose another")
+    return run_dir.resolve()

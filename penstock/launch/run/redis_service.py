@@ -1,0 +1,272 @@
+"""`penstock redis`: a private, durable `redis-server` on a unix socket, as a service of a run.
+
+The server is our child and dies with us: the kernel kills it when we die, and when we drain it gets
+SIGTERM once its clients have left, because the learner's last commit must still find it. A lock in
+the data folder, inherited by the server, keeps a restarted service from opening the append-only
+file while an old server still writes it. What the server says passes through here: when it dies, its last
+warnings are the cause, and they are not lost with a log whose disk is full.
+"""
+
+import ctypes
+import fcntl
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.launch.run.redis_binary import RedisBinary, newest
+from penstock.runtime.exit import EXIT_OK, Fatal, RunFailed
+from penstock.runtime.health import Health, announce, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+
+FSYNC: Final = {"memory": "no", "fsync_1s": "everysec", "fsync": "always"}
+START_TIMEOUT_S: Final = 60.0
+CLIENTS_LEAVE_S: Final = 10.0
+SERVER_STOP_S: Final = 5.0
+LOCK_TIMEOUT_S: Final = 10.0
+PING_INTERVAL_S: Final = 2.0
+_MAX_SOCKET_PATH_BYTES: Final = 107
+SERVER: Final = "redis-server"
+"""What health watches."""
+_KEPT_WARNINGS: Final = 2
+_CANNOT_WRITE: Final = "AOF write error"
+_PR_SET_PDEATHSIG: Final = 1
+_LINGERING_CLIENTS: Final = 1
+"""The connection that asks is a client itself."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlace:
+    """Where the server listens and keeps its files."""
+
+    socket: Path
+    folder: Path
+
+
+def main(lifecycle: Lifecycle, settings: Settings, place: ServerPlace) -> int:
+    """Serve until drained. Raises Fatal when the server cannot start or dies."""
+    _check_socket(place.socket)
+    health = Health("redis")
+    _http, port = serve_http(health, settings.metrics.host, settings.metrics.port)
+    place.folder.mkdir(parents=True, exist_ok=True)
+    lock_fd = _lock(place.folder)
+    binary = newest()
+    server = _start(binary, place, settings, lock_fd)
+    words = ServerWords(server)
+    changed = threading.Event()
+    threading.Thread(target=_wait, args=(server, changed), name="server", daemon=True).start()
+    lifecycle.on_drain(changed.set)
+    _await_answer(place.socket, words, lifecycle)
+    health.set_ready(ready=True)
+    announce("redis", metrics_port=port, address=f"unix://{place.socket}", server_pid=server.pid)
+    log.info(
+        "redis serves", extra={"version": binary.version_text, "pid": server.pid, "socket": place.socket}
+    )
+    health.watch(SERVER, settings.broker.stall_timeout_s)
+    while not changed.wait(PING_INTERVAL_S):
+        _look(place.socket, health)
+    if not lifecycle.draining.is_set():
+        raise _death(server, words, place.folder)
+    health.set_ready(ready=False, why="draining")
+    _await_clients_gone(place.socket, server)
+    _stop(server)
+    return EXIT_OK
+
+
+def _check_socket(path: Path) -> None:
+    """Refuse a place that cannot be listened on, and what is no socket: redis-server would remove it."""
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+        raise ConfigurationError(
+            f"--socket {path}: longer than the {_MAX_SOCKET_PATH_BYTES} bytes that a socket's path may have; "
+            "choose a shorter one"
+        )
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"--socket {path}: {path.parent} is no folder; make it, or choose another")
+    if path.exists() and not path.is_socket():
+        raise ConfigurationError(f"--socket {path}: is no socket, and is left as it is; choose another path")
+
+
+def _death(server: subprocess.Popen[bytes], words: "ServerWords", folder: Path) -> Fatal:
+    """At `fsync` a server that cannot write ends itself, and would again: that is the end of the run.
+
+    One that a signal ended may have had a full disk before and found room since.
+    """
+    text = f"redis-server died ({_how(server.returncode)}): {words.last()}"
+    if server.returncode > 0 and _CANNOT_WRITE in text:
+        return RunFailed(f"{text}; make room for {folder}, then resume")
+    return Fatal(text)
+
+
+def _look(path: Path, health: Health) -> None:
+    """Report to `health` whether the server answers, and whether it takes writes.
+
+    A server whose disk is full is not ended, because that would not help.
+    """
+    info = ask(path, b"INFO persistence")
+    if info:
+        health.progress(SERVER)
+    if b"aof_last_write_status:err" in info:
+        health.set_ready(
+            ready=False, why="redis-server cannot write its append-only file: make room on its disk"
+        )
+    else:
+        health.set_ready(ready=True)
+
+
+class ServerWords:
+    """What the server says, passed on to stderr; the warnings among it are kept."""
+
+    def __init__(self, server: subprocess.Popen[bytes]) -> None:
+        self.server = server
+        self._warnings: deque[str] = deque(maxlen=_KEPT_WARNINGS)
+        self._thread = threading.Thread(target=self._pass_on, name="words", daemon=True)
+        self._thread.start()
+
+    def last(self) -> str:
+        """The last warnings, when the server has ended."""
+        self._thread.join(SERVER_STOP_S)
+        return "; ".join(self._warnings) or "it did not say why"
+
+    def _pass_on(self) -> None:
+        assert self.server.stdout is not None
+        for line in self.server.stdout:
+            head, mark, text = line.decode(errors="replace").rstrip().partition(" # ")
+            if mark and head[:1].isdigit() and not text.startswith("WARNING"):
+                self._warnings.append(text)
+            with suppress(OSError):  # the log's disk may be full: the server must not block on this pipe
+                sys.stderr.buffer.write(line)
+                sys.stderr.flush()
+
+
+def arguments(binary: RedisBinary, place: ServerPlace, settings: Settings) -> list[str]:
+    """The server's command line."""
+    durability = settings.broker.durability
+    options = {
+        "port": "0",
+        "unixsocket": str(place.socket),
+        "unixsocketperm": "700",
+        "dir": str(place.folder),
+        "appendonly": "no" if durability == "memory" else "yes",
+        "appendfsync": FSYNC[durability],
+        "save": "",
+        "maxmemory": str(settings.broker.max_memory_bytes),
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+        "databases": "1",
+    }
+    return [
+        *binary.start_without(),
+        *(part for key, value in options.items() for part in (f"--{key}", value)),
+    ]
+
+
+def _start(
+    binary: RedisBinary, place: ServerPlace, settings: Settings, lock_fd: int
+) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        """In the child, before exec: killed when this service is; it may be dead already."""
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+        # A limit on the size of files is to be an error, which Redis tells, and not its death.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    return subprocess.Popen(
+        arguments(binary, place, settings),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(lock_fd,),
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - three system calls, no locks
+    )
+
+
+def _lock(folder: Path) -> int:
+    """Hold the folder; raises Fatal when another server holds it and does not let go."""
+    descriptor = os.open(folder / "server.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    pause = threading.Event()
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise Fatal(f"{folder} is in use by another redis-server; stop it or choose --dir") from None
+            pause.wait(0.05)
+        else:
+            return descriptor
+
+
+def _wait(server: subprocess.Popen[bytes], changed: threading.Event) -> None:
+    server.wait()
+    changed.set()
+
+
+def _await_answer(path: Path, words: ServerWords, lifecycle: Lifecycle) -> None:
+    """Wait until the server has loaded its file and answers."""
+    deadline, server = time.monotonic() + START_TIMEOUT_S, words.server
+    while not lifecycle.draining.is_set():
+        if server.poll() is not None:
+            raise Fatal(f"redis-server did not start ({_how(server.returncode)}): {words.last()}")
+        if ask(path, b"PING").startswith(b"+PONG"):
+            return
+        if time.monotonic() > deadline:
+            raise Fatal(f"redis-server did not answer within {START_TIMEOUT_S:.0f} s")
+        lifecycle.draining.wait(0.01)
+
+
+def _await_clients_gone(path: Path, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + CLIENTS_LEAVE_S
+    pause = threading.Event()
+    while server.poll() is None and time.monotonic() < deadline:
+        if _clients(ask(path, b"INFO clients")) <= _LINGERING_CLIENTS:
+            return
+        pause.wait(0.05)
+
+
+def _clients(info: bytes) -> int:
+    for line in info.splitlines():
+        if line.startswith(b"connected_clients:"):
+            return int(line.partition(b":")[2])
+    return 0
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(SERVER_STOP_S)
+    except subprocess.TimeoutExpired:
+        log.warning("redis-server does not stop: killed")
+        server.kill()
+        server.wait()
+
+
+def ask(path: Path, command: bytes) -> bytes:
+    """Return one inline command over the socket; b"" while no server listens."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(2.0)
+        try:
+            connection.connect(str(path))
+            connection.sendall(command + b"\r\n")
+            return connection.recv(65536)
+        except OSError:
+            return b""
+
+
+def _how(code: int | None) -> str:
+    return f"signal {-code}" if code is not None and code < 0 else f"exit {code}"

@@ -1,0 +1,274 @@
+"""The processes of one run, from start to drain.
+
+All start at once: each waits for those it needs. Ends when the learner ends, on Ctrl-C or SIGTERM
+(everything drains within the times of `drain_bounds`), or when a service keeps dying. The order of a drain is
+the way of a fragment: actors, policy server, learner, broker, Redis. If this process is killed, the kernel
+closes the lifeline and every service drains by itself.
+"""
+
+import json
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.config.settings import ConfigurationError, MetricsSection
+from penstock.launch.run.child_process import DrainStage, Folder
+from penstock.launch.run.disk import explain
+from penstock.launch.run.drain_bounds import gone_by
+from penstock.launch.run.fork_server import ForkServer
+from penstock.launch.run.learner_account import LearnerAccount
+from penstock.launch.run.live_view import View
+from penstock.launch.run.memory import of_process, together
+from penstock.launch.run.plan import Plan, take_configuration
+from penstock.launch.run.progress import MetricsTail
+from penstock.launch.run.redis_service import ask
+from penstock.launch.run.services import service_environment, service_specs
+from penstock.launch.run.summary import RedisFacts
+from penstock.launch.run.supervised_service import Account, GaveUp
+from penstock.launch.run.supervisor import Supervisor
+from penstock.rpc.address import AddressInUse
+from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
+from penstock.runtime.health import Endpoint, Health, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+
+TICK_S: Final = 0.1
+HEALTH_INTERVAL_S: Final = 5.0
+NOTICE_INTERVAL_S: Final = 10.0
+SUPERVISION: Final = "supervision"
+STALL_S: Final = 60.0
+"""Health turns red when the services have not been looked at for this long."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How supervising ended: exit code and, when it failed, why."""
+
+    code: int
+    cause: str = ""
+
+
+class Run:
+    """The processes of one run and the loop that watches them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        sockets: Path,
+        lifecycle: Lifecycle,
+        view: View,
+        redis: RedisFacts,
+        fork_server: ForkServer,
+        page_url: str = "",
+    ) -> None:
+        """page_url: where a browser sees the run, "" where no page is served."""
+        self._plan = plan
+        self._page_url = page_url
+        self._sockets = sockets
+        self._lifecycle = lifecycle
+        self._view = view
+        self._health = Health("launcher")
+        self._metrics_port = _serve_metrics(self._health, plan.settings.metrics)
+        # The write end stays open in this process alone: children drain when the kernel closes it.
+        read_fd, self._lifeline = os.pipe()
+        folder = Folder(logs=plan.run_dir / "logs", endpoints=plan.run_dir / "endpoints")
+        self._supervisor = Supervisor(
+            folder, read_fd, service_environment(plan.settings), self._say, fork_server
+        )
+        self._fork_server = fork_server
+        self._tail = MetricsTail(plan.run_dir / "metrics.jsonl")
+        self._account = LearnerAccount(plan.run_dir)
+        self._is_training = False
+        self._most_steps = 0
+        self._endpoints: dict[str, Endpoint] = {}
+        self.redis_facts = redis
+
+    def go(self) -> Outcome:
+        """Start, watch, drain."""
+        self._lifecycle.on_drain(self._supervisor.wake)
+        # It may still be importing, or hang: who asks for the end does not wait for it.
+        self._lifecycle.on_drain(self._fork_server.give_up)
+        specs = service_specs(self._plan, self._sockets)
+        self._say(f"{self._plan.settings.run}: starting {', '.join(spec.name for spec in specs)}")
+        self._say(f"everything of this run is in {self._plan.run_dir}")
+        if self._page_url:
+            self._say(f"to be watched at {self._page_url}")
+        for spec in specs:
+            self._supervisor.start(spec)
+        try:
+            outcome = self._watch()
+        except GaveUp as error:
+            outcome = Outcome(code=error.code, cause=explain(str(error), self._plan.run_dir))
+            self._say(f"giving up: {outcome.cause}")
+        self._drain()
+        self._fork_server.close()
+        if self.has_learned:
+            take_configuration(self._plan)
+        return outcome
+
+    @property
+    def learnt(self) -> dict[str, Any]:
+        """The final account of this attempt's learner; empty when it did not get to one."""
+        return self._account.read()
+
+    @property
+    def has_learned(self) -> bool:
+        """Return whether this attempt has changed what the run knows."""
+        return self._is_training or bool(self.learnt)
+
+    def accounts(self) -> list[Account]:
+        """Return the services' accounts, with Redis under its server's own pid, and the launcher's."""
+        return [*map(self._with_server_pid, self._supervisor.accounts()), _own_account(self._fork_server)]
+
+    def _say(self, text: str) -> None:
+        log.info("%s", text)
+        self._view.event(text)
+
+    def _watch(self) -> Outcome:
+        self._health.set_ready(ready=True)
+        self._health.watch(SUPERVISION, STALL_S)
+        next_health_s = time.monotonic() + HEALTH_INTERVAL_S
+        next_notice_s = time.monotonic() + NOTICE_INTERVAL_S
+        while not self._lifecycle.draining.is_set():
+            if self._supervisor.is_done("learner"):
+                return self._learner_ended()
+            self._note_endpoints()
+            progress = self._tail.poll()
+            if progress is not None:
+                self._note_training()
+                self._note_steps(progress.env_steps)
+                self._view.show(progress)
+            elif time.monotonic() >= next_notice_s:
+                next_notice_s = time.monotonic() + NOTICE_INTERVAL_S
+                self._say_who_is_not_ready()
+            if time.monotonic() >= next_health_s:
+                next_health_s = time.monotonic() + HEALTH_INTERVAL_S
+                self._supervisor.check_health()
+            self._supervisor.step(TICK_S)
+            self._health.progress(SUPERVISION)
+        return Outcome(code=EXIT_INTERRUPTED)
+
+    def _note_training(self) -> None:
+        """Experience has come since this launcher's start."""
+        if not self._is_training:
+            self._is_training = True
+            take_configuration(self._plan)
+            self._say("training")
+
+    def _note_steps(self, env_steps: int) -> None:
+        """A learner that went back to its checkpoint has come further when it is beyond where it was."""
+        if env_steps > self._most_steps:
+            self._most_steps = env_steps
+            self._supervisor.note_progress()
+
+    def _learner_ended(self) -> Outcome:
+        """Return the outcome of a learner that ended as it should.
+
+        EXIT_OK: it reached its target or made all steps. EXIT_INTERRUPTED: an operator or a signal ended it.
+        """
+        if self.learnt.get("finished"):
+            return Outcome(code=EXIT_OK)
+        self._say("the learner was asked to end; `penstock train --resume` goes on from here")
+        return Outcome(code=EXIT_INTERRUPTED)
+
+    def _say_who_is_not_ready(self) -> None:
+        """Nothing learns yet: tell whom the run waits for."""
+        waited_for = [f"{name} ({line})" if line else name for name, line in self._supervisor.unready()]
+        self._say(f"waiting for {', '.join(waited_for) or 'the first experience'}")
+
+    def _drain(self) -> None:
+        """Actors, policy server, learner, broker, Redis: within their bounds, then the hard way."""
+        self._health.set_ready(ready=False, why="draining")
+        self._note_endpoints()
+        supervisor = self._supervisor
+        if self._lifecycle.draining.is_set():
+            self._say("draining: actors, learner (last checkpoint), broker, redis")
+        began_s = time.monotonic()
+        late: list[str] = []
+        bounds = gone_by(serves=bool(supervisor.names(DrainStage.SERVING)))
+        for stage, until_s in bounds.items():
+            if stage is DrainStage.REDIS:
+                self._note_redis()
+            late += supervisor.stop(supervisor.names(stage), max(0.0, began_s + until_s - time.monotonic()))
+        supervisor.kill(late)
+
+    def _note_endpoints(self) -> None:
+        """Keep `endpoints.json` true."""
+        found = self._supervisor.endpoints()
+        own = Endpoint(
+            role="launcher", pid=os.getpid(), metrics_port=self._metrics_port, address=self._page_url
+        )
+        found = {**self._endpoints, **found, "launcher": own}
+        if found == self._endpoints:
+            return
+        for name in found.keys() - self._endpoints.keys():
+            if name != "launcher":
+                self._say(f"{name} is up (pid {found[name].server_pid or found[name].pid})")
+        self._endpoints = found
+        try:
+            self._write_endpoints()
+            self._write_targets()
+        except OSError as error:
+            # Services that cannot write end the run with the cause; these files alone do not.
+            self._say(f"endpoints.json or targets.json is not up to date: {error.strerror}")
+
+    def _write_endpoints(self) -> None:
+        content = {name: asdict(endpoint) for name, endpoint in self._endpoints.items()}
+        _replace(self._plan.run_dir / "endpoints.json", content)
+
+    def _write_targets(self) -> None:
+        """The same for Prometheus (`file_sd_configs`): every metrics port, by the service's name."""
+        content = [
+            {
+                "targets": [f"127.0.0.1:{endpoint.metrics_port}"],
+                "labels": {"run": self._plan.settings.run, "instance": name},
+            }
+            for name, endpoint in sorted(self._endpoints.items())
+        ]
+        _replace(self._plan.run_dir / "targets.json", content)
+
+    def _note_redis(self) -> None:
+        if self._plan.settings.broker.redis:
+            return  # examined before the start
+        for line in ask(self._sockets / "redis.sock", b"INFO server").splitlines():
+            if line.startswith(b"redis_version:"):
+                version = line.partition(b":")[2].decode().strip()
+                self.redis_facts = replace(self.redis_facts, version=version)
+
+    def _with_server_pid(self, account: Account) -> Account:
+        endpoint = self._endpoints.get(account.name)
+        if endpoint is None or endpoint.server_pid is None:
+            return account
+        return replace(account, pid=endpoint.server_pid)
+
+
+def _replace(file: Path, content: object) -> None:
+    """Write JSON so that a reader finds the old file or the new one, never a part."""
+    temporary = file.with_name(f"{file.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.replace(file)
+
+
+def _serve_metrics(health: Health, section: MetricsSection) -> int:
+    """Port of the launcher's own metrics."""
+    try:
+        return serve_http(health, section.host, section.port)[1]
+    except AddressInUse as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _own_account(fork_server: ForkServer) -> Account:
+    """Return what this process has used, its fork server with it."""
+    times = os.times()
+    return Account(
+        name="launcher",
+        role="launcher",
+        pid=os.getpid(),
+        restarts=0,
+        cpu_seconds=times.user + times.system + fork_server.cpu_seconds,
+        memory=together([of_process(os.getpid()), fork_server.memory]),
+    )

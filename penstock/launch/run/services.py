@@ -1,0 +1,141 @@
+"""Which services a run has, with the command lines that anybody could type."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from penstock.config.flags import words
+from penstock.config.local_places import places_of
+from penstock.config.settings import ENVIRONMENT_PREFIX, Settings
+from penstock.config.workload import Services, find, load
+from penstock.launch.run.child_process import CleanExit, DrainStage, ServiceSpec, penstock
+from penstock.launch.run.plan import Plan
+from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.registry.weight_files import registry_url
+
+_MAX_SOCKET_FOLDER: Final = 80
+_FOLDER_PREFIX: Final = "penstock-"
+_OWNER_FILE: Final = "launcher.pid"
+
+
+def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
+    """The services of a run, in the order in which a fragment needs them."""
+    own_redis = not plan.settings.broker.redis
+    redis_url = plan.settings.broker.redis or f"unix://{sockets / 'redis.sock'}"
+    broker = f"unix:{sockets / 'broker.sock'}"
+    config = ("--config", str(plan.service_config))
+    redis = ("--socket", str(sockets / "redis.sock"), "--dir", str(plan.run_dir / "redis"), *config)
+    learner = ("learner", "--redis", redis_url, "--run-dir", str(plan.run_dir), *config)
+    registry = (
+        "--set",
+        f"registry.url={registry_url(plan.run_dir, plan.settings.registry.url)}",
+    )
+    resumption = plan.resumption
+    beside = _beside(plan, sockets)
+    acting = (*config, *_placing({**places_of(plan.settings), **beside.places}))
+    actors = [
+        _actor(f"actor-{index}", "rollout", broker, acting) for index in range(plan.settings.actor.count)
+    ]
+    return [
+        *([_redis(*redis)] if own_redis else []),
+        ServiceSpec(
+            name="broker",
+            role="broker",
+            command=penstock("broker", "--redis", redis_url, "--listen", broker, *config, *registry),
+            stage=DrainStage.BROKER,
+        ),
+        ServiceSpec(
+            name="learner",
+            role="learner",
+            command=penstock(*learner, *words(resumption, over=ResumeOptions())),
+            on_restart=words(resumption.after_a_crash(), over=resumption),
+            clean_exit=CleanExit.DONE,
+            stage=DrainStage.LEARNER,
+        ),
+        *[_own(name, command, config) for name, command in beside.commands.items()],
+        *actors,
+        *([_server(plan, broker, config)] if plan.settings.serving.listen else []),
+        *([_actor("evaluator", "evaluation", broker, acting)] if plan.settings.evaluation.episodes else []),
+    ]
+
+
+def _beside(plan: Plan, sockets: Path) -> Services:
+    """The processes of the run's workload."""
+    workload = find(plan.settings.workload)
+    return load(workload.services)(plan.settings, sockets) if workload.services else Services()
+
+
+def _placing(places: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what actors of this machine are told of it.
+
+    As JSON: a text that looks like a number stays a text.
+    """
+    said = [("--set", f"actor.places.{key}={json.dumps(place)}") for key, place in places.items()]
+    return tuple(word for pair in said for word in pair)
+
+
+def _redis(*arguments: str) -> ServiceSpec:
+    return ServiceSpec(
+        name="redis", role="redis", command=penstock("redis", *arguments), stage=DrainStage.REDIS
+    )
+
+
+def _own(name: str, command: tuple[str, ...], config: tuple[str, ...]) -> ServiceSpec:
+    return ServiceSpec(name=name, role=name, command=penstock(*command, *config), clean_exit=CleanExit.DIED)
+
+
+def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> ServiceSpec:
+    command = penstock("actor", "--broker", broker, "--actor-id", name, "--role", role, *config)
+    return ServiceSpec(
+        name=name,
+        role="actor" if role == "rollout" else "evaluator",
+        command=command,
+        clean_exit=CleanExit.STOPPED,
+        stage=DrainStage.ACTING,
+    )
+
+
+def _server(plan: Plan, broker: str, config: tuple[str, ...]) -> ServiceSpec:
+    # What the run names has been named, or trusted, where it was planned.
+    where = ("--run", str(plan.run_dir), "--trust", "--listen", plan.settings.serving.listen)
+    command = penstock("serve", "--broker", broker, "--actor-id", "server", *where, *config)
+    return ServiceSpec(name="server", role="server", command=command, clean_exit=CleanExit.STOPPED)
+
+
+def service_environment(settings: Settings) -> dict[str, str]:
+    """Return what the services read from their environment.
+
+    It stands over the run's file, which cannot hold it for them.
+
+    Each has its metrics on a free port of loopback, since all share this machine and the launcher looks at
+    their health; the port of the configuration is the launcher's own. No file holds the password.
+    """
+    values = {"METRICS__HOST": "127.0.0.1", "METRICS__PORT": "0"}
+    password = settings.security.redis_password
+    if password is not None:
+        values["SECURITY__REDIS_PASSWORD"] = json.dumps(password.get_secret_value(), ensure_ascii=False)
+    return {ENVIRONMENT_PREFIX + name: value for name, value in values.items()}
+
+
+def _is_abandoned(file: Path) -> bool:
+    """Return whether a folder of ours has an owner that is dead."""
+    try:
+        return file.stat().st_uid == os.getuid() and not Path(f"/proc/{file.read_text()}").exists()
+    except FileNotFoundError:
+        return False  # another launcher was quicker
+
+
+def private_folder() -> Path:
+    """A new folder, mode 0700, with a path short enough for unix sockets; those of dead launchers go."""
+    base = Path(tempfile.gettempdir())
+    base = base if len(str(base)) < _MAX_SOCKET_FOLDER else Path("/tmp")  # noqa: S108 - mkdtemp is private
+    for file in base.glob(f"{_FOLDER_PREFIX}*/{_OWNER_FILE}"):
+        if _is_abandoned(file):
+            shutil.rmtree(file.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base))
+    (folder / _OWNER_FILE).write_text(str(os.getpid()))
+    return folder

@@ -1,0 +1,271 @@
+"""The summary of a run: `summary.json` and what is printed at the end.
+
+What was learnt comes from the learner's `learner.json` (its final account, after the last commit);
+processes, Redis and wall time are the launcher's.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.launch.inspection.quantities import size
+from penstock.launch.inspection.returns import shown
+from penstock.launch.run.disk import sizes
+from penstock.launch.run.memory import together
+from penstock.launch.run.plan import Plan
+from penstock.launch.run.supervised_service import Account
+
+SUMMARY_FILE: Final = "summary.json"
+_LEARNT: Final = (
+    "ending",
+    "restored_from",
+    "mean_return",
+    "evaluation",
+    "env_steps",
+    "updates",
+    "policy_version",
+    "training_seconds",
+    "solved_at",
+    "env_steps_per_second",
+    "staleness",
+    "ledger",
+    "recording",
+)
+
+
+_ENDINGS: Final = {
+    "target": "the target was reached",
+    "steps": "all steps are done",
+    "updates": "all updates are done",
+    "rejected": "the algorithm's own validation rejected what was learned",
+    "no_improvement": "evaluations brought no improvement any more (evaluation.patience)",
+    "stopped": "an operator stopped it",
+    "recording": "the recording is at its end",
+    "drained": "it was asked to end",
+    "stalled": "no update was made any more",
+    "episodes": "all episodes are done",
+    "seconds": "its time is over",
+}
+"""Of the learner's account, in words."""
+_BASE_VERDICTS: Final = {
+    "better": "better than the base",
+    "worse": "worse than the base",
+    "chance": "cannot be told from chance",
+}
+"""Of an evaluation beside the policy that training began with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisFacts:
+    """Which server the run used."""
+
+    version: str
+    durability: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the launcher saw the run end. `cause`: why it failed, "" when it did not.
+
+    preparation_seconds: of wall_seconds, before the processes started. device_memory: most bytes of GPUs in
+    use beyond those before the run, None without a GPU.
+    """
+
+    wall_seconds: float
+    preparation_seconds: float = 0.0
+    device_memory: int | None = None
+    interrupted: bool
+    cause: str
+    accounts: Sequence[Account]
+    redis: RedisFacts
+
+
+def make_summary(plan: Plan, ending: Ending, learnt: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary as JSON values. learnt: the learner's account; what it did not get to say is null."""
+    summary = {
+        "run": plan.settings.run,
+        "workload": plan.settings.workload,
+        "environment": plan.settings.environment.id,
+        "seed": plan.settings.seed,
+        "solved": bool(learnt.get("solved", False)),
+        "target_return": plan.target,
+        **{key: learnt.get(key) for key in _LEARNT},
+        "wall_seconds": round(ending.wall_seconds, 3),
+        "preparation_seconds": round(ending.preparation_seconds, 3),
+        "peak_memory_bytes": together(account.memory for account in ending.accounts).peak,
+        "device_memory_bytes": ending.device_memory,
+        "interrupted": ending.interrupted,
+        "processes": [_process(account) for account in ending.accounts],
+        "redis": asdict(ending.redis),
+    }
+    found = {key: value for key, value in (learnt.get("findings") or {}).items() if key not in summary}
+    return summary | found | ({"failure": ending.cause} if ending.cause else {})
+
+
+def concluded(run_dir: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary with the bytes that the finished folder takes."""
+    return {**summary, "disk_bytes": sum(sizes(run_dir).values())}
+
+
+def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    """Replace `summary.json` in one step."""
+    temporary = run_dir / f"{SUMMARY_FILE}.tmp"
+    temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    temporary.replace(run_dir / SUMMARY_FILE)
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """Return the summary for people: what is not known has no line."""
+    evaluation, ledger = summary["evaluation"], summary["ledger"]
+    lines = [
+        f"{summary['environment']}: {_verdict(summary)}",
+        f"  run          {summary['run']} (seed {summary['seed']})",
+        f"  ended        {_ending(summary)}",
+        *_progress_lines(summary),
+    ]
+    if evaluation:
+        lines.append(
+            f"  evaluation   {shown(mean := evaluation.get('mean'))} ± {shown(evaluation.get('std'), mean)} "
+            f"over {evaluation.get('episodes')} episodes of version "
+            f"{evaluation.get('version')}{_ways(evaluation)}"
+        )
+        lines += _base(evaluation.get("base"))
+    if summary["staleness"]:
+        parts = ", ".join(f"{key} {_decimal(value)}" for key, value in summary["staleness"].items())
+        lines.append(f"  staleness    {parts} updates")
+    if ledger:
+        lines.append(f"  ledger       {_ledger(ledger)}")
+    if summary["recording"]:
+        lines.append(f"  recording    {_recording(summary['recording'])}")
+    lines += [f"  found        {remark}" for remark in summary.get("remarks", [])]
+    lines.append("  CPU seconds  " + ", ".join(map(_process_text, summary["processes"])))
+    lines.append(f"  memory       {_memory(summary)}")
+    lines.append(f"  redis        {summary['redis']['version']}, durability {summary['redis']['durability']}")
+    return lines
+
+
+def _progress_lines(summary: dict[str, Any]) -> list[str]:
+    """Return how long it took and how far it came."""
+    wall = f"{_seconds(summary['wall_seconds'])} in all"
+    if summary["updates"] is None:
+        return [f"  time         {wall}"]
+    return [
+        (
+            f"  steps        {_count(summary['env_steps'])} ({_count(summary['env_steps_per_second'])} per "
+            "second)"
+        ),
+        f"  time         {_seconds(summary['training_seconds'])} of training, {wall}",
+        *_solved_at(summary["solved_at"]),
+        f"  updates      {_count(summary['updates'])}, policy version {_count(summary['policy_version'])}",
+        f"  return       {shown(summary['mean_return'])} over the last 100 training episodes",
+    ]
+
+
+def _solved_at(moment: dict[str, Any] | None) -> list[str]:
+    """When the version that reached the target was made."""
+    if moment is None:
+        return []
+    when = f"{_seconds(moment['seconds'])} of training and {_count(moment['env_steps'])} steps"
+    return [f"  solved after {when}, by version {moment['version']}"]
+
+
+def _memory(summary: dict[str, Any]) -> str:
+    device, disk = summary["device_memory_bytes"], summary.get("disk_bytes")
+    return (
+        f"{size(summary['peak_memory_bytes'])} at most"
+        + ("" if device is None else f", {size(device)} of GPU memory")
+        + ("" if disk is None else f", {size(disk)} on disk")
+    )
+
+
+def _process(account: Account) -> dict[str, Any]:
+    return {
+        "role": account.role,
+        "pid": account.pid,
+        "restarts": account.restarts,
+        "cpu_seconds": round(account.cpu_seconds, 3),
+        "peak_memory_bytes": account.memory.peak,
+    }
+
+
+def _process_text(process: dict[str, Any]) -> str:
+    again = f" (restarts: {process['restarts']})" if process["restarts"] else ""
+    return f"{process['role']} {process['cpu_seconds']:.1f}{again}"
+
+
+def _verdict(summary: dict[str, Any]) -> str:
+    if "failure" in summary:
+        return "failed"
+    if summary["solved"]:
+        return "solved"
+    return "interrupted" if summary["interrupted"] else "not solved"
+
+
+def _recording(recording: dict[str, Any]) -> str:
+    return (
+        f"{recording['batches_taken']:,} batches from {recording['fragments']:,} fragments in "
+        f"{recording['folder']}; no actor sent any, so the ledger is empty"
+    )
+
+
+def _ending(summary: dict[str, Any]) -> str:
+    ending = summary["ending"]
+    if ending is None:
+        why = "before the learner could say why"
+    else:
+        why = _ENDINGS.get(ending, f"the algorithm's own validation says {ending}")
+    restored = summary["restored_from"]
+    return why if restored is None else f"{why}; version {restored}, the best, was published again"
+
+
+def _ways(evaluation: dict[str, Any]) -> str:
+    """Both ways to play, where both were."""
+    means = {name: evaluation[name]["mean"] for name in ("deterministic", "sampled") if evaluation.get(name)}
+    return (
+        f" ({', '.join(f'{name} {shown(mean)}' for name, mean in means.items())})" if len(means) > 1 else ""
+    )
+
+
+def _base(base: dict[str, Any] | None) -> list[str]:
+    """The policy that training began with, on the same episodes, and whether the version beats it."""
+    if base is None:
+        return []
+    mean = base["mean"]
+    beside = f"before any training, on the same {base['episodes']} episodes"
+    interval = ""
+    if base["low"] is not None:
+        interval = f" (95% interval {_signed(base['low'], mean)} to {_signed(base['high'], mean)})"
+    return [
+        f"  base         {shown(mean)} ± {shown(base['std'], mean)} {beside}",
+        f"  difference   {_signed(base['difference'], mean)}{interval}: {_BASE_VERDICTS[base['verdict']]}",
+        f"  length       {base['version_length']:.1f} steps, of the base {base['length']:.1f}",
+    ]
+
+
+def _signed(difference: float, like: float) -> str:
+    return ("+" if difference > 0 else "") + shown(difference, like)
+
+
+def _ledger(ledger: dict[str, Any]) -> str:
+    dropped = ledger["dropped"]
+    reasons = " (" + ", ".join(f"{key} {value}" for key, value in dropped.items() if value) + ")"
+    total = sum(dropped.values())
+    state = "balanced" if ledger["balanced"] else "NOT BALANCED"
+    return (
+        f"{state}: {ledger['acked']:,} acked = {ledger['trained']:,} trained + {total:,} dropped"
+        f"{reasons if total else ''} + {ledger['resident']:,} resident"
+    )
+
+
+def _count(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _decimal(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"

@@ -1,0 +1,167 @@
+"""Serves the page: in the foreground for `penstock ui`, beside the supervisor for `penstock train --ui`.
+
+Plain HTTP, so it binds to loopback unless `--insecure` is given. In the foreground it lets in one browser, by
+the secret in the address that it prints. Beside a run it lives in a thread of the launcher that the run does
+not wait for: a failure of the page does not affect the run.
+"""
+
+import getpass
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from penstock.config.extras import how_to_install
+from penstock.config.settings import ConfigurationError
+from penstock.gateway.personal.admission import PARAMETER, Admission
+from penstock.launch.ui.catalogue import Catalogue, is_run
+from penstock.rpc.address import check_address, is_local
+from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
+from penstock.runtime.lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from penstock.gateway.personal.shown_runs import Actions
+
+BESIDE_A_RUN: Final = "127.0.0.1:0"
+_STOP_S: Final = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Page:
+    """The page of a folder of runs, on a socket that is bound when this is made.
+
+    admission: who is let in. state: folder of what is started here; None: everything is only looked at.
+
+    Raises ConfigurationError for an address that is taken, or beyond loopback without `insecure`, and where
+    the extra `ui` is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        address: str,
+        *,
+        insecure: bool,
+        admission: Admission | None = None,
+        state: Path | None = None,
+    ) -> None:
+        try:
+            import uvicorn
+
+            from penstock.gateway.frame.doors import Doors
+            from penstock.gateway.http_server import EndingServer
+            from penstock.gateway.personal.personal_application import make_app
+        except ImportError as error:
+            raise ConfigurationError(f"no page without its extra: {error}; {how_to_install('ui')}") from error
+        _check(address, insecure=insecure)
+        self._socket = _bind(address)
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        runs = Catalogue(folder)
+        app = make_app(
+            runs,
+            doors=Doors(any_host=not is_local(address), large=frozenset()),
+            admission=admission,
+            actions=None if state is None else _actions(runs, folder, state),
+        )
+        # The launcher's own logging stays as it is: lines of a web server are no lines of a run.
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            http="h11",
+        )
+        self._server = EndingServer(config)
+        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Serve from a thread."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(_STOP_S)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except Exception:
+            log.exception("the page has ended")
+
+
+def main(folder: Path, address: str, *, insecure: bool) -> int:
+    """Run `penstock ui`: serve until asked to end; returns the exit code.
+
+    Args:
+        folder: holds runs, or is one.
+        address: HOST:PORT at which to listen.
+        insecure: permit an address beyond loopback.
+
+    Raises:
+        ConfigurationError: as `Page` does.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(f"{folder}: no such folder; name the one that holds runs, as `runs`")
+    lifecycle = Lifecycle("ui")
+    lifecycle.install()
+    admission = Admission()
+    state = state_folder() if is_local(address) and os.access(folder, os.W_OK) else None
+    with Page(folder, address, insecure=insecure, admission=admission, state=state) as page:
+        sys.stdout.write(f"{page.url}?{PARAMETER}={admission.secret}\n")
+        sys.stdout.flush()
+        lifecycle.draining.wait()
+    return EXIT_INTERRUPTED if lifecycle.interrupted else EXIT_OK
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of what the page keeps, as XDG says; a relative one is left out, as there."""
+    said = Path(environ.get("XDG_STATE_HOME", ""))
+    return (said if said.is_absolute() else Path.home() / ".local" / "state") / "penstock" / "ui"
+
+
+def _actions(runs: Catalogue, folder: Path, state: Path) -> "Actions":
+    from penstock.gateway.personal.shown_runs import Actions
+    from penstock.launch.gateway.run_steering import RunSteering
+    from penstock.launch.ui.run_starter import RunStarter
+
+    starter = RunStarter(folder.resolve(), state, is_run)
+    return Actions(starter=starter, steering=RunSteering(runs.folder_of), by=getpass.getuser())
+
+
+def _check(address: str, *, insecure: bool) -> None:
+    try:
+        check_address(address)
+    except ValueError as error:
+        raise ConfigurationError(f"--listen {address}: write HOST:PORT") from error
+    if address.startswith("unix:"):
+        raise ConfigurationError(f"--listen {address}: a browser needs HOST:PORT")
+    if not insecure and not is_local(address):
+        raise ConfigurationError(
+            f"--listen {address}: beyond loopback anybody could read the page, it has no authentication; "
+            "forward a port (ssh -L), or say --insecure"
+        )
+
+
+def _bind(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, int(port)), family=family)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--listen {address}: {error.strerror}; choose another port, or 0"
+        ) from error

@@ -1,0 +1,63 @@
+"""Fragment: T steps of N slots as one unit of transport, storage and accounting.
+
+`build` packs arrays, `check` holds a fragment against the run's schema, `arrays` gives zero-copy views. The
+broker reads header and table and of the payload no more than `check_content` says. The parts lie beside this
+file: `header`, `header_codec`, `payload`, `conformance`; `append` has fragments as they cross the wire.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from penstock.protocol import conformance
+from penstock.protocol.header import FragmentHeader, Kind, Slot, TensorEntry, WeightSpan
+from penstock.protocol.header_codec import header_bytes, header_from_proto, header_to_proto, parse_header
+from penstock.protocol.payload import pack, read_payload
+from penstock.protocol.schema import FragmentSchema
+from penstock.protocol.tensor import Array
+
+__all__ = [
+    "Fragment",
+    "FragmentHeader",
+    "Kind",
+    "Slot",
+    "TensorEntry",
+    "WeightSpan",
+    "build",
+    "check",
+    "header_bytes",
+    "header_from_proto",
+    "header_to_proto",
+    "parse_header",
+    "read_payload",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Header and payload."""
+
+    header: FragmentHeader
+    payload: bytes | memoryview
+
+    def arrays(self) -> dict[str, Array]:
+        """Return every tensor by name, in the shape and dtype of the table.
+
+        They are read-only views of the payload, decoded copies where compressed. Raises ValueError when the
+        payload does not hold what the table describes.
+        """
+        return read_payload(self.header, self.payload)
+
+
+def build(header: FragmentHeader, tensors: Mapping[str, Array], compress: Collection[str] = ()) -> Fragment:
+    """Pack arrays behind one another; names in `compress` are stored as lz4 frames.
+
+    header: with any `tensors`; they are replaced by the table of what is packed. tensors: by name, in the
+    shape and dtype that the table will say.
+    """
+    entries, payload = pack(tensors, compress)
+    return Fragment(replace(header, tensors=entries), payload)
+
+
+def check(fragment: Fragment, schema: FragmentSchema, run: str) -> None:
+    """Raise ValueError that names field, value and remedy unless the fragment follows the schema."""
+    conformance.check(fragment.header, fragment.payload, schema, run)

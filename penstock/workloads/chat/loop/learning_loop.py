@@ -1,0 +1,364 @@
+"""The loop, one step after the other, until it is asked to end.
+
+    waiting   so many new labels that count; the newest of them is noted
+    ratings   believed.jsonl and prompts.jsonl of the round
+    reward    `penstock reward train`; a model that tells no better than chance ends the round
+    training  `penstock train`, from the version that answers; its last version is registered
+    trial     it is the canary; servers withdraw one that is worse, and the loop promotes one that is better
+
+Each step begins by looking at what is there of it, so that a step which is taken up again does what is left.
+What people wrote lies in the folder of a round as long as the round lasts, and no longer.
+"""
+
+import contextlib
+import fcntl
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.run_folder import make_private
+from penstock.registry.canary_trial import Verdict
+from penstock.registry.records import PolicyVersion, Status
+from penstock.registry.registry import Registry
+from penstock.registry.registry_errors import NotAllowed, RegistryError
+from penstock.registry.weight_files import replace_file
+from penstock.runtime.exit import Fatal
+from penstock.workloads.chat.loop import labels, loop_state
+from penstock.workloads.chat.loop.ensemble import with_members
+from penstock.workloads.chat.loop.loop_order import LoopOrder
+from penstock.workloads.chat.loop.loop_state import Abandonment, LoopState, Outcome, Step
+from penstock.workloads.chat.loop.round_files import (
+    BEGIN,
+    BELIEVED,
+    CARD,
+    JUDGE,
+    PROMPTS,
+    RECIPE,
+    RUN,
+    facts_of,
+    forget_texts,
+    has_checkpoint,
+    is_done,
+    name_of,
+    rated_heads,
+    told_apart,
+)
+from penstock.workloads.chat.loop.round_recipe import recipe_of
+from penstock.workloads.chat.loop.served_judge import ServedJudge, keep_judge
+from penstock.workloads.chat.loop.served_run import ServedRun, serving_version
+from penstock.workloads.chat.loop.step_process import StepFailed, StepInterrupted, run_step
+from penstock.workloads.chat.loop.weighing import read_weighed
+
+log = logging.getLogger(__name__)
+
+BY: Final = "loop"
+LOOK_S: Final = 1.0
+WAITS_S: Final = (60.0, 600.0)
+"""Between the tries of a step that fails; after the last one the loop waits for somebody."""
+_UNPROVED: Final = "nothing was proved"
+
+
+class LearningLoop:
+    """The loop of a run. One process at a time has it.
+
+    draining: set when the loop is to end. once: end after one round. waits_s: between the tries of a step.
+    """
+
+    def __init__(
+        self,
+        run: ServedRun,
+        order: LoopOrder,
+        draining: threading.Event,
+        *,
+        once: bool = False,
+        waits_s: Sequence[float] = WAITS_S,
+    ) -> None:
+        self._waits_s = waits_s
+        self._run, self._order, self._draining, self._once = run, order, draining, once
+        self._folder = loop_state.folder_of(run.folder)
+        self._state = LoopState()
+        self._new: labels.NewRatings | None = None
+        """Ratings behind the last round, or, while a canary is on trial, since that began."""
+        self._seen = 0
+        """How many of them there were when they were last looked through."""
+
+    def go(self) -> None:
+        """Go on until `draining` is set, or a round is over where it is to be one.
+
+        Raises ConfigurationError for a folder that another loop holds, and Fatal for a step that failed where
+        it is to be one round.
+        """
+        with (
+            self._held(),
+            Registry.open(self._run.url, migrate=True) as registry,
+            ServedJudge(self._folder) as judge,
+        ):
+            self._state = replace(loop_state.read_state(self._folder), order=self._order.shown())
+            if self._state.step is Step.WAITING:
+                self._state = replace(self._state, labels=0)  # they are counted anew
+                forget_texts(self._round)  # of a loop that was killed as it did so
+            loop_state.write_state(self._folder, self._state)
+            ended = len(self._state.past)
+            while not self._draining.is_set():
+                judge.look()
+                if not self._advanced(registry):
+                    self._draining.wait(LOOK_S)
+                if self._once and len(self._state.past) > ended:
+                    return
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        make_private(self._folder)
+        with (self._folder / "lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigurationError(
+                    f"{self._folder}: another loop has this run in hand; stop it first"
+                ) from None
+            yield
+
+    def _advanced(self, registry: Registry) -> bool:
+        """Do what is to be done now; returns False where there is nothing but to wait."""
+        asked = loop_state.read_abandonment(self._folder)
+        if asked is None and loop_state.read_pause(self._folder) is not None:
+            return False
+        steps: Mapping[Step, Callable[[Registry], bool]] = {
+            Step.WAITING: self._await_labels,
+            Step.RATINGS: self._leave_out,
+            Step.REWARD: self._train_reward,
+            Step.TRAINING: self._train_policy,
+            Step.TRIAL: self._try_canary,
+        }
+        try:
+            if asked is not None:
+                return self._abandon(registry, asked)
+            if self._state.failure:
+                self._try_again(registry)
+            return steps[self._state.step](registry)
+        except StepInterrupted:
+            return False
+        except (StepFailed, ConfigurationError, OSError) as error:
+            self._to(failure=str(error), tries=self._state.tries + 1)
+            if self._once:
+                raise Fatal(str(error)) from error
+            self._await_next_try(str(error))
+        except RegistryError as error:
+            self._note(f"the registry: {error}")
+        return False
+
+    def _await_next_try(self, why: str) -> None:
+        """Wait before the step is tried again, longer each time; after the last try somebody decides."""
+        step, tries = self._state.step, self._state.tries
+        log.warning("a step failed", extra={"step": step.value, "why": why, "tries": tries})
+        wait_s = self._waits_s[tries - 1] if tries <= len(self._waits_s) else None
+        until_s = None if wait_s is None else time.time() + wait_s
+        loop_state.pause(self._folder, f"{step} failed: {why}"[:1000], BY, until_s)
+
+    def _try_again(self, registry: Registry) -> None:
+        """It is time to try a step that failed again, or somebody has let it go on.
+
+        A reward model has what was said since, too: of too few ratings none is trained however often it is
+        tried, and the round would last for ever.
+        """
+        if self._state.tries > len(self._waits_s):
+            self._to(tries=0)
+        if self._state.step is not Step.REWARD:
+            self._to(failure="")
+            return
+        new = labels.NewRatings(self._run.policy, self._state.through)
+        new.look(registry)
+        self._to(failure="", step=Step.RATINGS, through=new.newest)
+
+    def _abandon(self, registry: Registry, asked: Abandonment) -> bool:
+        """Give up the round that somebody named; another one, or one that is over, is let be."""
+        if asked.number == self._state.number and self._state.step is not Step.WAITING:
+            if self._state.version is not None:
+                self._withdraw(registry, self._state.version, asked)
+            pause = loop_state.read_pause(self._folder)
+            if pause is not None and pause.by == BY:
+                loop_state.resume(self._folder)  # what it waited for is given up
+            self._end(Outcome.ABANDONED, f"by {asked.by}: {asked.reason}")
+        loop_state.forget_abandonment(self._folder)
+        return True
+
+    def _withdraw(self, registry: Registry, version: int, asked: Abandonment) -> None:
+        """Have nobody answered by the version of a round; one that was decided of already stays so."""
+        match registry.get(self._run.policy, version).status:
+            case Status.CANARY:
+                registry.rollback(self._run.policy, asked.reason, by=asked.by, version=version)
+            case Status.CANDIDATE:
+                registry.retire(self._run.policy, version, asked.reason, by=asked.by)
+            case _:
+                pass
+
+    # ------------------------------------------------------------ the steps
+
+    def _await_labels(self, registry: Registry) -> bool:
+        new, wanted = self._new_behind(self._state.taken), self._order.labels
+        count = new.look(registry)
+        if count > self._seen and self._state.labels + count - self._seen >= wanted:
+            kept = labels.believed(registry, self._run.policy, self._order.rules, new.newest)
+            self._seen = count
+            self._to(labels=labels.new_among(kept, self._state.taken))
+        if self._state.labels < wanted:
+            return False
+        if serving_version(registry, self._run.policy, by=BY) is None:
+            self._note(
+                "no version is registered: a run that serves registers the one that it begins with where "
+                "learner.keep_every_updates is set"
+            )
+            return False
+        self._to(number=self._state.number + 1, step=Step.RATINGS, through=new.newest, note="")
+        self._new = None
+        return True
+
+    def _leave_out(self, registry: Registry) -> bool:
+        rows = labels.believed(registry, self._run.policy, self._order.rules, self._state.through)
+        given = str(self._run.settings.environment.kwargs.get("prompts", ""))
+        labels.write_rows(self._round / PROMPTS, labels.replayed_prompts(rows, given))
+        labels.write_rows(self._round / BELIEVED, with_members(rows))
+        self._to(step=Step.REWARD, labels=labels.new_among(rows, self._state.taken))
+        return True
+
+    def _train_reward(self, registry: Registry) -> bool:
+        del registry
+        judge = self._round / JUDGE
+        if not (judge / CARD).exists():
+            words = ["reward", "train", BELIEVED, "--model", self._run.model, "--out", JUDGE, "--json"]
+            heads = self._order.heads or rated_heads(self._round / BELIEVED)
+            changed = read_weighed(self._folder).standing
+            run_step([*words, *self._order.reward_words(heads, changed)], self._round, self._is_over)
+        self._to(judge={"round": self._state.number, **facts_of(judge / CARD)})
+        auc, tells = told_apart(judge / CARD)
+        least = self._order.least_auc
+        if least and (tells is None or tells < least):
+            told = "nothing, for the ratings held out say all the same" if tells is None else f"{tells:.2f}"
+            self._end(Outcome.UNLEARNED, f"the reward model tells apart {told}; at least {least:g} is wanted")
+        else:
+            keep_judge(self._folder, judge)
+            self._to(step=Step.TRAINING, auc=auc, tries=0)
+        return True
+
+    def _train_policy(self, registry: Registry) -> bool:
+        if not (self._round / BEGIN).exists():
+            base = serving_version(registry, self._run.policy, by=BY)
+            if base is None:
+                raise StepFailed("no version answers people any more: promote one")
+            try:
+                blob = self._run.weights(base)
+            except ValueError as error:
+                raise StepFailed(str(error)) from error
+            self._to(base=base.version)
+            replace_file(self._round / BEGIN, blob)
+        run = self._round / RUN
+        if not is_done(run):
+            run_step(self._training(run), self._round, self._is_over)
+        made = self._made(registry)
+        if made is None:
+            raise StepFailed(f"{run}: the training registered no version; its logs say why")
+        new = labels.NewRatings(self._run.policy, self._state.through)
+        new.look(registry)
+        self._to(step=Step.TRIAL, version=made.version, trial_from=new.newest, tries=0)
+        return True
+
+    def _training(self, run: Path) -> list[str]:
+        said = ["--json", *(f"--set={one}" for one in self._order.train)]
+        if has_checkpoint(run):
+            return ["train", RUN, "--resume", *said]
+        shutil.rmtree(run, ignore_errors=True)  # it has learned nothing yet, or could not
+        replace_file(self._round / RECIPE, recipe_of(self._run, self._round, self._state.number).encode())
+        return ["train", RECIPE, "--run-dir", RUN, *said]
+
+    def _try_canary(self, registry: Registry) -> bool:
+        assert self._state.version is not None
+        version = registry.get(self._run.policy, self._state.version)
+        match version.status:
+            case Status.CANDIDATE:
+                return self._begin_trial(registry, version)
+            case Status.CANARY:
+                return self._judge(registry, version)
+            case Status.ACTIVE:
+                self._end(Outcome.PROMOTED, version.reason)
+            case Status.RETIRED if version.standby:
+                self._end(Outcome.PROMOTED, version.reason)  # and another one since
+            case Status.ROLLED_BACK | Status.RETIRED:
+                unproved = version.reason.startswith(_UNPROVED)
+                self._end(Outcome.UNPROVED if unproved else Outcome.WITHDRAWN, version.reason)
+        return True
+
+    def _begin_trial(self, registry: Registry, version: PolicyVersion) -> bool:
+        reason = f"round {self._state.number} of the loop: {self._state.labels} new labels"
+        try:
+            registry.promote(
+                self._run.policy,
+                version.version,
+                reason,
+                by=BY,
+                to=Status.CANARY,
+                canary_share=self._order.share,
+            )
+        except NotAllowed as error:
+            self._note(f"the canary of this round waits: {error}")
+            return False
+        self._note("")
+        return True
+
+    def _judge(self, registry: Registry, version: PolicyVersion) -> bool:
+        trial, state = registry.trial(self._run.policy)
+        if state is not None and state.verdict is Verdict.BETTER:
+            registry.promote(self._run.policy, version.version, state.explain(), by=BY)
+            return True
+        self._note("" if trial is not None else "nobody follows the active version, so nothing is compared")
+        since = self._new_behind(self._state.trial_from).look(registry)
+        if since < self._order.patience:
+            return False
+        reason = f"{_UNPROVED} after {since} further ratings" + (
+            "" if state is None else f": {state.explain()}"
+        )
+        registry.rollback(self._run.policy, reason[:1000], by=BY, version=version.version)
+        return True
+
+    # ------------------------------------------------------------ what they share
+
+    @property
+    def _round(self) -> Path:
+        return loop_state.round_folder(self._folder, self._state.number)
+
+    def _new_behind(self, after: int) -> labels.NewRatings:
+        if self._new is None:
+            self._new, self._seen = labels.NewRatings(self._run.policy, after), 0
+        return self._new
+
+    def _to(self, **changes: Any) -> None:
+        self._state = replace(self._state, **changes)
+        loop_state.write_state(self._folder, self._state)
+
+    def _note(self, text: str) -> None:
+        if text != self._state.note:
+            self._to(note=text)
+
+    def _end(self, outcome: Outcome, why: str) -> None:
+        self._state, self._new = self._state.ended(outcome, why), None
+        loop_state.write_state(self._folder, self._state)
+        forget_texts(self._round)
+        log.info("round over", extra={"round": self._state.number, "outcome": outcome.value, "why": why})
+
+    def _is_over(self, seconds: float) -> bool:
+        return (
+            self._draining.wait(seconds)
+            or loop_state.read_pause(self._folder) is not None
+            or loop_state.read_abandonment(self._folder) is not None
+        )
+
+    def _made(self, registry: Registry) -> PolicyVersion | None:
+        """Return the newest version that the training of this round has registered."""
+        name = name_of(self._round / RUN)
+        own = [one for one in registry.list(self._run.policy) if one.run == name]
+        return own[-1] if own else None

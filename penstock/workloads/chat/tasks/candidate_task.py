@@ -1,0 +1,83 @@
+"""`Candidates-v0`: which of eight responses to a prompt somebody likes."""
+
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.chat.candidates import CANDIDATES, PROMPTS, liked, questions
+from penstock.workloads.chat.people.population import population
+from penstock.workloads.chat.people.taste import CHANGED, USUAL, Taste
+
+TASTES: Final[dict[str, Taste]] = {"usual": USUAL, "changed": CHANGED}
+"""What people may like, by the name that a run says."""
+_REWARDS: Final = ("chance", "thumb")
+_PEOPLE: Final = 60
+
+Observation = NDArray[np.float32]
+
+
+class CandidateTask(gymnasium.Env[Observation, np.int64]):
+    """An episode is one prompt, and its one action chooses a response.
+
+    Observation: the six attributes of each candidate, float32 [48]. `info` has the `prompt`, and after the
+    step the `response`.
+
+    Args:
+        taste: what people like, `usual` or `changed`.
+        changes_after: episodes of this environment after which people have the other taste; 0: never.
+        reward: `chance`: how likely it is that somebody likes the response; or `thumb`: whether somebody, who
+            is drawn each time, does, 1 or 0.
+
+    Raises:
+        ConfigurationError: an argument that does not fit; it names the argument.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
+
+    def __init__(self, taste: str = "usual", reward: str = "chance", changes_after: int = 0) -> None:
+        if taste not in TASTES:
+            raise ConfigurationError(
+                f"environment.kwargs.taste={taste!r}: must be one of {', '.join(TASTES)}"
+            )
+        if reward not in _REWARDS:
+            raise ConfigurationError(
+                f"environment.kwargs.reward={reward!r}: must be one of {', '.join(_REWARDS)}"
+            )
+        if changes_after < 0:
+            raise ConfigurationError(f"environment.kwargs.changes_after={changes_after}: must be at least 0")
+        self._taste, self._changes_after, self._episodes = taste, changes_after, 0
+        self._draws = reward == "thumb"
+        self._like(TASTES[taste])
+        self._seen = np.array([one.features.reshape(-1) for one in questions()], np.float32)
+        self.observation_space = spaces.Box(0.0, 1.0, self._seen.shape[1:], np.float32)
+        self.action_space = spaces.Discrete(CANDIDATES)
+        self._asked = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin with another prompt."""
+        super().reset(seed=seed)
+        self._episodes += 1
+        if self._changes_after and self._episodes == self._changes_after + 1:
+            self._like(next(one for name, one in TASTES.items() if name != self._taste))
+        self._asked = int(self.np_random.integers(PROMPTS))
+        return self._seen[self._asked].copy(), {"prompt": questions()[self._asked].prompt}
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Choose a candidate, which ends the episode."""
+        question, chosen = questions()[self._asked], int(action)
+        response = question.candidates[chosen]
+        reward = float(self._liked[self._asked, chosen])
+        if self._draws:
+            somebody = self._people.somebody(self.np_random)
+            reward = float(self._people.thumb(self.np_random, somebody, question.prompt, response))
+        info = {"prompt": question.prompt, "response": response}
+        return self._seen[self._asked].copy(), reward, True, False, info
+
+    def _like(self, taste: Taste) -> None:
+        self._liked, self._people = liked(taste), population(_PEOPLE, seed=0, taste=taste)

@@ -1,0 +1,186 @@
+"""`Chat-v0`: a conversation, token by token, as an environment of Gymnasium."""
+
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.chat.people.chat_texts import WORDS, read_profile
+from penstock.workloads.chat.people.population import population
+from penstock.workloads.chat.people.users import ChatUser
+from penstock.workloads.chat.tasks.candidate_task import TASTES
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.reward.opening import open_source
+from penstock.workloads.language.reward.reward_source import RewardSource, Sample
+from penstock.workloads.language.tokenizer import Tokenizer, load_tokenizer
+
+REWARDS: Final = ("chance", "thumb")
+_PEOPLE: Final = 60
+
+Observation = NDArray[np.int64]
+
+
+class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
+    """An episode is a conversation with a simulated person; an action is one token of the answer.
+
+    An answer ends at the end token or after `turn_tokens` tokens. Then its reward comes, and the next message
+    of the person is in the observation; before that rewards are 0. After `turns` answers the episode has
+    terminated; it is truncated where the next message finds no room.
+
+    Observation: the token ids of the conversation so far, int64 [max_length], with the pad token behind them.
+    `info` has the `messages`, and after an answer its text as `response`.
+
+    Args:
+        model: folder or hub name of a model, whose tokenizer is used; none: one of the people's words.
+        tokenizer: of transformers, with a chat template, an end and a pad token; instead of the model's.
+        max_length: most tokens of a conversation.
+        turns: answers of an episode.
+        turn_tokens: most tokens of an answer.
+        taste: what people like, `usual` or `changed`.
+        reward: `chance`: how likely it is that somebody likes the answer; `thumb`: whether this person does;
+            or a source of rewards: a reward model's folder, `grpc://HOST:PORT`, `http(s)://…`,
+            `module:function`.
+        render_mode: `ansi`: `render` returns the conversation as text.
+
+    Raises:
+        ConfigurationError: an argument that does not fit; it names the argument.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - Gymnasium declares it so
+
+    def __init__(
+        self,
+        model: str | None = None,
+        tokenizer: Tokenizer = None,
+        max_length: int = 512,
+        *,
+        turns: int = 3,
+        turn_tokens: int = 12,
+        taste: str = "usual",
+        reward: str = "chance",
+        render_mode: str | None = None,
+    ) -> None:
+        for name, value in (("max_length", max_length), ("turns", turns), ("turn_tokens", turn_tokens)):
+            if value < 1:
+                raise ConfigurationError(f"environment.kwargs.{name}={value}: must be at least 1")
+        if taste not in TASTES:
+            raise ConfigurationError(
+                f"environment.kwargs.taste={taste!r}: must be one of {', '.join(TASTES)}"
+            )
+        self._tokenizer = tokenizer or _tokenizer_of(model)
+        self._encoder = _encoder_of(self._tokenizer)
+        self._max_length, self._turns, self._turn_tokens = max_length, turns, turn_tokens
+        self._taste = TASTES[taste]
+        self._people = population(_PEOPLE, seed=0, taste=self._taste)
+        self._reward, self._source = reward, _source_of(reward)
+        self.render_mode = render_mode
+        self.observation_space = spaces.Box(0, len(self._tokenizer) - 1, (max_length,), np.int64)
+        self.action_space = spaces.Discrete(len(self._tokenizer))
+        self._messages: list[Message] = []
+        self._ids: list[int] = []
+        self._answer: list[int] = []
+        self._user = ChatUser(self._people.people[0], self._people)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin a conversation with somebody."""
+        super().reset(seed=seed)
+        self._user = ChatUser(self._people.somebody(self.np_random), self._people)
+        self._messages = [Message("user", self._user.begins(self.np_random))]
+        self._ids, self._answer = self._encoder.begin(self._messages), []
+        if len(self._ids) >= self._max_length:
+            raise ConfigurationError(
+                f"environment.kwargs.max_length={self._max_length}: the first message has {len(self._ids)} "
+                "tokens, and an answer needs one more"
+            )
+        return self._observe(), self._info()
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """action: the next token of the answer."""
+        token = int(action)
+        self._ids.append(token)
+        self._answer.append(token)
+        is_end = token == self._tokenizer.eos_token_id
+        is_full = len(self._ids) == self._max_length
+        if not (is_end or is_full or len(self._answer) == self._turn_tokens):
+            return self._observe(), 0.0, False, False, self._info()
+        asked = tuple(self._messages)
+        words = self._answer[:-1] if is_end else self._answer
+        response = self._tokenizer.decode(words, skip_special_tokens=True).strip()
+        self._messages.append(Message("assistant", response))
+        self._answer = []
+        reward = self._value(asked, response)
+        terminated = sum(one.role == "assistant" for one in self._messages) == self._turns
+        truncated = not terminated and (is_full or not self._ask(asked, token))
+        return self._observe(), reward, terminated, truncated, {**self._info(), "response": response}
+
+    def render(self) -> str | None:
+        """Return the conversation, a line for each message, where the mode is `ansi`."""
+        if self.render_mode != "ansi":
+            return None
+        lines = [f"{one.role}: {one.content}" for one in self._messages]
+        if self._answer:
+            lines.append(f"assistant: {self._tokenizer.decode(self._answer, skip_special_tokens=True)} …")
+        return "\n".join(lines) + "\n"
+
+    def close(self) -> None:
+        """Let go of a source of rewards."""
+        if self._source is not None:
+            self._source.close()
+
+    def _ask(self, before: tuple[Message, ...], last: int) -> bool:
+        """Put the person's next message behind the answer; False where it finds no room."""
+        new = Message("user", self._user.goes_on(self.np_random, before[-1].content))
+        follow = self._encoder.follow(before, last, [new])
+        if len(self._ids) + len(follow) >= self._max_length:
+            return False
+        self._ids += follow
+        self._messages.append(new)
+        return True
+
+    def _value(self, asked: tuple[Message, ...], response: str) -> float:
+        if self._source is not None:
+            prompt = asked if len(asked) > 1 else asked[0].content
+            [value] = self._source.score([Sample(prompt=prompt, response=response)]).values
+            return 0.0 if value is None else value
+        message = asked[-1].content
+        if self._reward == "thumb":
+            return float(self._people.thumb(self.np_random, self._user.person, message, response))
+        features = np.array([read_profile(message, response)], np.float64)
+        return float(self._taste.thumb_chance(features)[0])
+
+    def _observe(self) -> Observation:
+        observation = np.full(self._max_length, self._tokenizer.pad_token_id, np.int64)
+        observation[: len(self._ids)] = self._ids
+        return observation
+
+    def _info(self) -> dict[str, Any]:
+        return {"messages": [{"role": one.role, "content": one.content} for one in self._messages]}
+
+
+def people_tokenizer() -> Tokenizer:
+    """Return a tokenizer of the simulated people's words, with a chat template."""
+    tokenizer = tiny_models.build_tokenizer(WORDS)
+    tokenizer.chat_template = tiny_models.CHAT_TEMPLATE
+    return tokenizer
+
+
+def _tokenizer_of(model: str | None) -> Tokenizer:
+    return people_tokenizer() if model is None else load_tokenizer(model)
+
+
+def _encoder_of(tokenizer: Tokenizer) -> ChatEncoder:
+    try:
+        return ChatEncoder(tokenizer)
+    except ValueError as error:
+        raise ConfigurationError(f"environment.kwargs.tokenizer: {error}") from error
+
+
+def _source_of(reward: str) -> RewardSource | None:
+    return None if reward in REWARDS else open_source(reward, is_local=True)

@@ -1,0 +1,17 @@
+"""Control: any Gymnasium environment with fixed-size observations and actions, one forward pass a step."""
+
+from penstock.config.workload import Workload
+
+WORKLOAD = Workload(
+    name="control",
+    default=True,
+    environment="penstock.workloads.control.environment:make",
+    spaces="penstock.workloads.control.environment:spaces",
+    policy="penstock.policy.build:build",
+    acting="penstock.policy.acting_build:build_acting",
+    defaults="penstock.workloads.control.defaults:for_environment",
+    target="penstock.workloads.control.environment:target",
+    model="penstock.workloads.plugin.learning:make_step_model",
+    generator="penstock.workloads.plugin.acting:make_step_generator",
+    runner="penstock.workloads.plugin.acting:make_step_runner",
+)

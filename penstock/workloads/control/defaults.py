@@ -1,0 +1,185 @@
+"""Settings that are known to learn, by environment and algorithm.
+
+They are the layer under file, environment and flags.
+"""
+
+from typing import Any, Final
+
+from penstock.config.settings import merge
+from penstock.workloads.control import policy_gradient_defaults, replay_defaults
+
+_GENERAL: Final = ""
+_ATARI: Final = "ALE"
+"""Namespace of Atari games, which have one family of settings."""
+
+_TASKS: Final[dict[str, dict[str, Any]]] = {
+    _GENERAL: {
+        "environment": {"count": 16},
+        "actor": {"count": 2, "unroll_length": 64},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 1_000_000},
+    },
+    _ATARI: {
+        "environment": {"count": 8},
+        "actor": {"count": 1, "unroll_length": 32},
+        "policy": {"activation": "relu", "hidden_sizes": [], "shared_trunk": True},
+        "learner": {"total_steps": 10_000_000},
+    },
+    # One actor makes more steps than PPO's learner can use, on however many cores. One fragment of each actor
+    # is a batch of PPO's here, since every fragment costs actor, broker and Redis the same whatever it holds.
+    "CartPole": {
+        "environment": {"count": 16},
+        "actor": {"count": 1, "unroll_length": 64},
+        "learner": {"total_steps": 150_000},
+    },
+    "Acrobot": {
+        "environment": {"count": 8},
+        "actor": {"unroll_length": 128},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 500_000},
+    },
+    "Pendulum": {
+        "environment": {"count": 8},
+        "actor": {"unroll_length": 64},
+        "learner": {"total_steps": 300_000, "target_return": -250.0},
+    },
+    "LunarLander": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 64},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 1_000_000},
+    },
+    "HalfCheetah": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 64},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
+    },
+    "Hopper": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 64},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
+    },
+    "BipedalWalker": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 128},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 5_000_000, "target_return": 200.0},
+    },
+    "Catch": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 32},
+        "policy": {"hidden_sizes": [], "shared_trunk": True},
+        "learner": {"total_steps": 200_000},
+    },
+    "Courier": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 32},
+        "policy": {"normalise_observations": True},
+        "learner": {"total_steps": 200_000},
+    },
+    "Recall": {
+        "environment": {"count": 16},
+        "actor": {"unroll_length": 32},
+        "policy": {"recurrent": "gru", "recurrent_size": 32, "hidden_sizes": [32], "shared_trunk": True},
+        "learner": {"total_steps": 300_000},
+    },
+    "Menu": {
+        "environment": {"count": 16, "mask_key": "action_mask"},
+        "actor": {"unroll_length": 32},
+        "learner": {"total_steps": 100_000},
+    },
+}
+
+_PPO: Final[dict[str, dict[str, Any]]] = {
+    _GENERAL: {
+        "batch_steps": 4096, "epochs": 6, "minibatches": 16, "learning_rate": 5e-4,
+        "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
+    _ATARI: {
+        "batch_steps": 1024, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+        "clip_range": 0.1, "entropy_coefficient": 0.01, "learning_rate": 2.5e-4,
+        "learning_rate_schedule": "linear",
+    },
+    "CartPole": {
+        "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.98, "gae_lambda": 0.8,
+        "learning_rate": 2e-3, "learning_rate_schedule": "linear",
+    },
+    "Acrobot": {
+        "batch_steps": 2048, "epochs": 4, "minibatches": 8, "discount": 0.99, "gae_lambda": 0.94,
+        "learning_rate": 1e-3, "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
+    "Pendulum": {
+        "batch_steps": 2048, "epochs": 10, "minibatches": 8, "discount": 0.9, "gae_lambda": 0.95,
+        "learning_rate": 1e-3, "scale_rewards": True,
+    },
+    "LunarLander": {
+        "batch_steps": 4096, "epochs": 6, "minibatches": 16, "discount": 0.999, "gae_lambda": 0.98,
+        "entropy_coefficient": 0.01, "learning_rate": 1e-3, "learning_rate_schedule": "linear",
+        "scale_rewards": True,
+    },
+    "HalfCheetah": {
+        "batch_steps": 4096, "epochs": 10, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
+        "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
+    "Hopper": {
+        "batch_steps": 2048, "epochs": 10, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
+        "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
+    "BipedalWalker": {
+        "batch_steps": 8192, "epochs": 10, "minibatches": 64, "discount": 0.99, "gae_lambda": 0.95,
+        "clip_range": 0.18, "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
+    },
+    "Catch": {
+        "batch_steps": 1024, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+        "entropy_coefficient": 0.01, "learning_rate": 5e-4, "learning_rate_schedule": "linear",
+    },
+    "Courier": {
+        "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+        "entropy_coefficient": 0.01, "learning_rate": 2e-3, "learning_rate_schedule": "linear",
+    },
+    "Recall": {
+        "batch_steps": 2048, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
+        "entropy_coefficient": 0.01, "learning_rate": 3e-3, "learning_rate_schedule": "linear",
+    },
+    "Menu": {
+        "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.9, "gae_lambda": 0.8,
+        "entropy_coefficient": 0.01, "learning_rate": 2e-3, "learning_rate_schedule": "linear",
+    },
+}  # fmt: skip
+
+_ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "ppo": {family: {"algorithm": section} for family, section in _PPO.items()},
+    "impala": policy_gradient_defaults.IMPALA,
+    "reinforce": policy_gradient_defaults.REINFORCE,
+    "random": {_GENERAL: {"evaluation": {"deterministic": False}}},  # the most likely action is not random
+}
+"""What lies over the task's settings."""
+_OF_ATARI: Final[dict[str, Any]] = {
+    "environment": {"atari": {}, "reward": [{"clip": [-1.0, 1.0]}]},
+    "policy": {"frame_stack": 4},
+}
+"""What every algorithm is shown of a game, and paid for it (Mnih et al. 2015)."""
+_LAYERS: Final = {"dqn": replay_defaults.DQN, "sac": replay_defaults.SAC}
+"""Algorithms that want other networks, fragments and numbers of actors, too."""
+
+
+def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
+    """Nested settings for any Gymnasium id and any algorithm.
+
+    Those of the id's family (`CartPole` of `CartPole-v1`, `ALE` of every Atari game), else general ones;
+    likewise what the algorithm lays over them.
+    """
+    name = environment_id.rpartition(":")[2]
+    if name.startswith(f"{_ATARI}/"):
+        return merge(_of_family(_ATARI, algorithm), _OF_ATARI)
+    return _of_family(name.rpartition("/")[2].partition("-v")[0], algorithm)
+
+
+def _of_family(family: str, algorithm: str) -> dict[str, Any]:
+    if algorithm in _LAYERS:
+        layers = _LAYERS[algorithm]
+        return layers.get(family, layers[replay_defaults.GENERAL])
+    known = _ALGORITHMS.get(algorithm, {})
+    return merge(_TASKS.get(family, _TASKS[_GENERAL]), known.get(family, known.get(_GENERAL, {})))

@@ -1,0 +1,174 @@
+"""Gymnasium environments as one vector of N: chosen vectoriser, autoreset mode, spaces, target.
+
+An environment with a vector entry point of its own steps faster and resets on the step after an end;
+`SyncVectorEnv` leaves resets to the stepper, so that no step is wasted. Anything that Gymnasium cannot make
+is a ConfigurationError that names the setting. EnvPool's environments are made in `envpool_vector`, Atari
+games in `atari`.
+"""
+
+import difflib
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from penstock.config.settings import ConfigurationError, EnvironmentSection
+from penstock.protocol.spaces import Dict, Space
+from penstock.workloads.control import atari, envpool_tasks, envpool_vector
+from penstock.workloads.control.spaces import to_space
+
+
+def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, Any, Any]:
+    """`count` environments as one; `seed` is not needed, `reset` takes seeds.
+
+    Raises ConfigurationError for an unknown id, arguments it does not take or a missing dependency.
+    """
+    del seed
+    _check_atari(section)
+    if section.vectorise == "envpool":
+        return envpool_vector.make(section, count)
+    spec = _specification(section)
+    kind = _vectoriser(section, spec)
+    if atari.is_atari(section.id):
+        return atari.make_with_ale(section, count, kind)
+    match kind:
+        case "vector":
+            return _make_vec(section, count, "vector_entry_point", {})
+        case "async":
+            # Subprocesses hand observations over by copy, one step late: next-step autoreset keeps the
+            # true last one. Never forked: the channel to the broker does not survive a fork.
+            options = {"context": "spawn", "autoreset_mode": AutoresetMode.NEXT_STEP}
+            return _make_vec(section, count, "async", options)
+        case _:
+            # Same-step autoreset hands over the last observation by reference and resets, and a reset may
+            # write into the same memory: the stepper copies first and resets then.
+            options = {"copy": False, "autoreset_mode": AutoresetMode.DISABLED}
+            return _make_vec(section, count, "sync", options)
+
+
+def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
+    """Observation and action space of one environment, from one made and closed.
+
+    The part that is its mask is left out.
+    """
+    observation, action = _single_spaces(section)
+    return (
+        _without(section.mask_key, to_space("observation_space", observation)),
+        to_space("action_space", action),
+    )
+
+
+def _single_spaces(section: EnvironmentSection) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    if section.vectorise == "envpool":
+        _check_atari(section)
+        return envpool_tasks.spaces(section)
+    single = section if section.vectorise != "async" else section.model_copy(update={"vectorise": "sync"})
+    environment = make(single, 1, 0)
+    try:
+        return environment.single_observation_space, environment.single_action_space
+    finally:
+        environment.close()
+
+
+def _without(mask_key: str, space: Space) -> Space:
+    if not mask_key or not isinstance(space, Dict):
+        return space
+    rest = tuple((key, part) for key, part in space.spaces if key != mask_key)
+    if not rest:
+        raise ConfigurationError(
+            f"environment.mask_key={mask_key!r}: the observation holds nothing else; the policy must see "
+            "something"
+        )
+    return Dict(rest)
+
+
+def target(section: EnvironmentSection) -> float | None:
+    """The reward threshold that the environment is registered with.
+
+    Asked before a run's processes start, so what they could not make is found out here.
+    """
+    if section.vectorise == "envpool" or atari.is_atari(section.id):
+        spaces(section)
+        registered = gymnasium.registry.get(section.id)
+        threshold = None if registered is None else registered.reward_threshold
+    else:
+        _check_atari(section)
+        threshold = _specification(section).reward_threshold
+    return None if threshold is None else float(threshold)
+
+
+def _check_atari(section: EnvironmentSection) -> None:
+    if section.atari is not None and not atari.is_atari(section.id):
+        raise ConfigurationError(
+            f"environment.atari: environment.id={section.id!r} is no Atari game; leave it out, or use an id "
+            f"{atari.PREFIX}…"
+        )
+
+
+def _specification(section: EnvironmentSection) -> EnvSpec:
+    module, _, name = section.id.rpartition(":")
+    if atari.is_atari(section.id):
+        atari.register(section.id)
+    try:
+        if module:
+            __import__(module)
+        return gymnasium.spec(name)
+    except ImportError as error:
+        raise ConfigurationError(f"environment.id={section.id!r}: {error}; install what it needs") from error
+    except gymnasium.error.Error as error:
+        raise ConfigurationError(_unknown(section.id, name, error)) from error
+
+
+def _unknown(full: str, name: str, error: Exception) -> str:
+    close = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(close)}?" if close else "write module:Id for one of your own"
+    return f"environment.id={full!r}: {str(error).rstrip('.')}; {hint}"
+
+
+def _vectoriser(section: EnvironmentSection, spec: EnvSpec) -> str:
+    if atari.is_atari(section.id):
+        if section.vectorise == "vector":
+            raise ConfigurationError(
+                f"environment.vectorise='vector': {section.id} is stepped by 'sync', 'async' or 'envpool'; "
+                "use one of them"
+            )
+        return "async" if section.vectorise == "async" else "sync"
+    has_vector = spec.vector_entry_point is not None and not spec.additional_wrappers
+    if section.vectorise == "vector" and not has_vector:
+        raise ConfigurationError(
+            f"environment.vectorise='vector': {section.id} has no vector entry point; use 'auto' or 'sync'"
+        )
+    if section.vectorise in ("sync", "async") and spec.entry_point is None:
+        raise ConfigurationError(
+            f"environment.vectorise={section.vectorise!r}: {section.id} has only a vector entry point; "
+            "use 'vector'"
+        )
+    if section.vectorise == "auto":
+        return "vector" if has_vector else "sync"
+    return section.vectorise
+
+
+class _ResetAlone(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Resets without options: Gymnasium passes `{}` where it resets some of many."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        return self.env.reset(seed=seed, options=options or None)
+
+
+def _make_vec(
+    section: EnvironmentSection, count: int, mode: str, options: dict[str, Any]
+) -> VectorEnv[Any, Any, Any]:
+    arguments: dict[str, Any] = dict(section.kwargs)
+    if section.max_episode_steps is not None:
+        arguments["max_episode_steps"] = section.max_episode_steps
+    if mode != "vector_entry_point":
+        arguments.setdefault("disable_env_checker", True)
+    if mode == "sync":
+        arguments["wrappers"] = [_ResetAlone]
+    try:
+        return gymnasium.make_vec(section.id, count, mode, vector_kwargs=options, **arguments)
+    except (TypeError, gymnasium.error.Error, ImportError) as error:
+        raise ConfigurationError(
+            f"environment.id={section.id!r} environment.kwargs={section.kwargs!r}: cannot be made: {error}"
+        ) from error

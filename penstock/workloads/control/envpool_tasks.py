@@ -1,0 +1,200 @@
+"""EnvPool's ids, what it is asked for, and the spaces of its environments, told before any is made.
+
+An id that Gymnasium has as well means the same environment, so spaces, limit and target are those of
+Gymnasium: a policy of the one can be read by the other. Whatever EnvPool cannot make is a ConfigurationError.
+"""
+
+import difflib
+import importlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces as gym_spaces
+
+from penstock.config.extras import how_to_install
+from penstock.config.settings import ConfigurationError, EnvironmentSection
+from penstock.workloads.control import atari
+
+_FIELD: Final = "environment.vectorise='envpool'"
+_MOST_STEPS: Final = 2**31 - 1
+"""Of an episode of EnvPool's, which counts in int32; as a limit it is none."""
+_OURS: Final = {
+    "max_episode_steps": "environment.max_episode_steps",
+    "num_envs": "environment.count",
+    "seed": "seed",
+    "env_seed": "seed",
+    "frame_stack": "policy.frame_stack",
+    "stack_num": "policy.frame_stack",
+    "reward_clip": "environment.reward",
+}
+"""Arguments of EnvPool's that another setting decides."""
+_CLOSED: Final = frozenset(
+    {"base_path", "batch_size", "env_type", "gym_reset_return_info", "max_num_players", "reward_threshold"}
+    | {"from_pixels", "render_mode", "render_env_id", "render_width", "render_height", "render_camera_id"}
+    | {"thread_affinity_offset", "xml_file"}
+)
+_MUJOCO: Final = "envpool.mujoco.gym"
+_ATARI: Final = "envpool.atari"
+
+
+def longest(section: EnvironmentSection) -> int | None:
+    """Return the steps after which an episode is cut, as Gymnasium does for an id of its own; None: never."""
+    if section.max_episode_steps is not None:
+        return section.max_episode_steps
+    if atari.is_atari(section.id):
+        return atari.LONGEST
+    registered = gymnasium.registry.get(section.id)
+    if registered is not None and registered.max_episode_steps is not None:
+        return registered.max_episode_steps
+    own = int(_made(section, task_of(section), {}).config.max_episode_steps)
+    return own if own < _MOST_STEPS else None
+
+
+def spaces(section: EnvironmentSection) -> tuple[gym_spaces.Space[Any], gym_spaces.Space[Any]]:
+    """Return observation and action space, Gymnasium's where it has the id.
+
+    Raises ConfigurationError for an id whose spaces in EnvPool are others, and as `options_of` does.
+    """
+    task = task_of(section)
+    specification, family = _made(section, task, options_of(section)), _family(task)
+    with without_warnings_of_bounds():
+        observation, action = specification.gymnasium_observation_space, specification.gymnasium_action_space
+    if family == _ATARI:
+        return atari.SCREEN, action
+    if family == _MUJOCO:
+        # Gymnasium's take float32, and are else the same; asking them would need MuJoCo's own package here.
+        return observation, gym_spaces.Box(action.low, action.high, action.shape, np.float32)
+    if section.id not in gymnasium.registry:
+        return _with_true_bounds(observation), action
+    known_observation, known_action = _of_gymnasium(section)
+    for name, here, known in (
+        ("observation_space", observation, known_observation),
+        ("action_space", action, known_action),
+    ):
+        if not _alike(here, known):
+            raise ConfigurationError(
+                f"{_FIELD}: {section.id} has {name}={here} in EnvPool and {known} in Gymnasium; use 'sync'"
+            )
+    return known_observation, known_action
+
+
+@contextmanager
+def without_warnings_of_bounds() -> Iterator[None]:
+    """EnvPool writes bounds of float32 as float64, and Gymnasium says so of every one that is made."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*Box .* precision lowered")
+        yield
+
+
+def module() -> Any:
+    """Return EnvPool; raises ConfigurationError where it is absent."""
+    try:
+        return importlib.import_module("envpool")
+    except (ImportError, OSError) as error:  # the latter without one of the packages of its assets
+        raise ConfigurationError(
+            f"{_FIELD}: needs envpool ({error}); {how_to_install('envpool')}, or use 'auto'"
+        ) from error
+
+
+def _family(task: str) -> str:
+    return str(module().registration.registry.specs[task][0])
+
+
+def task_of(section: EnvironmentSection) -> str:
+    """Return EnvPool's name of the environment."""
+    task = section.id.removeprefix(atari.PREFIX)
+    known = module().list_all_envs()
+    if task not in known:
+        close = difflib.get_close_matches(task, known, n=3, cutoff=0.6)
+        hint = f"did you mean {', '.join(close)}, or " if close else ""
+        raise ConfigurationError(
+            f"{_FIELD}: environment.id={section.id!r} is none of EnvPool's {len(known)}; {hint}use 'auto'"
+        )
+    if (_family(task) == _ATARI) is not atari.is_atari(section.id):
+        raise ConfigurationError(
+            f"{_FIELD}: environment.id={section.id!r}: games are named as Gymnasium names them; write "
+            f"'{atari.PREFIX}{task}'"
+        )
+    return task
+
+
+def options_of(section: EnvironmentSection) -> dict[str, Any]:
+    """Return what EnvPool is asked for beside id, count and seeds.
+
+    Raises ConfigurationError for arguments that another setting decides, or none.
+    """
+    for key, value in section.kwargs.items():
+        if key in _OURS or key in _CLOSED:
+            remedy = f"set {_OURS[key]}" if key in _OURS else "leave it out"
+            raise ConfigurationError(
+                f"environment.kwargs.{key}={value!r}: cannot be combined with {_FIELD}; {remedy}"
+            )
+    own = atari.envpool_options(section) if atari.is_atari(section.id) else {}
+    beyond = min(longest(section) or _MOST_STEPS, _MOST_STEPS - 1) + 1
+    return {"max_episode_steps": beyond, **own, **section.kwargs}
+
+
+def _made(section: EnvironmentSection, task: str, options: dict[str, Any]) -> Any:
+    """Return EnvPool's specification of a task; raises ConfigurationError."""
+    try:
+        specification = module().make_spec(task, **options)
+    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{_FIELD}: environment.id={section.id!r} environment.kwargs={section.kwargs!r}: cannot be made: "
+            f"{str(error) or type(error).__name__}; correct them, or use 'auto'"
+        ) from error
+    if specification.config.max_num_players > 1:
+        raise ConfigurationError(
+            f"{_FIELD}: environment.id={section.id!r} has several players; choose one with a single player"
+        )
+    return specification
+
+
+def _of_gymnasium(section: EnvironmentSection) -> tuple[gym_spaces.Space[Any], gym_spaces.Space[Any]]:
+    arguments = {key: value for key, value in section.kwargs.items() if key != "num_threads"}
+    try:
+        single = gymnasium.make(section.id, disable_env_checker=True, **arguments)
+    except (TypeError, ImportError, gymnasium.error.Error) as error:
+        raise ConfigurationError(
+            f"{_FIELD}: environment.id={section.id!r} environment.kwargs={section.kwargs!r}: its spaces are "
+            f"Gymnasium's, which cannot make it: {error}"
+        ) from error
+    try:
+        return single.observation_space, single.action_space
+    finally:
+        single.close()
+
+
+def _alike(here: gym_spaces.Space[Any], known: gym_spaces.Space[Any]) -> bool:
+    """Return whether values of the one are values of the other, but for bounds and dtypes of real numbers."""
+    match here, known:
+        case gym_spaces.Box(), gym_spaces.Box():
+            kinds = {np.dtype(one.dtype).kind for one in (here, known)}
+            return here.shape == known.shape and len(kinds) == 1
+        case gym_spaces.Dict(), gym_spaces.Dict():
+            return here.keys() == known.keys() and all(_alike(here[key], known[key]) for key in here)
+        case _:
+            return here == known
+
+
+def _with_true_bounds(space: gym_spaces.Space[Any]) -> gym_spaces.Space[Any]:
+    """Return the space with the bounds that are meant.
+
+    Where EnvPool knows none it gives the smallest positive number for the lowest one.
+    """
+    match space:
+        case gym_spaces.Dict():
+            return gym_spaces.Dict({key: _with_true_bounds(part) for key, part in space.items()})
+        case gym_spaces.Box() if space.dtype.kind == "f":
+            is_unknown = space.low == np.finfo(space.dtype).tiny
+            low, high = (
+                np.where(is_unknown, bound, given).astype(space.dtype)
+                for bound, given in ((-np.inf, space.low), (np.inf, space.high))
+            )
+            return gym_spaces.Box(low, high, space.shape, space.dtype.type)
+        case _:
+            return space

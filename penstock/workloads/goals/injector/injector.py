@@ -1,0 +1,278 @@
+"""One interval after the other: observe, ask, gate, carry out, tell.
+
+    observe ─► suggestion ─► gate and rules ─► proposed (a line) ─► veto? ─► step told ─► injected (a line)
+            ─► carried out ─► feedback (a line) ─► reward told ─► processed (a line)
+
+A process may be killed at any point; `injection_journal` says what is found of it, and `recover` goes on from
+there. No goal is carried out twice. What was not done as the gate decided (auto is off, quiet hours, the
+daily limit, a veto) is told as a step without a probability, from which no on-policy algorithm learns.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.client import PolicyError
+from penstock.runtime.failpoint import failpoint
+from penstock.workloads.goals.executors.executor import Executor, Outcome
+from penstock.workloads.goals.executors.history import History
+from penstock.workloads.goals.host.goal_reward import GoalReward
+from penstock.workloads.goals.injector.asked_policy import AskedPolicy, Suggestion, Unanswered
+from penstock.workloads.goals.injector.auto_switch import AutoSwitch
+from penstock.workloads.goals.injector.drift import drifted
+from penstock.workloads.goals.injector.gate import NOTHING, Gate, Gated
+from penstock.workloads.goals.injector.injection_journal import INTERRUPTED, VETO, InjectionJournal
+from penstock.workloads.goals.injector.injection_records import Feedback, Injection, goal_id
+from penstock.workloads.goals.injector.injection_rules import InjectionRules
+from penstock.workloads.goals.injector.pulse import Beat, Pulse
+from penstock.workloads.goals.injector.success_probability import fit_success
+
+EPISODE_STEPS: Final = 50
+"""An episode is cut after so many intervals, as one of `Goals-v0` is."""
+
+log = logging.getLogger(__name__)
+
+
+class Drifted(Exception):
+    """Goals succeed less often than they did; injecting has stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What an injector works with. random: of ε. pause: waits so many seconds, at most until it is to end."""
+
+    policy: AskedPolicy
+    executor: Executor
+    journal: InjectionJournal
+    switch: AutoSwitch
+    pulse: Pulse
+    gate: Gate
+    rules: InjectionRules
+    random: np.random.Generator
+    pause: Callable[[float], object]
+    draining: Callable[[], bool]
+    reward: GoalReward = field(default_factory=GoalReward)
+    now: Callable[[], float] = time.time
+
+
+class Injector:
+    """Proposes goals, carries out those that may be, and tells what became of them."""
+
+    def __init__(self, parts: Parts, *, drift_since: float = 0.0) -> None:
+        """drift_since: outcomes before it, Unix time in seconds, are not looked at for drift."""
+        self._parts, self._drift_since = parts, drift_since
+        self._history = History(parts.executor.goals)
+        self._behind = True
+        self._version = 0
+        self.counts: Counter[str] = Counter()
+
+    # ------------------------------------------------------------ life
+
+    def recover(self) -> None:
+        """Book goals that an earlier process left half-way; the next interval reports what it did not."""
+        for one in self._parts.journal.interrupted():
+            self._parts.journal.add_outcome(
+                Feedback(
+                    goal_id=one.goal_id, goal=one.goal, success=None, execution_time_ms=None, output="",
+                    error=INTERRUPTED, reward=None, timestamp=self._parts.now(),
+                )
+            )  # fmt: skip
+
+    def run(self, steps: int = 0) -> None:
+        """Work until it is to end, or for so many intervals; raises Drifted where it has stopped itself."""
+        rules, journal = self._parts.rules, self._parts.journal
+        left = journal.last_injected_at() + rules.interval_s - self._parts.now()
+        self._parts.pause(min(max(left, 0.0), rules.interval_s))
+        done = 0
+        while not self._parts.draining() and (not steps or done < steps):
+            begun = time.monotonic()
+            self.interval()
+            done += 1
+            if not steps or done < steps:
+                self._parts.pause(max(rules.interval_s - (time.monotonic() - begun), 0.0))
+        self._end_episode(self._observe())
+        self._beat("", ended=True)
+
+    def interval(self) -> None:
+        """Take one decision and do what comes of it."""
+        self.counts["intervals"] += 1
+        trouble = ""
+        try:
+            self._report()
+            self._parts.policy.begin()
+            observation = self._observe()
+            suggestion = self._parts.policy.suggest(observation)
+            self._version = suggestion.version
+            failpoint("inject.asked")
+            self._decide(observation, suggestion)
+            if self._parts.policy.step >= EPISODE_STEPS:
+                self._end_episode(self._observe())
+        except (PolicyError, Unanswered) as error:
+            self.counts["unanswered"] += 1
+            log.warning("nothing proposed", extra={"error": str(error)})
+            trouble = str(error)
+        self._beat(trouble)
+
+    # ------------------------------------------------------------ a decision
+
+    def _decide(self, observation: NDArray[np.float32], suggestion: Suggestion) -> None:
+        policy = self._parts.policy
+        gated = self._parts.gate.decide(
+            suggestion.chances, suggestion.action, float(self._parts.random.random())
+        )
+        now = self._parts.now()
+        forbidden = self._parts.rules.forbids(
+            now, self._parts.journal.injected_on(now), auto=self._parts.switch.is_on()
+        )
+        proposal = self._proposal(suggestion, gated, forbidden, now)
+        if proposal is None or gated.action == NOTHING or forbidden:
+            if proposal is not None:
+                self._parts.journal.add(proposal)
+                self.counts["proposed"] += 1
+            self._let_pass(observation, None if forbidden else gated.log_prob)
+            return
+        self.counts["proposed"] += 1
+        if self._parts.rules.veto_s:
+            self._parts.journal.add(proposal)
+            failpoint("inject.proposed", policy.step)
+            self._parts.pause(self._parts.rules.veto_s)
+        why = VETO if self._parts.journal.is_vetoed(proposal.goal_id) else ""
+        why = why or ("" if self._parts.switch.is_on() else "auto is off")
+        why = why or ("the injector ends" if self._parts.draining() else "")
+        if why:
+            self._parts.journal.add(_held(proposal, why))
+            self.counts["held"] += 1
+            self._let_pass(observation, None)
+            return
+        self._inject(observation, gated, proposal)
+
+    def _proposal(self, suggestion: Suggestion, gated: Gated, forbidden: str, now: float) -> Injection | None:
+        """Return the goal that was drawn, not yet injected; None where nothing was drawn."""
+        if suggestion.action == NOTHING:
+            return None
+        policy, told = self._parts.policy, self._parts.journal.told()
+        certainty = min(float(suggestion.chances[suggestion.action]), 1.0)
+        fit = fit_success([one.certainty for one in told], [one.success for one in told])
+        held = forbidden or ("" if gated.action else "threshold")
+        return Injection(
+            goal_id=goal_id(policy.episode_id, policy.step),
+            goal=self._parts.executor.goals[suggestion.action - 1],
+            timestamp=now,
+            reasoning=gated.why if not forbidden else f"{gated.why}; {forbidden}",
+            priority=fit.at(certainty),
+            confidence=certainty,
+            expected_reward=suggestion.value,
+            metadata={"episode": policy.episode_id, "step": policy.step, "held": held},
+            version=suggestion.version,
+            injected=False,
+            processed=False,
+        )
+
+    def _let_pass(self, observation: NDArray[np.float32], log_prob: float | None) -> None:
+        """Do nothing in this interval. log_prob: None where that was not the gated policy's choice."""
+        policy, step = self._parts.policy, self._parts.policy.step
+        policy.tell_step(observation, NOTHING, log_prob)
+        self._parts.executor.idle()
+        self._history.idle()
+        earned = self._parts.reward.of(acted=False, success=False, took_s=0)
+        self._tell_reward(policy.episode_id, step, earned, goal_id(policy.episode_id, step))
+
+    def _inject(self, observation: NDArray[np.float32], gated: Gated, proposal: Injection) -> None:
+        self._parts.policy.tell_step(observation, gated.action, gated.log_prob)
+        failpoint("inject.told")
+        self._parts.journal.add(proposal.model_copy(update={"injected": True}))
+        failpoint("inject.injected")
+        outcome = self._parts.executor.carry_out(proposal.goal)
+        failpoint("inject.done")
+        self._history.note(proposal.goal, outcome)
+        earned = self._parts.reward.of(acted=True, success=outcome.success, took_s=outcome.took_s)
+        self._parts.journal.add_outcome(_feedback(proposal, outcome, earned, self._parts.now()))
+        failpoint("inject.feedback")
+        self.counts["injected"] += 1
+        self.counts["succeeded"] += outcome.success
+        self._report_one(proposal, earned)
+        self._look_for_drift()
+
+    # ------------------------------------------------------------ what became of it
+
+    def _report(self) -> None:
+        """Report what is known here and not yet to the server; raises PolicyError where it is away."""
+        if not self._behind:
+            return
+        for injection, feedback in self._parts.journal.unreported():
+            self._report_one(injection, feedback.reward)
+        self._behind = False
+
+    def _report_one(self, injection: Injection, earned: float | None) -> None:
+        meta = injection.metadata
+        taken = earned is not None and self._tell_reward(
+            meta["episode"], meta["step"], earned, injection.goal_id
+        )
+        failpoint("inject.rewarded")
+        self._parts.journal.add(
+            injection.model_copy(
+                update={"injected": True, "processed": True, "metadata": {**meta, "learned": taken}}
+            )
+        )
+
+    def _tell_reward(self, episode: str, step: int, earned: float, request_id: str) -> bool:
+        try:
+            return self._parts.policy.tell_reward(episode, step, earned, request_id)
+        except PolicyError:
+            # Without its reward the step must not be learned from, so the episode does not go on.
+            self._behind = True
+            self._parts.policy.give_up()
+            raise
+
+    def _look_for_drift(self) -> None:
+        told = self._parts.journal.told(self._drift_since)
+        why = drifted([one.success for one in told], [one.version for one in told])
+        if why:
+            self._parts.journal.stop(why, self._parts.now())
+            raise Drifted(why)
+
+    def _beat(self, trouble: str, *, ended: bool = False) -> None:
+        gate, rules = self._parts.gate, self._parts.rules
+        beat = Beat(
+            at=self._parts.now(), auto=self._parts.switch.is_on(), trouble=trouble, version=self._version,
+            threshold=gate.threshold, explore=gate.explore, interval_s=rules.interval_s,
+            daily_limit=rules.daily_limit, veto_s=rules.veto_s, quiet=[str(one) for one in rules.quiet],
+            ended=ended,
+        )  # fmt: skip
+        try:
+            self._parts.pulse.beat(beat)
+        except OSError as error:
+            log.warning("its state was not written", extra={"error": str(error)})
+
+    def _observe(self) -> NDArray[np.float32]:
+        return self._history.observation(self._parts.executor.read())
+
+    def _end_episode(self, observation: NDArray[np.float32]) -> None:
+        try:
+            self._parts.policy.end(observation)
+        except PolicyError as error:
+            log.warning("the episode was given up", extra={"error": str(error)})
+
+
+def _held(proposal: Injection, why: str) -> Injection:
+    metadata = {**proposal.metadata, "held": why}
+    return proposal.model_copy(update={"reasoning": f"{proposal.reasoning}; {why}", "metadata": metadata})
+
+
+def _feedback(proposal: Injection, outcome: Outcome, earned: float, now: float) -> Feedback:
+    return Feedback(
+        goal_id=proposal.goal_id,
+        goal=proposal.goal,
+        success=outcome.success,
+        execution_time_ms=outcome.took_s * 1000,
+        output=outcome.output,
+        error=outcome.error,
+        reward=earned,
+        timestamp=now,
+    )

@@ -1,0 +1,129 @@
+"""What a log answers when another action is tried than the logged one: three declared modes.
+
+matched  where the log has another action, nothing is known. In a log of independent decisions a logged
+action is accepted with probability c / propensity, c the smallest propensity of the log, and
+earns its reward / c; any other earns 0. So the expected reward of every action is the true one
+(Li et al. 2011). In a log of longer episodes another action ends the episode.
+full     `metadata.outcomes` of every line has the result of every action
+model    a reward model that is fitted on the log answers, for better or worse
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.goals.off_policy.outcome_model import ridge
+from penstock.workloads.goals.traces.encoding import Encoding
+from penstock.workloads.goals.traces.trace_file import Log
+from penstock.workloads.goals.traces.trace_line import Result, Trace
+from penstock.workloads.goals.traces.trace_reward import RewardWeights
+
+MODES: Final = ("matched", "full", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """reward: of the action. known: whether the log says what became of it; else the episode cannot go on."""
+
+    reward: float
+    known: bool
+
+
+class Answers(Protocol):
+    """Says what an action earns at a logged decision."""
+
+    def reply(self, trace: Trace, seen: NDArray[np.float32], action: int, draw: float) -> Reply:
+        """Return what the action earns. seen: float32 [width]. draw: uniform in [0, 1)."""
+
+
+def answers(mode: str, log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
+    """Return the answers of a mode; raises ConfigurationError where the log does not have what it needs."""
+    match mode:
+        case "matched":
+            return _Accepted(log, encoding, weights) if log.independent else _Matched(encoding, weights)
+        case "full":
+            return _Full(log, encoding, weights)
+        case "model":
+            return _Modelled(log, encoding, weights)
+        case _:
+            raise ConfigurationError(f"environment.kwargs.mode={mode!r}: must be one of {', '.join(MODES)}")
+
+
+class _Matched:
+    def __init__(self, encoding: Encoding, weights: RewardWeights) -> None:
+        self._encoding, self._weights = encoding, weights
+
+    def reply(self, trace: Trace, seen: NDArray[np.float32], action: int, draw: float) -> Reply:
+        if self._encoding.action(trace.action) != action:
+            return Reply(0.0, known=False)
+        return Reply(self._weights.reward(trace.result), known=True)
+
+
+class _Accepted:
+    def __init__(self, log: Log, encoding: Encoding, weights: RewardWeights) -> None:
+        lacking = next((one for one in log.traces if one.propensity is None), None)
+        if lacking is not None:
+            raise ConfigurationError(
+                f"environment.kwargs.mode='matched': episode {lacking.episode!r} has no propensity, by which "
+                "logged actions are accepted; log it, or use mode='model'"
+            )
+        self._least = min(one.propensity or 1.0 for one in log.traces)
+        self._encoding, self._weights = encoding, weights
+
+    def reply(self, trace: Trace, seen: NDArray[np.float32], action: int, draw: float) -> Reply:
+        propensity = trace.propensity or 1.0
+        if self._encoding.action(trace.action) != action or draw >= self._least / propensity:
+            return Reply(0.0, known=False)
+        return Reply(self._weights.reward(trace.result) / self._least, known=True)
+
+
+class _Full:
+    def __init__(self, log: Log, encoding: Encoding, weights: RewardWeights) -> None:
+        if not log.independent:
+            raise ConfigurationError(
+                "environment.kwargs.mode='full': the log has episodes of several decisions; what follows "
+                "another action is not in it; use 'matched' or 'model'"
+            )
+        self._rewards = {trace.episode: _outcomes(trace, encoding.actions, weights) for trace in log.traces}
+
+    def reply(self, trace: Trace, seen: NDArray[np.float32], action: int, draw: float) -> Reply:
+        return Reply(self._rewards[trace.episode][action], known=True)
+
+
+def _outcomes(trace: Trace, actions: Sequence[str], weights: RewardWeights) -> list[float]:
+    told: Any = trace.metadata.get("outcomes")
+    try:
+        return [weights.reward(Result.model_validate(told[name])) for name in actions]
+    except (KeyError, TypeError, ValidationError) as error:
+        raise ConfigurationError(
+            f"environment.kwargs.mode='full': episode {trace.episode!r}: metadata.outcomes must have the "
+            f"result of each of {', '.join(actions)}: {str(error)[:200]}"
+        ) from error
+
+
+class _Modelled:
+    def __init__(self, log: Log, encoding: Encoding, weights: RewardWeights) -> None:
+        seen = encoding.episodes(log.episodes).astype(np.float64)
+        action = np.array([encoding.action(trace.action) for trace in log.traces])
+        reward = np.array([weights.reward(trace.result) for trace in log.traces])
+        self._centre, self._scale = seen.mean(0), seen.std(0) + 1e-6
+        inputs, overall = self._scaled(seen), float(reward.mean())
+        fitted = [action == one for one in range(len(encoding.actions))]
+        # The regression is linear: its values at 0 and at the unit vectors say it all.
+        asked = np.vstack([np.zeros(inputs.shape[1]), np.eye(inputs.shape[1])])
+        values = [ridge(inputs[rows], reward[rows], asked, overall) for rows in fitted]
+        self._level = np.array([one[0] for one in values])
+        self._slope = np.array([one[1:] - one[0] for one in values])
+
+    def _scaled(self, seen: NDArray[np.float64]) -> NDArray[np.float64]:
+        scaled: NDArray[np.float64] = np.clip((seen - self._centre) / self._scale, -10, 10)
+        return scaled
+
+    def reply(self, trace: Trace, seen: NDArray[np.float32], action: int, draw: float) -> Reply:
+        inputs = self._scaled(seen.astype(np.float64))
+        return Reply(float(self._level[action] + self._slope[action] @ inputs), known=True)

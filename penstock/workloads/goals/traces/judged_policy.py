@@ -1,0 +1,124 @@
+"""Policies that a log is asked about, as the probabilities of their actions.
+
+uniform        each action as likely as any other
+always:NAME    one action
+a run's folder the final policy of that run; of a Q-network its ε-greedy choice, or with `deterministic`
+any policy's most likely action
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.protocol.spaces import Box, Discrete
+from penstock.workloads.goals.traces.encoding import Encoding
+
+_ALWAYS: Final = "always:"
+
+
+class JudgedPolicy(Protocol):
+    """Says how likely each action is."""
+
+    def probabilities(self, seen: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the probability of every action, float64 [n, actions]; seen: float32 [n, width]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The same probabilities whatever is seen."""
+
+    of_actions: NDArray[np.float64]
+
+    def probabilities(self, seen: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return them for every row."""
+        return np.tile(self.of_actions, (len(seen), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A run's policy. deterministic: its most likely action, with probability 1."""
+
+    policy: Any
+    deterministic: bool
+
+    def probabilities(self, seen: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return those that it draws from."""
+        step = self.policy.step({"observation": seen})
+        told = self.policy.distribution(step.parameters)["action/probability"].astype(np.float64)
+        if self.deterministic:
+            told = np.eye(told.shape[1])[told.argmax(1)]
+        probabilities: NDArray[np.float64] = told / told.sum(1, keepdims=True)
+        return probabilities
+
+
+def read_policy(
+    named: str, encoding: Encoding, local: Any, *, deterministic: bool
+) -> tuple[JudgedPolicy, Encoding]:
+    """Return the policy of a name, and the encoding that it reads.
+
+    encoding: of the log. local: the `actor` section of this process, for modules that it trusts. Raises
+    ConfigurationError for a name that is none, a run that has not ended, and one of other spaces.
+    """
+    if named == "uniform":
+        count = len(encoding.actions)
+        return Fixed(np.full(count, 1 / count)), encoding
+    if named.startswith(_ALWAYS):
+        try:
+            chosen = encoding.action(named.removeprefix(_ALWAYS))
+        except ValueError as error:
+            raise ConfigurationError(f"--policy {named}: {error}") from error
+        return Fixed(np.eye(len(encoding.actions))[chosen]), encoding
+    return _of_run(Path(named), encoding, local, deterministic=deterministic)
+
+
+def learned_policy(run: Path, local: Any) -> tuple[Any, Any]:
+    """Return the specification of a run that has ended, and its final policy.
+
+    local: the `actor` section of this process. Raises ConfigurationError for a folder that holds none.
+    """
+    # They load torch, which the other policies do without.
+    from penstock.policy.weights import load_into  # noqa: PLC0415
+    from penstock.workloads.plugin.acting import policy_maker  # noqa: PLC0415
+    from penstock.workloads.plugin.serving import read_final  # noqa: PLC0415
+
+    try:
+        final = read_final(run)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--policy {run}: {error}; name `uniform`, `always:NAME` or the folder of a run that has ended"
+        ) from error
+    policy = policy_maker(final.specification, local)()
+    load_into(policy, final.blob)
+    return final.specification, policy
+
+
+def _of_run(run: Path, log: Encoding, local: Any, *, deterministic: bool) -> tuple[JudgedPolicy, Encoding]:
+    specification, policy = learned_policy(run, local)
+    kwargs = json.loads(specification.environment_json).get("kwargs", {})
+    encoding = Encoding(tuple(kwargs.get("numbers", log.numbers)), tuple(kwargs.get("actions", log.actions)))
+    _check_spaces(run, specification, encoding, log)
+    return Learned(policy, deterministic), encoding
+
+
+def _check_spaces(run: Path, specification: Any, encoding: Encoding, log: Encoding) -> None:
+    seen, done = specification.observation_space, specification.action_space
+    fits = (
+        isinstance(seen, Box)
+        and seen.shape == (encoding.width,)
+        and isinstance(done, Discrete)
+        and done.n == len(encoding.actions)
+    )
+    lacks = sorted(set(encoding.numbers) - set(log.numbers)) + sorted(
+        set(log.actions) - set(encoding.actions)
+    )
+    if not fits or lacks:
+        raise ConfigurationError(
+            f"--policy {run}: was trained on observations {seen} and actions {done}; the log has numbers "
+            f"{', '.join(log.numbers)} and actions {', '.join(log.actions)}"
+            + (f"; they differ in {', '.join(lacks)}" if lacks else "")
+        )

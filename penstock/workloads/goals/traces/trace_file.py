@@ -1,0 +1,105 @@
+"""A log read as a whole and held in memory: its episodes, and every fault with the number of its line.
+
+A log of any size is read by `trace_index`, which this is made of.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.goals.traces.trace_index import Fault, TraceIndex
+from penstock.workloads.goals.traces.trace_line import Trace
+
+MOST_LINES: Final = 500_000
+"""Lines of one file: a log is held in memory, some 4 kB a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """What a file holds.
+
+    episodes: the whole ones in the order of their first lines, each a tuple of its traces by step.
+    faults: in the order of their lines. lines: all but empty ones. broken: episodes that are left out.
+    """
+
+    episodes: tuple[tuple[Trace, ...], ...]
+    faults: tuple[Fault, ...]
+    lines: int
+    broken: tuple[str, ...]
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """Return the traces of all whole episodes, episode by episode."""
+        return tuple(trace for episode in self.episodes for trace in episode)
+
+    @property
+    def independent(self) -> bool:
+        """Return whether every episode is a single decision."""
+        return all(len(episode) == 1 for episode in self.episodes)
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """Return the names of all actions, sorted."""
+        return tuple(sorted({trace.action for trace in self.traces}))
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Return the names of what is observed, sorted; the same in every line."""
+        return tuple(sorted(self.episodes[0][0].observation)) if self.episodes else ()
+
+
+def read_log(path: Path) -> Log:
+    """Return what a file of JSON lines holds.
+
+    Raises ConfigurationError where it cannot be opened, and for more lines or faults than are read.
+    """
+    with TraceIndex.of(path, MOST_LINES) as index:
+        return _held(index)
+
+
+def need_episodes(path: Path) -> Log:
+    """Return what a file holds; raises ConfigurationError where it holds no whole episode."""
+    with TraceIndex.of(path, MOST_LINES) as index:
+        index.check_episodes()
+        return _held(index)
+
+
+def _held(index: TraceIndex) -> Log:
+    return Log(
+        episodes=tuple(_by_episode(index.traces())),
+        faults=tuple(index.faults),
+        lines=index.lines,
+        broken=tuple(index.broken),
+    )
+
+
+def _by_episode(traces: Iterator[Trace]) -> Iterator[tuple[Trace, ...]]:
+    """Yield the episodes of traces that come episode by episode."""
+    kept: list[Trace] = []
+    for trace in traces:
+        if not trace.step and kept:
+            yield tuple(kept)
+            kept = []
+        kept.append(trace)
+    if kept:
+        yield tuple(kept)
+
+
+def shared_episodes(path: Path) -> Log:
+    """Return what `need_episodes` does, read once for all of this process while the file is the same.
+
+    Raises ConfigurationError where the file cannot be read, or holds no whole episode.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    return _shared(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=1)
+def _shared(path: Path, _inode: int, _changed: int, _size: int) -> Log:
+    return need_episodes(path)

@@ -1,0 +1,252 @@
+"""A log of any size: an index of its lines on the disk, and its whole episodes, one decision at a time.
+
+In: a file of JSON lines, in any order. Out: counts, every fault with the number of its line, and the traces
+of all whole episodes. The file is read twice, once for the index and once for the traces, and never held: the
+index lies in a temporary file, below TMPDIR, and takes some 100 bytes a line. Nothing is guessed: an episode
+with a broken, doubled or missing line is left out, and counted.
+"""
+
+import json
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.goals.traces.trace_line import MOST_LINE_BYTES, BadLine, Trace, parse
+
+MOST_FAULTS: Final = 50_000
+_CACHE_KB: Final = 32_768
+_BROKEN_STEP: Final = -1
+"""Step of a line that is known to belong to an episode, and cannot be used."""
+_NAMED: Final = re.compile(rb'"episode"\s*:\s*"([^"\\]{1,128})"')
+
+_Row = tuple[str, int, int, int, str, bool, bool]
+"""Episode, step, number of the line, its place in the file, action, success, whether it has a propensity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a line, counted from 1."""
+
+    line: int
+    why: str
+
+
+@dataclass(slots=True)
+class TraceIndex:
+    """What a file holds; counts are those of whole episodes, `lines` all but empty ones.
+
+    faults: in the order of their lines. broken: names of the episodes that are left out. numbers: names of
+    what is observed, sorted. done, well: how often each action was done, and how often with success.
+    """
+
+    path: Path
+    _database: sqlite3.Connection
+    lines: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    broken: dict[str, None] = field(default_factory=dict)
+    numbers: tuple[str, ...] = ()
+    episodes: int = 0
+    decisions: int = 0
+    with_propensity: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+    well: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    @contextmanager
+    def of(cls, path: Path, most_lines: int | None = None) -> Iterator["TraceIndex"]:
+        """Yield the index of a file. most_lines: how many are read at most; None: however many there are.
+
+        Raises ConfigurationError where the file cannot be read, for more lines or faults than are read, and
+        where there is no room for the index.
+        """
+        with closing(_temporary()) as database:
+            index = cls(path, database)
+            try:
+                with path.open("rb") as file:
+                    index._read(file, most_lines)
+                index._put_together()
+            except OSError as error:
+                raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+            except sqlite3.OperationalError as error:
+                raise ConfigurationError(
+                    f"{path}: no room for an index of its lines: {error}; let TMPDIR name a larger folder"
+                ) from error
+            yield index
+
+    @property
+    def independent(self) -> bool:
+        """Whether every episode is a single decision."""
+        return self.episodes == self.decisions
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """Return the names of all actions, sorted."""
+        return tuple(sorted(self.done))
+
+    def check_episodes(self) -> None:
+        """Raise ConfigurationError where there is no whole episode."""
+        if not self.lines:
+            raise ConfigurationError(f"{self.path}: is empty: a log has a line for each decision")
+        if not self.episodes:
+            first = f", the first at line {self.faults[0].line}: {self.faults[0].why}" if self.faults else ""
+            raise ConfigurationError(
+                f"{self.path}: holds no whole episode, but {len(self.faults)} faults{first}; "
+                "`penstock traces check` lists them"
+            )
+
+    def traces(self) -> Iterator[Trace]:
+        """Yield the decisions of all whole episodes, episode by episode in the order of their first lines.
+
+        Raises ConfigurationError where the file was changed meanwhile.
+        """
+        for line in self.whole_lines():
+            try:
+                yield parse(line)
+            except BadLine as error:
+                raise ConfigurationError(f"{self.path}: was changed while it was read: {error}") from error
+
+    def whole_lines(self) -> Iterator[bytes]:
+        """Yield the lines of `traces` as they stand in the file, without their ends."""
+        with self.path.open("rb") as file:
+            for (place,) in self._database.execute("SELECT place FROM whole ORDER BY first, step"):
+                file.seek(place)
+                yield file.readline(MOST_LINE_BYTES + 1).rstrip(b"\r\n")
+
+    # ------------------------------------------------------------ the first pass
+
+    def _read(self, file: BinaryIO, most_lines: int | None) -> None:
+        self._database.executemany(
+            "INSERT INTO line VALUES (?, ?, ?, ?, ?, ?, ?)", self._rows(file, most_lines)
+        )
+
+    def _rows(self, file: BinaryIO, most_lines: int | None) -> Iterator[_Row]:
+        for number, place, line in _lines(file):
+            self.lines += 1
+            if most_lines is not None and self.lines > most_lines:
+                raise ConfigurationError(
+                    f"{self.path}: has more than {most_lines:,} lines: split it, where no episode is cut"
+                )
+            row = self._row(number, place, line)
+            if row is not None:
+                yield row
+
+    def _row(self, number: int, place: int, line: bytes) -> _Row | None:
+        try:
+            trace = parse(line)
+        except BadLine as error:
+            self._add_fault(number, str(error))
+            episode = _episode_of(line)
+            return None if episode is None else (episode, _BROKEN_STEP, number, place, "", False, False)
+        seen = tuple(sorted(trace.observation))
+        self.numbers = self.numbers or seen
+        if seen != self.numbers:
+            lacks, has = sorted({*self.numbers} - {*seen}), sorted({*seen} - {*self.numbers})
+            why = f"observation: lacks {lacks} and has {has} beside those of the first line; log the same"
+            self._add_fault(number, why)
+            return trace.episode, _BROKEN_STEP, number, place, "", False, False
+        known = trace.propensity is not None
+        return trace.episode, trace.step, number, place, trace.action, trace.result.success, known
+
+    def _add_fault(self, line: int, why: str) -> None:
+        self.faults.append(Fault(line, why))
+        if len(self.faults) > MOST_FAULTS:
+            first = min(self.faults, key=lambda fault: fault.line)
+            raise ConfigurationError(
+                f"{self.path}: has more than {MOST_FAULTS:,} faults: is it a log of tasks? The first is line "
+                f"{first.line}: {first.why}"
+            )
+
+    # ------------------------------------------------------------ episodes
+
+    def _put_together(self) -> None:
+        """Find the whole episodes: their steps count from 0, each once."""
+        self._database.executemany("INSERT INTO whole VALUES (?, ?, ?)", self._whole_rows())
+        self.faults.sort(key=lambda fault: fault.line)
+
+    def _whole_rows(self) -> Iterator[tuple[int, int, int]]:
+        """Yield number of the first line, step and place of every decision of a whole episode."""
+        kept: list[_Row] = []
+        for row in self._database.execute("SELECT * FROM line ORDER BY episode, step, number"):
+            if kept and row[0] != kept[0][0]:
+                yield from self._whole(kept)
+                kept = []
+            if kept and row[1] == kept[-1][1] != _BROKEN_STEP:
+                first = kept[-1][2]
+                self._add_fault(
+                    row[2], f"step={row[1]} of episode {row[0]!r} is there already, at line {first}"
+                )
+                self.broken[row[0]] = None
+            elif not kept or row[1] != _BROKEN_STEP:
+                kept.append(row)
+        if kept:
+            yield from self._whole(kept)
+
+    def _whole(self, rows: list[_Row]) -> Iterator[tuple[int, int, int]]:
+        name = rows[0][0]
+        if rows[0][1] == _BROKEN_STEP:
+            self.broken[name] = None
+            return
+        absent = next((step for step, row in enumerate(rows) if step != row[1]), None)
+        if absent is not None:
+            why = f"episode {name!r}: step {absent} is missing before step {rows[absent][1]}"
+            self._add_fault(rows[absent][2], why)
+            self.broken[name] = None
+        if name in self.broken:
+            return
+        self.episodes += 1
+        self.decisions += len(rows)
+        first = min(row[2] for row in rows)
+        for _, step, _, place, action, success, known in rows:
+            self.done[action] += 1
+            self.well[action] += bool(success)
+            self.with_propensity += bool(known)
+            yield first, step, place
+
+
+def _temporary() -> sqlite3.Connection:
+    """Return a database in a file that has no name, and that goes with the connection."""
+    made = sqlite3.connect("", isolation_level=None)
+    made.execute("PRAGMA journal_mode = OFF")
+    made.execute("PRAGMA synchronous = OFF")
+    made.execute("PRAGMA temp_store = FILE")
+    made.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
+    made.execute(
+        "CREATE TABLE line (episode TEXT, step INTEGER, number INTEGER, place INTEGER, action TEXT, "
+        "success INTEGER, known INTEGER)"
+    )
+    made.execute("CREATE TABLE whole (first INTEGER, step INTEGER, place INTEGER)")
+    made.execute("BEGIN")
+    return made
+
+
+def _episode_of(line: bytes) -> str | None:
+    """Return which episode a line belongs to that is no trace; None where that cannot be known."""
+    try:
+        told = json.loads(line)
+        found = told.get("episode") if isinstance(told, dict) else None
+        # Half of a surrogate pair is no text, and no name.
+        return found.encode().decode() if isinstance(found, str) else None
+    except UnicodeEncodeError:
+        return None
+    except (ValueError, RecursionError):
+        named = _NAMED.search(line)
+        return None if named is None else named[1].decode(errors="replace")
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+    """Yield every line that is not empty with number and place; of one that is too long its beginning."""
+    number = place = 0
+    while line := file.readline(MOST_LINE_BYTES + 1):
+        number, begin, whole = number + 1, place, line
+        place += len(line)
+        while whole and not whole.endswith(b"\n"):
+            whole = file.readline(MOST_LINE_BYTES + 1)
+            place += len(whole)
+        if line.strip():
+            yield number, begin, line.rstrip(b"\r\n")

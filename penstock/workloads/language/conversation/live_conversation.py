@@ -1,0 +1,206 @@
+"""A conversation under way: what was said, which ids hold it, what was earned, and columns of what is over.
+
+    ask ─► ids of the next prompt ─► somebody samples ─► answer ─► ask … ─► end
+                                                      └► reward, at once or later
+
+A later prompt continues the ids that are held: what was sampled stays as it was. The column is cut, and the
+conversation goes on in another with its history as context, where
+
+    history     the messages differ from what was said and answered, or the template cannot continue them
+    length      the next prompt and an answer would not fit behind it
+    age         its oldest token would be older than the learner takes
+
+A cut column is truncated: more followed. Only `end` terminates one. Until a column is taken its turns are
+rewarded, whether it is over or not.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from penstock.workloads.language.conversation.chat_encoder import ChatEncoder, NotContinued, Tools
+from penstock.workloads.language.conversation.column import Column, SampledTurn
+from penstock.workloads.language.prompt import Message
+
+
+class NoRoom(ValueError):
+    """Messages that do not fit, with both numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """An answer. ids: its tokens. log_prob: of each. version, update: of the weights that sampled it."""
+
+    ids: tuple[int, ...]
+    log_prob: tuple[float, ...]
+    version: int
+    update: int
+
+
+class LiveConversation:
+    """Used by one thread. most_tokens: of a column. most_lag: updates that a column may span; None: any."""
+
+    def __init__(self, encoder: ChatEncoder, *, most_tokens: int, most_lag: int | None = None) -> None:
+        self._encoder, self._most_tokens, self._most_lag = encoder, most_tokens, most_lag
+        self._ids: tuple[int, ...] = ()
+        self._said: tuple[Message, ...] = ()
+        self._tools: Tools = ()
+        self._turns: list[SampledTurn] = []
+        self._prompt: tuple[int, ...] = ()
+        self._asked: tuple[Message, ...] = ()
+        self._first_turn = 0
+        self._done: list[tuple[int, Column]] = []
+        """Columns that are over, with the number of the first turn of each."""
+        self._rewarded: set[int] = set()
+        """Turns of the open column that were rewarded."""
+        self.cuts: Counter[str] = Counter()
+        """Columns that were cut so far, by reason."""
+
+    @property
+    def turns(self) -> int:
+        """Answers so far."""
+        return self._first_turn + len(self._turns)
+
+    def ask(
+        self, messages: Sequence[Message], *, answer_tokens: int, update: int, tools: Tools = ()
+    ) -> tuple[int, ...]:
+        """Ids of the prompt that ends where the next answer begins.
+
+        messages: all of the conversation, as its caller has it. answer_tokens: most of the answer.
+        update: of the weights that will answer. Raises NoRoom for what does not fit, ValueError for messages
+        that cannot be a prompt; the conversation is then as it was before.
+        """
+        asked = tuple(messages)
+        prompt = self._continued(asked, tools)
+        why = self._why_cut(prompt, answer_tokens, update)
+        if prompt is None or why:
+            prompt = tuple(self._encoder.begin(asked, tools))
+            self._check_length(prompt, answer_tokens)
+            self._cut(why)
+        self._prompt, self._asked, self._tools = prompt, asked, tools
+        return prompt
+
+    def answer(self, sampled: Sampled, message: Message) -> int:
+        """Take the answer to what was asked last and return its turn, from 0. message: as its caller got it.
+
+        Raises ValueError where no token was sampled.
+        """
+        if not sampled.ids:
+            raise ValueError("answer: no token was sampled")
+        self._turns.append(
+            SampledTurn(
+                start=len(self._prompt),
+                log_prob=sampled.log_prob,
+                version=sampled.version,
+                update=sampled.update,
+            )
+        )
+        self._ids = (*self._prompt, *sampled.ids)
+        self._said = (*self._asked, message)
+        return self.turns - 1
+
+    def reward(self, amount: float, turn: int | None = None) -> bool:
+        """Add to what a turn earned; None: the newest. False where its column was taken: nothing was added.
+
+        Raises ValueError for a turn that was not.
+        """
+        number = self.turns - 1 if turn is None else turn
+        if not 0 <= number < self.turns:
+            raise ValueError(f"turn={number}: the conversation has {self.turns} so far")
+        if number >= self._first_turn:
+            self._turns = _rewarded(self._turns, number - self._first_turn, amount)
+            self._rewarded.add(number)
+            return True
+        for place, (first, column) in enumerate(self._done):
+            if first <= number < first + len(column.turns):
+                turns = tuple(_rewarded(column.turns, number - first, amount))
+                self._done[place] = first, replace(column, turns=turns)
+                return True
+        return False
+
+    def is_open(self, turn: int) -> bool:
+        """Return whether what a turn earned can still be changed."""
+        first = self._done[0][0] if self._done else self._first_turn
+        return first <= turn < self.turns
+
+    def end(self, *, terminated: bool = True) -> None:
+        """End the conversation, which is over or (not terminated) is given up with its outcome unknown."""
+        self._close(terminated=terminated)
+
+    def give_up(self) -> int:
+        """End it where what came of its newest turns is not known: those behind the last reward are left out.
+
+        Returns how many sampled tokens were left out.
+        """
+        kept = max(self._rewarded, default=self._first_turn - 1) + 1 - self._first_turn
+        left_out = sum(len(turn.log_prob) for turn in self._turns[kept:])
+        self._turns = self._turns[:kept]
+        if self._turns:
+            self._ids = self._ids[: self._turns[-1].end]
+        self._close(terminated=False)
+        return left_out
+
+    @property
+    def over(self) -> int:
+        """Columns that are over and were not taken."""
+        return len(self._done)
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of prompts and columns that are held, more than once where they are in several."""
+        return len(self._ids) + len(self._prompt) + sum(len(column.ids) for _, column in self._done)
+
+    def take(self, most: int | None = None) -> list[Column]:
+        """Columns that are over and were not taken before, the oldest first; most: of them; None: all."""
+        count = len(self._done) if most is None else most
+        done, self._done = self._done[:count], self._done[count:]
+        return [column for _, column in done]
+
+    def _continued(self, asked: tuple[Message, ...], tools: Tools) -> tuple[int, ...] | None:
+        """The held ids with what is new behind them; None where they cannot go on."""
+        count = len(self._said)
+        if not self._turns or asked[:count] != self._said or len(asked) == count or tools != self._tools:
+            return None
+        try:
+            new = self._encoder.follow(self._said[:-1], self._ids[-1], asked[count:], tools)
+        except NotContinued:
+            return None
+        return (*self._ids, *new) if new else None
+
+    def _why_cut(self, prompt: tuple[int, ...] | None, answer_tokens: int, update: int) -> str:
+        if not self._turns:
+            return ""
+        if prompt is None:
+            return "history"
+        if len(prompt) + answer_tokens > self._most_tokens:
+            return "length"
+        oldest = min(turn.update for turn in self._turns)
+        return "age" if self._most_lag is not None and update - oldest > self._most_lag else ""
+
+    def _check_length(self, prompt: tuple[int, ...], answer_tokens: int) -> None:
+        if len(prompt) + answer_tokens > self._most_tokens:
+            raise NoRoom(
+                f"messages: {len(prompt)} tokens and an answer of up to {answer_tokens} do not fit into "
+                f"{self._most_tokens}; send fewer messages or a smaller max_tokens"
+            )
+
+    def _cut(self, why: str) -> None:
+        if why:
+            self.cuts[why] += 1
+        self._close(terminated=False)
+
+    def _close(self, *, terminated: bool) -> None:
+        if self._turns:
+            column = Column(ids=self._ids, turns=tuple(self._turns), terminated=terminated)
+            self._done.append((self._first_turn, column))
+        self._first_turn += len(self._turns)
+        self._turns, self._ids, self._said = [], (), ()
+        self._prompt, self._asked, self._tools = (), (), ()
+        self._rewarded.clear()
+
+
+def _rewarded(turns: Sequence[SampledTurn], index: int, amount: float) -> list[SampledTurn]:
+    """The same turns, of which one earned more."""
+    changed = list(turns)
+    changed[index] = replace(changed[index], reward=changed[index].reward + amount)
+    return changed

@@ -1,0 +1,226 @@
+"""Continuous batching: each step adds a token to every answer that is under way, of whatever version.
+
+    submit ─► waiting ─► joins the batch of its version ─► a token a step ─► at eos or its length it leaves
+
+A request joins between two tokens of the others and waits for none of them to end. Its version answers all of
+it: a newer one that is loaded meanwhile answers those that come after. A version in use is not dropped.
+"""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from penstock.protocol.specification import Probe
+from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
+from penstock.workloads.language.engine.loaded_networks import LoadedNetworks
+from penstock.workloads.language.engine.requests import Growing, Request
+from penstock.workloads.language.engine.running_batch import RunningBatch
+from penstock.workloads.language.generation.drawing import draw, only_likely
+
+
+class ContinuousEngine:
+    """Thread-safe; one thread calls `run`, or `step`. max_rows: answers under way; the others wait."""
+
+    def __init__(
+        self,
+        loaded: LoadedAdapters | LoadedNetworks,
+        *,
+        eos_id: int,
+        pad_id: int,
+        max_rows: int = 32,
+        seed: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        self._loaded, self._eos, self._pad, self._max_rows = loaded, eos_id, pad_id, max_rows
+        self._device = device or torch.device("cpu")
+        self._random = torch.Generator().manual_seed(seed)
+        self._batches: dict[int, tuple[RunningBatch, list[_Row]]] = {}
+        self._waiting: deque[Growing] = deque()
+        self._has_work = threading.Condition()
+        self._network, self._turn = threading.Lock(), threading.Lock()
+
+    # ---- from any thread
+
+    def submit(self, request: Request, on_change: Callable[[Growing], None] = lambda _: None) -> Growing:
+        """Have a request answered. Raises ValueError for a version that is not loaded."""
+        growing = Growing(request, on_change)
+        with self._has_work:
+            if request.version and request.version not in self._loaded.versions:
+                raise ValueError(
+                    f"version={request.version}: is not loaded; loaded are {self._loaded.versions}"
+                )
+            self._waiting.append(growing)
+            self._has_work.notify_all()
+        return growing
+
+    def load(self, version: int, blob: bytes) -> None:
+        """See `LoadedAdapters.load`; answers under way wait for it."""
+        with self._before_next_step():
+            self._loaded.load(version, blob)
+
+    def drop(self, version: int) -> bool:
+        """Let go of a version; False: it answers somebody, and stays."""
+        with self._before_next_step(), self._has_work:
+            if version in self._batches or any(one.request.version == version for one in self._waiting):
+                return False
+            self._loaded.drop(version)
+            return True
+
+    def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
+        """Joint log-probability of each of the probe's rows under a version, as it is loaded here."""
+        with self._before_next_step():
+            return self._loaded.probe_answer(version, probe)
+
+    @property
+    def versions(self) -> list[int]:
+        """Those that are loaded, ascending."""
+        return self._loaded.versions
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait for room."""
+        return len(self._waiting)
+
+    @property
+    def under_way(self) -> int:
+        """Answers that grow."""
+        return sum(len(rows) for _, rows in self._batches.values())
+
+    # ---- the thread of the engine
+
+    def run(self, is_over: Callable[[], bool], wait_s: float = 0.1) -> None:
+        """Answer until it is over, which is asked at least every `wait_s`; then cancel what is left."""
+        while not is_over():
+            if not self.step():
+                with self._has_work:
+                    self._has_work.wait_for(lambda: bool(self._waiting), wait_s)
+        with self._has_work:
+            left = [row.growing for _, rows in self._batches.values() for row in rows] + [*self._waiting]
+            self._batches.clear()
+            self._waiting.clear()
+        for growing in left:
+            growing.finish = "cancelled"
+            growing.on_change(growing)
+
+    def step(self) -> bool:
+        """A token for each answer under way, and the first for those that join; False: there was nothing."""
+        with self._turn:
+            pass  # Who waits for the network goes first: a lock alone would come back to this thread.
+        with self._network, torch.inference_mode():
+            joining, changed = self._joining()
+            for version in sorted({*self._batches, *joining}):
+                changed += self._step_or_fail(version, joining.get(version, []))
+        for growing in changed:
+            growing.on_change(growing)
+        return bool(changed)
+
+    @contextmanager
+    def _before_next_step(self) -> Iterator[None]:
+        """Have the network between two steps."""
+        with self._turn, self._network:
+            yield
+
+    def _joining(self) -> tuple[dict[int, list[Growing]], list[Growing]]:
+        """Those for whom there is room, by version, and those that were cancelled while they waited."""
+        joining: dict[int, list[Growing]] = {}
+        gone: list[Growing] = []
+        with self._has_work:
+            room = self._max_rows - self.under_way
+            while self._waiting and room > 0:
+                growing = self._waiting.popleft()
+                if growing.is_cancelled:
+                    growing.finish = "cancelled"
+                    gone.append(growing)
+                    continue
+                joining.setdefault(growing.request.version, []).append(growing)
+                room -= 1
+        return joining, gone
+
+    def _step_or_fail(self, version: int, joining: list[Growing]) -> list[Growing]:
+        """A step of a version; where it cannot go on its answers fail, and those of others do not."""
+        try:
+            return self._step(version, joining)
+        except Exception as error:  # noqa: BLE001 - handed to the callers
+            _, rows = self._batches.pop(version, (None, []))
+            failed = list({id(one): one for one in [*(row.growing for row in rows), *joining]}.values())
+            for growing in failed:
+                growing.error, growing.finish = error, "failed"
+            return failed
+
+    def _step(self, version: int, joining: list[Growing]) -> list[Growing]:
+        batch, rows = self._batches.setdefault(version, (RunningBatch(self._pad, self._device), []))
+        logits: list[Tensor] = []
+        with self._loaded.using(version) as network:
+            if rows:
+                newest = torch.tensor([row.growing.ids[-1] for row in rows], device=self._device)
+                logits.append(batch.forward(network, newest))
+            if joining:
+                logits.append(batch.join(network, [growing.request.ids for growing in joining]))
+        rows += [_Row(growing, self._random) for growing in joining]
+        for row, log_probs in zip(rows, torch.cat(logits).log_softmax(-1), strict=True):
+            row.take(log_probs, self._eos)
+        self._leave(version, batch, rows)
+        return [row.growing for row in rows]
+
+    def _leave(self, version: int, batch: RunningBatch, rows: list["_Row"]) -> None:
+        kept = [index for index, row in enumerate(rows) if not row.growing.finish]
+        if len(kept) == len(rows):
+            return
+        if not kept:
+            del self._batches[version]
+            return
+        batch.keep(torch.tensor(kept, device=self._device))
+        self._batches[version] = (batch, [rows[index] for index in kept])
+
+
+class _Row:
+    """An answer with what draws its tokens."""
+
+    def __init__(self, growing: Growing, shared: torch.Generator) -> None:
+        self.growing, seed = growing, growing.request.seed
+        self._random = shared if seed is None else torch.Generator().manual_seed(seed)
+
+    def take(self, log_probs: Tensor, eos_id: int) -> None:
+        """Draw the next token from log-probabilities [V]; one that is cancelled draws none."""
+        growing, request = self.growing, self.growing.request
+        if growing.is_cancelled:
+            growing.finish = "cancelled"
+            return
+        if not bool(torch.isfinite(log_probs.max())):
+            growing.error = ArithmeticError(f"version {request.version}: its probabilities are no numbers")
+            growing.finish = "failed"
+            return
+        try:
+            shares = self._other_logits(log_probs) if request.has_other_logits else log_probs
+            token = int(shares.argmax()) if request.deterministic else self._drawn(shares)
+            log_prob = float(log_probs[token])
+        except Exception as error:  # noqa: BLE001 - handed to the caller; the others of the batch go on
+            growing.error, growing.finish = error, "failed"
+            return
+        growing.ids.append(token)
+        growing.log_prob.append(log_prob)
+        if token == (eos_id if request.end is None else request.end):
+            growing.finish = "eos"
+        elif len(growing.ids) == request.most:
+            growing.finish = "length"
+
+    def _other_logits(self, log_probs: Tensor) -> Tensor:
+        request, shares = self.growing.request, log_probs.clone()
+        for token, amount in request.bias.items():
+            shares[token] += amount
+        for token, times in Counter(self.growing.ids).items():
+            shares[token] -= request.presence_penalty + times * request.frequency_penalty
+        return shares.log_softmax(-1)
+
+    def _drawn(self, shares: Tensor) -> int:
+        request = self.growing.request
+        if request.temperature != 1.0:
+            shares = (shares / request.temperature).log_softmax(-1)
+        if request.top_p != 1.0:
+            shares = only_likely(shares, request.top_p)
+        uniform = torch.rand(1, generator=self._random, dtype=torch.float64).to(shares.device)
+        return int(draw(shares[None], uniform))

@@ -1,0 +1,79 @@
+"""The engine that answers single requests, by its name.
+
+    transformers   `continuous_engine`, which runs everywhere
+    NAME           what an installed package offers under the entry point NAME of the group `penstock.engines`
+
+An engine holds one base model and an adapter for each version, or each version whole where all weights are
+trained. What it returns as the log-probability of a token is that of the whole distribution at temperature 1
+under the version that drew it: the learner corrects what differs from its own, up to
+`algorithm.behaviour_weight_cap`.
+"""
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, Final, Protocol
+
+from penstock.config.settings import ConfigurationError
+from penstock.protocol.specification import Probe
+from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
+from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
+from penstock.workloads.language.engine.loaded_networks import LoadedNetworks
+from penstock.workloads.language.engine.requests import Growing, Request
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
+
+GROUP: Final = "penstock.engines"
+OWN: Final = "transformers"
+
+
+class TextEngine(Protocol):
+    """Thread-safe; one thread calls `run`. Version 0 is the model that training began with."""
+
+    def submit(self, request: Request, on_change: Callable[[Growing], None] = ...) -> Growing:
+        """Have a request answered under its version; raises ValueError for one that is not loaded."""
+
+    def load(self, version: int, blob: bytes) -> None:
+        """Hold the weights of a version; raises ValueError for those of another policy."""
+
+    def drop(self, version: int) -> bool:
+        """Let go of a version; False: it answers somebody, and stays."""
+
+    def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
+        """Joint log-probability of each of the probe's rows under a version, as it is loaded."""
+
+    @property
+    def versions(self) -> list[int]:
+        """Those that are loaded, ascending."""
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait for room."""
+
+    def run(self, is_over: Callable[[], bool], wait_s: float = ...) -> None:
+        """Answer until it is over; then cancel what is left."""
+
+
+def open_engine(
+    name: str, policy: LanguagePolicy, *, eos_id: int, pad_id: int, max_rows: int, seed: int
+) -> TextEngine:
+    """Return the engine of a name over a policy, whose network it owns from now on.
+
+    max_rows: answers under way. seed: of what it draws. Another package's engine is made by what its entry
+    point names, called with the same arguments. Raises ConfigurationError for one that is not installed or
+    cannot be loaded.
+    """
+    own: dict[str, Any] = {"eos_id": eos_id, "pad_id": pad_id, "max_rows": max_rows, "seed": seed}
+    if name == OWN:
+        loaded = LoadedAdapters(policy) if policy.section.lora else LoadedNetworks(policy)
+        return ContinuousEngine(loaded, **own, device=policy.device)
+    offered = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in offered:
+        raise ConfigurationError(
+            f"environment.kwargs.engine={name!r}: no installed package offers it (entry points of "
+            f"{GROUP!r}); use one of {', '.join(sorted({OWN, *offered}))}"
+        )
+    try:
+        make: Callable[..., TextEngine] = offered[name].load()
+    except (ImportError, AttributeError) as error:
+        text = f"environment.kwargs.engine={name!r}: {offered[name].value} cannot be loaded: {error}"
+        raise ConfigurationError(text) from error
+    return make(policy, **own)

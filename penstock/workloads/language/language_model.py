@@ -1,0 +1,105 @@
+"""The learner's side of a language model: policy, algorithm of tokens, probe."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from penstock.config.sections.token import TokenPPOSection
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.workload import Workload, load
+from penstock.protocol.specification import Probe
+from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
+from penstock.workloads.plugin.learning import (
+    AlgorithmMaker,
+    Model,
+    RankGroup,
+    TokenPPO,
+    choose,
+    hardware_of,
+    model_of,
+    target_of,
+)
+
+ALGORITHMS: Final[Mapping[str, AlgorithmMaker]] = {"token_ppo": TokenPPO}
+PROBE_ROWS: Final = 4
+PROBE_TOKENS: Final = 8
+
+
+def make_model(settings: Settings, workload: Workload, group: RankGroup, device: torch.device) -> Model:
+    """Return the model of a run of a language model.
+
+    Raises ConfigurationError for settings that do not fit together.
+    """
+    observation, action = load(workload.spaces)(settings.environment)
+    held = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.kl_coefficient > 0.0
+    policy = build(observation, action, settings.policy, settings.seed, has_reference=held, learns=True)
+    _check_critic(settings, policy)
+    _check_length(settings, policy)
+    _begin(policy)
+    algorithm = choose(
+        ALGORITHMS,
+        policy.to(device),
+        settings.algorithm,
+        seed=settings.seed,
+        hardware=hardware_of(settings.learner, group),
+        learns="writes tokens",
+    )
+    replica = build(observation, action, settings.policy, settings.seed)
+    probe = make_probe(policy.vocabulary, settings.seed)
+    target = target_of(settings, workload)
+    return model_of(settings, algorithm, replica, (observation, action), probe, device, target)
+
+
+def make_probe(vocabulary: int, seed: int) -> Probe:
+    """Return a few short rows of random tokens.
+
+    The answer is the joint log-probability of all but the first of each.
+    """
+    rows = np.random.default_rng(seed).integers(vocabulary, size=(PROBE_ROWS, PROBE_TOKENS + 1))
+    return Probe(observation={"observation": rows[:, :-1].copy()}, action={"action": rows[:, 1:].copy()})
+
+
+def _begin(policy: LanguagePolicy) -> None:
+    """Take the weights of `policy.kwargs.begin_with`, if any.
+
+    Raises ConfigurationError for those of another network.
+    """
+    place = policy.section.begin_with
+    if not place:
+        return
+    try:
+        policy.load(Path(place).read_bytes())
+    except OSError as error:
+        raise ConfigurationError(
+            f"policy.kwargs.begin_with={place!r}: {error.strerror}; name a file of weights, or leave it out"
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(
+            f"policy.kwargs.begin_with={place!r}: holds no weights of this network ({error}); name those of "
+            "a run with the same policy section"
+        ) from error
+
+
+def _check_critic(settings: Settings, policy: LanguagePolicy) -> None:
+    section = settings.algorithm
+    if not isinstance(section, TokenPPOSection):
+        return
+    if policy.section.critic == "adapter" and section.advantage != "gae":
+        raise ConfigurationError(
+            f"policy.kwargs.critic='adapter': algorithm.advantage={section.advantage!r} does without a "
+            "critic; leave critic out, or say advantage='gae'"
+        )
+
+
+def _check_length(settings: Settings, policy: LanguagePolicy) -> None:
+    goes_on = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.bootstrap_truncated
+    # What follows a row is valued behind its last token.
+    length, most = settings.actor.unroll_length + goes_on, policy.positions
+    if most is not None and length > most:
+        raise ConfigurationError(
+            f"actor.unroll_length={length}: the model of policy.kwargs.model={policy.section.model!r} reads "
+            f"{most} tokens; use at most that for prompt and response"
+        )

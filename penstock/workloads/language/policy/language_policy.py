@@ -1,0 +1,193 @@
+"""A causal language model as a policy.
+
+Rows of tokens in, log-probabilities and values of the next tokens out.
+
+    network     what generates; all of it, or its adapter, is trained and published, and is the `state_dict`
+    critic      makes values of the features that the last layer reads, or of its own; stays with the learner
+    reference   the policy that training began with: the network with its adapter switched off, or a copy
+
+Used by one thread.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from penstock.config.settings import ConfigurationError, PolicySection
+from penstock.policy.acting.drawing import ExplorationSlots
+from penstock.policy.tokens import TokenOutputs, TokenRows
+from penstock.policy.weights import load_into
+from penstock.protocol.spaces import Discrete, Space
+from penstock.protocol.tensor import Array
+from penstock.workloads.language.policy import adapter_network as networks
+from penstock.workloads.language.policy.critic import AdapterCritic, ValueHead
+from penstock.workloads.language.policy.policy_section import LanguageSection, language_section
+
+
+class LanguagePolicy(nn.Module):
+    """A `penstock.policy.tokens.TokenPolicy`.
+
+    has_reference: False: without the copy that is the reference of all weights.
+    """
+
+    def __init__(self, section: LanguageSection, seed: int, *, has_reference: bool = True) -> None:
+        super().__init__()
+        self.section = section
+        self.network = networks.make_network(section, seed)
+        self._frozen = None if section.lora or not has_reference else _frozen(self.network)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            self.critic = self._make_critic()
+
+    def _make_critic(self) -> ValueHead | AdapterCritic:
+        if self.section.critic == "adapter":
+            return AdapterCritic(self.network, checkpoints=self.section.gradient_checkpointing)
+        return ValueHead(networks.width(self.network))
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that it knows: ids 0 … V−1."""
+        return int(self.network.get_output_embeddings().weight.shape[0])
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens that it reads, prompt and response together; None: no bound is known."""
+        most: int | None = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+        return most
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device where it lies."""
+        device: torch.device = self.network.device
+        return device
+
+    # ---- what is published
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return what is published and trained, by the name that it has in an `adapter_model.safetensors`."""
+        return networks.trained(self.network)
+
+    @property
+    def published(self) -> nn.Module:
+        """Return this network: all of it is published."""
+        return self
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
+        """`trained`, sharing its memory; neither frozen weights nor the critic."""
+        return {name: parameter.detach() for name, parameter in self.trained().items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
+        """Inverse of `state_dict`; raises ValueError that names what is missing, unknown or misshapen."""
+        own = self.state_dict()
+        if own.keys() != state_dict.keys():
+            raise ValueError(f"weights: {sorted(own.keys() ^ state_dict.keys())[:8]} on one side only")
+        for name, tensor in own.items():
+            if tensor.shape != state_dict[name].shape:
+                raise ValueError(f"weights.{name}: {tuple(state_dict[name].shape)} for {tuple(tensor.shape)}")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state_dict[name])
+
+    # ---- what a learner asks
+
+    def outputs(self, rows: TokenRows) -> TokenOutputs:
+        """Return the outputs of the policy, differentiable."""
+        if self.section.gradient_checkpointing:
+            networks.keep_fewer_activations(self.network)
+        logits, features = networks.read(self.network, rows.tokens, rows.present, rows.place)
+        log_probs = logits.float().log_softmax(-1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return TokenOutputs(_chosen(log_probs, rows.action), entropy, self._values(rows, features))
+
+    def _values(self, rows: TokenRows, features: Tensor) -> Tensor:
+        """Return V of the places; features: what the policy's last layer has read there."""
+        if isinstance(self.critic, AdapterCritic):
+            own: Tensor = self.critic(rows)
+            return own
+        read = features if self.section.shared_trunk else features.detach()
+        values: Tensor = self.critic(read.float()).float()
+        return values
+
+    @torch.no_grad()
+    def reference_log_prob(self, rows: TokenRows) -> Tensor:
+        """Log-probabilities of the actions under the policy that training began with, [n]."""
+        with self._reference() as network:
+            logits, _ = networks.read(network, rows.tokens, rows.present, rows.place)
+        return _chosen(logits.float().log_softmax(-1), rows.action)
+
+    @contextmanager
+    def _reference(self) -> Iterator[networks.Network]:
+        if self.section.lora:
+            with self.network.disable_adapter():
+                yield self.network
+        else:
+            assert self._frozen is not None, "this policy was made without a reference"
+            yield self._frozen
+
+    # ---- what an actor asks
+
+    def load(self, blob: bytes) -> None:
+        """Generate with these weights from now on, all or none; raises ValueError for those of another."""
+        load_into(self, blob)
+
+    def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
+        """Do nothing: tokens are sampled as the policy says."""
+
+    def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array]) -> NDArray[np.float32]:
+        """Joint log-probability float32 [P] of each row's tokens. observation, action: whole rows, [P, L]."""
+        tokens, following = (
+            torch.from_numpy(np.array(arrays[name], np.int64)).to(self.device)
+            for name, arrays in (("observation", observation), ("action", action))
+        )
+        place = torch.arange(tokens.numel(), device=self.device)
+        with torch.inference_mode():
+            rows = TokenRows(tokens, torch.ones_like(tokens, dtype=torch.bool), place, following.flatten())
+            answer = self.outputs(rows).log_prob.view(tokens.shape).sum(1)
+        result: NDArray[np.float32] = answer.cpu().numpy()
+        return result
+
+    def acting_log_prob(
+        self, observation: Mapping[str, Array], action: Mapping[str, Array]
+    ) -> NDArray[np.float32]:
+        """Return `log_prob` of the network that generates, float32 [P], for the probe."""
+        return self.log_prob(observation, action)
+
+
+def build(
+    observation: Space,
+    action: Space,
+    section: PolicySection,
+    seed: int,
+    *,
+    has_reference: bool = False,
+    learns: bool = False,
+) -> LanguagePolicy:
+    """From the `policy` section of a run; raises ConfigurationError.
+
+    learns: with the adapter of a critic of its own, which nothing but a learner asks.
+    """
+    language = language_section(section)
+    if not learns:
+        language = language.model_copy(update={"critic": "head"})
+    policy = LanguagePolicy(language, seed, has_reference=has_reference)
+    for name, space in (("observation", observation), ("action", action)):
+        if not isinstance(space, Discrete) or space.n != policy.vocabulary:
+            raise ConfigurationError(
+                f"policy.kwargs.model={policy.section.model!r}: knows {policy.vocabulary} tokens, and the "
+                f"{name} space is {space}; use the tokenizer that belongs to it"
+            )
+    return policy
+
+
+def _chosen(log_probs: Tensor, action: Tensor) -> Tensor:
+    return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def _frozen(network: networks.Network) -> networks.Network:
+    return copy.deepcopy(network).requires_grad_(False)

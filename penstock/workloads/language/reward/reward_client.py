@@ -1,0 +1,165 @@
+"""Rewards from a reward service, over one connection.
+
+Scores are a function of the samples, so a call whose reply was lost is simply sent again. A call of more
+samples than a request may hold is sent as several; if the model behind the address changes between them, it
+begins again.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from penstock.protocol.limits import MAX_MESSAGE_BYTES, MESSAGE_OVERHEAD_BYTES
+from penstock.protocol.refusal import Reason, Refusal, Refused
+from penstock.rpc.auth import Credentials
+from penstock.rpc.call_status import is_repeatable, text_of
+from penstock.rpc.channel import open_channel
+from penstock.runtime.retry import Interrupted, full_jitter, retry
+from penstock.v1 import reward_pb2 as pb
+from penstock.v1.reward_pb2_grpc import RewardServiceStub
+from penstock.workloads.language.reward.reward_messages import (
+    MAX_REWARD_SAMPLES,
+    model_from_proto,
+    rewards_from_proto,
+    sample_to_proto,
+)
+from penstock.workloads.language.reward.reward_source import (
+    BadReward,
+    BadSample,
+    Rewards,
+    Sample,
+    ScoredBy,
+    Unavailable,
+    checked,
+)
+
+T = TypeVar("T")
+
+DEADLINE_S: Final = 30.0
+PLAINTEXT: Final = Credentials()
+"""On loopback and unix sockets."""
+_LEAST_S: Final = 0.001
+_MAX_BYTES: Final = MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES
+
+
+class RewardClient:
+    """See the module; used by any number of threads. Connects when first used.
+
+    `address`: HOST:PORT or unix:/path. `deadline_s`: of a call with all its requests and repetitions.
+    Raises ValueError for a malformed address or plaintext that was not asked for.
+    """
+
+    def __init__(
+        self, address: str, *, credentials: Credentials = PLAINTEXT, deadline_s: float = DEADLINE_S
+    ) -> None:
+        self._address, self._deadline_s = address, deadline_s
+        self._whose = f"the reward service at {address}"
+        self._channel = open_channel(address, credentials)
+        self._stub = RewardServiceStub(self._channel)
+        self._closed = threading.Event()
+
+    def describe(self) -> ScoredBy:
+        """Return the model that scores there; raises Unavailable."""
+        until_s = time.monotonic() + self._deadline_s
+        request = pb.DescribeModelRequest()
+        reply: pb.DescribeModelReply = self._call(partial(self._stub.DescribeModel, request), until_s)
+        return model_from_proto(reply.model)
+
+    def score(self, samples: Sequence[Sample]) -> Rewards:
+        """Return their rewards, all of one model; raises BadSample, BadReward, Unavailable."""
+        if not samples:
+            return Rewards((), self.describe())
+        until_s = time.monotonic() + self._deadline_s
+        while True:
+            parts = [self._part(request, until_s) for request in _requests(samples)]
+            if len({part.by for part in parts}) == 1:
+                return Rewards(tuple(value for part in parts for value in part.values), parts[0].by)
+
+    def judge(self, sample: Sample) -> dict[str, float]:
+        """Return what people are expected to say of a response, 0 to 1 by head.
+
+        Raises BadSample, BadReward, Unavailable; BadSample where the model there has one head alone.
+        """
+        until_s = time.monotonic() + self._deadline_s
+        request = pb.ScoreRequest(samples=[sample_to_proto(sample)])
+        reply: pb.JudgeReply = self._call(partial(self._asked, self._stub.Judge, request), until_s)
+        if len(reply.judgements) != 1:
+            raise BadReward(f"{self._whose}: {len(reply.judgements)} judgements of one sample")
+        shares = dict(reply.judgements[0].shares)
+        checked(list(shares.values()), len(shares), self._whose)
+        return shares
+
+    def close(self) -> None:
+        """End the connection and what is going on over it."""
+        self._closed.set()
+        self._channel.close()
+
+    def _part(self, request: pb.ScoreRequest, until_s: float) -> Rewards:
+        reply: pb.ScoreReply = self._call(partial(self._asked, self._stub.Score, request), until_s)
+        return rewards_from_proto(reply, len(request.samples), self._whose)
+
+    def _asked(self, call: Any, request: pb.ScoreRequest, *, timeout: float) -> Any:
+        reply = call(request, timeout=timeout)
+        refusal = Refusal.from_proto(reply.refusal)
+        if refusal is not None:
+            raise Refused(refusal)
+        return reply
+
+    def _attempt(self, call: Callable[..., T], until_s: float) -> T:
+        try:
+            return call(timeout=self._timeout_s(until_s))
+        except ValueError as error:  # how a channel says that it was closed just now
+            if self._closed.is_set():
+                raise Interrupted from error
+            raise
+
+    def _timeout_s(self, until_s: float) -> float:
+        """Of one attempt: silence is waited for half of the time, then asked again."""
+        return max(_LEAST_S, min(until_s - time.monotonic(), self._deadline_s / 2))
+
+    def _call(self, call: Callable[..., T], until_s: float) -> T:
+        """The reply of a call; what it ends with becomes an error of this package."""
+        try:
+            return retry(
+                lambda: self._attempt(call, until_s),
+                retryable=lambda error: is_repeatable(error) or _is_overloaded(error),
+                stop=self._closed,
+                give_up_s=max(0.0, until_s - time.monotonic()),
+                delays=full_jitter(cap_s=1.0),
+            )
+        except Interrupted as error:
+            raise Unavailable(f"{self._whose}: the client was closed") from error
+        except Refused as error:
+            if _is_overloaded(error):
+                raise Unavailable(f"{self._whose}: {error}") from error
+            raise BadSample(f"{self._whose}: {error}") from error
+        except grpc.RpcError as error:
+            if is_repeatable(error):
+                raise Unavailable(
+                    f"{self._whose}: no answer within {self._deadline_s:g} s: {text_of(error)}"
+                ) from error
+            raise BadReward(f"{self._whose}: {text_of(error)}") from error
+
+
+def _is_overloaded(error: Exception) -> bool:
+    return isinstance(error, Refused) and error.refusal.reason is Reason.OVERLOADED
+
+
+def _requests(samples: Sequence[Sample]) -> Iterator[pb.ScoreRequest]:
+    """As few requests as hold the samples in order; raises BadSample for one that no message holds."""
+    request, size = pb.ScoreRequest(), 0
+    for index, sample in enumerate(samples):
+        message = sample_to_proto(sample)
+        needed = message.ByteSize() + 8
+        if needed > _MAX_BYTES:
+            raise BadSample(f"samples[{index}]: {needed} bytes, at most {_MAX_BYTES}")
+        if len(request.samples) == MAX_REWARD_SAMPLES or size + needed > _MAX_BYTES:
+            yield request
+            request, size = pb.ScoreRequest(), 0
+        request.samples.append(message)
+        size += needed
+    yield request

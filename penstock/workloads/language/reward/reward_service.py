@@ -1,0 +1,209 @@
+"""The reward service: one reward model behind gRPC, in its own process so that it can have its own GPU.
+
+    bytes ─► gate (who calls, how often) ─► outline ─► parse ─► limits ─► token ids ─► batcher ─► scores
+
+The service is stateless: it remembers nothing between calls, and any number of services serve the same model.
+An error of a request is a refusal inside the reply that names the sample; a full queue is OVERLOADED with a
+time to try again.
+"""
+
+import asyncio
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import torch
+
+from penstock.config.settings import Settings
+from penstock.protocol.limits import MAX_MESSAGE_BYTES
+from penstock.protocol.refusal import Reason, Refusal, Refused
+from penstock.rpc.access import ACTOR, CLIENT, Calls
+from penstock.rpc.boundary import Boundary, CallRule
+from penstock.runtime import metrics
+from penstock.runtime.compute_threads import ComputePool, run_loop
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.health import Health, serve_http
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.loop_lag import EVENT_LOOP, watch_loop
+from penstock.runtime.server_frame import ServerFrame, setter
+from penstock.v1 import reward_pb2 as pb
+from penstock.workloads.language.heads.heads_model import HeadsModel
+from penstock.workloads.language.reward.opening import load_model
+from penstock.workloads.language.reward.reward_batcher import Batcher
+from penstock.workloads.language.reward.reward_messages import (
+    MAX_REWARD_SAMPLES,
+    model_to_proto,
+    read_score_request,
+    reply_to_proto,
+    sample_from_proto,
+)
+from penstock.workloads.language.reward.reward_metrics import ROLE
+from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.reward.reward_source import BadReward
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "penstock.v1.RewardService"
+CALLS: Final[Calls] = {
+    f"/{NAME}/Score": ACTOR,
+    f"/{NAME}/DescribeModel": ACTOR,
+    f"/{NAME}/Judge": ACTOR | CLIENT,
+}
+"""Which party may call what."""
+SCORING: Final = "scoring"
+STALL_S: Final = 120.0
+"""A batch that takes longer will not end."""
+MAX_BATCH_ROWS: Final = 256
+DRAIN_GRACE_S: Final = 10.0
+RULES: Final = {name: CallRule(parse=read_score_request) for name in ("Score", "Judge")}
+
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+
+
+class RewardService:
+    """The calls of reward.proto; one event loop uses it."""
+
+    def __init__(self, model: RewardModel | HeadsModel, batcher: Batcher) -> None:
+        self._model, self._batcher = model, batcher
+        # Text takes long to tokenise, and a tokenizer is one thread's.
+        self._encoding = ComputePool(1, "encoding")
+        self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """End its thread."""
+        self._encoding.shutdown()
+
+    def add_to(self, server: "grpc.aio.Server") -> None:
+        """Serve all calls from `server`."""
+        handlers = {
+            "Score": grpc.unary_unary_rpc_method_handler(
+                self.score,
+                request_deserializer=pb.ScoreRequest.FromString,
+                response_serializer=pb.ScoreReply.SerializeToString,
+            ),
+            "Judge": grpc.unary_unary_rpc_method_handler(
+                self.judge,
+                request_deserializer=pb.ScoreRequest.FromString,
+                response_serializer=pb.JudgeReply.SerializeToString,
+            ),
+            "DescribeModel": grpc.unary_unary_rpc_method_handler(
+                self.describe,
+                request_deserializer=pb.DescribeModelRequest.FromString,
+                response_serializer=pb.DescribeModelReply.SerializeToString,
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
+
+    async def score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreReply:
+        """See reward.proto."""
+        try:
+            rows = await self._loop.run_in_executor(self._encoding, self._rows, request)
+            scores = await self._batcher.ask(rows)
+        except BadReward as error:
+            return pb.ScoreReply(refusal=_refused(Refusal(reason=Reason.INVALID, detail=str(error))))
+        except Refused as error:
+            return pb.ScoreReply(refusal=_refused(error.refusal))
+        return reply_to_proto(scores, self._model.by)
+
+    async def judge(self, request: pb.ScoreRequest, _context: Context) -> pb.JudgeReply:
+        """See reward.proto."""
+        model = self._model
+        if not isinstance(model, HeadsModel):
+            text = "this model has one head: train one with `penstock reward train --head NAME=SCALE`"
+            return pb.JudgeReply(refusal=_refused(Refusal(reason=Reason.INVALID, detail=text)))
+        try:
+            rows = await self._loop.run_in_executor(self._encoding, self._rows, request)
+            found = await self._batcher.alone(lambda: model.judge_rows(rows))
+        except BadReward as error:
+            return pb.JudgeReply(refusal=_refused(Refusal(reason=Reason.INVALID, detail=str(error))))
+        except Refused as error:
+            return pb.JudgeReply(refusal=_refused(error.refusal))
+        judged = [pb.JudgedResponse(shares=one.shares, reward=one.reward) for one in found]
+        return pb.JudgeReply(judgements=judged, model=model_to_proto(model.by))
+
+    async def describe(self, _request: pb.DescribeModelRequest, _context: Context) -> pb.DescribeModelReply:
+        """See reward.proto."""
+        return pb.DescribeModelReply(
+            model=model_to_proto(self._model.by),
+            max_samples=MAX_REWARD_SAMPLES,
+            max_tokens=self._model.encoder.max_tokens,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+        )
+
+    def _rows(self, request: pb.ScoreRequest) -> list[list[int]]:
+        """Token ids of each sample; raises Refused that names the first that cannot be scored."""
+        if not request.samples:
+            raise Refused(Refusal(reason=Reason.INVALID, detail="samples: give at least one"))
+        rows = []
+        for index, message in enumerate(request.samples):
+            try:
+                rows.append(self._model.encode(sample_from_proto(message)))
+            except ValueError as error:
+                text = f"samples[{index}]: {error}"
+                raise Refused(Refusal(reason=Reason.INVALID, detail=text)) from error
+        return rows
+
+
+def _refused(refusal: Refusal) -> Any:
+    """Return the message of a refusal, which is counted."""
+    metrics.REFUSALS.labels(refusal.reason.label).inc()
+    return refusal.to_proto()
+
+
+def main(
+    lifecycle: Lifecycle, settings: Settings, *, folder: Path, base: str | None, device: str, listen: str
+) -> int:
+    """Serve until the lifecycle drains; returns the exit code.
+
+    Raises ConfigurationError for a model, a device or an address that cannot be used.
+    """
+    torch.set_num_threads(settings.actor.threads)
+    health = Health(ROLE)
+    model = load_model(folder, base=base, device=device)
+    log.info("model loaded", extra={"model": model.by.name, "sha256": model.by.sha256, "device": device})
+    return run_loop(_serve(lifecycle, settings, health, model, listen))
+
+
+async def _serve(
+    lifecycle: Lifecycle, settings: Settings, health: Health, model: RewardModel | HeadsModel, listen: str
+) -> int:
+    stop = asyncio.Event()
+    lifecycle.on_drain(setter(stop))
+    boundary = Boundary(RULES, on_malformed=metrics.REFUSALS.labels("malformed").inc)
+    frame = ServerFrame(ROLE, (NAME,), settings, listen, boundary=boundary, calls=CALLS)
+    batcher = Batcher(
+        model.score_rows,
+        max_rows=MAX_BATCH_ROWS,
+        on_begin=lambda: health.expect(SCORING, "a batch is being scored"),
+        on_end=lambda: _rest(health),
+    )
+    service = RewardService(model, batcher)
+    service.add_to(frame.server)
+    watching = asyncio.create_task(watch_loop(partial(health.progress, EVENT_LOOP)))
+    health.watch(EVENT_LOOP, settings.broker.stall_timeout_s)
+    health.watch(SCORING, STALL_S)
+    health.suspend(SCORING)
+    try:
+        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+        address = frame.bind()
+        await frame.begin(metrics_port=metrics_port)
+        health.set_ready(True)
+        log.info("serving", extra={"address": address})
+        await stop.wait()
+        health.set_ready(False, "draining")
+        await frame.drain(DRAIN_GRACE_S)
+    finally:
+        watching.cancel()
+        await frame.close()
+        service.close()
+        batcher.close()
+    return EXIT_OK
+
+
+def _rest(health: Health) -> None:
+    """A batch was scored, and another may not come for long."""
+    health.progress(SCORING)
+    health.suspend(SCORING)

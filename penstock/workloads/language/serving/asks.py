@@ -1,0 +1,182 @@
+"""What a client asks for, and what it gets."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from penstock.protocol.refusal import invalid
+from penstock.registry.records import MAX_CLIENT_KEY_LENGTH
+from penstock.registry.routing import Arm
+from penstock.workloads.language.engine.requests import LEAST_TEMPERATURE, LEAST_TOP_P
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.plugin.serving import check_request_id
+
+MAX_COUNT: Final = 16
+MAX_STOPS: Final = 16
+MAX_TEXT: Final = 256
+"""Most characters of a stop text, and of what an answer begins with."""
+MAX_BIASED: Final = 1024
+"""Most token ids whose logits a request changes."""
+_MOST_BIAS: Final = 100.0
+
+Finish = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request as `GenerateRequest` describes it; None where it says nothing."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    request_id: str = ""
+    conversation_id: str = ""
+    client_key: str = ""
+    version: int = 0
+    arm: Arm | None = None
+    max_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    count: int = 1
+    not_learned: bool = False
+    regenerate: bool = False
+    begins_with: str = ""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    thought_tokens: int | None = None
+    show_thought: bool = False
+
+    def check(self, vocabulary: int, most_thought: int = 0) -> None:
+        """Raise Refused (INVALID) that names the field, for what cannot be answered.
+
+        most_thought: tokens of a thought; 0: the model does not think.
+        """
+        check_request_id(self.request_id)
+        check_client_key(self.client_key)
+        _check_history(self.messages)
+        _within("temperature", self.temperature, 0.0, 100.0)
+        if 0.0 < self.temperature < LEAST_TEMPERATURE:
+            raise invalid(f"temperature={self.temperature:g}: say 0, or {LEAST_TEMPERATURE:g} to 100")
+        _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        if not LEAST_TOP_P <= self.top_p <= 1.0:
+            raise invalid(f"top_p={self.top_p:g}: say {LEAST_TOP_P:g} to 1")
+        if not 1 <= self.count <= MAX_COUNT:
+            raise invalid(f"count={self.count}: ask for 1 to {MAX_COUNT} answers")
+        if len(self.stop) > MAX_STOPS or any(not 0 < len(text) <= MAX_TEXT for text in self.stop):
+            raise invalid(f"stop: give at most {MAX_STOPS} texts of 1 to {MAX_TEXT} characters")
+        if len(self.begins_with) > MAX_TEXT:
+            raise invalid(
+                f"begins_with: has {len(self.begins_with)} characters, at most {MAX_TEXT} are taken"
+            )
+        if len(self.logit_bias) > MAX_BIASED:
+            raise invalid(f"logit_bias: has {len(self.logit_bias)} tokens, at most {MAX_BIASED} are taken")
+        for token, amount in self.logit_bias.items():
+            if not 0 <= token < vocabulary:
+                raise invalid(f"logit_bias={token}: the vocabulary has the token ids 0 to {vocabulary - 1}")
+            _within(f"logit_bias[{token}]", amount, -_MOST_BIAS, _MOST_BIAS)
+        if (self.thought_tokens or 0) > most_thought:
+            remedy = (
+                f"ask for 0 to {most_thought}" if most_thought else "there are no thoughts here: leave it out"
+            )
+            raise invalid(f"thought_tokens={self.thought_tokens}: {remedy}")
+        if self.conversation_id and (self.client_key or self.version or self.arm is not None):
+            raise invalid("client_key, version, arm: a conversation has those that it was started with")
+
+    @property
+    def unlearned(self) -> str:
+        """Why the answer is not learned from, by how it is drawn; "": it may be."""
+        if self.not_learned:
+            return "unasked"
+        changed = (self.temperature, self.top_p, self.presence_penalty, self.frequency_penalty) != (
+            1,
+            1,
+            0,
+            0,
+        )
+        is_drawn_otherwise = changed or self.seed is not None or self.logit_bias or self.begins_with
+        return "sampling" if is_drawn_otherwise else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextAnswer:
+    """An answer. ids: as sampled. log_prob: of each. tokens: text of each. ended: by itself.
+
+    Of one that was blocked (`content_filter`) ids and log_prob are for the learner alone. before: ids between
+    the prompt and the answer. thought: what they hold that was thought; None: nothing.
+    """
+
+    message: Message
+    ids: tuple[int, ...]
+    log_prob: tuple[float, ...]
+    tokens: tuple[str, ...]
+    finish: Finish
+    ended: bool
+    before: tuple[int, ...] = ()
+    thought: "ToldThought | None" = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Return whether the guard let not all of it pass."""
+        return self.finish == "content_filter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldThought:
+    """What a caller is told of a thought.
+
+    tokens: how many it had. milliseconds: that it took. is_cut: its budget ended it. text, ids: what was
+    thought; None and (): it is hidden.
+    """
+
+    tokens: int
+    milliseconds: float
+    is_cut: bool
+    text: str | None = None
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextReply:
+    """Answers of one version; fields as in `GenerateReply`."""
+
+    answers: tuple[TextAnswer, ...]
+    version: int
+    update: int
+    arm: Arm
+    is_fallback: bool
+    prompt_tokens: int
+    conversation_id: str = ""
+    turn: int = 0
+    unlearned: str = ""
+
+
+def check_client_key(client_key: str) -> None:
+    """Raise Refused (INVALID) for one that is too long to be remembered."""
+    if len(client_key) > MAX_CLIENT_KEY_LENGTH:
+        raise invalid(f"client_key of {len(client_key)} characters: at most {MAX_CLIENT_KEY_LENGTH}")
+
+
+def _check_history(messages: Sequence[Message]) -> None:
+    """Raise Refused for messages that no answer follows: nothing is asked, or a tool answers no call."""
+    if not messages:
+        raise invalid("messages: give at least one")
+    last = len(messages) - 1
+    if messages[last].role == "assistant":
+        raise invalid(f"messages[{last}].role=assistant: nothing is asked; end with a user or a tool")
+    called = set[str]()
+    for index, message in enumerate(messages):
+        called |= {call.id for call in message.tool_calls}
+        if message.role == "tool" and message.tool_call_id not in called:
+            raise invalid(
+                f"messages[{index}].tool_call_id: no call before has the id {message.tool_call_id[:80]!r}; "
+                "send the assistant's message as it was answered"
+            )
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise invalid(f"{name}={value:g}: say {low:g} to {high:g}")

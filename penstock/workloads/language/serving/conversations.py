@@ -1,0 +1,494 @@
+"""All conversations of a server, and answers without one.
+
+start ─► generate … ─► end           reward at any time
+└── not heard of for the timeout ─► given up
+columns that are over wait for late rewards (serving.reward_window_s), then go to the learner
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.config.settings import ServingSection
+from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
+from penstock.registry.routing import Arm
+from penstock.rpc.identity import CALLER, Identity
+from penstock.runtime import metrics
+from penstock.workloads.language.conversation.chat_encoder import ChatEncoder, ForeignWord
+from penstock.workloads.language.conversation.live_conversation import LiveConversation, Sampled
+from penstock.workloads.language.serving import turn_rewards
+from penstock.workloads.language.serving.adapter_versions import AdapterVersions
+from penstock.workloads.language.serving.asks import Ask, TextReply, check_client_key
+from penstock.workloads.language.serving.column_experience import ColumnExperience
+from penstock.workloads.language.serving.held_memory import SAMPLED_BYTES, of_ask
+from penstock.workloads.language.serving.talk import Sibling, Talk
+from penstock.workloads.language.serving.text_answerer import Drawn, Prompt, Show, TextAnswerer
+from penstock.workloads.language.serving.turn_rewards import MAX_TURNS, Rewards
+from penstock.workloads.plugin.serving import (
+    CallerShares,
+    CanaryMonitor,
+    Choice,
+    Episode,
+    Episodes,
+    Opinion,
+    check_amount,
+    check_request_id,
+    count_not_learned,
+)
+
+Feedback = Callable[[str, Sequence[tuple[str, int, float]]], Awaitable[None]]
+"""Keeps rewards (conversation id, turn, amount) of a caller that came too late."""
+
+MAX_SIBLINGS: Final = 64
+"""Of one turn."""
+BYTES_PER_TOKEN: Final = 64
+"""More bytes of messages than this for each token that fits are not read at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What fits, in tokens.
+
+    most_tokens: of messages and answer together. column_tokens: of a column. answer_tokens: of an answer
+    where a request does not say. vocabulary: token ids that there are. most_lag: updates that a column may
+    span; None: any. thought_tokens: of a thought; 0: there are none. thought_room: of what stands between the
+    messages and an answer.
+    """
+
+    most_tokens: int
+    column_tokens: int
+    answer_tokens: int
+    vocabulary: int
+    most_lag: int | None
+    thought_tokens: int = 0
+    thought_room: int = 0
+
+
+class Conversations:
+    """One event loop uses it."""
+
+    def __init__(
+        self,
+        section: ServingSection,
+        limits: Limits,
+        encoder: ChatEncoder,
+        versions: AdapterVersions,
+        answerer: TextAnswerer,
+        episodes: Episodes,
+        experience: ColumnExperience | None,
+        feedback: Feedback | None,
+        canary_monitor: CanaryMonitor,
+        now: Callable[[], float],
+    ) -> None:
+        """experience: None where nothing is learned. feedback: None without a registry. now: in seconds."""
+        self._section, self.limits, self._encoder = section, limits, encoder
+        self._versions, self._answerer, self.episodes = versions, answerer, episodes
+        self._experience, self._feedback = experience, feedback
+        self._canary_monitor, self._now = canary_monitor, now
+        self._talks: dict[str, Talk] = {}
+        self._ripening: deque[tuple[float, Talk]] = deque()
+        self._held = CallerShares(section.max_buffered_bytes)
+        """Bytes of conversations that are open, or wait for late rewards."""
+        self._keeping = asyncio.Lock()
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything is learned from here."""
+        return self._experience is not None
+
+    # ------------------------------------------------------------ answers
+
+    async def generate(self, ask: Ask, until_s: float, show: Show) -> TextReply:
+        """Answer; raises Refused. until_s: by the clock of the event loop. show: see `TextAnswerer`."""
+        ask.check(self.limits.vocabulary, self.limits.thought_tokens)
+        self._check_beginning(ask)
+        owner, needed = CALLER.get(), self._needed(ask)
+        self._check_size(ask, owner, needed)
+        # Held from now on: answers that grow beside one another would each find the same room.
+        self._held.add(owner, needed)
+        try:
+            return await self._answer(ask, until_s, show)
+        finally:
+            self._held.add(owner, -needed)
+
+    async def _answer(self, ask: Ask, until_s: float, show: Show) -> TextReply:
+        if not ask.conversation_id:
+            return await self._without_memory(ask, until_s, show)
+        talk = self._open(ask.conversation_id)
+        try:
+            async with asyncio.timeout_at(until_s):
+                await talk.busy.acquire()
+        except TimeoutError as error:
+            text = "the caller's time was over while another answer of the conversation was under way"
+            raise Refused(Refusal(reason=Reason.DEADLINE, detail=text)) from error
+        try:
+            self._open(ask.conversation_id)
+            return talk.repeated(ask) or await self._next(talk, ask, until_s, show)
+        finally:
+            talk.busy.release()
+
+    async def _without_memory(self, ask: Ask, until_s: float, show: Show) -> TextReply:
+        choice = await self._chosen(ask)
+        most, room = self._most(ask), self.limits.thought_room
+        try:
+            ids = tuple(self._encoder.begin(ask.messages, ask.tools))
+        except ValueError as error:
+            raise _not_encoded(error) from error
+        if len(ids) + room + most > self.limits.most_tokens:
+            behind = f", {room} of a thought" if room else ""
+            raise invalid(
+                f"messages: {len(ids)} tokens{behind} and an answer of up to {most} do not fit into "
+                f"{self.limits.most_tokens}; send fewer messages or a smaller max_tokens"
+            )
+        prompt = Prompt(ids=ids, most=most, call_id=f"call-{ask.request_id[:32]}")
+        drawn = await self._drawn(choice, prompt, ask, until_s, show)
+        count_not_learned("unasked", sum(len(one.ids) for one in drawn.answers))
+        return _reply(drawn, choice.arm, prompt, {"unlearned": "no conversation"})
+
+    async def _next(self, talk: Talk, ask: Ask, until_s: float, show: Show) -> TextReply:
+        """Answer messages of a conversation that were not answered yet."""
+        if talk.next_turn >= MAX_TURNS:
+            raise invalid(f"conversation_id: has {MAX_TURNS} turns, more are not remembered: start another")
+        choice = self._versions.follow(talk.episode.arm, talk.episode.client_key)
+        update = 0 if choice.loaded is None else choice.loaded.update
+        most = self._most(ask)
+        try:
+            ids = talk.prompt_for(ask, self.limits.thought_room + most, update)
+        except ValueError as error:
+            raise _not_encoded(error) from error
+        finally:
+            self._count(talk)
+        if talk.siblings + ask.count > MAX_SIBLINGS:
+            raise invalid(
+                f"regenerate: {talk.siblings} answers to these messages are remembered, and no more than "
+                f"{MAX_SIBLINGS}; go on with one of them"
+            )
+        self._ripen(talk)
+        prompt = Prompt(ids=ids, most=most, call_id=f"call-{talk.episode.number}-{talk.next_turn}")
+        drawn = await self._drawn(choice, prompt, ask, until_s, show, talk.name)
+        unlearned = self._unlearned(talk, ask, drawn)
+        siblings = [self._sibling(drawn, index, unlearned) for index in range(len(drawn.answers))]
+        unlearned = unlearned or next((one.unlearned for one in siblings if one.unlearned), "")
+        if self._experience is not None:
+            self._experience.note_sampled(talk.name, drawn.version, drawn.answers)
+        named = {"conversation_id": talk.episode.id, "turn": talk.next_turn, "unlearned": unlearned}
+        reply = _reply(drawn, choice.arm, prompt, named)
+        talk.answered(ask, reply, siblings)
+        if talk.episode.opinion is not None:
+            talk.episode.opinion.turns = talk.turns
+        self._count(talk)
+        return reply
+
+    async def _drawn(
+        self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show, conversation: str = ""
+    ) -> Drawn:
+        if self._answerer.guard is not None:
+            self._answerer.guard.check_asked(ask.messages, choice.arm)
+        with self._versions.in_use(choice.loaded):
+            return await self._answerer.answer(choice, prompt, ask, until_s, show)
+
+    def _most(self, ask: Ask) -> int:
+        """Most tokens of an answer."""
+        thinker = self._answerer.thinker
+        whole = None if thinker is None else thinker.form.answer_tokens
+        most = ask.max_tokens or self.limits.answer_tokens
+        return most if whole is None else min(most, whole)
+
+    def _unlearned(self, talk: Talk, ask: Ask, drawn: Drawn) -> str:
+        if self._answerer.thinker is not None:
+            return "thought"
+        if not talk.episode.learned:
+            return talk.episode.unlearned_as
+        return ask.unlearned or ("fallback" if drawn.is_fallback else "")
+
+    def _sibling(self, drawn: Drawn, index: int, unlearned: str) -> Sibling:
+        one, penalty = drawn.answers[index], 0.0
+        if one.is_blocked and not unlearned:
+            penalty = 0.0 if self._answerer.guard is None else self._answerer.guard.penalty
+            unlearned = "" if penalty else "blocked"
+        sampled = Sampled(one.ids, one.log_prob, drawn.version, drawn.update)
+        return Sibling(
+            sampled=sampled, message=one.message, ended=one.ended, unlearned=unlearned, penalty=penalty
+        )
+
+    async def _chosen(self, ask: Ask) -> Choice:
+        if ask.version:
+            return await self._versions.exactly(ask.version)
+        if ask.arm is None:
+            return self._versions.choose(ask.client_key)
+        self._check_arm(ask.arm)
+        return self._versions.follow(ask.arm, ask.client_key)
+
+    def _check_arm(self, arm: Arm) -> None:
+        arms = self._versions.arms
+        found = {Arm.LATEST: True, Arm.PINNED: False}
+        if arms is not None:
+            found |= {Arm.ACTIVE: arms.active is not None, Arm.CANARY: arms.canary is not None}
+        if not found.get(arm, False):
+            text = f"arm={arm.value}: no version is on it; ask for latest, or for a version by its number"
+            raise Refused(Refusal(reason=Reason.UNKNOWN_VERSION, detail=text))
+
+    def _needed(self, ask: Ask) -> int:
+        """Bytes that an answer may come to hold: what was asked, and its tokens in a turn and in a reply."""
+        most = min(ask.max_tokens or self.limits.answer_tokens, self.limits.most_tokens)
+        return of_ask(ask) + 2 * SAMPLED_BYTES * ask.count * (self.limits.thought_room + most)
+
+    def _check_beginning(self, ask: Ask) -> None:
+        thinker = self._answerer.thinker
+        whole = None if thinker is None else thinker.form.answer_tokens
+        if whole is not None and ask.begins_with:
+            raise invalid(
+                f"begins_with={ask.begins_with[:40]!r}: every answer of this model has {whole} tokens of "
+                "its own; leave it out"
+            )
+
+    def _check_size(self, ask: Ask, owner: Identity | None, needed: int) -> None:
+        size, most = _bytes_of(ask), BYTES_PER_TOKEN * self.limits.most_tokens
+        if size > most:
+            raise invalid(f"messages: have {size} bytes, at most {most} are read; send fewer or shorter ones")
+        if needed > self._held.whole:
+            raise invalid(
+                f"n={ask.count}: the answers may come to hold {needed} bytes, and all callers together may "
+                f"hold {self._held.whole} (serving.max_buffered_bytes); ask for fewer, or for fewer tokens"
+            )
+        if not self._held.fits(owner, needed):
+            why = self._held.why_not(owner, "serving.max_buffered_bytes")
+            text = f"bytes of conversations: {why}; end some, or ask again later"
+            raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=1000))
+
+    def _count(self, talk: Talk) -> None:
+        size = talk.held_bytes if talk.episode.id in self._talks else 0
+        self._held.add(talk.episode.owner, size - talk.counted_bytes)
+        talk.counted_bytes = size
+
+    # ------------------------------------------------------------ start
+
+    def start(
+        self,
+        client_key: str,
+        request_id: str,
+        *,
+        not_learned: bool = False,
+        arm: Arm | None = None,
+        must_exist: bool = False,
+        opinions: bool = False,
+    ) -> Episode:
+        """A new conversation, or the one that this request has started before; raises Refused.
+
+        opinions: its rewards are what a person thinks of it.
+        """
+        check_client_key(client_key)
+        check_request_id(request_id)
+        episode = self.episodes.started_by(client_key, request_id)
+        if episode is not None:
+            return episode
+        if must_exist:
+            text = f"request_id={request_id[:80]!r}: has begun no conversation that is remembered here"
+            raise Refused(Refusal(reason=Reason.EPISODE_UNKNOWN, detail=text))
+        if arm is not None:
+            self._check_arm(arm)
+        chosen = self._versions.choose(client_key).arm if arm is None else arm
+        learned = self.learns and chosen is Arm.LATEST and not not_learned
+        episode = self.episodes.start(client_key, request_id, chosen, learned=learned, now_s=self._now())
+        episode.unlearned_as = "unasked" if not_learned else "arm"
+        episode.opinion = Opinion() if opinions else None
+        self._canary_monitor.begin(episode)
+        live = LiveConversation(
+            self._encoder, most_tokens=self.limits.column_tokens, most_lag=self.limits.most_lag
+        )
+        self._talks[episode.id] = Talk(episode, live, count_not_learned)
+        metrics.EPISODES_OPEN.set(len(self.episodes))
+        return episode
+
+    def _open(self, conversation_id: str) -> Talk:
+        """One that is open, heard of now; raises Refused."""
+        return self._talks[self.episodes.find(conversation_id, self._now()).id]
+
+    # ------------------------------------------------------------ reward
+
+    async def reward(
+        self, conversation_id: str, request_id: str, rewards: Rewards, *, asked: bool = False
+    ) -> int:
+        """Add rewards, once; how many were late. Raises Refused when none was taken.
+
+        asked: somebody was asked about these turns.
+        """
+        check_request_id(request_id)
+        episode = self.episodes.find_any(conversation_id)
+        if episode is not None and request_id in episode.rewarded:
+            return episode.rewarded[request_id]
+        turn_rewards.check(rewards)
+        talk = self._talks.get(conversation_id)
+        if talk is not None:
+            return await self._reward(talk, request_id, rewards, asked=asked)
+        late = turn_rewards.of_turns(rewards, None if episode is None else episode.segment_builder.length)
+        async with self._keeping:
+            # The same request may have come again while the first was being kept.
+            if episode is None or request_id not in episode.rewarded:
+                await self._keep(conversation_id, late)
+                if episode is not None:
+                    episode.remember_reward(request_id, len(late))
+        return len(late)
+
+    async def _reward(self, talk: Talk, request_id: str, rewards: Rewards, *, asked: bool) -> int:
+        async with talk.busy:
+            if request_id in talk.episode.rewarded:
+                return talk.episode.rewarded[request_id]
+            try:
+                placed = [(talk.place_of(turn), amount) for turn, amount in rewards]
+            except ValueError as error:
+                raise invalid(str(error)) from error
+            late = [(turn, amount) for turn, amount in placed if talk.is_late(turn)]
+            if late:
+                talk.is_keeping = True
+                try:
+                    await self._keep(talk.episode.id, late)
+                finally:
+                    talk.is_keeping = False
+            for turn, amount in placed:
+                talk.reward(turn, amount)
+            if talk.episode.opinion is not None:
+                talk.episode.opinion.hear(placed, asked=asked)
+            talk.episode.remember_reward(request_id, len(late))
+            return len(late)
+
+    async def _keep(self, conversation_id: str, late: Sequence[tuple[int, float]]) -> None:
+        if self._feedback is None:
+            raise invalid(
+                f"turn={late[0][0]}: its reward came after the turn was sent to the learner "
+                "(serving.reward_window_s), and there is no registry whose feedback table keeps it"
+            )
+        caller = CALLER.get()
+        name = "" if caller is None else str(caller)
+        await self._feedback(name, [(conversation_id, turn, amount) for turn, amount in late])
+        metrics.FEEDBACK.inc(len(late))
+
+    # ------------------------------------------------------------ end
+
+    def end(
+        self,
+        conversation_id: str,
+        request_id: str,
+        *,
+        terminated: bool,
+        abandoned: bool,
+        reward: float | None,
+    ) -> tuple[float, int]:
+        """It is over: the sum of its rewards, and its turns; the same when said again. Raises Refused."""
+        check_request_id(request_id)
+        known = self.episodes.find_any(conversation_id)
+        if known is not None and known.is_over and known.ending_request == request_id != "":
+            return known.total_return, known.segment_builder.length
+        talk = self._open(conversation_id)
+        if talk.busy.locked():
+            raise invalid("conversation_id: an answer of it is under way; wait for its reply")
+        if reward is not None:
+            check_amount(reward)
+            try:
+                talk.reward(talk.place_of(None), reward)
+            except ValueError as error:
+                raise invalid(f"reward: {error}") from error
+        if abandoned:
+            talk.give_up()
+        else:
+            talk.end(terminated=terminated)
+        talk.episode.ending_request = request_id
+        self._close(talk, is_whole=not abandoned)
+        return talk.episode.total_return, talk.turns
+
+    def _close(self, talk: Talk, *, is_whole: bool) -> None:
+        episode = talk.episode
+        episode.is_over = True
+        episode.segment_builder.length = talk.turns
+        self._canary_monitor.end(episode, is_whole=is_whole)
+        metrics.ARM_RETURN.labels(episode.arm).observe(episode.total_return)
+        self.episodes.close(episode)
+        metrics.EPISODES_OPEN.set(len(self.episodes))
+        self._ripen(talk)
+        self._forget(talk)
+        self._count(talk)
+
+    def _forget(self, talk: Talk) -> None:
+        if talk.episode.is_over and not talk.live.over:
+            self._talks.pop(talk.episode.id, None)
+
+    # ------------------------------------------------------------ columns
+
+    def _ripen(self, talk: Talk) -> None:
+        """Have columns that are over wait for late rewards, each once."""
+        for _ in range(talk.live.over - talk.ripening):
+            if self._section.reward_window_s == 0.0:
+                self._send(talk)
+            else:
+                talk.ripening += 1
+                self._ripening.append((self._now() + self._section.reward_window_s, talk))
+
+    def _send(self, talk: Talk) -> None:
+        for column in talk.live.take(1):
+            if self._experience is not None and talk.episode.learned:
+                self._experience.send(talk.name, talk.episode.lane, column)
+
+    def sweep(self) -> None:
+        """Give up conversations whose client is silent, and send what has ripened."""
+        now = self._now()
+        for episode in self.episodes.overdue(now):
+            talk = self._talks[episode.id]
+            if not talk.busy.locked():
+                self._give_up(talk)
+        self._send_until(now)
+
+    def finish(self) -> None:
+        """Give up what is open, and send all that ripens as it is."""
+        for episode in self.episodes:
+            self._give_up(self._talks[episode.id])
+        self._send_until(math.inf)
+
+    def close(self) -> None:
+        """End the record of what was sampled."""
+        if self._experience is not None:
+            self._experience.close()
+
+    def _give_up(self, talk: Talk) -> None:
+        talk.give_up()
+        self._close(talk, is_whole=False)
+
+    def _send_until(self, now_s: float) -> None:
+        kept = list[tuple[float, Talk]]()
+        while self._ripening and self._ripening[0][0] <= now_s:
+            ripe, talk = self._ripening.popleft()
+            if talk.is_keeping:  # others do not wait for one whose late rewards are being kept
+                kept.append((ripe, talk))
+                continue
+            talk.ripening -= 1
+            self._send(talk)
+            self._forget(talk)
+            self._count(talk)
+        self._ripening.extendleft(reversed(kept))
+
+
+def _bytes_of(ask: Ask) -> int:
+    texts = [text for one in ask.messages for text in (one.role, one.content, one.tool_call_id)]
+    calls = [call for one in ask.messages for call in one.tool_calls]
+    texts += [text for call in calls for text in (call.id, call.name, call.arguments)]
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + len(str(ask.tools))
+
+
+def _not_encoded(error: ValueError) -> Refused:
+    """Messages that make no prompt; what people write is no matter of the log."""
+    logged = error.unquoted if isinstance(error, ForeignWord) else ""
+    return Refused(Refusal(reason=Reason.INVALID, detail=str(error), logged=logged))
+
+
+def _reply(drawn: Drawn, arm: Arm, prompt: Prompt, named: Mapping[str, Any]) -> TextReply:
+    return TextReply(
+        answers=drawn.answers,
+        version=drawn.version,
+        update=drawn.update,
+        arm=arm,
+        is_fallback=drawn.is_fallback,
+        prompt_tokens=len(prompt.ids),
+        **named,
+    )

@@ -1,0 +1,363 @@
+"""An answer of the chosen version, or of the model without its adapter where that version cannot.
+
+choice ─► the engine, a row for each answer ─► text as it grows ─► stops, calls of tools ─► TextAnswer
+│    └─ a model that thinks: a thought first, of which nothing is shown while it grows
+└─ cannot go on, or the guard leaves nothing of it ─► the adapter switched off: version 0
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from penstock.config.settings import ServingSection
+from penstock.protocol.refusal import Reason, Refusal, Refused
+from penstock.registry.routing import Arm
+from penstock.runtime import metrics
+from penstock.workloads.language.engine.engine_choice import TextEngine
+from penstock.workloads.language.engine.requests import Growing, Request
+from penstock.workloads.language.guard.held_text import HeldText
+from penstock.workloads.language.guard.verdict import Direction
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.serving.answer_guard import AnswerGuard
+from penstock.workloads.language.serving.answer_text import AnswerText, as_message
+from penstock.workloads.language.serving.asks import Ask, TextAnswer, ToldThought
+from penstock.workloads.language.serving.thinking import Thinker, Thinking, Thought, ThoughtFailed
+from penstock.workloads.language.tokenizer import Tokenizer
+from penstock.workloads.plugin.serving import Answered, Choice, count_not_learned
+
+Show = Callable[[int, str], None]
+"""Takes text that came to an answer: its index, and the part."""
+
+RETRY_MS: Final = 500
+WAITING_PER_ROW: Final = 4
+"""Answers that may wait for each that grows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What is answered. ids: of the prompt, as the answers begin behind it. most: tokens of an answer.
+
+    call_id: first part of the ids of its calls of tools.
+    """
+
+    ids: tuple[int, ...]
+    most: int
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Answers of one version. version 0: of the model without its adapter."""
+
+    answers: tuple[TextAnswer, ...]
+    version: int
+    update: int
+    is_fallback: bool
+
+
+class TextAnswerer:
+    """Used by one event loop; the engine has a thread of its own."""
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        tokenizer: Tokenizer,
+        section: ServingSection,
+        max_rows: int,
+        tell: Callable[[Answered], None],
+        guard: AnswerGuard | None = None,
+        thinker: Thinker | None = None,
+    ) -> None:
+        """max_rows: answers that grow at once. tell: told of each answer, and of what could not be.
+
+        guard: what answers pass before anybody sees them; None: nothing is checked. thinker: draws thoughts;
+        None: the model answers at once.
+        """
+        self.guard, self.thinker = guard, thinker
+        self._engine, self._tokenizer, self._section = engine, tokenizer, section
+        self._most_waiting, self._tell = WAITING_PER_ROW * max_rows, tell
+        self._loop = asyncio.get_running_loop()
+
+    async def answer(self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show) -> Drawn:
+        """As many answers as are asked for; raises Refused. until_s: by the clock of the event loop."""
+        loaded = None if choice.is_previous else choice.loaded
+        if loaded is not None:
+            try:
+                answers = await self._drawn(loaded.version, prompt, ask, until_s, show, choice.arm)
+            except _Failed as error:
+                self._tell_failure(choice, error)
+            else:
+                if self._needs_another(answers):
+                    return await self._instead(choice, answers, prompt, ask, until_s, show)
+                self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback=""))
+                return Drawn(answers=answers, version=loaded.version, update=loaded.update, is_fallback=False)
+        if self._section.fallback == "none":
+            text = "no version can answer, and serving.fallback=none"
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=RETRY_MS))
+        try:
+            answers = await self._drawn(0, prompt, ask, until_s, show, choice.arm)
+        except _Failed as error:
+            text = "neither the version nor the model without its adapter can answer"
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=RETRY_MS)) from error
+        return Drawn(answers=answers, version=0, update=0, is_fallback=True)
+
+    def _needs_another(self, answers: tuple[TextAnswer, ...]) -> bool:
+        """Whether the guard left nothing of what a version said, and nothing is to be learned from it."""
+        if self.guard is None or self.guard.penalty or self._section.fallback == "none":
+            return False
+        return all(one.is_blocked and not one.message.content for one in answers)
+
+    async def _instead(
+        self,
+        choice: Choice,
+        blocked: tuple[TextAnswer, ...],
+        prompt: Prompt,
+        ask: Ask,
+        until_s: float,
+        show: Show,
+    ) -> Drawn:
+        """The model without its adapter answers for what was blocked, which counts against the version."""
+        count_not_learned("blocked", sum(len(one.ids) for one in blocked))
+        self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback="adapter_off", is_to_blame=True))
+        try:
+            answers = await self._drawn(0, prompt, ask, until_s, show, choice.arm)
+        except _Failed as error:
+            text = "the guard kept the answer back, and the model without its adapter cannot answer"
+            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=RETRY_MS)) from error
+        return Drawn(answers=answers, version=0, update=0, is_fallback=True)
+
+    def _tell_failure(self, choice: Choice, error: "_Failed") -> None:
+        self._tell(
+            Answered(
+                arm=choice.arm,
+                action={},
+                answer=None,
+                fallback="adapter_off",
+                not_finite=isinstance(error.cause, ArithmeticError),
+                is_to_blame=True,
+            )
+        )
+
+    async def _drawn(
+        self, version: int, prompt: Prompt, ask: Ask, until_s: float, show: Show, arm: Arm
+    ) -> tuple[TextAnswer, ...]:
+        if self._engine.waiting + ask.count > self._most_waiting:
+            text = f"{self._engine.waiting} answers wait already: ask again later, or another server"
+            raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=RETRY_MS))
+        of = _Drawing(version=version, prompt=prompt, ask=ask, show=show, arm=arm)
+        rows = list[asyncio.Future[TextAnswer]]()
+        try:
+            for index in range(ask.count):
+                rows.append(asyncio.ensure_future(self._begun(of, index)))
+            async with asyncio.timeout_at(until_s):
+                answers = await asyncio.gather(*rows)
+        except TimeoutError as error:
+            text = (
+                "the caller's time was over before the answer was whole; give more, or a smaller max_tokens"
+            )
+            _count_stopped(of.begun)
+            raise Refused(Refusal(reason=Reason.DEADLINE, detail=text)) from error
+        except asyncio.CancelledError:
+            _count_stopped(of.begun)
+            raise
+        finally:
+            for row in rows:
+                row.cancel()
+            for growing in of.begun:
+                growing.cancel()
+        count_not_learned("thought", sum(one.thought.tokens for one in answers if one.thought is not None))
+        return tuple(answers)
+
+    def _begun(self, of: "_Drawing", index: int) -> Coroutine[Any, Any, TextAnswer]:
+        """Have the engine begin with an answer, or with the thought before it; what follows it to its end."""
+        thinker, budget = self.thinker, self._budget(of.ask, of.arm)
+        if thinker is None:
+            return self._grown(self._submit(of, index), of)
+        if not budget:
+            return self._direct(thinker, of, index)
+        thinking = thinker.begin(of.version, of.prompt.ids, budget, of.ask, index)
+        of.begun.append(thinking.growing)
+        return self._behind(thinker, thinking, of, index)
+
+    def _budget(self, ask: Ask, arm: Arm) -> int:
+        """Most tokens of a thought."""
+        if self.thinker is None or arm in self._section.arms_without_thought:
+            return 0
+        return self.thinker.form.most if ask.thought_tokens is None else ask.thought_tokens
+
+    def _direct(self, thinker: Thinker, of: "_Drawing", index: int) -> Coroutine[Any, Any, TextAnswer]:
+        before = thinker.form.before(None)
+        growth = self._submit(of, index, before, thinker.form.answer_tokens)
+        return self._grown(growth, of)
+
+    async def _behind(self, thinker: Thinker, thinking: Thinking, of: "_Drawing", index: int) -> TextAnswer:
+        """Return an answer behind a thought that grows; raises _Failed, and Refused where the server ends."""
+        try:
+            thought = await thinking.whole()
+        except ThoughtFailed as error:
+            if error.cause is None:
+                raise _ended() from error
+            raise _Failed(error.cause) from error
+        metrics.THOUGHT_TOKENS.labels(of.arm).observe(len(thought.ids))
+        metrics.THOUGHT_SECONDS.labels(of.arm).observe(thought.milliseconds / 1000.0)
+        before = thinker.form.before(thought)
+        answer = await self._grown(self._submit(of, index, before, thinker.form.answer_tokens), of)
+        return replace(answer, thought=self._told(thinker, thought, of, answer))
+
+    def _told(self, thinker: Thinker, thought: Thought, of: "_Drawing", answer: TextAnswer) -> ToldThought:
+        """Its length and cost, and what it says where that was asked for and the guard lets it pass."""
+        told = ToldThought(tokens=len(thought.ids), milliseconds=thought.milliseconds, is_cut=thought.is_cut)
+        if not of.ask.show_thought or answer.is_blocked:
+            return told
+        text = thinker.text(thought)
+        if self.guard is not None:
+            verdict = self.guard.check_whole(text)
+            if verdict.is_blocked:
+                self.guard.count(verdict, Direction.OUTPUT, of.arm)
+                return told
+        return replace(told, text=text, ids=thought.ids)
+
+    def _submit(
+        self, of: "_Drawing", index: int, before: tuple[int, ...] = (), whole: int | None = None
+    ) -> "_Growth":
+        """Have an answer begun. before: ids behind the prompt. whole: see `_Growth`."""
+        changed, prompt, ask = asyncio.Event(), of.prompt, of.ask
+        seed = None if ask.seed is None else (ask.seed + index) % 2**64
+        begin = self.ids_of(ask.begins_with)
+        request = Request(
+            ids=(*prompt.ids, *before, *begin),
+            most=prompt.most,
+            version=of.version,
+            temperature=ask.temperature or 1.0,
+            top_p=ask.top_p,
+            seed=seed,
+            deterministic=ask.temperature == 0.0,
+            bias=ask.logit_bias,
+            presence_penalty=ask.presence_penalty,
+            frequency_penalty=ask.frequency_penalty,
+        )
+
+        def tell(_: Growing) -> None:
+            self._loop.call_soon_threadsafe(changed.set)
+
+        growing = self._engine.submit(request, tell)
+        of.begun.append(growing)
+        text = AnswerText(
+            self._tokenizer, stops=ask.stop, begins_with=ask.begins_with, holds_calls=bool(ask.tools)
+        )
+        return _Growth(index, growing, changed, text, f"{prompt.call_id}-{index}", before, whole)
+
+    def ids_of(self, text: str) -> list[int]:
+        """Ids of what an answer begins with."""
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+    async def _grown(self, one: "_Growth", of: "_Drawing") -> TextAnswer:
+        """Follow one answer to its end; raises _Failed."""
+        growing, text, ask, count = one.growing, one.text, of.ask, 0
+        held = None if self.guard is None else self.guard.held()
+        while True:
+            # What was written before the end was told is there when it is.
+            finish = growing.finish
+            while count < len(growing.ids) and not text.is_stopped:
+                text.add(growing.ids[count])
+                count += 1
+            if finish == "failed":
+                raise _Failed(growing.error)
+            is_over = bool(finish) or text.is_stopped
+            whole = _whole(one, ask, count, finish) if is_over else None
+            part = text.take_shown() if whole is None else text.take_rest(whole.message)
+            if held is not None and self.guard is not None:
+                part = held.feed(part) + (held.finish() if is_over else "")
+                verdict = self.guard.check_whole(text.text) if is_over and ask.tools else held.verdict
+                if held.verdict.is_blocked or verdict.is_blocked:
+                    growing.cancel()
+                    self.guard.count(verdict, Direction.OUTPUT, of.arm)
+                    return _blocked(one, held, count)
+            if part:
+                of.show(one.index, part)
+            if whole is not None:
+                return whole
+            await one.changed.wait()
+            one.changed.clear()
+
+
+def _whole(one: "_Growth", ask: Ask, count: int, finish: str) -> TextAnswer:
+    """The first `count` tokens as an answer; raises Refused where the server ended it."""
+    growing, text = one.growing, one.text
+    if finish == "cancelled" and not text.is_stopped:
+        raise _ended()
+    message = as_message(text.text, ask.tools, one.call_id)
+    is_whole = not text.is_stopped and count == one.whole
+    is_cut = finish == "length" and not text.is_stopped and not is_whole
+    return TextAnswer(
+        message=message,
+        ids=tuple(growing.ids[:count]),
+        log_prob=tuple(growing.log_prob[:count]),
+        tokens=tuple(text.tokens),
+        finish="length" if is_cut else "tool_calls" if message.tool_calls else "stop",
+        ended=is_whole or (finish == "eos" and not text.is_stopped),
+        before=one.before,
+    )
+
+
+def _ended() -> Refused:
+    why = "the server ended before the answer did"
+    return Refused(Refusal(reason=Reason.NOT_READY, detail=why, retry_after_ms=RETRY_MS))
+
+
+def _blocked(one: "_Growth", held: HeldText, count: int) -> TextAnswer:
+    """The part that has left, and what was sampled, for the learner alone."""
+    return TextAnswer(
+        message=Message("assistant", held.left),
+        ids=tuple(one.growing.ids[:count]),
+        log_prob=tuple(one.growing.log_prob[:count]),
+        tokens=(),
+        finish="content_filter",
+        ended=False,
+        before=one.before,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """An answer that grows, and its text. changed: set by the engine after each token and at the end.
+
+    before: ids between the prompt and it. whole: tokens that it has; None: it ends itself.
+    """
+
+    index: int
+    growing: Growing
+    changed: asyncio.Event
+    text: AnswerText
+    call_id: str
+    before: tuple[int, ...]
+    whole: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawing:
+    """Answers of one version to one request. begun: all that the engine was given for them."""
+
+    version: int
+    prompt: Prompt
+    ask: Ask
+    show: Show
+    arm: Arm
+    begun: list[Growing] = field(default_factory=list)
+
+
+def _count_stopped(begun: Iterable[Growing]) -> None:
+    count_not_learned("stopped", sum(len(growing.ids) for growing in begun))
+
+
+class _Failed(Exception):
+    """A version could not go on. cause: its error."""
+
+    def __init__(self, cause: Exception | None) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def no_show(_index: int, _part: str) -> None:
+    """Show no part of an answer while it grows."""

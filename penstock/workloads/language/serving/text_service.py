@@ -1,0 +1,345 @@
+"""TextService on gRPC: messages read and written, deadlines, streams, and refusals as replies."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+
+from penstock.config.settings import ServingSection
+from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
+from penstock.registry.routing import Arm, labels
+from penstock.rpc.access import CLIENT, Calls
+from penstock.runtime import metrics
+from penstock.v1 import policy_pb2
+from penstock.v1 import text_pb2 as pb
+from penstock.workloads.language.prompt import Message, ToolCall
+from penstock.workloads.language.serving import turn_rewards
+from penstock.workloads.language.serving.asks import (
+    MAX_BIASED,
+    MAX_STOPS,
+    Ask,
+    TextAnswer,
+    TextReply,
+    ToldThought,
+)
+from penstock.workloads.language.serving.conversations import BYTES_PER_TOKEN, Conversations
+from penstock.workloads.language.serving.text_answerer import no_show
+from penstock.workloads.plugin.serving import LoadedVersions, RequestErrors
+
+NAME: Final = "penstock.v1.TextService"
+METHODS: Final = ("Generate", "GenerateStream", "StartConversation", "Reward", "EndConversation", "Describe")
+CALLS: Final[Calls] = {f"/{NAME}/{method}": CLIENT for method in METHODS}
+"""Which party may call what."""
+MAX_TOOLS: Final = 128
+_TOOL_FORM: Final = 'write {"type": "function", "function": {"name": …, "parameters": …}}'
+
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+_ARMS: Final = {
+    Arm.LATEST: policy_pb2.ARM_LATEST,
+    Arm.ACTIVE: policy_pb2.ARM_ACTIVE,
+    Arm.CANARY: policy_pb2.ARM_CANARY,
+    Arm.PINNED: policy_pb2.ARM_PINNED,
+}
+_ARM_OF: Final[dict[int, Arm]] = {number: arm for arm, number in _ARMS.items()}
+_ENDINGS: Final = (
+    policy_pb2.ENDING_TERMINATED,
+    policy_pb2.ENDING_TRUNCATED,
+    policy_pb2.ENDING_ABANDONED,
+)
+_FINISHES: Final = {
+    "stop": pb.FINISH_STOP,
+    "length": pb.FINISH_LENGTH,
+    "tool_calls": pb.FINISH_TOOL_CALLS,
+    "content_filter": pb.FINISH_CONTENT_FILTER,
+}
+
+
+class TextService:
+    """The calls of text.proto; one event loop uses it."""
+
+    def __init__(
+        self, run: str, section: ServingSection, conversations: Conversations, versions: LoadedVersions
+    ) -> None:
+        self._run, self._section = run, section
+        self._conversations, self._versions = conversations, versions
+        self._request_errors = RequestErrors()
+        self._loop = asyncio.get_running_loop()
+
+    def add_to(self, server: "grpc.aio.Server") -> None:
+        """Serve all calls from `server`."""
+        calls: dict[str, tuple[Any, Any, Any]] = {
+            "Generate": (pb.GenerateRequest, pb.GenerateReply, self.generate),
+            "StartConversation": (pb.StartConversationRequest, pb.StartConversationReply, self.start),
+            "Reward": (pb.TurnRewardsRequest, pb.TurnRewardsReply, self.reward),
+            "EndConversation": (pb.EndConversationRequest, pb.EndConversationReply, self.end),
+            "Describe": (pb.DescribeTextRequest, pb.DescribeTextReply, self.describe),
+        }
+        handlers: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(
+                body,
+                request_deserializer=request.FromString,
+                response_serializer=reply.SerializeToString,
+            )
+            for name, (request, reply, body) in calls.items()
+        }
+        handlers["GenerateStream"] = grpc.unary_stream_rpc_method_handler(
+            self.generate_stream,
+            request_deserializer=pb.GenerateRequest.FromString,
+            response_serializer=pb.GenerateChunk.SerializeToString,
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
+
+    async def generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateReply:
+        """See text.proto."""
+        metrics.POLICY_CALLS.labels("generate").inc()
+        try:
+            self._check(request.policy)
+            reply = await self._conversations.generate(self._ask(request), self._until_s(context), no_show)
+        except Refused as error:
+            return pb.GenerateReply(
+                refusal=self._request_errors.refused(request, error), request_id=request.request_id
+            )
+        return _to_proto(request, reply)
+
+    async def generate_stream(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateChunk]:
+        """See text.proto. Ends, with the answers that it has begun, when its caller goes away."""
+        parts: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
+        task = asyncio.ensure_future(self._generate(request, context, parts))
+        try:
+            while (part := await parts.get()) is not None:
+                yield pb.GenerateChunk(index=part[0], text=part[1])
+            yield pb.GenerateChunk(reply=await task)
+        finally:
+            task.cancel()
+
+    async def _generate(
+        self, request: pb.GenerateRequest, context: Context, parts: "asyncio.Queue[tuple[int, str] | None]"
+    ) -> pb.GenerateReply:
+        metrics.POLICY_CALLS.labels("generate_stream").inc()
+        try:
+            self._check(request.policy)
+            show = lambda index, text: parts.put_nowait((index, text))  # noqa: E731 - one use
+            reply = await self._conversations.generate(self._ask(request), self._until_s(context), show)
+        except Refused as error:
+            refusal = self._request_errors.refused(request, error)
+            return pb.GenerateReply(refusal=refusal, request_id=request.request_id)
+        finally:
+            parts.put_nowait(None)
+        return _to_proto(request, reply)
+
+    async def start(
+        self, request: pb.StartConversationRequest, _context: Context
+    ) -> pb.StartConversationReply:
+        """See text.proto."""
+        metrics.POLICY_CALLS.labels("start_conversation").inc()
+        try:
+            self._check(request.policy)
+            episode = self._conversations.start(
+                request.client_key,
+                request.request_id,
+                not_learned=request.not_learned,
+                arm=_arm(request.arm),
+                must_exist=request.must_exist,
+                opinions=request.opinions,
+            )
+        except Refused as error:
+            return pb.StartConversationReply(refusal=self._request_errors.refused(request, error))
+        return pb.StartConversationReply(
+            conversation_id=episode.id, arm=_ARMS[episode.arm], learned=episode.learned
+        )
+
+    async def reward(self, request: pb.TurnRewardsRequest, _context: Context) -> pb.TurnRewardsReply:
+        """See text.proto."""
+        metrics.POLICY_CALLS.labels("reward").inc()
+        try:
+            rewards = turn_rewards.read(request)
+            late = await self._conversations.reward(
+                request.conversation_id, request.request_id, rewards, asked=request.asked
+            )
+        except Refused as error:
+            return pb.TurnRewardsReply(refusal=self._request_errors.refused(request, error))
+        return pb.TurnRewardsReply(late=late)
+
+    async def end(self, request: pb.EndConversationRequest, _context: Context) -> pb.EndConversationReply:
+        """See text.proto."""
+        metrics.POLICY_CALLS.labels("end_conversation").inc()
+        try:
+            if request.ending not in _ENDINGS:
+                raise invalid(f"ending={request.ending}: say TERMINATED, TRUNCATED or ABANDONED")
+            total, turns = self._conversations.end(
+                request.conversation_id,
+                request.request_id,
+                terminated=request.ending == policy_pb2.ENDING_TERMINATED,
+                abandoned=request.ending == policy_pb2.ENDING_ABANDONED,
+                reward=request.reward if request.HasField("reward") else None,
+            )
+        except Refused as error:
+            return pb.EndConversationReply(refusal=self._request_errors.refused(request, error))
+        return pb.EndConversationReply(total_return=total, turns=turns)
+
+    async def describe(self, request: pb.DescribeTextRequest, _context: Context) -> pb.DescribeTextReply:
+        """See text.proto."""
+        metrics.POLICY_CALLS.labels("describe").inc()
+        try:
+            self._check(request.policy)
+        except Refused as error:
+            return pb.DescribeTextReply(refusal=self._request_errors.refused(request, error))
+        section, limits = self._section, self._conversations.limits
+        return pb.DescribeTextReply(
+            run=self._run,
+            policy=section.policy,
+            versions=[
+                policy_pb2.ServedVersion(
+                    version=version,
+                    update=loaded.update,
+                    sha256=loaded.sha256,
+                    arms=[_ARMS[arm] for arm in arms],
+                )
+                for version, (loaded, arms) in self._versions.served().items()
+            ],
+            max_tokens=limits.most_tokens,
+            answer_tokens=limits.answer_tokens,
+            max_conversations=section.max_episodes,
+            reward_window_ms=round(section.reward_window_s * 1000),
+            conversation_timeout_ms=round(section.episode_timeout_s * 1000),
+            server=self._conversations.episodes.server,
+            learns=self._conversations.learns,
+            labels={} if self._versions.arms is None else labels(self._versions.arms),
+            thought_tokens=limits.thought_tokens,
+        )
+
+    def _ask(self, request: pb.GenerateRequest) -> Ask:
+        # Each message, and each call, takes a token at least.
+        _check_counts(request, self._conversations.limits.most_tokens)
+        return _ask(request)
+
+    def _check(self, policy: str) -> None:
+        if policy not in ("", self._section.policy):
+            text = f"policy={policy[:80]!r}: this server has {self._section.policy!r}"
+            raise Refused(Refusal(reason=Reason.INVALID, detail=text))
+
+    def _until_s(self, context: Context) -> float:
+        left_s = context.time_remaining()
+        return math.inf if left_s is None else self._loop.time() + left_s
+
+
+def _check_counts(request: pb.GenerateRequest, most: int) -> None:
+    """Raise Refused for more than `most` messages or calls, or too many of the rest.
+
+    Before any of them is made, because an empty one has two bytes on the wire and hundreds in memory.
+    """
+    calls = sum(len(message.tool_calls) for message in request.messages)
+    texts = sum(map(len, request.tools))
+    found = {
+        "messages": (len(request.messages), most),
+        "messages.tool_calls": (calls, most),
+        "tools": (len(request.tools), MAX_TOOLS),
+        "tools (characters)": (texts, BYTES_PER_TOKEN * most),
+        "stop": (len(request.stop), MAX_STOPS),
+        "logit_bias": (len(request.logit_bias), MAX_BIASED),
+    }
+    for name, (count, limit) in found.items():
+        if count > limit:
+            raise invalid(f"{name}: {count} are given, at most {limit} are taken")
+
+
+def _ask(request: pb.GenerateRequest) -> Ask:
+    """What a request asks for; raises Refused for tools that do not parse and an arm that there is not."""
+    return Ask(
+        messages=tuple(map(_message, request.messages)),
+        tools=_tools(request.tools),
+        request_id=request.request_id,
+        conversation_id=request.conversation_id,
+        client_key=request.client_key,
+        version=request.version,
+        arm=_arm(request.arm),
+        max_tokens=request.max_tokens,
+        temperature=request.temperature if request.HasField("temperature") else 1.0,
+        top_p=request.top_p if request.HasField("top_p") else 1.0,
+        seed=request.seed if request.HasField("seed") else None,
+        stop=tuple(request.stop),
+        count=request.count or 1,
+        not_learned=request.not_learned,
+        regenerate=request.regenerate,
+        begins_with=request.begins_with,
+        logit_bias=dict(request.logit_bias),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        thought_tokens=request.thought_tokens if request.HasField("thought_tokens") else None,
+        show_thought=request.show_thought,
+    )
+
+
+def _message(message: pb.TextMessage) -> Message:
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    return Message(message.role, message.content, calls, message.tool_call_id)
+
+
+def _tools(texts: Any) -> tuple[dict[str, Any], ...]:
+    return tuple(_tool(index, text) for index, text in enumerate(texts))
+
+
+def _tool(index: int, text: str) -> dict[str, Any]:
+    try:
+        tool = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"tools[{index}]: is no JSON: {error}") from error
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise invalid(f"tools[{index}]: {_TOOL_FORM}")
+    made: dict[str, Any] = tool
+    return made
+
+
+def _arm(number: int) -> Arm | None:
+    if number == policy_pb2.ARM_UNSPECIFIED:
+        return None
+    if number not in _ARM_OF:
+        raise invalid(f"arm={number}: use one of {sorted(_ARM_OF)}")
+    return _ARM_OF[number]
+
+
+def _to_proto(request: pb.GenerateRequest, reply: TextReply) -> pb.GenerateReply:
+    return pb.GenerateReply(
+        request_id=request.request_id,
+        answers=map(_answer, reply.answers),
+        version=reply.version,
+        arm=_ARMS[reply.arm],
+        fallback=policy_pb2.FALLBACK_ADAPTER_OFF if reply.is_fallback else policy_pb2.FALLBACK_UNSPECIFIED,
+        conversation_id=reply.conversation_id,
+        turn=reply.turn,
+        learned=not reply.unlearned,
+        unlearned=reply.unlearned,
+        prompt_tokens=reply.prompt_tokens,
+    )
+
+
+def _answer(answer: TextAnswer) -> pb.TextAnswer:
+    message = answer.message
+    calls = [pb.ToolCall(id=one.id, name=one.name, arguments=one.arguments) for one in message.tool_calls]
+    told = pb.TextAnswer(
+        message=pb.TextMessage(role=message.role, content=message.content, tool_calls=calls),
+        finish=_FINISHES[answer.finish],
+        thought=None if answer.thought is None else _thought(answer.thought),
+    )
+    if not answer.is_blocked:  # its ids are as good as its text
+        told.token_ids.extend(answer.ids)
+        told.log_prob.extend(answer.log_prob)
+        told.tokens.extend(answer.tokens)
+    return told
+
+
+def _thought(thought: ToldThought) -> pb.Thought:
+    return pb.Thought(
+        tokens=thought.tokens,
+        milliseconds=thought.milliseconds,
+        is_cut=thought.is_cut,
+        text=thought.text or "",
+        token_ids=thought.ids,
+    )

@@ -1,0 +1,114 @@
+"""Text to token ids, the same way wherever a prompt and a response are read.
+
+    prompt     special tokens that the tokenizer puts first (`<bos>`), or its chat template up to the answer
+    response   no special tokens, and one `<eos>` behind it unless its length ended it
+
+The border between the two never moves: each is tokenised alone. What is longer than a model reads loses the
+beginning of its prompt; a response is never cut.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from penstock.config.settings import ConfigurationError
+from penstock.workloads.language.loading import place_of, unreadable
+from penstock.workloads.language.prompt import Prompt, plain
+
+Tokenizer = Any
+"""transformers.PreTrainedTokenizerBase, which comes without types."""
+
+
+class TooLong(ValueError):
+    """A response that does not fit."""
+
+
+class Padded(NamedTuple):
+    """Rows as one batch. ids, mask: int64 [B, T], padded on the right; mask is 1 where a token is."""
+
+    ids: Tensor
+    mask: Tensor
+
+
+def load_tokenizer(place: str) -> Tokenizer:
+    """Return the tokenizer of a folder or a hub name.
+
+    Raises ConfigurationError, also for one without a pad token of its own.
+
+    Models for classification read the last token that is not padding: with `<pad>` = `<eos>` they would never
+    see whether a response came to its end.
+    """
+    folder = place_of("model", place)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise unreadable("model", place, "no tokenizer", error) from error
+    pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+    if eos is None:
+        raise ConfigurationError(
+            f"model={place}: its tokenizer has no eos token: set one and save it with the model"
+        )
+    if pad is None or pad == eos:
+        what = "no pad token" if pad is None else "the pad token of eos"
+        raise ConfigurationError(
+            f"model={place}: its tokenizer has {what}: choose an unused token (tokenizer.pad_token = '…'), "
+            "or add one and resize the model's embeddings, and save both"
+        )
+    return tokenizer
+
+
+class Encoder:
+    """Encodes for a model that reads at most `max_tokens` tokens. Safe to use from one thread at a time."""
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        self.tokenizer, self.max_tokens = tokenizer, max_tokens
+        self.cut = 0
+        """Prompts that have lost their beginning so far."""
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt.
+
+        Raises ValueError for a conversation where the tokenizer has no chat template.
+        """
+        if isinstance(prompt, str):
+            ids = list(self.tokenizer(prompt)["input_ids"])
+            # Some tokenizers also end a text; the answer goes on here.
+            return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
+        if self.tokenizer.chat_template is None:
+            raise ValueError(
+                "the prompt is a conversation and the tokenizer has no chat template: give it as text"
+            )
+        text = self.tokenizer.apply_chat_template(plain(prompt), tokenize=False, add_generation_prompt=True)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def response_ids(self, response: str, *, cut_short: bool = False) -> list[int]:
+        """Token ids of a response, `<eos>` last unless its length ended it."""
+        ids = list(self.tokenizer(response, add_special_tokens=False)["input_ids"])
+        return ids if cut_short and ids else [*ids, self.tokenizer.eos_token_id]
+
+    def encode(self, prompt: Prompt, response: str, *, cut_short: bool = False) -> list[int]:
+        """Both as one row; raises ValueError, TooLong for a response that does not fit."""
+        return self.join(self.prompt_ids(prompt), self.response_ids(response, cut_short=cut_short))
+
+    def join(self, prompt: Sequence[int], response: Sequence[int]) -> list[int]:
+        """Return one row of at most `max_tokens`; a beginning `<bos>` stays. Raises TooLong."""
+        room = self.max_tokens - len(response)
+        bos = [prompt[0]] if prompt and prompt[0] == self.tokenizer.bos_token_id else []
+        if room < len(bos):
+            raise TooLong(f"the response has {len(response)} tokens, {self.max_tokens} fit: raise max_tokens")
+        if len(prompt) <= room:
+            return [*prompt, *response]
+        self.cut += 1
+        kept = room - len(bos)
+        return [*bos, *prompt[len(prompt) - kept :], *response]
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
+    """Rows of token ids, none empty, as a batch."""
+    lengths = torch.tensor([len(row) for row in rows])
+    longest = int(lengths.max())
+    ids = torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows], dtype=torch.long)
+    return Padded(ids, (torch.arange(longest) < lengths[:, None]).long())

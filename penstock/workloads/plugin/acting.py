@@ -1,0 +1,76 @@
+"""Acting in a run.
+
+It covers reading the specification, holding the policy, generating fragments and playing an evaluation.
+
+read               a specification as a `Run`: its sections with this machine's places, its spaces checked
+Run                what was read; makes environments and policies
+LocalPolicy        a policy and the publication of the weights that it holds
+Session            an open session with the broker: newest weights, credit, seeds
+Played             one evaluated episode
+FragmentGenerator  protocol of what a record's `generator` makes: generates fragments
+EvaluationRunner   protocol of what a record's `runner` makes: plays evaluations
+GENERATING         name under which health watches the steps of a generator
+
+action_seed, environment_seeds, place_of   seeds and place of one actor's session, equal in equal runs
+watch, note_lag                            health watches steps and weights
+policy_maker                               makes the policy of a run, without its environments
+make_step_generator, make_step_runner      of workloads that act by one forward pass per step of environments
+"""
+
+from penstock.actor.acting.health_watch import ENVIRONMENT as GENERATING
+from penstock.actor.acting.health_watch import note_lag, watch
+from penstock.actor.acting.local_policy import LocalPolicy
+from penstock.actor.evaluation import runner
+from penstock.actor.evaluation.play import Played
+from penstock.actor.evaluation.runner import EvaluationRunner
+from penstock.actor.link.session import Session
+from penstock.actor.rollout import generator
+from penstock.actor.rollout.loop import FragmentGenerator
+from penstock.actor.rollout.seeds import action_seed, environment_seeds, place_of
+from penstock.actor.specification.policy_maker import policy_maker
+from penstock.actor.specification.run import Run, read
+from penstock.config.settings import Settings
+from penstock.protocol.specification import RunSpecification
+from penstock.runtime.health import Health
+
+__all__ = [
+    "GENERATING",
+    "EvaluationRunner",
+    "FragmentGenerator",
+    "LocalPolicy",
+    "Played",
+    "Run",
+    "Session",
+    "action_seed",
+    "environment_seeds",
+    "make_step_generator",
+    "make_step_runner",
+    "note_lag",
+    "place_of",
+    "policy_maker",
+    "read",
+    "watch",
+]
+
+
+def make_step_generator(
+    specification: RunSpecification, settings: Settings, health: Health
+) -> FragmentGenerator:
+    """Return what a rollout worker generates with where each step of N environments takes one forward pass.
+
+    specification: of the run. settings: of this process. health: of this process; it watches steps and
+    weights. Raises ConfigurationError for a workload or a module that this process does not have or allow,
+    Fatal for spaces that differ from this machine's environment, and what making the environments raises.
+    """
+    return generator.make_generator(specification, settings, health)
+
+
+def make_step_runner(
+    specification: RunSpecification, settings: Settings, episodes: int | None = None
+) -> EvaluationRunner:
+    """Return what an evaluation plays with where each step of an environment takes one forward pass.
+
+    specification: of the run. settings: of this process. episodes: how many will be played at once; None: as
+    the run's `evaluation.episodes` says. Raises as `make_step_generator`.
+    """
+    return runner.make_runner(specification, settings, episodes)

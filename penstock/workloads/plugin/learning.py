@@ -1,0 +1,107 @@
+"""Learning: the model that a learner trains, and the algorithm that trains it.
+
+    Model             what a run learns with: algorithm, specification, probe, pacing
+    Algorithm         base of every algorithm; `AlgorithmState`, `Batch`, `Update`: what it takes and returns
+    LearnsOnce        its subclass that learns from each batch once, with bounded staleness
+    contained, verdict   an update without the fragments that make it fail, and why one is not kept
+    factor, warmup, decayed   schedules: of a rate over a run, over first updates, of a weight by update
+    copies, load_copies, under, taken_over   tensors of a checkpoint by path, and back
+    RankGroup, Hardware   the ranks that share an update; the precision and the compilation of its networks
+    AlgorithmMaker    makes an algorithm of a policy and the section of `algorithm.name`
+    TokenPPO          PPO of a policy over token sequences (`penstock.policy.tokens.TokenPolicy`)
+
+    make_step_model   the model of a workload that acts step by step, with its own algorithms if any
+    choose            the algorithm that a section names, of those that a workload has
+    hardware_of       what the settings ask of the hardware
+    target_of         the mean return that counts as solved
+    model_of          the model of an algorithm that a workload has made itself
+
+A record's `model` is a function (Settings, Workload, RankGroup, torch device) → `Model`. An algorithm is
+named by its settings section, which the record's `algorithms` adds to the configuration.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from penstock.config.settings import AlgorithmSection, Settings
+from penstock.config.workload import Workload
+from penstock.learner.algorithms import registry
+from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
+from penstock.learner.algorithms.registry import HardwareMaker as AlgorithmMaker
+from penstock.learner.algorithms.shared.containment import contained, verdict
+from penstock.learner.algorithms.shared.hardware import Hardware, hardware_of
+from penstock.learner.algorithms.shared.learn_once import LearnsOnce
+from penstock.learner.algorithms.shared.rank_group import RankGroup
+from penstock.learner.algorithms.shared.schedule import decayed, factor, warmup
+from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
+from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.batch import Batch
+from penstock.learner.model import stepwise
+from penstock.learner.model.model import Model, model_of, target_of
+
+__all__ = [
+    "Algorithm",
+    "AlgorithmMaker",
+    "AlgorithmState",
+    "Batch",
+    "Hardware",
+    "LearnsOnce",
+    "Model",
+    "RankGroup",
+    "TokenPPO",
+    "Update",
+    "choose",
+    "contained",
+    "copies",
+    "decayed",
+    "factor",
+    "hardware_of",
+    "load_copies",
+    "make_step_model",
+    "model_of",
+    "taken_over",
+    "target_of",
+    "under",
+    "verdict",
+    "warmup",
+]
+
+_NONE: Final[Mapping[str, AlgorithmMaker]] = MappingProxyType({})
+
+
+def make_step_model(
+    settings: Settings,
+    workload: Workload,
+    group: RankGroup,
+    device: torch.device,
+    algorithms: Mapping[str, AlgorithmMaker] = _NONE,
+) -> Model:
+    """Return the model of a workload with observations and actions of fixed size.
+
+    The policy makes one forward pass per step. group: the ranks that learn it together. device: where this
+    rank learns. algorithms: those that the workload has beside the core's, by `algorithm.name`. Raises
+    ConfigurationError for settings that do not fit together.
+    """
+    return stepwise.make_model(settings, workload, group, device, algorithms)
+
+
+def choose(
+    algorithms: Mapping[str, AlgorithmMaker],
+    policy: Any,
+    section: AlgorithmSection,
+    *,
+    seed: int,
+    hardware: Hardware,
+    learns: str,
+) -> Algorithm:
+    """Return the algorithm that a section names, made for a policy.
+
+    algorithms: all that the workload can be learned by, by `algorithm.name`. policy: what they learn, on its
+    device. section: of the settings. seed: of all that the algorithm draws. hardware: as `hardware_of` says.
+    learns: what the workload does, for the message, such as "writes tokens". Raises ConfigurationError, which
+    lists the names, for a section of another algorithm.
+    """
+    return registry.choose(algorithms, policy, section, seed=seed, hardware=hardware, learns=learns)

@@ -1,0 +1,31 @@
+"""Recordings: read, or made of experience that no actor generated, for `penstock train --from`.
+
+Recording         reads a recording
+RecordingWriter   writes a recording, fragment by fragment
+FragmentBuilder   collects steps of N slots and cuts them into fragments
+Stepped, Ended    one step of N slots, and the episodes that ended in it
+HeaderFields      what a fragment's header says beside its content
+single_rank       the group of a process that learns alone, as `make_step_model` takes it
+"""
+
+from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.stepper import Ended, Stepped
+from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
+from penstock.learner.recording.reader import Recording
+from penstock.learner.recording.writer import RecordingWriter
+
+__all__ = [
+    "Ended",
+    "FragmentBuilder",
+    "HeaderFields",
+    "Recording",
+    "RecordingWriter",
+    "Stepped",
+    "single_rank",
+]
+
+
+def single_rank() -> RankGroup:
+    """Return the group of one rank."""
+    return SingleRankGroup()

@@ -1,0 +1,104 @@
+"""Versions of a run's policy in its folder, and the services that a workload runs beside the core's.
+
+FinalPolicy, read_final   the policy that a run ended with
+checkpoint_tensors        part of the newest whole checkpoint of a run
+Services                  commands of the processes that a run of the workload has, and where they listen
+
+For a record's `server`, which answers clients otherwise than by single actions:
+
+HostedService, BackgroundTasks, Source   what a server hosts, what runs beside its calls, what it serves
+RunFollower, ServedQueue, count_not_learned   the line to a live run, and fragments on their way to it
+SampleJournal             what was sampled and sent, for the audit
+LoadedVersions, Loaded, Weights, Choice, Answered   the versions that can answer, and who answers whom
+Traffic, CanaryMonitor, make_traffic, withdrawing   who is served which version, and a canary's trial
+Episodes, Episode         what clients have begun: ids, owners, arms, what is not heard of any more
+Opinion                   what a person thinks of one
+CallerShares              how much of something that is bounded each caller holds
+RequestErrors             refusals counted, and in the log
+check_amount, check_count, check_request_id   of rewards and ids in requests, before anything is remembered
+check_range, check_window, no_weights
+"""
+
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor
+
+from penstock.actor.link.sample_journal import SampleJournal
+from penstock.actor.serving.assembly import (
+    Source,
+    check_range,
+    check_window,
+    make_traffic,
+    no_weights,
+    withdrawing,
+)
+from penstock.actor.serving.calls.request_errors import RequestErrors
+from penstock.actor.serving.calls.step_rewards import check_amount, check_count
+from penstock.actor.serving.codec.requests import check_request_id
+from penstock.actor.serving.episodes.caller_shares import CallerShares
+from penstock.actor.serving.episodes.episodes import Episode, Episodes, Opinion
+from penstock.actor.serving.experience.run_follower import RunFollower
+from penstock.actor.serving.experience.served_queue import ServedQueue, count_not_learned
+from penstock.actor.serving.hosted_service import HostedService
+from penstock.actor.serving.inference.forward_pass import Loaded
+from penstock.actor.serving.release.canary_monitor import CanaryMonitor
+from penstock.actor.serving.release.traffic import Traffic
+from penstock.actor.serving.versions.answering import Answered
+from penstock.actor.serving.versions.loaded_versions import Choice, LoadedVersions, Weights
+from penstock.config.workload import Services
+from penstock.learner.algorithms.shared.stored import under
+from penstock.learner.checkpoint.store import CheckpointStore
+from penstock.learner.publish.final_policy import FinalPolicy, read_final
+from penstock.runtime.background_tasks import BackgroundTasks
+
+__all__ = [
+    "Answered",
+    "BackgroundTasks",
+    "CallerShares",
+    "CanaryMonitor",
+    "Choice",
+    "Episode",
+    "Episodes",
+    "FinalPolicy",
+    "HostedService",
+    "Loaded",
+    "LoadedVersions",
+    "Opinion",
+    "RequestErrors",
+    "RunFollower",
+    "SampleJournal",
+    "ServedQueue",
+    "Services",
+    "Source",
+    "Traffic",
+    "Weights",
+    "check_amount",
+    "check_count",
+    "check_range",
+    "check_request_id",
+    "check_window",
+    "checkpoint_tensors",
+    "count_not_learned",
+    "make_traffic",
+    "no_weights",
+    "read_final",
+    "withdrawing",
+]
+
+_FOLDER: Final = "checkpoints"
+
+
+def checkpoint_tensors(run_dir: Path, part: str) -> dict[str, Tensor] | None:
+    """Return the tensors of one part of a run's newest whole checkpoint, on the CPU, by name in it.
+
+    They have the shape and dtype they were trained in. run_dir: the run's folder. part: the first element of
+    the tensors' paths, such as "critic". None: the run has no checkpoint that is whole. Call it when the
+    learner has ended, because the learner writes to that folder.
+    """
+    folder = run_dir / _FOLDER
+    if not folder.is_dir():
+        return None
+    store = CheckpointStore(folder, keep=2)
+    newest = store.newest([(name, None) for name in store.ids()])
+    return None if newest is None else under(newest.tensors, f"{part}/")

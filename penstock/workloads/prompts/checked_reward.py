@@ -1,0 +1,128 @@
+"""A reward that a program gives and that a person checks now and then.
+
+    every so many scores ─► the step waits for a person: which of the two texts is better?
+    too many wait        ─► no further scores, until somebody has looked
+    too few agree        ─► no further scores: the source is not to be learned from
+
+So what is learned from a program's judgement is never far from a person's.
+"""
+
+import secrets
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final, Literal
+
+from penstock.workloads.prompts.source_reward import SourceReward
+
+MOST_WAITING: Final = 8
+"""Steps that may wait for a person before no further score is given."""
+JUDGED_BY: Final = 10
+"""Checks over which the share that agrees is taken, and below which nothing is said of it."""
+LEAST_AGREEING: Final = 0.5
+
+Better = Literal["before", "after"]
+
+
+class NeedsPerson(Exception):
+    """A score that is not given before a person has looked; the message says what to do."""
+
+
+class NoSuchCheck(Exception):
+    """A check that waits no longer, or never did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A step that a person looks at. reward: what the source said that it is worth."""
+
+    id: str
+    start: str
+    before: str
+    after: str
+    reward: float
+
+    def agrees(self, better: Better) -> bool:
+        """Return whether a person's word is the source's."""
+        return (self.reward > 0) == (better == "after")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """How far people agree: over all checks, and over the last ones."""
+
+    count: int
+    agreed: int
+
+
+class CheckedReward:
+    """A `PromptReward` over a source; used by any number of threads.
+
+    every: scores of which one is checked, at least 1.
+    """
+
+    def __init__(self, source: SourceReward, *, every: int) -> None:
+        self._source, self.every = source, every
+        self._scores = self._count = self._agreed = 0
+        self._last: deque[bool] = deque(maxlen=JUDGED_BY)
+        self._waiting: OrderedDict[str, Check] = OrderedDict()
+        self._turn = Lock()
+
+    def of(self, start: str, before: str, after: str) -> float:
+        """Return the reward of a step; 0 where the text stays.
+
+        Raises NeedsPerson where somebody has to look first, and RewardError where the source gives no score.
+        """
+        if before == after:
+            return 0.0
+        with self._turn:
+            self._check_people()
+        reward = self._source.of(start, before, after)
+        with self._turn:
+            self._scores += 1
+            if self._scores % self.every == 0:
+                made = Check(id=secrets.token_hex(8), start=start, before=before, after=after, reward=reward)
+                self._waiting[made.id] = made
+        return reward
+
+    def waiting(self) -> tuple[Check, ...]:
+        """Return what waits for a person, oldest first."""
+        with self._turn:
+            return tuple(self._waiting.values())
+
+    def find(self, id_: str) -> Check:
+        """Return a check that waits; raises NoSuchCheck."""
+        with self._turn:
+            if id_ not in self._waiting:
+                raise NoSuchCheck("this check waits no longer: ask which do")
+            return self._waiting[id_]
+
+    def answer(self, id_: str, better: Better) -> None:
+        """Take a person's word; raises NoSuchCheck where no step waits for it."""
+        with self._turn:
+            if id_ not in self._waiting:
+                raise NoSuchCheck("this check waits no longer: ask which do")
+            agrees = self._waiting.pop(id_).agrees(better)
+            self._count, self._agreed = self._count + 1, self._agreed + agrees
+            self._last.append(agrees)
+
+    def checked(self) -> Checked:
+        """Return how far people agree."""
+        with self._turn:
+            return Checked(self._count, self._agreed)
+
+    def close(self) -> None:
+        """Let go of the source's connections."""
+        self._source.close()
+
+    def _check_people(self) -> None:
+        if len(self._waiting) >= MOST_WAITING:
+            raise NeedsPerson(
+                f"{len(self._waiting)} of the source's scores wait for a person: look at them on the page "
+                "/prompts, or over POST /checks"
+            )
+        if len(self._last) == JUDGED_BY and sum(self._last) < LEAST_AGREEING * JUDGED_BY:
+            raise NeedsPerson(
+                f"people agree with {sum(self._last)} of the last {JUDGED_BY} scores that they checked: take "
+                "another reward_source, and start again"
+            )

@@ -1,0 +1,149 @@
+"""MiniLM behind HTTP, on loopback alone, in the form of OpenAI's embeddings.
+
+POST /v1/embeddings   {"input": "…" or ["…", …], "model": any}
+200                   {"model": "all-MiniLM-L6-v2", "data": [{"index": 0, "embedding": […]}, …]}
+4xx                   {"error": {"message": "…"}}     what is wrong with the request
+"""
+
+import json
+import logging
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.rpc.address import is_local
+from penstock.runtime.compute_threads import keep_limit
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.health import Health
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.workloads.prompts.commands.minilm_model import NAME, MiniLM
+from penstock.workloads.prompts.prompt_text import MAX_CHARACTERS, PromptError, read_prompt
+
+log = logging.getLogger(__name__)
+
+ROLE: Final = "embeddings"
+MAX_TEXTS: Final = 256
+MAX_BODY_BYTES: Final = 8 * 1024 * 1024
+_ATTEMPT_S: Final = 30.0
+_PATH: Final = "/v1/embeddings"
+
+
+def main(lifecycle: Lifecycle, *, listen: str, threads: int) -> int:
+    """Serve until the lifecycle drains; returns the exit code.
+
+    Raises ConfigurationError for an address that is none of this machine's, or is taken, and for a model
+    that is not installed.
+    """
+    host, port = _address(listen)
+    health = Health(ROLE)
+    try:
+        server = EmbeddingServer((host, port), MiniLM(threads))
+    except OSError as error:
+        raise ConfigurationError(f"--listen {listen}: {error}; choose another port") from error
+    thread = threading.Thread(target=server.serve_forever, name="embeddings", daemon=True)
+    thread.start()
+    log.info("serving embeddings", extra={"address": f"{host}:{server.server_port}", "model": NAME})
+    health.set_ready(True)
+    lifecycle.draining.wait()
+    server.shutdown()
+    server.server_close()
+    return EXIT_OK
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise ConfigurationError(f"--listen {listen}: write HOST:PORT, such as 127.0.0.1:8766")
+    if not is_local(listen):
+        raise ConfigurationError(
+            f"--listen {listen}: embeddings are served on this machine only, in plain words; use 127.0.0.1"
+        )
+    return host, int(port)
+
+
+class EmbeddingServer(ThreadingHTTPServer):
+    """A thread for each connection; the model answers one request after another."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], model: MiniLM) -> None:
+        super().__init__(address, _Handler)
+        self._model, self._turn = model, threading.Lock()
+
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        """Return the numbers of each text."""
+        keep_limit()  # each connection has a thread of its own
+        with self._turn:
+            return self._model.embed(texts)
+
+
+class _Refused(Exception):
+    """A request that is answered with a status and a cause."""
+
+    def __init__(self, status: int, cause: str) -> None:
+        super().__init__(cause)
+        self.status = status
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: EmbeddingServer
+    timeout = _ATTEMPT_S
+
+    def do_POST(self) -> None:
+        """Answer with embeddings, or with what is wrong."""
+        try:
+            texts = read_request(self._body())
+            rows = self.server.embed(texts)
+        except _Refused as refused:
+            self._answer(refused.status, {"error": {"message": str(refused)}})
+            return
+        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
+        self._answer(200, {"object": "list", "model": NAME, "data": data})
+
+    def _body(self) -> bytes:
+        if self.path != _PATH:
+            raise _Refused(404, f"{self.path[:100]!r}: there is {_PATH} alone")
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            raise _Refused(411, "Content-Length: is missing; send a body of known length")
+        if int(length) > MAX_BODY_BYTES:
+            raise _Refused(
+                413, f"a body of {length} bytes, at most {MAX_BODY_BYTES}; send fewer texts at once"
+            )
+        return self.rfile.read(int(length))
+
+    def _answer(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.close_connection = True
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
+        """Write no line for a request: texts of people are in no log."""
+
+
+def read_request(body: bytes) -> list[str]:
+    """Return the texts of a request, each in the form of `read_prompt`.
+
+    Raises _Refused that names the field and what to do.
+    """
+    try:
+        held = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise _Refused(400, "the body is no JSON") from error
+    given = held.get("input") if isinstance(held, dict) else None
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
+        raise _Refused(
+            422,
+            f"input: must be a text, or 1 to {MAX_TEXTS} texts, of at most {MAX_CHARACTERS} characters each",
+        )
+    try:
+        return [read_prompt(text, f"input[{index}]") for index, text in enumerate(texts)]
+    except PromptError as error:
+        raise _Refused(422, str(error)) from error

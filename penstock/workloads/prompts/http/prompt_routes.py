@@ -1,0 +1,230 @@
+"""The routes: actions for prompts, transitions, updates, checkpoints, mutations of a text, ratings."""
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+from fastapi import APIRouter, Depends, Request
+
+from penstock.client import CommandRefusal
+from penstock.gateway.surface import ApiError, JsonRoute, answered, caller_of
+from penstock.workloads.prompts.checked_reward import NoSuchCheck
+from penstock.workloads.prompts.http import api_bodies as bodies
+from penstock.workloads.prompts.http.given_answers import state_key
+from penstock.workloads.prompts.http.json_routes import DirectRoute
+from penstock.workloads.prompts.http.prompt_paths import best_path, drawn_path
+from penstock.workloads.prompts.http.prompt_work import checked_prompt, numbers
+from penstock.workloads.prompts.http.prompts_api import PromptsApi
+from penstock.workloads.prompts.mutations import MUTATION_TYPES
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+router = APIRouter(route_class=JsonRoute, tags=["prompts"])
+
+
+async def api_of(request: Request) -> PromptsApi:
+    """Return what the routes work with."""
+    found: PromptsApi = request.app.state.api
+    return found
+
+
+Api = Annotated[PromptsApi, Depends(api_of)]
+
+
+def _at_each_step(path: str) -> Callable[[F], F]:
+    """Return a decorator that adds a route which programs call at every step."""
+
+    def add(function: F) -> F:
+        router.add_api_route(path, function, methods=["POST"], route_class_override=DirectRoute)
+        return function
+
+    return add
+
+
+@router.get("/health")
+async def health(api: Api) -> bodies.HealthAnswer:
+    """Tell that an action would be given."""
+    await api.act(np.zeros(bodies.SIZE, np.float32))
+    return bodies.HealthAnswer(status="ok")
+
+
+@router.get("/stats")
+async def stats(api: Api) -> bodies.StatsAnswer | bodies.NoStatsAnswer:
+    """Return figures of the run."""
+    learning = api.learning
+    if api.knows_its_broker:
+        await answered(learning.look(await api.control()))
+    learner = learning.status.learner if learning.status else {}
+    updates, episodes = int(learner.get("updates") or 0), int(learner.get("episodes") or 0)
+    if not updates and not api.episodes:
+        return bodies.NoStatsAnswer(message="No training data yet")
+    returns = api.returns
+    return bodies.StatsAnswer(
+        total_updates=updates,
+        total_episodes=max(episodes, api.episodes),
+        avg_reward=sum(returns) / len(returns) if returns else None,
+        max_reward=max(returns, default=None),
+        avg_policy_loss=learning.mean("policy_loss"),
+        avg_value_loss=learning.mean("value_loss"),
+        avg_entropy=learning.mean("entropy"),
+        avg_kl=learning.mean("kl_behaviour"),
+        buffer_size=learning.waiting_steps,
+        open_chains=len(api.chains),
+        unverified=api.unverified,
+        lost=api.chains.lost,
+    )
+
+
+@_at_each_step("/select_action")
+async def select_action(request: Request, api: Api, body: bodies.SelectRequest) -> bodies.SelectAnswer:
+    """Choose a mutation for a prompt."""
+    state = body.embedding
+    answer = await api.act(state, deterministic=body.deterministic)
+    assert answer.log_prob is not None
+    assert answer.value is not None
+    given = api.given.give(
+        caller_of(request),
+        state_key(state),
+        answer.action,
+        None if body.deterministic else answer.log_prob,
+        answer.version,
+    )
+    return bodies.SelectAnswer(
+        action=answer.action,
+        mutation_type=MUTATION_TYPES[answer.action],
+        log_prob=answer.log_prob,
+        value=answer.value,
+        version=answer.version,
+        ticket=given.ticket,
+    )
+
+
+@_at_each_step("/store_experience")
+async def store_experience(request: Request, api: Api, body: bodies.StoreRequest) -> bodies.StoreAnswer:
+    """Take in a transition, to be learned from."""
+    verified, duplicate = await api.store(caller_of(request), body, body.state, body.next_state)
+    return bodies.StoreAnswer(
+        stored=True, buffer_size=api.learning.waiting_steps, verified=verified, duplicate=duplicate
+    )
+
+
+@router.post("/update")
+async def update(api: Api) -> bodies.UpdateAnswer | bodies.TooFewAnswer:
+    """Learn from what is there, and answer once the new version does."""
+    learning = api.learning
+    report = await answered(learning.flush(await api.control(), api.chains.end_all))
+    if report.refusal is CommandRefusal.TOO_FEW_STEPS:
+        return bodies.TooFewAnswer(message="Not enough experiences", buffer_size=learning.waiting_steps)
+    assert learning.status is not None
+    version = await api.await_version(learning.status.update)
+    return bodies.UpdateAnswer(
+        policy_loss=learning.last("policy_loss"),
+        value_loss=learning.last("value_loss"),
+        entropy=learning.last("entropy"),
+        approx_kl=learning.last("kl_behaviour"),
+        clip_fraction=learning.last("clip_fraction"),
+        learning_rate=learning.last("learning_rate"),
+        buffer_size=learning.waiting_steps,
+        update_count=int(learning.status.learner.get("updates") or 0),
+        version=version,
+        steps=report.steps,
+    )
+
+
+@_at_each_step("/get_distribution")
+async def get_distribution(api: Api, body: bodies.DistributionRequest) -> bodies.DistributionAnswer:
+    """Return how likely each mutation is for a prompt."""
+    answer = await api.act(body.embedding, deterministic=True, distribution=True)
+    return bodies.DistributionAnswer(
+        probabilities=numbers(answer.distribution["probability"]),
+        mutation_types=list(MUTATION_TYPES),
+        version=answer.version,
+    )
+
+
+@router.post("/save")
+async def save(api: Api, body: bodies.SaveRequest) -> bodies.SaveAnswer:
+    """Keep a checkpoint of the run under a name."""
+    name = body.path or f"save-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    await answered(api.learning.save(await api.control(), name))
+    return bodies.SaveAnswer(saved=True, path=name)
+
+
+@router.post("/load")
+async def load(api: Api, body: bodies.LoadRequest) -> bodies.LoadAnswer:
+    """Go back to a named checkpoint; what counts goes on."""
+    version, given_up = await answered(api.learning.load(await api.control(), body.path))
+    return bodies.LoadAnswer(loaded=True, version=version, given_up=given_up)
+
+
+@_at_each_step("/embed")
+async def embed(api: Api, body: bodies.EmbedRequest) -> bodies.EmbedAnswer:
+    """Return a prompt as numbers."""
+    prompt, work = checked_prompt(body.prompt), await api.work()
+    return await work.do(prompt, lambda: work.embedded(prompt, body.encoding))
+
+
+@_at_each_step("/mutate")
+async def mutated(api: Api, body: bodies.MutateRequest) -> bodies.MutateAnswer:
+    """Return what a mutation makes of a prompt."""
+    prompt, work = checked_prompt(body.prompt), await api.work()
+    start = prompt if body.start is None else checked_prompt(body.start, "start")
+    return await work.do(prompt + start, lambda: work.mutated(start, prompt, body))
+
+
+@router.post("/optimize")
+async def optimize(request: Request, api: Api, body: bodies.OptimizeRequest) -> bodies.OptimizeAnswer:
+    """Return the best prompt within so many mutations, and the path to it."""
+    start, work = checked_prompt(body.prompt), await api.work()
+    if body.explore:
+        return await drawn_path(api, work, caller_of(request), start, body.steps)
+    return await best_path(api, work, caller_of(request), start, body.steps)
+
+
+@router.post("/rate")
+async def rate(request: Request, api: Api, body: bodies.RateRequest) -> bodies.RateAnswer:
+    """Keep what somebody thinks of a prompt that `/optimize` has answered with, once."""
+    work = await api.work()
+    learned = await api.rate(caller_of(request), body.id, body.score, learns=work.rewarded_by == "ratings")
+    return bodies.RateAnswer(stored=True, learned=learned)
+
+
+@router.get("/checks")
+async def checks(api: Api) -> bodies.ChecksAnswer:
+    """Return which rewards of a program wait for a person."""
+    work = await api.work()
+    reward = work.checked
+    if reward is None:
+        return bodies.ChecksAnswer(rewarded_by=work.rewarded_by, every=0, checked=0, agreed=0, waiting=[])
+    said = reward.checked()
+    return bodies.ChecksAnswer(
+        rewarded_by=work.rewarded_by,
+        every=reward.every,
+        checked=said.count,
+        agreed=said.agreed,
+        waiting=[
+            bodies.WaitingCheck(
+                id=one.id, start=one.start, before=one.before, after=one.after, reward=one.reward
+            )
+            for one in reward.waiting()
+        ],
+    )
+
+
+@router.post("/checks")
+async def check(request: Request, api: Api, body: bodies.CheckRequest) -> bodies.CheckAnswer:
+    """Keep which of two texts a person prefers, once."""
+    reward = (await api.work()).checked
+    if reward is None:
+        raise ApiError(
+            409, "the rewards of this run are not checked by people: set environment.kwargs.human_check_every"
+        )
+    try:
+        await api.keep_check(caller_of(request), reward.find(body.id), body.better)
+        reward.answer(body.id, body.better)
+    except NoSuchCheck as error:
+        raise ApiError(404, str(error), field="id") from error
+    said = reward.checked()
+    return bodies.CheckAnswer(stored=True, checked=said.count, agreed=said.agreed)

@@ -1,0 +1,333 @@
+"""What the API holds while it serves: clients of the run, chains, and the last answers.
+
+It holds nothing that outlives it: what was stored is in the run. When it ends, its chains end as truncated.
+"""
+
+import asyncio
+import logging
+import math
+import struct
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from penstock.client import (
+    Action,
+    Arm,
+    AsyncControlClient,
+    AsyncPolicyClient,
+    PolicyError,
+)
+from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway.surface import ApiError, RunAddresses, Upstream, answered, not_yet
+from penstock.protocol.tensor import Array
+from penstock.workloads.prompts.checked_reward import Better, Check
+from penstock.workloads.prompts.http.api_bodies import StoreRequest
+from penstock.workloads.prompts.http.chains import Chains, Step
+from penstock.workloads.prompts.http.given_answers import GivenAnswer, GivenAnswers, state_key
+from penstock.workloads.prompts.http.prompt_work import PromptWork
+from penstock.workloads.prompts.http.rated_paths import ShownPaths, keep_check, keep_rating
+from penstock.workloads.prompts.http.run_learning import RunLearning
+from penstock.workloads.prompts.task_parts import parts_of
+
+MOST_WAITING: Final = 4096
+"""Steps that may wait for an update."""
+OFF_BY: Final = math.log(2)
+"""Nats by which the log-probability of a transition that belongs to no answer may be off."""
+_DEADLINE_S: Final = 10.0
+_LOOK_S: Final = 1.0
+_VERSION_S: Final = 5.0
+_VERSION_LOOK_S: Final = 0.02
+_REWARDS_KEPT: Final = 100
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class PromptsApi:
+    """What the routes work with; used by one event loop."""
+
+    upstream: Upstream
+    most_waiting: int = MOST_WAITING
+    given: GivenAnswers = field(default_factory=GivenAnswers)
+    learning: RunLearning = field(default_factory=RunLearning)
+    unverified: int = 0
+    episodes: int = 0
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=_REWARDS_KEPT))
+    chains: Chains = field(init=False)
+    _addresses: RunAddresses = field(default_factory=RunAddresses)
+    _client: AsyncPolicyClient | None = None
+    _control: AsyncControlClient | None = None
+    shown: ShownPaths = field(default_factory=ShownPaths)
+    _work: PromptWork | None = None
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _registry: str = ""
+    _looked_s: float = -math.inf
+    _version: int = 0
+
+    def __post_init__(self) -> None:
+        self.chains = Chains(self._ended)
+
+    # ------------------------------------------------------------ the run
+
+    async def client(self) -> AsyncPolicyClient:
+        """Return the client of the policy server; raises ApiError 503 where there is none yet."""
+        await self._connect()
+        if self._client is None:
+            raise not_yet("its policy server has not come up")
+        return self._client
+
+    async def control(self) -> AsyncControlClient:
+        """Return the client of the broker; raises ApiError 503 where none is known."""
+        await self._connect()
+        if self._control is None:
+            raise not_yet("its broker is not known (with --server, name it by --broker)")
+        return self._control
+
+    async def keep_house(self) -> None:
+        """End chains that nothing follows, and look at the run, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.chains.end_idle()
+            if self._control is None:
+                continue
+            try:
+                await self.learning.look(self._control)
+            except PolicyError as error:
+                log.warning("the run does not answer", extra={"error": str(error)})
+
+    async def close(self) -> None:
+        """End all chains, and close the connections."""
+        await self.chains.end_all()
+        await self._close()
+        if self._work is not None:
+            self._work.close()
+
+    async def _connect(self) -> None:
+        """Follow where the processes of the run are; asked at most once a second while all are known."""
+        now_s = time.monotonic()
+        if self._client is not None and now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        found = await asyncio.to_thread(self.upstream.addresses)
+        if found == self._addresses:
+            return
+        await self._close()
+        own = self.upstream.credentials
+        if found.server:
+            self._client = AsyncPolicyClient(found.server, credentials=own, deadline_s=_DEADLINE_S)
+        if found.broker:
+            self._control = AsyncControlClient(found.broker, credentials=own)
+        self._addresses = found
+
+    async def _close(self) -> None:
+        client, control = self._client, self._control
+        self._client = self._control = None
+        self._addresses = RunAddresses()
+        if client is not None:
+            await client.close()
+        if control is not None:
+            await control.close()
+
+    # ------------------------------------------------------------ actions
+
+    async def act(
+        self,
+        state: Array,
+        *,
+        deterministic: bool = False,
+        distribution: bool = False,
+        mask: Array | None = None,
+    ) -> Action:
+        """Return the answer of a version; raises ApiError 503 where none can give one.
+
+        mask: bool [5], the mutations that may be chosen; None: all.
+        """
+        client = await self.client()
+        answer = await answered(
+            client.act(state, deterministic=deterministic, distribution=distribution, value=True, mask=mask)
+        )
+        if answer.fallback is not None or answer.log_prob is None or answer.value is None:
+            raise not_yet("no version of the policy answers")
+        if answer.version != self._version:
+            self._note_version(answer.version)
+        return answer
+
+    async def await_version(self, update: int) -> int:
+        """Return the version that answers, once it has so many updates behind it, or after a while.
+
+        Raises ApiError.
+        """
+        client, until_s = await self.client(), time.monotonic() + _VERSION_S
+        while True:
+            description = await answered(client.describe())
+            latest = [one for one in description.versions if Arm.LATEST in one.arms]
+            if (latest and latest[0].update >= update) or time.monotonic() > until_s:
+                return latest[0].version if latest else 0
+            await asyncio.sleep(_VERSION_LOOK_S)
+
+    @property
+    def knows_its_broker(self) -> bool:
+        """Return whether the run can be steered."""
+        return self._control is not None
+
+    def _note_version(self, version: int) -> None:
+        if self._version and self._control is None:
+            self.learning.waiting_steps = 0  # how many were taken is unknown
+        self._version = version
+
+    # ------------------------------------------------------------ transitions
+
+    async def store(
+        self, caller: str, body: StoreRequest, state: Array, next_state: Array
+    ) -> tuple[bool, bool]:
+        """Take a transition in; returns whether it belongs to an answer, and whether it was there before.
+
+        Raises ApiError.
+        """
+        client = await self.client()
+        given = self._matched(caller, body, state)
+        if given is not None and given.is_used:
+            return True, True
+        self._check_room()
+        step = Step(
+            state=state,
+            action=body.action,
+            reward=body.reward,
+            next_state=next_state,
+            done=body.done,
+            log_prob=body.log_prob if given is None else given.log_prob,
+            version=0 if given is None else given.version,
+        )
+        if given is None:
+            await self._check_unverified(body, state)
+        else:
+            given.is_used = True
+        try:
+            await answered(self.chains.store(client, caller, step))
+        except BaseException:
+            if given is not None:
+                given.is_used = False
+            raise
+        self.learning.waiting_steps += 1
+        return given is not None, False
+
+    # ------------------------------------------------------------ texts and people
+
+    async def work(self) -> PromptWork:
+        """Return what texts are worked on with, as the run's settings say; raises ApiError."""
+        if self._work is not None:
+            return self._work
+        async with self._reading:
+            return await self._read_settings()
+
+    async def _read_settings(self) -> PromptWork:
+        if self._work is not None:
+            return self._work
+        try:
+            found = await asyncio.to_thread(self.upstream.settings)
+            if found is None:
+                raise not_yet("its settings have not been written")
+            self._work = PromptWork(await asyncio.to_thread(parts_of, found.task))
+        except ConfigurationError as error:
+            raise ApiError(409, str(error)) from error
+        self._registry = found.registry
+        return self._work
+
+    async def rate(self, caller: str, id_: str, score: float, *, learns: bool) -> int:
+        """Keep a rating of a path, and return how many steps were stored with it; raises ApiError.
+
+        learns: whether ratings, from 0 to 1, are the reward: the last step earns it, from -1 to 1.
+        """
+        path = self.shown.find(caller, id_)
+        if path is None:
+            raise ApiError(
+                404, "id: this path is not remembered, or was rated: ask for another one", field="id"
+            )
+        steps = path.steps if learns else ()
+        if steps:
+            self._check_room()
+        self.shown.forget(id_)
+        try:
+            await asyncio.to_thread(keep_rating, self._known_registry(), path, score)
+        except BaseException:
+            self.shown.restore(path)
+            raise
+        client, whose = await self.client(), f"{caller} {path.id}"  # no other transition joins its chain
+        for step in steps:
+            reward = 2 * score - 1 if step.done else 0.0
+            await answered(self.chains.store(client, whose, replace(step, reward=reward)))
+            self.learning.waiting_steps += 1
+        return len(steps)
+
+    async def keep_check(self, caller: str, check: Check, better: Better) -> None:
+        """Keep which text of a check is the better one; raises ApiError."""
+        await asyncio.to_thread(keep_check, self._known_registry(), check, better, caller)
+
+    def _known_registry(self) -> str:
+        if not self._registry:
+            raise ApiError(
+                409,
+                "the run's registry, which keeps what people say, is not known: serve the run by --run, or "
+                "name its registry.url with --set",
+            )
+        return self._registry
+
+    def _check_room(self) -> None:
+        if self.learning.waiting_steps >= self.most_waiting:
+            raise ApiError(
+                429,
+                f"{self.learning.waiting_steps} steps wait for an update: POST /update, or wait for one",
+                retry_s=1,
+            )
+
+    def _matched(self, caller: str, body: StoreRequest, state: Array) -> GivenAnswer | None:
+        """Return the answer that a transition belongs to; None where it names none, and none fits."""
+        key, transition = state_key(state), _transition_key(body)
+        if not body.ticket:
+            found = self.given.unused(caller, key, body.action)
+            if found is not None:
+                found.found_for = transition
+            return found
+        given = self.given.by_ticket(caller, body.ticket)
+        if given is None:
+            raise ApiError(
+                409,
+                "ticket: it is of none of the last answers of this gateway, so whether its transition was "
+                "stored already is not known; leave the ticket out to have it stored, as unverified",
+                field="ticket",
+            )
+        if given.state != key:
+            raise ApiError(422, "state: the ticket is of another one; send that of this step", field="state")
+        if given.action != body.action:
+            raise ApiError(
+                422,
+                f"action: the ticket is of action {given.action}; send the action that was answered",
+                field="action",
+            )
+        self.given.leave_to(caller, given, transition)
+        return given
+
+    async def _check_unverified(self, body: StoreRequest, state: Array) -> None:
+        answer = await self.act(state, distribution=True)
+        probability = float(answer.distribution["probability"][body.action])
+        off_by = abs(math.log(max(probability, 1e-30)) - body.log_prob)
+        if off_by > OFF_BY:
+            raise ApiError(
+                422,
+                "log_prob: this transition belongs to none of the last answers, and the version that answers "
+                f"now gives its action a log-probability of {math.log(max(probability, 1e-30)):.3f}: store "
+                "transitions sooner, with the ticket of their answer",
+                field="log_prob",
+            )
+        self.unverified += 1
+
+    def _ended(self, total_return: float) -> None:
+        self.episodes += 1
+        self.returns.append(total_return)
+
+
+def _transition_key(body: StoreRequest) -> bytes:
+    """Return what a transition from a state by an action is known by."""
+    return state_key(body.next_state) + struct.pack("<d?", body.reward, body.done)

@@ -1,0 +1,158 @@
+"""What is asked of the run's learner: updates, named checkpoints, and its figures.
+
+A command goes on in the run whether its caller waits for it or not: one that was not answered in time is
+asked for again by the next call, as the same command.
+"""
+
+import asyncio
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.client import AsyncControlClient, CommandRefusal, CommandReport, CommandState
+from penstock.client.control_values import RunStatus
+from penstock.gateway.surface import ApiError
+
+LEAST_STEPS: Final = 128
+"""Steps below which an update is not worth it."""
+WAIT_S: Final = 120.0
+_LOOK_S: Final = 0.05
+_FIGURES_S: Final = 5.0
+"""Longest wait for the figures of an update that is done."""
+_KEPT_UPDATES: Final = 10
+_REASON: Final = "asked for over HTTP"
+
+_NOT_KEPT: Final[dict[CommandRefusal | None, str]] = {
+    CommandRefusal.NAME: "path: a checkpoint has this name already; choose another",
+    CommandRefusal.LIMIT: "path: no more checkpoints may have names, or the disk is full: make room",
+}
+"""Refusals whose own words name folders of the run."""
+
+Ask = Callable[[str], Awaitable[CommandReport]]
+"""(request id) → the command as it stands."""
+
+
+@dataclass(slots=True, eq=False)
+class RunLearning:
+    """Used by one event loop. wait_s: longest wait for a command, in seconds."""
+
+    wait_s: float = WAIT_S
+    waiting_steps: int = 0
+    """Steps that were taken in since the last update."""
+    figures: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_UPDATES))
+    """Of the last updates that were seen, oldest first."""
+    status: RunStatus | None = None
+    _pending: dict[str, str] = field(default_factory=dict)
+    """Request ids of commands that were not answered in time, by what was asked."""
+    _flushing: "asyncio.Task[CommandReport] | None" = None
+
+    async def look(self, control: AsyncControlClient) -> RunStatus:
+        """Return the run as it is, and note what is new; raises PolicyError."""
+        before, now = self.status, await control.status()
+        self.status = now
+        if before is None or before.run != now.run:
+            return now
+        made = _count(now, "updates") - _count(before, "updates")
+        learned = _count(now, "env_steps") - _count(before, "env_steps")
+        if made > 0:
+            self.waiting_steps = max(0, self.waiting_steps - max(learned, 0))
+            if last := now.learner.get("last_update"):
+                self.figures.append(dict(last))
+        return now
+
+    async def flush(
+        self, control: AsyncControlClient, end_chains: Callable[[], Awaitable[None]]
+    ) -> CommandReport:
+        """Have what is pending learned from, once for all who ask meanwhile; raises ApiError, PolicyError."""
+        if self._flushing is None or self._flushing.done():
+            self._flushing = asyncio.create_task(self._flush(control, end_chains))
+        return await asyncio.shield(self._flushing)
+
+    async def save(self, control: AsyncControlClient, name: str) -> None:
+        """Keep a checkpoint under a name; raises ApiError, PolicyError."""
+        report = await self._answered(
+            f"save {name}", lambda id_: control.checkpoint(id_, name, reason=_REASON)
+        )
+        if report.state is CommandState.REFUSED:
+            raise ApiError(409, _NOT_KEPT.get(report.refusal, report.detail), field="path")
+
+    async def load(self, control: AsyncControlClient, name: str) -> tuple[int, int]:
+        """Go back to a named checkpoint; returns the version that answers then, and the steps given up.
+
+        Those are what waited for an update: it was chosen by weights that are there no more. Raises ApiError,
+        PolicyError.
+        """
+        report = await self._answered(f"load {name}", lambda id_: control.restore(id_, name, reason=_REASON))
+        if report.refusal is CommandRefusal.NAME:
+            raise ApiError(404, report.detail, field="path", error="File not found")
+        if report.state is CommandState.REFUSED:
+            raise ApiError(409, report.detail, field="path")
+        given_up, self.waiting_steps = self.waiting_steps, 0
+        return report.version, given_up
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a figure over the last updates; None where none has it."""
+        found = [one[name] for one in self.figures if math.isfinite(one.get(name, math.nan))]
+        return sum(found) / len(found) if found else None
+
+    def last(self, name: str) -> float | None:
+        """Return a figure of the last update; None where it has none."""
+        found = self.figures[-1].get(name, math.nan) if self.figures else math.nan
+        return found if math.isfinite(found) else None
+
+    async def _flush(
+        self, control: AsyncControlClient, end_chains: Callable[[], Awaitable[None]]
+    ) -> CommandReport:
+        before = _count(await self.look(control), "updates")
+        await end_chains()
+        report = await self._answered(
+            "update", lambda id_: control.flush(id_, min_steps=LEAST_STEPS, reason=_REASON)
+        )
+        if report.refusal is CommandRefusal.TOO_FEW_STEPS:
+            self.waiting_steps = report.steps
+        elif report.state is CommandState.REFUSED:
+            raise ApiError(409, report.detail)
+        else:
+            await self._await_figures(control, before)
+        return report
+
+    async def _await_figures(self, control: AsyncControlClient, before: int) -> None:
+        until_s = time.monotonic() + _FIGURES_S
+        while _count(await self.look(control), "updates") <= before:
+            if time.monotonic() > until_s:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def _answered(self, what: str, ask: Ask) -> CommandReport:
+        """Return the command once the learner has answered; raises ApiError 504 where it has not in time."""
+        request_id = self._pending.setdefault(what, f"http-{secrets.token_hex(12)}")
+        until_s = time.monotonic() + self.wait_s
+        while True:
+            report = await ask(request_id)
+            if report.state is not CommandState.PENDING:
+                self._pending.pop(what, None)
+                return report
+            if time.monotonic() > until_s:
+                if len(self._pending) > _KEPT_UPDATES:
+                    self._pending.pop(next(iter(self._pending)))
+                raise ApiError(
+                    504,
+                    f"the learner has not answered within {self.wait_s:g} s; it is still asked: call again",
+                    error="timeout",
+                    retry_s=5,
+                )
+            await asyncio.sleep(_LOOK_S)
+
+
+def _count(status: RunStatus, name: str) -> int:
+    return int(status.learner.get(name) or 0)
+
+
+def figure(values: Mapping[str, Any], name: str) -> float | None:
+    """Return a finite number of a table, None for anything else."""
+    value = values.get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,0 +1,151 @@
+"""Prompts to train on, and others to test on: subjects in templates of the seven categories.
+
+    builtin     the subjects of `penstock.workloads.prompts.subjects`
+    chatterbot  the dialogues of the package chatterbot-corpus (extra `data`): its 21 topics, mapped to 7
+
+Subjects are divided by their hash: a quarter of them belongs to the tests, and training never sees them. A
+prompt may say more than its task: empty phrases, bounds, steps, in words of its own, so that each of the five
+features is there in some of the prompts that an episode begins with.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+import numpy as np
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.prompts.categories import Category
+from penstock.workloads.prompts.prompt_text import read_prompt
+from penstock.workloads.prompts.subjects import SUBJECTS
+
+Source = Literal["builtin", "chatterbot"]
+Split = Literal["train", "test"]
+_PACKAGE: Final = "chatterbot_corpus"
+_TEST_SHARE: Final = 4
+"""One of so many subjects belongs to the tests."""
+_SHORTEST, _LONGEST = 8, 120
+"""Characters of a subject from the corpus."""
+
+TEMPLATES: Final[dict[Category, tuple[str, ...]]] = {
+    Category.CODE_GENERATION: (
+        "Write a Python function for this: {}", "Implement a class in TypeScript for this request: {}",
+        "Create a script for the following. {}", "Build a small program for this: {}",
+    ),
+    Category.CODE_REVIEW: (
+        "Review this code. Users report: {}", "Debug the function behind this report: {}",
+        "Do a code review of the patch for this bug: {}", "Find the bug in this code. It shows as: {}",
+    ),
+    Category.CONTENT_WRITING: (
+        "Write an article about this: {}", "Draft a blog post on the following subject: {}",
+        "Write a newsletter piece, an essay of sorts, on: {}", "Outline a guide for readers who ask: {}",
+    ),
+    Category.MARKETING_COPY: (
+        "Write ad copy for a brand that stands for: {}", "Create a slogan and a product description for: {}",
+        "Write a landing page for customers who say: {}", "Plan a marketing campaign around: {}",
+    ),
+    Category.DATA_ANALYSIS: (
+        "Analyze the dataset on this question: {}", "Summarize the survey data on: {}",
+        "Plot the trends in a spreadsheet of answers to: {}", "Look for outliers in the statistics about: {}",
+    ),
+    Category.GENERAL_QA: (
+        "Explain this to me: {}", "Answer this question: {}", "Tell me what is known of this: {}",
+        "What would you say to this: {}",
+    ),
+    Category.CREATIVE_WRITING: (
+        "Write a poem about this: {}", "Tell a story that begins so: {}",
+        "Compose a song in rhyme on: {}", "Invent a fable with a character who says: {}",
+    ),
+}  # fmt: skip
+_PADDING: Final = (
+    "I hope you are well. {} Thank you so much in advance!",
+    "I was wondering if you could help. {} I would just like something basically good.",
+    "Please, {} Thanks a lot!",
+)
+_EXTRAS: Final = (
+    ("If you cannot do it, say why.", "If this is impossible, answer with a question."),
+    ("Give an example.", "Show it with examples, such as one from daily life."),
+    ("Use at most 200 words.", "It must fit on a postcard."),
+    ("Go through it step by step.", "First say what is asked, then answer."),
+)
+"""Features in words of the user's own: fallback, examples, constraints, steps."""
+_EXTRA_SHARE: Final = 0.15
+_PADDED_SHARE: Final = 0.5
+
+_TOPICS: Final[dict[Category, tuple[str, ...]]] = {
+    Category.CODE_GENERATION: ("coding",),
+    Category.CODE_REVIEW: ("tech_support", "computers"),
+    Category.CONTENT_WRITING: ("literature", "history", "politics", "health"),
+    Category.MARKETING_COPY: ("money", "food", "sports", "movies"),
+    Category.DATA_ANALYSIS: ("science", "psychology"),
+    Category.GENERAL_QA: ("trivia", "ai", "botprofile"),
+    Category.CREATIVE_WRITING: ("humor", "emotion", "gossip", "greetings", "conversations"),
+}
+"""Topics of the corpus by the category that their dialogues are put in."""
+
+
+class PromptSource:
+    """Draws prompts: each category is as likely, and so is each of its subjects.
+
+    source: where the subjects are from. split: those to train on, or those that training never sees.
+    Raises ConfigurationError for another name, and where the corpus is not installed.
+    """
+
+    def __init__(self, source: str = "builtin", split: str = "train") -> None:
+        if source not in get_args(Source):
+            raise ConfigurationError(
+                f"environment.kwargs.prompts={source!r}: must be one of {', '.join(get_args(Source))}"
+            )
+        if split not in get_args(Split):
+            raise ConfigurationError(
+                f"environment.kwargs.split={split!r}: must be one of {', '.join(get_args(Split))}"
+            )
+        every = SUBJECTS if source == "builtin" else _corpus()
+        self._subjects = {
+            category: [one for one in subjects if is_for_tests(one) == (split == "test")]
+            for category, subjects in every.items()
+        }
+
+    def draw(self, random: np.random.Generator) -> tuple[str, Category]:
+        """Return a prompt in the form of `read_prompt`, and the category that its template is of."""
+        category = list(Category)[int(random.integers(len(Category)))]
+        subjects, templates = self._subjects[category], TEMPLATES[category]
+        subject = subjects[int(random.integers(len(subjects)))]
+        prompt = templates[int(random.integers(len(templates)))].format(subject)
+        prompt += "" if prompt[-1] in ".?!" else "."
+        for extra in _EXTRAS:
+            if random.random() < _EXTRA_SHARE:
+                prompt += f" {extra[int(random.integers(len(extra)))]}"
+        if random.random() < _PADDED_SHARE:
+            prompt = _PADDING[int(random.integers(len(_PADDING)))].format(prompt)
+        return read_prompt(prompt), category
+
+
+def is_for_tests(subject: str) -> bool:
+    """Return whether a subject belongs to the tests; on every machine the same ones do."""
+    return hashlib.sha256(subject.encode()).digest()[0] % _TEST_SHARE == 0
+
+
+def _corpus() -> Mapping[Category, tuple[str, ...]]:
+    """Return the lines of the dialogues, each once, by category."""
+    specification = find_spec(_PACKAGE)
+    if specification is None or not specification.submodule_search_locations:
+        raise ConfigurationError(
+            "environment.kwargs.prompts='chatterbot': chatterbot-corpus is not installed; install "
+            "penstock-rl[data], or use 'builtin'"
+        )
+    folder = Path(specification.submodule_search_locations[0]) / "data" / "english"
+    return {
+        category: tuple(dict.fromkeys(line for topic in topics for line in _lines(folder, topic)))
+        for category, topics in _TOPICS.items()
+    }
+
+
+def _lines(folder: Path, topic: str) -> list[str]:
+    import yaml  # noqa: PLC0415 - of the extra that has the corpus
+
+    held = yaml.safe_load((folder / f"{topic}.yml").read_text(encoding="utf-8"))
+    lines = (" ".join(str(line).split()) for dialogue in held["conversations"] for line in dialogue)
+    return [line for line in lines if _SHORTEST <= len(line) <= _LONGEST]

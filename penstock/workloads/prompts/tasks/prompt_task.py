@@ -1,0 +1,110 @@
+"""`Prompts-v0`: five mutations in a row make a prompt better, or worse."""
+
+import math
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.prompts.embeddings import WIDTH
+from penstock.workloads.prompts.mutations import MUTATION_TYPES, mutate, offered
+from penstock.workloads.prompts.task_parts import parts_of
+
+LENGTH: Final = 5
+"""Steps of an episode."""
+
+Observation = NDArray[np.float32]
+
+
+class PromptTask(gymnasium.Env[Observation, np.int64]):
+    """An episode begins with a prompt, and each action mutates its text. It ends after five steps.
+
+    Observation: the embedding of the text, float32 [1536], and nothing else. `info` has the text as `prompt`,
+    and as `action_mask`, int8 [5], what the text implies: nothing that would make a long prompt longer. The
+    mask counts where `environment.mask_key = "action_mask"`.
+
+    Args:
+        prompts: `builtin`, or `chatterbot` (extra `data`).
+        split: `train`, or `test`: prompts about what training never saw.
+        embedding: `hashing`, or `http`: those of a server.
+        reward: `quality`, or `ratings`, which people give over HTTP: such a task has no actors.
+        reward_source: instead of these, a source of scores: `module:function`, `http(s)://…`,
+            `grpc://HOST:PORT`, `unix:/path`.
+        human_check_every: scores of that source of which a person checks one, over HTTP; 0: none.
+        embedding_url, embedding_model, embedding_key_file: of the server, its model and the key, for `http`.
+
+    Raises:
+        ConfigurationError: an argument that does not fit; it names the argument.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
+
+    def __init__(
+        self,
+        prompts: str = "builtin",
+        split: str = "train",
+        embedding: str = "hashing",
+        reward: str = "quality",
+        reward_source: str = "",
+        embedding_url: str = "",
+        embedding_model: str = "",
+        embedding_key_file: str = "",
+        human_check_every: int = 0,
+    ) -> None:
+        self._parts = parts_of(
+            {
+                "prompts": prompts,
+                "split": split,
+                "embedding": embedding,
+                "reward": reward,
+                "reward_source": reward_source,
+                "human_check_every": human_check_every,
+                "embedding_url": embedding_url,
+                "embedding_model": embedding_model,
+                "embedding_key_file": embedding_key_file,
+            }
+        )
+        self.observation_space = spaces.Box(-1.0, 1.0, (WIDTH,), np.float32)
+        self.action_space = spaces.Discrete(len(MUTATION_TYPES))
+        self._start = self._prompt = ""
+        self._step = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin with another prompt."""
+        super().reset(seed=seed)
+        self._start, _ = self._parts.source.draw(self.np_random)
+        self._prompt, self._step = self._start, 0
+        return self._observe()
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """action: number of a mutation. The fifth step terminates the episode."""
+        before, self._prompt = self._prompt, mutate(self._prompt, int(action))
+        earned = self._earned(before)
+        self._step += 1
+        observation, info = self._observe()
+        return observation, earned, self._step == LENGTH, False, info
+
+    def _earned(self, before: str) -> float:
+        reward = self._parts.reward
+        if reward is not None and not self._parts.needs_people:
+            return reward.of(self._start, before, self._prompt)
+        if self._step:
+            raise ConfigurationError(
+                "environment.kwargs: an actor has no people who rate its prompts or check its rewards; they "
+                "do so over HTTP (`penstock gateway prompts`), without actors"
+            )
+        # The evaluator of a run without actors tries one step of what it makes, and is asked for no other.
+        return math.nan
+
+    def close(self) -> None:
+        """Let go of a source of rewards."""
+        self._parts.close()
+
+    def _observe(self) -> tuple[Observation, dict[str, Any]]:
+        info = {"prompt": self._prompt, "action_mask": np.array(offered(self._prompt), np.int8)}
+        return self._parts.embedder.embed([self._prompt])[0], info

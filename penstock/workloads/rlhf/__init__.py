@@ -1,0 +1,33 @@
+"""Reinforcement learning from feedback: feedback trains a reward model, whose scores train a language model.
+
+What it shares with other workloads of language models is in `penstock.workloads.language`. Importing this
+package imports nothing heavy; `pip install 'penstock-rl[rlhf]'` brings what the modules need.
+"""
+
+from penstock.config.workload import Workload
+
+WORKLOAD = Workload(
+    name="rlhf",
+    environment="penstock.workloads.rlhf.language_environment:make",
+    spaces="penstock.workloads.rlhf.language_environment:spaces",
+    policy="penstock.workloads.language.policy.language_policy:build",
+    defaults="penstock.workloads.rlhf.language_defaults:for_environment",
+    target="penstock.workloads.rlhf.language_environment:target",
+    model="penstock.workloads.language.language_model:make_model",
+    generator="penstock.workloads.rlhf.response_generator:make_generator",
+    runner="penstock.workloads.rlhf.response_evaluation:make_runner",
+    places=("model", "prompts", "reward", "true_reward", "guard_rules", "guard_classifier"),
+    unsent=("feedback", "conversations", "base_training", "begin_with", "critic"),
+    algorithms={"token_ppo": "penstock.config.sections.token:TokenPPOSection"},
+    commands={
+        "reward": "penstock.workloads.rlhf.commands.reward_commands:reward_commands",
+        "feedback": "penstock.workloads.rlhf.commands.feedback_commands:feedback_commands",
+        "generate": "penstock.workloads.rlhf.commands.generate:generate",
+    },
+    prepare="penstock.workloads.rlhf.preparation:prepare",
+    rehearse="penstock.workloads.rlhf.rehearsal:rehearse",
+    services="penstock.workloads.rlhf.preparation:services",
+    server="penstock.workloads.rlhf.text_server:make_server",
+    artefacts="penstock.workloads.rlhf.artefacts:write",
+    http="penstock.workloads.rlhf.policy_service:service",
+)

@@ -1,0 +1,289 @@
+"""Reward models and policies from feedback, from Python: data sets, a reward model, a trainer.
+
+    from penstock.workloads.rlhf.api import RLHFTrainer, TrainingConfig
+
+    result = RLHFTrainer(TrainingConfig("penstock/recipes/service/rlhf.toml",
+    feedback="feedback.jsonl")).train() print(result.policy_path, result.reward_mean)
+
+Data sets and reward models are made in this process, which loads torch; a policy is trained by the processes
+of `penstock train`. Places are those of the command line: JSON lines, Parquet, a data set's folder, or a
+registry's URL. What cannot be used raises ConfigurationError, which says what to do.
+"""
+
+import json
+import threading
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from penstock.config.settings import ConfigurationError
+from penstock.runtime.retry import Interrupted
+from penstock.training import Job, estimate, lay_over, start
+from penstock.training import TrainingConfig as RunConfig
+from penstock.training import TrainingResult as RunResult
+from penstock.workloads.language.feedback.examples import BadRows
+from penstock.workloads.language.feedback.reading import Source
+from penstock.workloads.language.feedback.scale import parse_scale
+from penstock.workloads.language.generation.prompt_set import Prompts, read_prompts
+from penstock.workloads.language.reward.dataset import Collate, Item
+from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.reward.training import Order, read_data, train
+from penstock.workloads.language.reward.training_section import RewardTraining, training_settings
+from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
+from penstock.workloads.rlhf.artefacts import MANIFEST
+from penstock.workloads.rlhf.preparation import REWARD_MODEL
+
+__all__ = [
+    "DatasetConfig",
+    "FeedbackDataset",
+    "RLHFTrainer",
+    "RewardModel",
+    "RewardModelConfig",
+    "TrainingConfig",
+    "TrainingResult",
+    "prepare_feedback_dataset",
+    "prepare_ppo_dataset",
+    "train_reward_model",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetConfig:
+    """How feedback and prompts are read.
+
+    model: folder or hub name whose tokenizer is used. scale: of the scores (thumbs, stars, percent, LOW:HIGH,
+    none). max_tokens: longest row. validation_share: share of the examples, or of the prompts, that are held
+    out. key: take ratings of this alone. part: split of a data set, or policy of a registry.
+    """
+
+    model: str
+    scale: str = "0:1"
+    max_tokens: int = 1024
+    validation_share: float = 0.2
+    seed: int = 0
+    key: str | None = None
+    part: str | None = None
+
+
+class FeedbackDataset(Dataset[Item]):
+    """Encoded examples of one side. `collate` makes of them what a model reads."""
+
+    def __init__(self, items: list[Item], bad: BadRows, pad_id: int) -> None:
+        """bad: rows of the source that could not be used, counted and named."""
+        self.items, self.bad = items, bad
+        self._collate = Collate(pad_id)
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Item:
+        """Return an example with its rows of token ids."""
+        return self.items[index]
+
+    def collate(self, items: list[Item]) -> dict[str, Tensor]:
+        """Return `input_ids` and `attention_mask`, int64 [S + 2P, T], and `targets`, float32 [S].
+
+        Of S scores and P pairs; a DataLoader takes it as `collate_fn`.
+        """
+        return self._collate(items)
+
+
+def prepare_feedback_dataset(place: str, config: DatasetConfig) -> tuple[FeedbackDataset, FeedbackDataset]:
+    """Return the examples to train on, and those to validate on; no prompt is on both sides."""
+    tokenizer = load_tokenizer(config.model)
+    training = _checked(
+        {"validation_share": config.validation_share, "seed": config.seed, "max_tokens": config.max_tokens}
+    )
+    order = Order(source=_source(place, config), base=config.model, out=Path(), settings=training)
+    data = read_data(order, Encoder(tokenizer, config.max_tokens))
+    train_side, validation = (
+        FeedbackDataset(items, data.bad, tokenizer.pad_token_id) for items in (data.train, data.validation)
+    )
+    return train_side, validation
+
+
+def prepare_ppo_dataset(place: str, config: DatasetConfig) -> Prompts:
+    """Return the distinct prompts of a place as token ids: those to train on, and those held out."""
+    encoder = Encoder(load_tokenizer(config.model), config.max_tokens)
+    return read_prompts(place, encoder, held_out=config.validation_share, seed=config.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelConfig:
+    """What a reward model is made from.
+
+    model: folder or hub name of the transformer under its head. scale, key, part: see DatasetConfig.
+    settings: keys of `penstock reward train --set`, such as `{"epochs": 3}`.
+    """
+
+    model: str
+    scale: str = "0:1"
+    key: str | None = None
+    part: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    device: str | None = None
+
+
+def train_reward_model(
+    place: str,
+    config: RewardModelConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    stop: threading.Event | None = None,
+) -> RewardModel:
+    """Train a reward model from the feedback of a place, write it to the folder `out`, and return it.
+
+    stop: set from another thread, ends the training with a checkpoint from which `resume` goes on; then
+    Interrupted is raised.
+    """
+    order = Order(
+        source=_source(place, config),
+        base=config.model,
+        out=out,
+        settings=_checked(config.settings),
+        resume=resume,
+        device=config.device,
+    )
+    if train(order, stop or threading.Event()) is None:
+        raise Interrupted
+    return RewardModel.load(out)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConfig:
+    """How a policy is trained from feedback.
+
+    recipe: a file for `penstock train`, or a template of the gateway such as those of
+    `penstock/recipes/service`.
+    model: instead of the recipe's. max_steps: updates of the policy; None: as the recipe says.
+    reward_model: folder of one that is used again; None: one is trained from the feedback.
+    settings: over the recipe, nested as in TOML. run_dir: folder of the run; None: a new one below `runs`.
+    """
+
+    recipe: str | Path
+    feedback: str | Path
+    scale: str = "0:1"
+    model: str | Path | None = None
+    reward_model: str | Path | None = None
+    max_steps: int | None = None
+    learning_rate: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    run_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """What a training has made. reward_mean, reward_std: of the last evaluation; None: there was none.
+
+    policy_path, reward_model_path: folders in Hugging Face's format. summary: all of `summary.json`.
+    """
+
+    policy_path: Path
+    reward_model_path: Path | None
+    training_steps: int
+    reward_mean: float | None
+    reward_std: float | None
+    summary: Mapping[str, Any]
+
+
+class RLHFTrainer:
+    """Trains a policy from feedback, by the processes of `penstock train`."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        """Raises ConfigurationError for a recipe that cannot be read."""
+        self.config = config
+        self.run_config = _run_config(config)
+
+    def estimate(self) -> dict[str, Any]:
+        """Return what a training would take, as `penstock train --dry-run --json` measures it.
+
+        Raises penstock.training.TrainingFailed.
+        """
+        return estimate(self.run_config)
+
+    def start(self) -> Job:
+        """Start the training and return at once; `Job.result` waits for its end."""
+        return start(self.run_config)
+
+    def train(self, timeout_s: float | None = None) -> TrainingResult:
+        """Train, and return what was made.
+
+        Raises TimeoutError after `timeout_s` seconds, when the training goes on, and
+        penstock.training.TrainingFailed; ConfigurationError for one that ended before it had a policy.
+        """
+        return self.result(self.start().result(timeout_s))
+
+    @staticmethod
+    def result(ended: RunResult) -> TrainingResult:
+        """Return what a training that has ended has made.
+
+        Raises ConfigurationError where it has no policy.
+        """
+        manifest = ended.run_dir / MANIFEST
+        policy = json.loads(manifest.read_text())["policy"] if manifest.exists() else None
+        if policy is None:
+            raise ConfigurationError(
+                f"{ended.run_dir}: has no final policy: go on with `penstock train --resume`"
+            )
+        reward_model = ended.run_dir / REWARD_MODEL
+        evaluation = ended.summary.get("evaluation") or {}
+        return TrainingResult(
+            policy_path=ended.run_dir / policy,
+            reward_model_path=reward_model if reward_model.is_dir() else None,
+            training_steps=ended.updates or 0,
+            reward_mean=evaluation.get("mean"),
+            reward_std=evaluation.get("std"),
+            summary=ended.summary,
+        )
+
+
+def _source(place: str, config: DatasetConfig | RewardModelConfig) -> Source:
+    try:
+        scale = parse_scale(config.scale)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    return Source(place=place, scale=scale, key=config.key, part=config.part)
+
+
+def _checked(settings: Mapping[str, Any]) -> RewardTraining:
+    return training_settings(tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))
+
+
+def _run_config(config: TrainingConfig) -> RunConfig:
+    recipe = _read(Path(config.recipe))
+    places = {"feedback": config.feedback, "model": config.model, "reward": config.reward_model}
+    kwargs = {name: _absolute(place) for name, place in places.items() if place is not None}
+    said: dict[str, Any] = {"environment": {"kwargs": {**kwargs, "feedback_scale": config.scale}}}
+    if config.max_steps is not None:
+        rows = recipe["algorithm"]["batch_steps"]
+        said["learner"] = {"total_updates": config.max_steps, "total_steps": config.max_steps * rows}
+    if config.learning_rate is not None:
+        said["algorithm"] = {"learning_rate": config.learning_rate}
+    lay_over(recipe, said)
+    lay_over(recipe, config.settings)
+    return RunConfig(recipe["environment"]["id"], settings=recipe, run_dir=config.run_dir)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return a recipe; what a template of the gateway says of its callers is not of it."""
+    try:
+        recipe = tomllib.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file}: cannot be read as TOML: {error}") from error
+    recipe.pop("template", None)
+    for section, key in (("environment", "id"), ("algorithm", "batch_steps")):
+        if not isinstance(recipe.get(section), dict) or key not in recipe[section]:
+            raise ConfigurationError(f'{file}: {section}.{key} is missing: name a recipe of workload "rlhf"')
+    return recipe
+
+
+def _absolute(place: str | Path) -> str:
+    """Of a file or folder that is there; a name on the hub or an address stays as it is."""
+    return str(Path(place).absolute()) if Path(place).exists() else str(place)

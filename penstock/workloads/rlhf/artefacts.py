@@ -1,0 +1,154 @@
+"""What a run of language models leaves.
+
+These are its last policy in Hugging Face's format, and a list of all files.
+
+    RUN/policies/vN/             adapter_model.safetensors, adapter_config.json (without LoRA
+                                 model.safetensors), tokenizer,
+                                 generation_config.json: how it was sampled in training
+    RUN/value_head.safetensors   what the learner valued responses with, of its last checkpoint: the head, and
+                                 the adapter of a critic that has one
+    RUN/reward_model/            where the run has trained one
+    RUN/manifest.json            these files with their sha256, what they were made from, the results in short
+    RUN/training_results.json    summary and full history
+
+The policy is read by transformers and peft alone:
+
+    base = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, "RUN/policies/vN")
+
+Nothing of it is pickled.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.config.settings import Settings
+from penstock.registry.weight_files import replace_file
+from penstock.workloads.rlhf.language_section import language
+from penstock.workloads.rlhf.preparation import FEEDBACK, REWARD_MODEL
+
+MANIFEST: Final = "manifest.json"
+VALUE_HEAD: Final = "value_head.safetensors"
+RESULTS: Final = "training_results.json"
+_HISTORY: Final = "metrics.jsonl"
+_SHORT: Final = ("solved", "mean_return", "evaluation", "env_steps", "updates", "policy_version")
+
+
+def write(settings: Settings, run_dir: Path, summary: dict[str, Any]) -> None:
+    """Write all of it; without a final policy, as after a failure, only the results."""
+    _write_json(run_dir / RESULTS, {**summary, "history": _history(run_dir)})
+    folder = _policy(settings, run_dir)
+    head = _value_head(run_dir)
+    files = [
+        *_files(folder),
+        *_files(head),
+        *_files(run_dir / REWARD_MODEL),
+        *_files(run_dir / FEEDBACK),
+        run_dir / RESULTS,
+    ]
+    section = language(settings.environment)
+    manifest = {
+        "run": settings.run,
+        "workload": settings.workload,
+        "algorithm": settings.algorithm.name,
+        "policy": None if folder is None else str(folder.relative_to(run_dir)),
+        "made_from": {"model": section.model, "prompts": section.prompts, "reward": section.reward},
+        "reward_model": _card(Path(section.reward)),
+        "results": {name: summary.get(name) for name in _SHORT},
+        "files": {
+            str(file.relative_to(run_dir)): _sha256(file) for file in files if file.is_relative_to(run_dir)
+        },
+    }
+    _write_json(run_dir / MANIFEST, manifest)
+
+
+def _policy(settings: Settings, run_dir: Path) -> Path | None:
+    """The folder of the final policy, written if it is not there; None where the run has none."""
+    from penstock.policy.weights import load_into  # noqa: PLC0415 - loads torch, as what follows
+    from penstock.workloads.language.policy.language_policy import build  # noqa: PLC0415
+    from penstock.workloads.language.quiet import quieten  # noqa: PLC0415
+    from penstock.workloads.language.tokenizer import load_tokenizer  # noqa: PLC0415
+    from penstock.workloads.plugin.serving import read_final  # noqa: PLC0415
+
+    try:
+        final = read_final(run_dir)
+    except ValueError:
+        return None
+    folder = run_dir / "policies" / f"v{final.version}"
+    if (folder / "generation_config.json").exists():
+        return folder
+    quieten()
+    specification = final.specification
+    policy = build(
+        specification.observation_space, specification.action_space, settings.policy, specification.seed
+    )
+    load_into(policy, final.blob)
+    tokenizer = load_tokenizer(language(settings.environment).model)
+    policy.network.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    _generation(settings, tokenizer).save_pretrained(folder)
+    return folder
+
+
+def _value_head(run_dir: Path) -> Path | None:
+    """The critic, which is in no version that is published; None where there is no whole checkpoint."""
+    from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
+
+    from penstock.workloads.plugin.serving import checkpoint_tensors  # noqa: PLC0415
+
+    critic = checkpoint_tensors(run_dir, "critic")
+    if critic is None:
+        return None
+    save_file(critic, run_dir / VALUE_HEAD)
+    return run_dir / VALUE_HEAD
+
+
+def _generation(settings: Settings, tokenizer: Any) -> Any:
+    """Return how responses were drawn: what `generate` of transformers does with these."""
+    from transformers import GenerationConfig  # noqa: PLC0415 - loads torch
+
+    return GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        max_new_tokens=language(settings.environment).response_tokens,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+    )
+
+
+def _history(run_dir: Path) -> list[Any]:
+    file = run_dir / _HISTORY
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+
+
+def _card(folder: Path) -> Any:
+    """Return what the reward model's own results say of it, where it is a folder."""
+    file = folder / RESULTS
+    if not file.exists():
+        return None
+    results = json.loads(file.read_text())
+    return {
+        name: results.get(name) for name in ("sha256", "feedback", "validation", "reward_mean", "reward_std")
+    }
+
+
+def _files(place: Path | None) -> list[Path]:
+    if place is None:
+        return []
+    return sorted(file for file in ([place] if place.is_file() else place.rglob("*")) if file.is_file())
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _write_json(file: Path, content: Any) -> None:
+    replace_file(file, (json.dumps(content, indent=1, default=str) + "\n").encode())

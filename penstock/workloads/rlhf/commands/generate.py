@@ -1,0 +1,98 @@
+"""`penstock generate RUN`: responses of a run's final language model, without a broker."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.runtime.command_exit import finish
+from penstock.runtime.command_options import AsJson, Assignments, Trust, assigned
+from penstock.runtime.exit import EXIT_OK
+from penstock.workloads.rlhf.commands.reward_scoring import needs_rlhf
+
+_WORKLOAD: Final = "rlhf"
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of language models that has ended.")],
+    prompt: Annotated[
+        list[str], typer.Option("--prompt", metavar="TEXT", help="What to answer; may be repeated.")
+    ],
+    count: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
+    tokens: Annotated[int | None, typer.Option(min=1, help="At most; default: as in training.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The most likely tokens; default: drawn as in training.")
+    ] = False,
+    assignments: Assignments = None,
+    trust: Trust = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have the final language model of a run answer."""
+
+    def body() -> int:
+        return main(
+            run,
+            prompt,
+            count=count,
+            tokens=tokens,
+            seed=seed,
+            deterministic=deterministic,
+            assignments=assigned(assignments, insecure=False),
+            trust=trust,
+            as_json=as_json,
+        )
+
+    finish(body)
+
+
+def main(
+    run: Path,
+    prompts: Sequence[str],
+    *,
+    count: int,
+    tokens: int | None,
+    seed: int,
+    deterministic: bool,
+    assignments: tuple[str, ...],
+    trust: bool,
+    as_json: bool,
+) -> int:
+    """Print `count` responses to each prompt.
+
+    trust: the run's folder although it was not made here.
+
+    Raises ConfigurationError for a folder without such a policy.
+    """
+    from penstock.config.service_settings import local_settings
+
+    with needs_rlhf():
+        from penstock.workloads.plugin.serving import read_final
+        from penstock.workloads.rlhf.final_answers import generate as answers_of
+    try:
+        final = read_final(run)
+    except ValueError as error:
+        raise ConfigurationError(f"{run}: {error}") from error
+    if final.specification.workload != _WORKLOAD:
+        raise ConfigurationError(
+            f"{run}: is a run of workload {final.specification.workload!r}, which has no language model; "
+            "say `penstock evaluate`"
+        )
+    answers = answers_of(
+        final.specification,
+        final.blob,
+        local_settings(run, assignments, trust=trust).actor,
+        [prompt for prompt in prompts for _ in range(count)],
+        tokens=tokens,
+        seed=seed,
+        deterministic=deterministic,
+    )
+    for answer in answers:
+        line = json.dumps(asdict(answer)) if as_json else f"{answer.prompt} → {answer.response}"
+        sys.stdout.write(f"{line}\n")
+    return EXIT_OK

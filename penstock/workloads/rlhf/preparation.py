@@ -1,0 +1,303 @@
+"""What a run of language models needs before its processes start, made where it is not there yet.
+
+    task = "sentiment"    RUN/base_model/, a tiny pre-trained model; RUN/feedback.jsonl, noisy opinions
+    task = "words"        RUN/base_model/, a tiny model that is pre-trained on the feedback's own texts
+    task = "chat"         see `chat_task`
+    feedback              RUN/reward_model/, trained on it, unless `reward` names one
+    prompts               those of the feedback, unless they are named
+
+Each is written under another name and then moved, or has a file that is written last: what an interrupted
+preparation left is made again, and what is whole is kept.
+"""
+
+import gc
+import json
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.config.preparation import Progress
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.workload import Services
+from penstock.registry.weight_files import replace_file
+from penstock.runtime.retry import Interrupted
+from penstock.workloads.language.guard.guard_files import read_guard_files
+from penstock.workloads.language.quiet import quieten
+from penstock.workloads.rlhf.language_section import Language, language
+
+log = logging.getLogger(__name__)
+
+BASE_MODEL: Final = "base_model"
+FEEDBACK: Final = "feedback.jsonl"
+REWARD_MODEL: Final = "reward_model"
+_PLACES: Final = (
+    "model",
+    "prompts",
+    "feedback",
+    "reward",
+    "conversations",
+    "guard_rules",
+    "guard_classifier",
+)
+_TEXTS: Final = 4000
+_STEPS: Final = 400
+_OPINIONS: Final = 2500
+_VOCABULARY: Final = 4000
+"""Words that a model of the feedback's words knows."""
+_SPREAD: Final = 0.125
+"""Of the tiny model's first weights: an adapter can make it sure of a word."""
+
+
+def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
+    """The settings with everything named that was made; raises ConfigurationError, Interrupted."""
+    made, section = made_first(settings, run_dir, progress)
+    if not section.reward:
+        made["reward"] = _reward_model(section, run_dir, settings.seed, progress)
+    return with_places(settings, made)
+
+
+def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[dict[str, Any], Language]:
+    """Everything but the reward model: what was made, and the section with it.
+
+    Raises ConfigurationError, Interrupted.
+    """
+    quieten()
+    section = language(settings.environment)
+    # A server needs them; that they cannot be used is said before anything is made.
+    read_guard_files(section.guard_rules, section.guard_classifier)
+    made: dict[str, Any] = {}
+    if section.task == "sentiment":
+        made |= _sentiment(section, run_dir, settings.seed, progress)
+    if section.task == "chat":
+        from penstock.workloads.rlhf.chat_task import made_for_chat  # noqa: PLC0415 - only for this task
+
+        made |= made_for_chat(section, run_dir, run_dir / BASE_MODEL, settings.seed, progress)
+    if section.task == "words" and not section.model:
+        made["model"] = str(_model_of_words(section, run_dir / BASE_MODEL, settings.seed, progress))
+    section = section.model_copy(update=made)
+    made["prompts"] = section.prompts or section.feedback
+    section = section.model_copy(update=made)
+    _check(section)
+    return made, section
+
+
+def services(settings: Settings, sockets: Path) -> Services:
+    """The reward service, where the reward model is to have a process of its own."""
+    section = language(settings.environment)
+    if not section.serve_reward:
+        return Services()
+    address = f"unix:{sockets / 'reward.sock'}"
+    command = ("reward", "serve", section.reward, "--listen", address, "--device", section.reward_device)
+    return Services(commands={"reward": command}, places={"reward": address})
+
+
+def _check(section: Language) -> None:
+    if not section.model:
+        raise ConfigurationError("environment.kwargs.model='': name the folder of the model that is trained")
+    if not section.prompts:
+        raise ConfigurationError("environment.kwargs.prompts='': name prompts, or feedback that has them")
+    if not section.reward and not section.feedback:
+        raise ConfigurationError(
+            "environment.kwargs.reward='': name who rewards, or feedback that a reward model is trained on"
+        )
+    if section.serve_reward and section.reward and not Path(section.reward).is_dir():
+        raise ConfigurationError(
+            f"environment.kwargs.reward={section.reward!r}: serve_reward serves a reward model's folder; say "
+            "serve_reward=false, or name one"
+        )
+
+
+def _sentiment(section: Language, run_dir: Path, seed: int, progress: Progress) -> dict[str, str]:
+    feedback = section.feedback or str(_opinions(run_dir / FEEDBACK, seed, progress))
+    return {
+        "model": section.model or str(_base_model(run_dir / BASE_MODEL, seed, progress)),
+        "feedback": feedback,
+        "feedback_scale": section.feedback_scale if section.feedback else "percent",
+        "true_reward": section.true_reward or "penstock.workloads.rlhf.sentiment:true_rewards",
+    }
+
+
+def _opinions(file: Path, seed: int, progress: Progress) -> Path:
+    from penstock.workloads.rlhf.sentiment import Sentiment  # noqa: PLC0415 - only for this task
+
+    if not file.exists():
+        progress.say(f"preparing: {_OPINIONS:,} noisy opinions in {file}")
+        rows = Sentiment().scored(np.random.default_rng(seed), _OPINIONS)
+        _write_lines(file, rows)
+    return file.absolute()
+
+
+def _write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    replace_file(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
+    """A tiny language model that writes as the reference policy of the task does."""
+    from penstock.workloads.language import tiny_models  # noqa: PLC0415 - loads torch
+    from penstock.workloads.rlhf.sentiment import (  # noqa: PLC0415
+        WORDS,
+        Sentiment,
+    )
+
+    if not folder.is_dir():
+        progress.say(f"preparing: a tiny language model, pre-trained for {_STEPS} steps, in {folder}")
+        rng, task = np.random.default_rng(seed), Sentiment()
+        texts = [(task.prompt(rng), task.response(rng)) for _ in range(_TEXTS)]
+        tokenizer = tiny_models.build_tokenizer(WORDS)
+        tokenizer.chat_template = tiny_models.CHAT_TEMPLATE
+        model = tiny_models.build_model(tokenizer, seed=seed, spread=_SPREAD)
+        loss = tiny_models.pretrain(model, tokenizer, texts, steps=_STEPS, seed=seed, stop=progress.stop)
+        log.info("pre-trained", extra={"nats_per_token": loss})
+        temporary = folder.with_suffix(".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        tiny_models.save(model, tokenizer, temporary)
+        temporary.rename(folder)
+    return folder.absolute()
+
+
+def _model_of_words(section: Language, folder: Path, seed: int, progress: Progress) -> Path:
+    """A tiny language model whose words are those of the feedback, and that writes like its responses."""
+    from penstock.workloads.language import tiny_models  # noqa: PLC0415 - loads torch
+    from penstock.workloads.language.feedback.feedback_places import rows_of  # noqa: PLC0415
+
+    if not section.feedback:
+        raise ConfigurationError("environment.kwargs.feedback='': task='words' makes its model from feedback")
+    if not folder.is_dir():
+        progress.say(f"preparing: a tiny language model of the feedback's words, in {folder}")
+        texts = [text for _, row in rows_of(section.feedback) for text in _texts(row)]
+        tokenizer = tiny_models.build_tokenizer(_words(texts))
+        tokenizer.chat_template = tiny_models.CHAT_TEMPLATE  # without one no server of text answers with it
+        fitting = tiny_models.fitting(tokenizer, texts)
+        if not fitting:
+            raise ConfigurationError(
+                f"environment.kwargs.feedback={section.feedback}: no text has {tiny_models.MAX_TOKENS} words "
+                "or fewer; name a model for longer ones"
+            )
+        model = tiny_models.build_model(tokenizer, seed=seed, spread=_SPREAD)
+        tiny_models.pretrain(model, tokenizer, fitting, steps=_STEPS, seed=seed, stop=progress.stop)
+        temporary = folder.with_suffix(".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        tiny_models.save(model, tokenizer, temporary)
+        temporary.rename(folder)
+    return folder.absolute()
+
+
+def _texts(row: Any) -> list[tuple[str, str]]:
+    """Return a row's prompt with each of its responses: one that is scored, or both of a pair.
+
+    A row that is none has no text here; the training of the reward model names it.
+    """
+    if isinstance(row, ValueError) or row.get("prompt") is None:
+        return []
+    said = [row.get(name) for name in ("response", "chosen", "rejected")]
+    prompt = _spoken(row["prompt"])
+    return [(prompt, str(response)) for response in said if response is not None]
+
+
+def _spoken(prompt: Any) -> str:
+    """Return the words of a prompt; of a conversation those of its messages."""
+    if not isinstance(prompt, list):
+        return str(prompt)
+    return " ".join(str(one.get("content", "")) for one in prompt if isinstance(one, dict))
+
+
+def _words(texts: Iterable[tuple[str, str]]) -> list[str]:
+    """The most frequent words of texts, in an order that does not depend on that of the rows."""
+    counts = Counter(word for both in texts for text in both for word in text.split())
+    return [word for word, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:_VOCABULARY]]
+
+
+def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progress) -> str:
+    """Trained on the feedback; a training that was interrupted is gone on with."""
+    from penstock.workloads.language.reward.measures import doubt  # noqa: PLC0415 - as what follows, which loads torch
+    from penstock.workloads.language.reward.reward_model import CARD  # noqa: PLC0415
+    from penstock.workloads.language.reward.training import train  # noqa: PLC0415
+
+    folder = (run_dir / REWARD_MODEL).absolute()
+    if (folder / CARD).exists():
+        return str(folder)
+    order = order_of(section, folder, seed)
+    progress.say(f"preparing: a reward model from {section.feedback}, in {folder}")
+    results = train(order, progress.stop)
+    release_device()
+    if results is None:
+        raise Interrupted
+    found = results["validation"] or {}
+    measured = ", ".join(f"{name} {value:.3g}" for name, value in found.items() if value is not None)
+    feedback = results["feedback"]
+    if feedback["bad_rows"]:
+        named = f"{feedback['bad_rows']} bad rows of {feedback['place']}:"
+        progress.say("\n".join([named, *feedback["bad_rows_shown"]]))
+    trained = f"the reward model is trained: {results['steps']} steps in {results['seconds']:g} s; {measured}"
+    progress.say("\n".join(filter(None, [trained, doubt(results["validation"])])))
+    return str(folder)
+
+
+def release_device() -> None:
+    """Give back what torch holds on to of a GPU.
+
+    This process lives on, and those that learn and generate want it.
+    """
+    import torch  # noqa: PLC0415 - is loaded by now
+
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def order_of(section: Language, folder: Path, seed: int) -> Any:
+    """Return how the reward model is trained; raises ConfigurationError."""
+    from penstock.workloads.language.feedback.reading import Source  # noqa: PLC0415 - loads transformers
+    from penstock.workloads.language.feedback.scale import parse_scale  # noqa: PLC0415
+    from penstock.workloads.language.reward.training import (  # noqa: PLC0415
+        CHECKPOINTS,
+        Order,
+    )
+    from penstock.workloads.language.reward.training_section import training_settings  # noqa: PLC0415
+
+    try:
+        scale = parse_scale(section.feedback_scale)
+    except ValueError as error:
+        raise ConfigurationError(f"environment.kwargs.feedback_{error}") from error
+    said = tuple(f"{key}={json.dumps(value)}" for key, value in section.reward_training.items())
+    try:
+        training = training_settings((f"seed={seed}", *said))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"environment.kwargs.reward_training.{error}") from error
+    return Order(
+        source=Source(place=section.feedback, scale=scale),
+        base=section.model,
+        out=folder,
+        settings=training,
+        resume=any((folder / CHECKPOINTS).glob("checkpoint-*")),
+    )
+
+
+def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
+    """Return what was made in the sections that name it, folders as absolute paths.
+
+    Raises ConfigurationError where the policy is to be trained on another base model than the actors read.
+    """
+    kwargs = {**settings.environment.kwargs, **made}
+    kwargs |= {key: _absolute(kwargs[key]) for key in _PLACES if key in kwargs}
+    policy = {"model": kwargs["model"], **settings.policy.kwargs}
+    if _absolute(policy["model"]) != kwargs["model"]:
+        raise ConfigurationError(
+            f"policy.kwargs.model={policy['model']!r}: environment.kwargs.model names another base model, "
+            f"{kwargs['model']!r}; leave one of the two out: a run trains one"
+        )
+    return settings.model_copy(
+        update={
+            "environment": settings.environment.model_copy(update={"kwargs": kwargs}),
+            "policy": settings.policy.model_copy(update={"kwargs": policy}),
+        }
+    )
+
+
+def _absolute(place: str) -> str:
+    """Of a folder or file that is there; a name on the hub or an address stays as it is."""
+    return str(Path(place).absolute()) if place and Path(place).exists() else place

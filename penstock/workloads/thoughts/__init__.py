@@ -1,0 +1,24 @@
+"""Thoughts: a model learns to think before it answers, and is told when its thoughts are theatre.
+
+It stands on `penstock.workloads.language`. Importing this package imports nothing heavy; `pip install
+'penstock-rl[rlhf]'` brings what the modules need.
+"""
+
+from penstock.config.workload import Workload
+
+WORKLOAD = Workload(
+    name="thoughts",
+    environment="penstock.workloads.thoughts.thought_environment:make",
+    spaces="penstock.workloads.thoughts.thought_environment:spaces",
+    target="penstock.workloads.thoughts.thought_environment:target",
+    defaults="penstock.workloads.thoughts.thought_defaults:for_environment",
+    policy="penstock.workloads.thoughts.thinking_policy:build",
+    model="penstock.workloads.thoughts.algorithm.thought_model:make_thought_model",
+    generator="penstock.workloads.thoughts.acting.thought_generator:make_generator",
+    runner="penstock.workloads.thoughts.acting.thought_evaluation:make_runner",
+    places=("model", "task", "guard_rules", "guard_classifier"),
+    algorithms={"thought_reinforce": "penstock.workloads.thoughts.thought_settings:ThoughtReinforceSection"},
+    commands={"thoughts": "penstock.workloads.thoughts.commands.thought_commands:thought_commands"},
+    server="penstock.workloads.thoughts.thought_server:make_server",
+    prepare="penstock.workloads.thoughts.start.thoughts_start:prepare",
+)

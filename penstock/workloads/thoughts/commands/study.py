@@ -1,0 +1,386 @@
+"""`penstock thoughts study RECIPE`: conditions side by side, from one start and on the same questions.
+
+    1 direct       no thoughts, as many updates
+    2 compute      no thoughts, as much compute as thoughts take
+    3 filler       a thought of as many words that say nothing; must be called theatre
+    4 start        thoughts that were never trained: the warm start alone
+    5 reinforce    thoughts by REINFORCE, by a run with all its processes
+    6 chains       legal thoughts taught by cross-entropy: the ceiling
+    7 another      REINFORCE on another question's reward; must be called theatre
+
+A setting that is varied makes a condition 5 of its own. The result of each condition is written to
+`seed-N/condition-NAME.json` and kept: a study that was interrupted goes on with the others.
+"""
+
+import copy
+import json
+import sys
+import threading
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tomli_w
+import torch
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.preparation import Progress
+from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.service_settings import over_defaults
+from penstock.config.settings import EnvironmentSection, parse_assignment
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.training import TrainingConfig, TrainingFailed, lay_over, resume, start
+from penstock.workloads.language.quiet import quieten
+from penstock.workloads.thoughts.commands.thought_check import final_network, losses_of_start
+from penstock.workloads.thoughts.start.lessons import Lesson, Lessons
+from penstock.workloads.thoughts.start.thoughts_start import (
+    START_MODEL,
+    check_lengths,
+    check_words,
+    make_start,
+)
+from penstock.workloads.thoughts.start.transformer import load_transformer
+from penstock.workloads.thoughts.start.warm_start import Teacher
+from penstock.workloads.thoughts.tasks.example import Example, Task, draw_mixed, draw_tests
+from penstock.workloads.thoughts.thinking_model import ThinkingModel
+from penstock.workloads.thoughts.thought_environment import task_of
+from penstock.workloads.thoughts.thought_layout import Layout
+from penstock.workloads.thoughts.thought_section import thoughts_section
+from penstock.workloads.thoughts.validation.probes import probe
+from penstock.workloads.thoughts.validation.theatre import validate
+
+NAMES: Final = {
+    1: "direct answers",
+    2: "direct answers, as much compute",
+    3: "filler",
+    4: "start, untrained",
+    5: "REINFORCE",
+    6: "taught chains",
+    7: "REINFORCE, another's reward",
+}
+_WITHOUT_THOUGHTS: Final = (1, 2)
+_MUST_FAIL: Final = (3, 7)
+_REINFORCED: Final = 5
+_ANOTHER: Final = 7
+_ROWS: Final = 160
+_DIRECT_ROWS: Final = 32
+_TAUGHT_ROWS: Final = 80
+_TESTS_SEED: Final = 3_000_000
+_UPDATES: Final = 400
+_COLUMNS: Final = (
+    "condition",
+    "right",
+    "right, likeliest thoughts",
+    "gain, nats",
+    "without, nats",
+    "legal chains",
+    "coherence",
+    "verdict",
+)
+_JUDGED: Final = ("gain", "direct_loss", "chains", "coherence")
+"""What the validation says, from the column of the gain on."""
+_PLAN: Final = "plan.json"
+_SUMMARY: Final = "summary.json"
+
+Result = Mapping[str, Any]
+"""Of a condition and seed, as `_measured` returns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition. number: of NAMES. setting: KEY=VALUE over the recipe, "" for none."""
+
+    number: int
+    setting: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name that files have."""
+        return f"{self.number}-{self.setting}" if self.setting else str(self.number)
+
+    def over(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the recipe with what this condition changes; raises ConfigurationError."""
+        changed = copy.deepcopy(dict(recipe))
+        if self.setting:
+            lay_over(changed, parse_assignment(self.setting))
+        if self.number == _ANOTHER:
+            lay_over(changed, {"algorithm": {"reward_from": "another"}})
+        return changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What is compared. questions: that each condition is measured on."""
+
+    recipe: Mapping[str, Any]
+    out: Path
+    seeds: int
+    updates: int
+    questions: int
+    conditions: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A seed's folder, the task, and the model that its conditions begin with."""
+
+    folder: Path
+    task: Task
+    layout: Layout
+    start: Path
+    most: int
+
+
+def make_study(
+    file: Path,
+    out: Path,
+    *,
+    seeds: int,
+    updates: int,
+    questions: int,
+    only: Sequence[int],
+    settings: Sequence[str],
+) -> Study:
+    """Return what is to be compared.
+
+    Raises ConfigurationError for what would fail when its turn comes, which may be hours from now.
+
+    Args:
+        file: a recipe of thoughts.
+        out: folder of all that is made.
+        seeds: how many, from 0.
+        updates: of each condition; 0: as the recipe says.
+        questions: that each condition is measured on.
+        only: numbers of conditions; empty: all.
+        settings: KEY=VALUE, each a condition 5 of its own.
+    """
+    try:
+        recipe = tomllib.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file}: cannot be read as a recipe: {error}") from error
+    if recipe.get("workload") != "thoughts":
+        raise ConfigurationError(
+            f"{file}: workload={recipe.get('workload')!r}; name a recipe of thoughts, such as "
+            "penstock/recipes/thoughts-tiny.toml"
+        )
+    unknown = sorted(set(only) - set(NAMES))
+    if unknown:
+        raise ConfigurationError(f"--only {unknown[0]}: conditions have the numbers 1 to {max(NAMES)}")
+    conditions = [Condition(number) for number in (sorted(set(only)) or NAMES)]
+    conditions += [Condition(_REINFORCED, setting) for setting in settings]
+    for condition in conditions:
+        _check(file, recipe, condition)
+    return Study(
+        recipe=recipe,
+        out=out.absolute(),
+        seeds=seeds,
+        updates=updates or int(recipe.get("learner", {}).get("total_updates", _UPDATES)),
+        questions=questions,
+        conditions=tuple(conditions),
+    )
+
+
+def _check(file: Path, recipe: Mapping[str, Any], condition: Condition) -> None:
+    if Path(condition.name).name != condition.name:
+        raise ConfigurationError(
+            f"--vary {condition.setting}: runs are named by settings, and this is no name of a folder; "
+            "write the value into a copy of the recipe"
+        )
+    try:
+        over_defaults([recipe])  # before anything is laid over a section that is none
+        check_lengths(over_defaults([condition.over(recipe)]))
+    except (ConfigurationError, ValueError) as error:
+        varied = f" with {condition.setting}" if condition.setting else ""
+        raise ConfigurationError(f"{file}{varied}: {error}") from error
+
+
+def main(study: Study) -> int:
+    """Make what is missing, write `table.md` and print the table.
+
+    Returns 1 where a condition that must fail is not called theatre. Raises ConfigurationError for a folder
+    of another study, Fatal for a run that failed.
+    """
+    quieten()
+    torch.set_num_threads(1)
+    _hold(study)
+    results: dict[Condition, list[Result]] = {condition: [] for condition in study.conditions}
+    for seed in range(study.seeds):
+        for condition, found in results.items():
+            found.append(_kept(study, condition, seed))
+    lines = table(results)
+    (study.out / "table.md").write_text("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return EXIT_OK if have_failed(results) else EXIT_FAILED
+
+
+def have_failed(results: Mapping[Condition, Sequence[Result]]) -> bool:
+    """Return whether the conditions that must fail are called theatre in every seed."""
+    return all(
+        one["validation"]["verdict"] == "theatre"
+        for condition, found in results.items()
+        if condition.number in _MUST_FAIL
+        for one in found
+    )
+
+
+def _hold(study: Study) -> None:
+    """Write what the folder is for; raises ConfigurationError where its results are of another study."""
+    plan = {"recipe": study.recipe, "updates": study.updates, "questions": study.questions}
+    file = study.out / _PLAN
+    there = json.loads(file.read_text()) if file.exists() else plan
+    differing = [key for key, value in plan.items() if there.get(key) != value]
+    if differing:
+        raise ConfigurationError(
+            f"--out {study.out}: its results were made with another {', '.join(differing)} ({file}); name "
+            "another folder, or repeat the same command"
+        )
+    study.out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(plan) + "\n")
+
+
+def _kept(study: Study, condition: Condition, seed: int) -> Result:
+    """Return the result of a condition; makes it where it is missing."""
+    folder = study.out / f"seed-{seed}"
+    file = folder / f"condition-{condition.name}.json"
+    if not file.exists():
+        _say(f"seed {seed}, condition {condition.name}: {NAMES[condition.number]}")
+        place = _place(study, condition, folder, seed)
+        found = _measured(_network(study, condition, place, seed), place, study.questions, condition)
+        temporary = file.with_name(f"{file.name}.tmp")
+        temporary.write_text(json.dumps({"condition": condition.name, "seed": seed, **found}) + "\n")
+        temporary.replace(file)
+    return dict(json.loads(file.read_text()))
+
+
+def _place(study: Study, condition: Condition, folder: Path, seed: int) -> _Place:
+    """Return where a condition is made. A setting of the environment has a start of its own."""
+    recipe = condition.over(study.recipe)
+    environment = EnvironmentSection.model_validate(recipe["environment"])
+    section = thoughts_section(environment)
+    is_own = recipe["environment"] != study.recipe["environment"]
+    start_folder = folder / (f"{START_MODEL}-{condition.name}" if is_own else START_MODEL)
+    folder.mkdir(parents=True, exist_ok=True)
+    progress = Progress(_say, threading.Event())
+    model = (
+        Path(section.model).absolute()
+        if section.model
+        else make_start(environment, start_folder, progress, seed=seed, threads=1)
+    )
+    check_words(str(model), environment)
+    return _Place(folder, *task_of(environment), model, section.thought_tokens)
+
+
+def _network(study: Study, condition: Condition, place: _Place, seed: int) -> Any:
+    """Return the trained network of a condition."""
+    number = condition.number
+    if number in (_REINFORCED, _ANOTHER):
+        run_dir = place.folder / f"run-{condition.name}"
+        over = {
+            "seed": seed,
+            "environment": {"kwargs": {"model": str(place.start)}},
+            "learner": {"total_updates": study.updates},
+        }
+        train_thoughts(condition.over(study.recipe), run_dir, over)
+        return final_network(run_dir, place.start)
+    network = load_transformer(place.start)
+    if number == 4:
+        return network
+    updates = study.updates * (1 + place.most) if number == 2 else study.updates
+    random = np.random.default_rng(seed + 1)
+    lessons = Lessons(place.task, place.layout, random)
+    teacher = Teacher(network, place.layout, learning_rate=1e-3)
+    for _ in range(updates):
+        teacher.teach(_lessons(lessons, place, random, number))
+    return network.eval()
+
+
+def train_thoughts(recipe: dict[str, Any], run_dir: Path, over: Mapping[str, Any]) -> None:
+    """Train thoughts by a recipe, with settings over it, in a run with all its processes.
+
+    A run that has ended in order is not made again, and one that was cut off goes on. A KeyboardInterrupt
+    ends it with a checkpoint first. Raises Fatal.
+    """
+    summary = run_dir / _SUMMARY
+    found = json.loads(summary.read_text()) if summary.exists() else {"interrupted": True}
+    if not found["interrupted"] and "failure" not in found:
+        return
+    lay_over(recipe, over)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    # Not `with_suffix`: of 0.01 and 0.02 it makes the same name.
+    file = run_dir.with_name(f"{run_dir.name}.toml")
+    file.write_text(tomli_w.dumps(recipe))
+    is_begun = (run_dir / CONFIG_FILE).exists()
+    job = resume(run_dir) if is_begun else start(TrainingConfig(file, run_dir=run_dir))
+    try:
+        job.result()
+    except KeyboardInterrupt:
+        job.stop()
+        job.result()
+        raise
+    except TrainingFailed as error:
+        raise Fatal(f"{run_dir}: {error}") from error
+
+
+def _lessons(lessons: Lessons, place: _Place, random: np.random.Generator, number: int) -> list[Lesson]:
+    """Return the rows of one update of a condition that is taught."""
+    task = place.task
+    if number in _WITHOUT_THOUGHTS:
+        return [lessons.direct(one) for one in draw_mixed(task, random, _ROWS)]
+    of: Callable[[Example], Lesson] = (
+        partial(lessons.filler, most=place.most - 1) if number == 3 else lessons.chain
+    )
+    shown = [of(one) for one in draw_mixed(task, random, _TAUGHT_ROWS - _DIRECT_ROWS)]
+    return [*shown, *(lessons.direct(one) for one in draw_mixed(task, random, _DIRECT_ROWS))]
+
+
+def _measured(network: Any, place: _Place, questions: int, condition: Condition) -> dict[str, Any]:
+    """Return accuracy, gain and verdict of a network."""
+    model, task = ThinkingModel(network, place.layout), place.task
+    examples = draw_tests(task, _TESTS_SEED, questions)
+    probed = probe(model, task, examples, place.most)
+    greedy = probe(model, task, examples, place.most, deterministic=True)
+    found = validate(
+        probed,
+        start_losses=losses_of_start(place.start, place.layout, examples),
+        most_gain=getattr(task, "most_gain", None),
+    )
+    is_direct = condition.number in _WITHOUT_THOUGHTS
+    right, likeliest = (
+        (one.without if is_direct else one.with_thought).is_right.mean() for one in (probed, greedy)
+    )
+    return {
+        "accuracy": float(right),
+        "greedy": float(likeliest),
+        "validation": asdict(found) | {"words": found.words()},
+    }
+
+
+def table(results: Mapping[Condition, Sequence[Result]]) -> list[str]:
+    """Return the table of all conditions, a figure of each seed within each cell."""
+    lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+    for condition, found in results.items():
+        judged = [one["validation"] for one in found]
+        cells = [
+            f"{condition.number} {NAMES[condition.number]}{condition.setting and f', {condition.setting}'}",
+            _each(one["accuracy"] for one in found),
+            _each(one["greedy"] for one in found),
+        ]
+        if condition.number in _WITHOUT_THOUGHTS:
+            cells += ["–", _each(one["direct_loss"] for one in judged), "–", "–", "–"]
+        else:
+            cells += [_each(one[name] for one in judged) for name in _JUDGED]
+            cells.append(", ".join(one["verdict"] for one in judged))
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _each(numbers: Iterable[float]) -> str:
+    return " ".join(f"{number:.2f}" for number in numbers)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

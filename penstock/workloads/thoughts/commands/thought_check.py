@@ -1,0 +1,97 @@
+"""`penstock thoughts check RUN`: the validation of what a run has learned, on questions of its own."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.service_settings import local_settings
+from penstock.config.settings import PolicySection
+from penstock.policy.weights import load_into
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
+from penstock.workloads.language.quiet import quieten
+from penstock.workloads.plugin.serving import read_final
+from penstock.workloads.thoughts.start.thoughts_start import START_MODEL
+from penstock.workloads.thoughts.start.transformer import load_transformer
+from penstock.workloads.thoughts.tasks.example import Example, draw_tests
+from penstock.workloads.thoughts.thinking_model import ThinkingModel
+from penstock.workloads.thoughts.thinking_policy import build
+from penstock.workloads.thoughts.thought_environment import task_of
+from penstock.workloads.thoughts.thought_layout import Layout
+from penstock.workloads.thoughts.thought_section import Thoughts, thoughts_section
+from penstock.workloads.thoughts.validation.probes import probe
+from penstock.workloads.thoughts.validation.theatre import Validation, validate
+
+_SEED = 4_000_000
+
+
+def main(run: Path, *, questions: int, deterministic: bool, trust: bool, as_json: bool) -> int:
+    """Print the verdict and its reasons; returns 1 for theatre.
+
+    Raises ConfigurationError for a folder without a run of thoughts that has ended.
+    """
+    found = check_run(run, questions=questions, deterministic=deterministic, trust=trust)
+    text = json.dumps(found.json()) if as_json else "\n".join(found.words())
+    sys.stdout.write(f"{text}\n")
+    return EXIT_FAILED if found.verdict == "theatre" else EXIT_OK
+
+
+def check_run(run: Path, *, questions: int, deterministic: bool = False, trust: bool = False) -> Validation:
+    """Return the validation of a run's final policy; raises ConfigurationError.
+
+    deterministic: of its likeliest thoughts. trust: the folder although it was not made here.
+    """
+    quieten()
+    if not (run / CONFIG_FILE).exists():  # such a folder has the defaults, which are of another workload
+        raise ConfigurationError(
+            f"{run}: holds no {CONFIG_FILE}, so no run; name the folder of a run of thoughts"
+        )
+    settings = local_settings(run, trust=trust)
+    if settings.workload != "thoughts":
+        raise ConfigurationError(f"{run}: its workload is {settings.workload!r}; name a run of thoughts")
+    environment = settings.environment
+    task, layout = task_of(environment)
+    section = thoughts_section(environment)
+    start = start_of(run, section)
+    try:
+        network = final_network(run, start)
+    except ValueError as error:
+        raise ConfigurationError(f"{run}: {error}") from error
+    model = ThinkingModel(network, layout)
+    examples = draw_tests(task, _SEED, questions)
+    probed = probe(model, task, examples, section.thought_tokens, deterministic=deterministic)
+    return validate(
+        probed,
+        start_losses=losses_of_start(start, layout, examples),
+        most_gain=getattr(task, "most_gain", None),
+    )
+
+
+def start_of(run_dir: Path, section: Thoughts) -> Path:
+    """Return the model that a run began with: the one that it made, wherever its folder lies now."""
+    own = run_dir / START_MODEL
+    return own if own.is_dir() else Path(section.model)
+
+
+def final_network(run_dir: Path, model: Path) -> Any:
+    """Return the network of a run's final policy, which began as a model; raises ValueError."""
+    final = read_final(run_dir)
+    said = PolicySection.model_validate_json(final.specification.policy_json)
+    section = said.model_copy(update={"kwargs": {**said.kwargs, "model": str(model)}})
+    specification = final.specification
+    policy = build(specification.observation_space, specification.action_space, section, 0)
+    load_into(policy, final.blob)
+    return policy.network
+
+
+def losses_of_start(model: Path, layout: Layout, examples: Sequence[Example]) -> NDArray[np.float64]:
+    """Return what the answer of each question cost without a thought when training began, in nats."""
+    start = ThinkingModel(load_transformer(model), layout)
+    answered = start.answered(start.questions(examples), None, start.answers(examples))
+    return -answered.log_prob

@@ -1,0 +1,98 @@
+"""`penstock thoughts`: conditions compared, and thoughts of a run validated."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.runtime.command_exit import finish
+from penstock.runtime.command_options import AsJson, Trust
+from penstock.runtime.exit import EXIT_INTERRUPTED
+
+thought_commands = typer.Typer(
+    help="Thoughts of a model: seven conditions compared, what a run has learned validated.",
+    no_args_is_help=True,
+)
+
+Questions = Annotated[
+    int, typer.Option("--questions", min=32, max=16_384, help="Held-out questions to measure on.")
+]
+"""All are answered in one pass, and each takes some 100 KB."""
+
+
+@thought_commands.command()
+def study(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe of thoughts.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of all that is made.")],
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 3,
+    updates: Annotated[
+        int, typer.Option("--updates", min=0, help="Of each condition; 0: as the recipe says.")
+    ] = 0,
+    questions: Questions = 1024,
+    only: Annotated[
+        list[int] | None, typer.Option("--only", metavar="N", help="Some of them; may be repeated.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="KEY=VALUE",
+            help="One more condition: 5 with this setting, such as algorithm.baseline=none; may be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Train and measure the seven conditions; exit 1 where one that must fail is not called theatre.
+
+    Called again, it goes on with what is missing.
+    """
+
+    def body() -> int:
+        from penstock.workloads.thoughts.commands.study import main, make_study
+
+        made = make_study(
+            recipe,
+            out,
+            seeds=seeds,
+            updates=updates,
+            questions=questions,
+            only=only or (),
+            settings=vary or (),
+        )
+        return main(made)
+
+    _finish(body, f"interrupted: what is whole is kept in {out}; the same command goes on from there")
+
+
+@thought_commands.command()
+def check(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run of thoughts that has ended.")],
+    questions: Questions = 1024,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Validate the likeliest thoughts, not drawn ones.")
+    ] = False,
+    trust: Trust = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether the answers of a run come from its thoughts; exit 1 for theatre."""
+
+    def body() -> int:
+        from penstock.workloads.thoughts.commands.thought_check import main
+
+        return main(run, questions=questions, deterministic=deterministic, trust=trust, as_json=as_json)
+
+    _finish(body, f"interrupted: nothing was measured, and {run} is as it was")
+
+
+def _finish(body: Callable[[], int], interrupted: str) -> None:
+    """Run a command as `finish`. interrupted: what is said where Ctrl-C ends it."""
+
+    def interruptible() -> int:
+        try:
+            return body()
+        except KeyboardInterrupt:
+            sys.stderr.write(f"{interrupted}\n")
+            return EXIT_INTERRUPTED
+
+    finish(interruptible)

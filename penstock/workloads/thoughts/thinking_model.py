@@ -1,0 +1,189 @@
+"""A language model that thinks before it answers: thoughts are sampled, answers read off."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.workloads.language.generation.cached_generation import CachedGeneration
+from penstock.workloads.language.policy.adapter_network import read
+from penstock.workloads.language.tokenizer import pad
+from penstock.workloads.thoughts.tasks.example import Example
+from penstock.workloads.thoughts.thinking_policy import head_of, mixed
+from penstock.workloads.thoughts.thought_layout import Ids, Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Outputs of n places. log_probs: [n, V]. states: [n, H], which they are made of."""
+
+    log_probs: Tensor
+    states: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What N questions are answered with.
+
+    log_prob: float64 [N], of the true answer. given: the most likely answer, token by token.
+    is_right: bool [N], that is the true one.
+    """
+
+    log_prob: NDArray[np.float64]
+    given: tuple[Ids, ...]
+    is_right: NDArray[np.bool_]
+
+
+def outputs(network: Any, rows: Sequence[Ids], place: Tensor, pad_id: int) -> Outputs:
+    """Return the outputs at places of rows, differentiable where gradients are on.
+
+    place: int64 [n], of the places of the rows padded to the longest, row by row.
+    """
+    tokens, present = pad(rows, pad_id)
+    logits, states = read(network, tokens, present, place)
+    return Outputs(logits.float().log_softmax(-1), states.float())
+
+
+def weighed(network: Any, behind: Outputs, without: Outputs) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities [n, V] of answers behind thoughts, and the share [n] of those in them.
+
+    behind, without: outputs at the n tokens of the answers, behind the thoughts and without any. Of a network
+    without a mixing head the first are returned, and shares of 1.
+    """
+    head = head_of(network)
+    if head is None:
+        return behind.log_probs, torch.ones(len(behind.log_probs))
+    odds = head(behind.states, without.states.detach())
+    return mixed(odds, behind.log_probs, without.log_probs), odds.detach().sigmoid()
+
+
+class ThinkingModel:
+    """Thinks and answers with a causal language model of transformers, on the CPU; of one thread."""
+
+    def __init__(self, network: Any, layout: Layout) -> None:
+        self.network, self.layout = network, layout
+        self._generation = CachedGeneration(network, eos_id=layout.end, pad_id=layout.pad)
+
+    def seed(self, seed: int) -> None:
+        """Draw from here on as after this seed."""
+        self._generation.seed(seed)
+
+    def questions(self, examples: Sequence[Example]) -> list[Ids]:
+        """Return the tokens of questions."""
+        return [self.layout.question(one.question) for one in examples]
+
+    def answers(self, examples: Sequence[Example]) -> list[Ids]:
+        """Return the tokens of their true answers."""
+        return [self.layout.ids(one.answer) for one in examples]
+
+    def think(
+        self,
+        questions: Sequence[Ids],
+        most: int,
+        *,
+        begun: Sequence[Ids] | None = None,
+        deterministic: bool = False,
+        is_over: Callable[[], bool] = lambda: False,
+        on_token: Callable[[], None] = lambda: None,
+    ) -> list[Ids] | None:
+        """Return a thought on each question, of at most `most` tokens beyond what is `begun`.
+
+        deterministic: the most likely token each time. None where `is_over` came first.
+        """
+        found = self.sample(
+            questions, most, begun=begun, deterministic=deterministic, is_over=is_over, on_token=on_token
+        )
+        return None if found is None else [thought for thought, _ in found]
+
+    def sample(
+        self,
+        questions: Sequence[Ids],
+        most: int,
+        *,
+        begun: Sequence[Ids] | None = None,
+        deterministic: bool = False,
+        is_over: Callable[[], bool] = lambda: False,
+        on_token: Callable[[], None] = lambda: None,
+    ) -> list[tuple[Ids, tuple[float, ...]]] | None:
+        """Return thoughts as `think`, each with the log-probabilities of the tokens that were sampled."""
+        before = [()] * len(questions) if begun is None else begun
+        prompts = [self.layout.begun(one, start) for one, start in zip(questions, before, strict=True)]
+        generated = self._generation.generate(
+            prompts, most, deterministic=deterministic, is_over=is_over, on_token=on_token
+        )
+        if not generated.whole.all():
+            return None
+        lengths = generated.lengths.tolist()
+        return [
+            ((*start, *generated.response(row)), tuple(generated.log_prob[row, : lengths[row]].tolist()))
+            for row, start in enumerate(before)
+        ]
+
+    def continued(self, questions: Sequence[Ids], most: int) -> list[Ids]:
+        """Return the most likely continuation of each question without a thought, of `most` tokens."""
+        prompts = [(*one, self.layout.equals) for one in questions]
+        generated = self._generation.generate(prompts, most, deterministic=True)
+        return [generated.response(row) for row in range(len(prompts))]
+
+    @torch.no_grad()
+    def answered(
+        self, questions: Sequence[Ids], thoughts: Sequence[Ids] | None, answers: Sequence[Ids]
+    ) -> Answered:
+        """Return what is answered behind thoughts, or without any where there are None."""
+        layout = self.layout
+        counts = [len(answer) for answer in answers]
+
+        def read_answers(rows: list[Ids]) -> Outputs:
+            return outputs(self.network, rows, answer_places(rows, counts), layout.pad)
+
+        directly = [layout.direct(*one) for one in zip(questions, answers, strict=True)]
+        if thoughts is None:
+            found = read_answers(directly).log_probs
+        else:
+            behind = read_answers(
+                [layout.thinking(*one) for one in zip(questions, thoughts, answers, strict=True)]
+            )
+            without = behind if head_of(self.network) is None else read_answers(directly)
+            found, _ = weighed(self.network, behind, without)
+        wanted = torch.tensor([token for answer in answers for token in answer])
+        chosen = found.gather(1, wanted[:, None])[:, 0].double().numpy()
+        likely = found.argmax(1).tolist()
+        starts = np.cumsum([0, *counts])
+        given = tuple(tuple(likely[a:b]) for a, b in pairwise(starts.tolist()))
+        return Answered(
+            log_prob=np.add.reduceat(chosen, starts[:-1]),
+            given=given,
+            is_right=np.array([one == tuple(other) for one, other in zip(given, answers, strict=True)]),
+        )
+
+    @torch.no_grad()
+    def log_prob_of_thoughts(
+        self, questions: Sequence[Ids], thoughts: Sequence[Ids]
+    ) -> list[NDArray[np.float64]]:
+        """Return the log-probabilities of the tokens of each thought, float64 [tokens].
+
+        questions, thoughts: ids, equally many of both; no thought is empty.
+        """
+        rows = [self.layout.begun(*one) for one in zip(questions, thoughts, strict=True)]
+        counts = [len(one) for one in thoughts]
+        found = outputs(self.network, rows, answer_places(rows, counts), self.layout.pad).log_probs
+        wanted = torch.tensor([token for thought in thoughts for token in thought])
+        chosen = found.gather(1, wanted[:, None])[:, 0].double().numpy()
+        return np.split(chosen, np.cumsum(counts)[:-1])
+
+
+def answer_places(rows: Sequence[Ids], counts: Sequence[int]) -> Tensor:
+    """Return the places at which the last so many tokens of each row are the next, int64 [Σ counts]."""
+    longest = max(map(len, rows))
+    return torch.tensor(
+        [
+            number * longest + place
+            for number, (row, count) in enumerate(zip(rows, counts, strict=True))
+            for place in range(len(row) - 1 - count, len(row) - 1)
+        ]
+    )
