@@ -1,16 +1,15 @@
-"""Write the OpenAPI documents that the TypeScript client's types are made from.
+"""Write the OpenAPI documents that the types of the TypeScript client are made from.
 
-python clients/describe.py           write clients/typescript/openapi/*.json
-python clients/describe.py --check   write nothing; exit 1 naming the documents that have changed
+python clients/describe.py FOLDER    writes gateway.json and prompts.json there
 
-Behind it: `npm run generate` in clients/typescript.
+`npm run generate` in clients/typescript calls it.
 """
 
 import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from penstock.config.plugins import installed
 from penstock.config.workload import find, load
@@ -22,8 +21,6 @@ from penstock.gateway.frame.parts import Parts
 from penstock.gateway.process import Places, open_accounts, open_registry
 from penstock.gateway.sites.site import RunAddresses, Upstream
 from penstock.rpc.auth import Credentials
-
-FOLDER: Final = Path(__file__).resolve().parent / "typescript" / "openapi"
 
 
 def gateway_document() -> dict[str, Any]:
@@ -48,28 +45,12 @@ def site_document(workload: str) -> dict[str, Any]:
     return found
 
 
-def documents() -> dict[str, str]:
-    """Return the documents by name, as they are written. Without versions: these change without the API."""
-    made = {"gateway": gateway_document(), "prompts": site_document("prompts")}
-    for one in made.values():
+def main(folder: Path) -> None:
+    """Write the documents. Without versions: these change without the API."""
+    for name, one in {"gateway": gateway_document(), "prompts": site_document("prompts")}.items():
         one["info"]["version"] = "0"
-    return {f"{name}.json": json.dumps(one, indent=1, sort_keys=True) + "\n" for name, one in made.items()}
-
-
-def main() -> int:
-    """Exit status: 0, or 1 when `--check` found a difference."""
-    changed = []
-    for name, text in documents().items():
-        file = FOLDER / name
-        if not file.exists() or file.read_text() != text:
-            changed.append(name)
-        if sys.argv[1:] != ["--check"]:
-            file.write_text(text)
-    if sys.argv[1:] == ["--check"] and changed:
-        sys.stderr.write(f"{', '.join(changed)}: run python clients/describe.py, then npm run generate\n")
-        return 1
-    return 0
+        (folder / f"{name}.json").write_text(json.dumps(one, indent=1, sort_keys=True))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(Path(sys.argv[1]))

@@ -1,17 +1,22 @@
-// Makes src/generated from openapi/*.json: types of each document, and a table of its routes.
+// Makes src/generated from the OpenAPI documents of the gateway and of prompts: types of each, and a table of its routes.
 //
-//   node scripts/generate.mjs [FOLDER]     into FOLDER in place of src/generated
+// The documents come from the repository by a Python that has Penstock installed: that of an active environment, of
+// the repository's .venv, else `python3`.
 
-import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { execFileSync } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 
 import { createClient } from '@hey-api/openapi-ts';
 
 const root = path.resolve(path.dirname(fileURLToPath(import.meta.url)), '..');
-const out = path.resolve(process.argv[2] ?? path.join(root, 'src', 'generated'));
+const repository = path.resolve(root, '..', '..');
+const out = path.join(root, 'src', 'generated');
 const NAMES = ['gateway', 'prompts'];
-const NOTE = '// Made by scripts/generate.mjs from openapi/; do not edit.\n';
+const NOTE = '// Made by scripts/generate.mjs; do not edit.\n';
 
 /** A table of the routes of a document: for each what it takes and what it answers. */
 function routesOf(document, types) {
@@ -43,10 +48,23 @@ function withoutLengths(document) {
   return JSON.parse(JSON.stringify(document, (key, value) => (/^(min|max)Items$/.test(key) ? undefined : value)));
 }
 
+/** Write the documents into a folder. */
+function describe(folder) {
+  const environments = [process.env.VIRTUAL_ENV, path.join(repository, '.venv')].filter(Boolean);
+  const python = environments.map((one) => path.join(one, 'bin', 'python')).find(existsSync) ?? 'python3';
+  execFileSync(python, [path.join('clients', 'describe.py'), folder], {
+    cwd: repository,
+    env: { ...process.env, PYTHONPATH: repository },
+    stdio: ['ignore', 'inherit', 'inherit'],
+  });
+}
+
+const documents = await mkdtemp(path.join(tmpdir(), 'penstock-openapi-'));
+describe(documents);
 await rm(out, { recursive: true, force: true });
 await mkdir(out, { recursive: true });
 for (const name of NAMES) {
-  const document = JSON.parse(await readFile(path.join(root, 'openapi', `${name}.json`), 'utf8'));
+  const document = JSON.parse(await readFile(path.join(documents, `${name}.json`), 'utf8'));
   await createClient({
     input: withoutLengths(document),
     output: { path: path.join(out, name), entryFile: false },
@@ -64,3 +82,4 @@ for (const name of NAMES) {
       `export interface ${title}Routes {\n${lines.join('\n')}\n}\n`,
   );
 }
+await rm(documents, { recursive: true });

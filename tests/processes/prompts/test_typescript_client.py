@@ -1,4 +1,4 @@
-"""The TypeScript package: its types follow the API, and its own suite passes against real processes."""
+"""The TypeScript package: made with the types of the API, its own suite passes against real processes."""
 
 import os
 import subprocess
@@ -12,18 +12,6 @@ from tests.support.serving import node_client
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 PACKAGE: Final = ROOT / "clients" / "typescript"
-
-
-def test_the_types_are_made_from_the_api_as_it_is() -> None:
-    done = subprocess.run(
-        [sys.executable, "clients/describe.py", "--check"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.timeout(1200)
