@@ -4,20 +4,17 @@ import os
 import socket
 from functools import partial
 
-from penstock.actor.acting.health_watch import BEING_MADE, ENVIRONMENT, watch_broker
+from penstock.actor.acting.local_policy import BEING_MADE, ENVIRONMENT, watch_broker
 from penstock.actor.evaluation.evaluator import Evaluator
-from penstock.actor.link.connect import connect
-from penstock.actor.rollout.loop import FragmentGenerator
-from penstock.actor.rollout.worker import Worker
+from penstock.actor.link.broker_client import connect
+from penstock.actor.rollout.loop import FragmentGenerator, Worker
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
-from penstock.protocol.ids import check_id, to_id
+from penstock.protocol.limits import check_id, to_id
 from penstock.protocol.messages import Role
 from penstock.protocol.specification import RunSpecification
-from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.interpreter import share_interpreter
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.lifecycle import Fatal, Lifecycle, share_interpreter
 
 
 def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role, settings: Settings) -> int:

@@ -15,7 +15,7 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks.stand import Options, Table
-from penstock.runtime.allocator import keep_freed_memory
+from penstock.runtime.lifecycle import keep_freed_memory
 
 PARTS: Final = {
     "startup": "train:startup_table",

@@ -17,7 +17,7 @@ from typing import Final
 from benchmarks.path import RUN, Shape, fetch, touch
 from benchmarks.stand import Options, Services, Table, memory_bytes, services
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.replies import Commit
 from penstock.protocol.limits import KIB, MIB
 
 PUBLISH_EVERY_S: Final = 0.5

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from benchmarks import peers
 from benchmarks.stand import PREFIX, Cell, Options, Table, memory_bytes, shell
 from benchmarks.train import Trained, trained
-from penstock.config.sections.token import TokenPPOSection
+from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from penstock.protocol.limits import MIB

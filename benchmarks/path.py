@@ -24,12 +24,10 @@ from redis.connection import PythonRespSerializer
 
 from benchmarks.stand import Cell, Options, Services, Table, child, cpu_seconds, services
 from penstock.actor.link.broker_client import BrokerClient
-from penstock.actor.link.fragment_queue import RolloutQueue
-from penstock.actor.link.outbox import Outbox
-from penstock.actor.link.session import Session
-from penstock.actor.link.session_opening import open_session
+from penstock.actor.link.outbox import Outbox, RolloutQueue
+from penstock.actor.link.session import Session, open_session
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import LogEntry, Pacing
+from penstock.broker.log.replies import LogEntry, Pacing
 from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
 from penstock.protocol.limits import KIB, MIB
 from penstock.protocol.messages import Role

@@ -18,10 +18,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from penstock.launch.run.child_process import Exit, Folder, ServiceProcess, ServiceSpec, penstock
+from penstock.launch.run.supervised_service import Exit, Folder, ServiceProcess, ServiceSpec, penstock
 from penstock.protocol.limits import KIB
-from penstock.runtime.allocator import ENVIRONMENT
 from penstock.runtime.health import Endpoint, read_endpoint
+from penstock.runtime.lifecycle import ENVIRONMENT
 
 PENSTOCK: Final = str(Path(sys.executable).with_name("penstock"))
 PREFIX: Final = "penstock-bench-"

@@ -21,16 +21,16 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from benchmarks.stand import PENSTOCK, PREFIX, Cell, Options, Table, known_median, shell
-from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
-from penstock.actor.rollout.seeds import action_seed, environment_seeds
+from penstock.actor.rollout.generator import action_seed, environment_seeds
 from penstock.actor.specification import run as actor_run
-from penstock.config.sections.algorithms import PPOSection
+from penstock.config.algorithm_sections import PPOSection
 from penstock.config.settings import Settings, load
 from penstock.protocol.fragment import Fragment, header_bytes, parse_header
 from penstock.protocol.messages import Episode, Publication
 from penstock.protocol.specification import RunSpecification
-from penstock.runtime.allocator import keep_freed_memory
+from penstock.runtime.lifecycle import keep_freed_memory
 from penstock.workloads.control.defaults import for_environment
 
 TASK: Final = "CartPole-v1"
@@ -302,8 +302,7 @@ def _learn(steps: int, seed: int) -> dict[str, float]:
 def _learn_from(actor: Messages, settings: Settings, total_steps: int) -> int:
     """Learn from so many steps that `actor` sends; return how many there were."""
     from penstock.learner.batch import assemble
-    from penstock.learner.model.device import use_threads
-    from penstock.learner.model.model import make_model
+    from penstock.learner.model.model import make_model, use_threads
     from penstock.policy.weights import encode
 
     use_threads(settings)

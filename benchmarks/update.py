@@ -30,11 +30,10 @@ from torch import Tensor, nn
 from benchmarks.stand import PREFIX, Cell, Options, Table, known_median
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.learner.algorithms.on_policy.ppo import PPO
-from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.shared.schedule import Hardware
 from penstock.learner.batch import Batch, Fragments, assemble
-from penstock.learner.feed.fragment_check import check_meaning
-from penstock.learner.feed.log_batch import LogBatch
-from penstock.learner.feed.upload import Staged, Upload, upload_to
+from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.feed.source import LogBatch, Staged, Upload, upload_to
 from penstock.learner.ledger import Ledger, Origin
 from penstock.learner.reporting.recorder import Recorder, Staleness
 from penstock.policy import weights

@@ -11,13 +11,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from penstock.config.plugins import installed
-from penstock.config.workload import find, load
+from penstock.config.workload import find, installed, load
 from penstock.gateway.application import make_app
-from penstock.gateway.frame.api_description import describe
-from penstock.gateway.frame.call_limits import CallLimits
+from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.doors import Doors
 from penstock.gateway.frame.parts import Parts
+from penstock.gateway.frame.route_access import describe
 from penstock.gateway.process import Places, open_accounts, open_registry
 from penstock.gateway.sites.site import RunAddresses, Upstream
 from penstock.rpc.auth import Credentials

@@ -107,7 +107,7 @@ def assemble(
 
     entries: number and payload bytes of each one's log entry; None: they have none. For a GPU they are put
     together in pinned memory and copied on the current stream without waiting
-    (`penstock.learner.feed.upload`). Raises ValueError for no fragments. Call `check_meaning` on each
+    (`penstock.learner.feed.source`). Raises ValueError for no fragments. Call `check_meaning` on each
     fragment first.
     """
     if not fragments:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from penstock.broker.log.learner_records import Totals
+from penstock.broker.log.replies import Totals
 
 
 class Drop(StrEnum):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.broker.log.learner_records import ProbeAnswer
+from penstock.broker.log.replies import ProbeAnswer
 from penstock.policy.policy import Policy
 from penstock.protocol.spaces import Space, leaves, sample
 from penstock.protocol.specification import Probe

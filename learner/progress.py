@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from penstock.broker.log.learner_records import LogState, Totals
+from penstock.broker.log.replies import LogState, Totals
 from penstock.config.settings import ConfigurationError, Settings
 
 

@@ -5,15 +5,22 @@ forward pass that draws the actions, not a number that was passed along.
 """
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
-from penstock.actor.link.session import Session
-from penstock.actor.link.weight_fetch import Weights
+from penstock.actor.link.session import Session, Weights
 from penstock.policy.acting.acting_policy import ActingPolicy
 from penstock.policy.acting.drawing import ExplorationSlots
+from penstock.protocol.header import FragmentHeader, Slot, WeightSpan
+from penstock.protocol.limits import MAX_WATCH_WAIT_MS, WATCH_GRACE_S
 from penstock.protocol.messages import Publication
+from penstock.protocol.schema import FragmentSchema
 from penstock.protocol.specification import Probe
 from penstock.runtime import metrics
-from penstock.runtime.exit import Fatal
+from penstock.runtime.health import Health
+from penstock.runtime.lifecycle import Fatal
 
 
 class LocalPolicy:
@@ -50,3 +57,88 @@ class LocalPolicy:
         """Have the session say which weights are applied, and the probe's log-probabilities under them."""
         answer = self.policy.acting_log_prob(self._observation, self._action)
         session.report_applied(self.publication, tuple(answer.tolist()))
+
+
+# ---- The one place where the header of a new fragment is built.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderFields:
+    """Holds what a header says beside the content of its fragment.
+
+    session, sequence: 0 where the fragment gets both when it is sent.
+    weights: the publication that all of its steps were generated with.
+    round: the round of a lock-step run, else 0.
+    """
+
+    run: str
+    session: int
+    sequence: int
+    weights: Publication
+    round: int
+    policy: str = "default"
+
+    def header(
+        self, schema: FragmentSchema, steps: int, slots: tuple[Slot, ...], attributes: bytes = b""
+    ) -> FragmentHeader:
+        """Return the header of a fragment that is created now, its table of tensors still empty.
+
+        schema: the run's. steps: T, rows of the fragment. slots: N, the origin of each column.
+        attributes: what the workload notes, at most `limits.MAX_ATTRIBUTES_BYTES`.
+        """
+        return FragmentHeader(
+            run=self.run,
+            session=self.session,
+            sequence=self.sequence,
+            schema_id=schema.schema_id,
+            steps=steps,
+            slots=slots,
+            weights=(WeightSpan(0, 0, steps, self.weights.version, self.weights.update),),
+            tensors=(),
+            policy=self.policy,
+            created_us=time.time_ns() // 1000,
+            round=self.round,
+            attributes=attributes,
+        )
+
+
+# ---- How health watches what acts: that environments step and that published weights arrive.
+
+ENVIRONMENT: Final = "environment"
+"""Name under which health watches the steps."""
+BEING_MADE: Final = "environments and policy are being made"
+BROKER: Final = "broker"
+"""Name under which health watches that the broker answers."""
+WEIGHTS: Final = "weights"
+"""Name under which health watches that published weights arrive."""
+
+
+def watch(health: Health, stall_timeout_s: float) -> None:
+    """Have health watch what a generator does, from when it is first expected."""
+    for name in (ENVIRONMENT, WEIGHTS):
+        health.watch(name, stall_timeout_s)
+        health.suspend(name)
+
+
+def watch_broker(health: Health, stall_timeout_s: float) -> Callable[[], None]:
+    """Have health watch that the broker answers; returns what is to be called after each answer.
+
+    A call that waits for news is answered when its wait is over, so that much is added to the limit.
+    """
+    health.watch(BROKER, stall_timeout_s + MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S)
+    health.expect(BROKER, "it answers no call; is it there, and does its Redis answer?")
+    return partial(health.progress, BROKER)
+
+
+def note_lag(health: Health, known: int, newest: int, arrived_bytes: int) -> None:
+    """Expect weights while an older version is held here than is published.
+
+    health: of this process. known, newest: the version held and the one published, 0: none. arrived_bytes: of
+    the newest; each chunk is progress.
+    """
+    if newest > known:
+        if arrived_bytes > 0:
+            health.progress(WEIGHTS)
+        health.expect(WEIGHTS, f"version {newest} is published, {known} is held here")
+    else:
+        health.suspend(WEIGHTS)

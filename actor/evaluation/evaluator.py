@@ -10,25 +10,192 @@ of a process, while the first version to be measured is still being learned.
 """
 
 import logging
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
-from penstock.actor.acting.health_watch import BEING_MADE, ENVIRONMENT
-from penstock.actor.evaluation.play import Played
-from penstock.actor.evaluation.runner import EvaluationRunner
+import numpy as np
+
+from penstock.actor.acting.local_policy import BEING_MADE, ENVIRONMENT, LocalPolicy
+from penstock.actor.acting.stepper import Stepped, Stepper
 from penstock.actor.link.broker_client import BrokerClient
-from penstock.actor.link.session import Session
-from penstock.actor.link.session_opening import count_strikes, open_session
-from penstock.actor.specification.sections import evaluation_section
+from penstock.actor.link.session import Session, count_strikes, open_session
+from penstock.actor.specification import run
+from penstock.actor.specification.run import Run, evaluation_section
+from penstock.config.sections import EvaluationSection
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
+from penstock.policy.acting.acting_policy import ActingPolicy, begun
 from penstock.protocol.messages import BASE, Episode, Report, Role, RunState
 from penstock.protocol.refusal import Reason, Refusal
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
-from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.lifecycle import EXIT_OK, Fatal, Lifecycle
+
+# ---- Plays whole episodes to measure a policy: seeded environments, one episode of each counts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """An episode: undiscounted return, length in steps.
+
+    start: number of what it began with, such as a prompt, where several may begin with the same; None: with a
+    seed of its own.
+    """
+
+    episode_return: float
+    length: int
+    terminated: bool
+    start: int | None = None
+
+
+def play(
+    stepper: Stepper,
+    policy: ActingPolicy,
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool,
+    stop: threading.Event,
+    on_step: Callable[[], None] = lambda: None,
+) -> list[Played] | None:
+    """`episodes` episodes in waves of as many as there are slots, the i-th seeded with `seed` + i.
+
+    Each slot plays one episode per wave and what it does afterwards is ignored, so short episodes are not
+    counted more often. None when `stop` was set first. A vector entry point takes one seed per wave.
+    """
+    played: list[Played] = []
+    while len(played) < episodes:
+        first = seed + len(played)
+        wave = _Wave(stepper.slots)
+        observation = stepper.reset(range(first, first + stepper.slots)) | policy.initial_state(stepper.slots)
+        while wave.is_running:
+            if stop.is_set():
+                return None
+            acted = policy.act(observation, deterministic=deterministic)
+            stepped = stepper.step(policy.environment_action(acted.action))
+            wave.add(stepped)
+            on_step()
+            observation = stepped.observation | begun(acted.state, stepped.begins)
+        played += wave.episodes()
+    return played[:episodes]
+
+
+class _Wave:
+    """The first episode of every slot."""
+
+    def __init__(self, slots: int) -> None:
+        self._alive = np.ones(slots, np.bool_)
+        self._return = np.zeros(slots, np.float64)
+        self._length = np.zeros(slots, np.int64)
+        self._terminated: Any = np.zeros(slots, np.bool_)
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._alive.any())
+
+    def add(self, stepped: Stepped) -> None:
+        self._return += np.where(self._alive, stepped.reward, 0.0)
+        self._length += self._alive
+        self._terminated |= self._alive & stepped.terminated
+        if stepped.ended is not None:
+            self._alive[stepped.ended.slots] = False
+
+    def episodes(self) -> list[Played]:
+        rows = zip(self._return.tolist(), self._length.tolist(), self._terminated.tolist(), strict=True)
+        return [Played(episode_return=r, length=n, terminated=t) for r, n, t in rows]
+
+
+# ---- What an evaluation plays with: whole episodes of a run, deterministic or sampled, from seeds of its
+# own.
+
+MAX_ENVIRONMENTS = 100
+
+
+class EvaluationRunner(Protocol):
+    """Made once for a run; plays with the weights that `local` holds."""
+
+    @property
+    def local(self) -> LocalPolicy:
+        """Return the policy that weights are applied to and that answers the probe."""
+
+    @property
+    def evaluation(self) -> EvaluationSection:
+        """The run's own."""
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """Return how long a step may take, in seconds."""
+
+    def play(
+        self,
+        *,
+        episodes: int,
+        seed: int,
+        deterministic: bool,
+        stop: threading.Event,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> list[Played] | None:
+        """Play so many episodes, equal for equal seeds and weights; None when `stop` was set first.
+
+        deterministic: take the most likely action in place of a drawn one. on_step: called after each step of
+        all environments, to show that the evaluation goes on.
+        """
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+def make_runner(
+    specification: RunSpecification, settings: Settings, episodes: int | None = None
+) -> "EnvironmentRunner":
+    """Return what plays the run's environments. settings: of this process. episodes: None: as the run says.
+
+    Raises what `run.read` and the environment raise.
+    """
+    return EnvironmentRunner(run.read(specification, settings.actor), episodes)
+
+
+class EnvironmentRunner:
+    """Plays in environments of its own (see `EvaluationRunner`)."""
+
+    def __init__(self, of: Run, episodes: int | None = None) -> None:
+        self.evaluation, self.stall_timeout_s = of.evaluation, float(of.actor.stall_timeout_s)
+        count = min(episodes or of.evaluation.episodes, MAX_ENVIRONMENTS)
+        self._stepper = of.make_environment(of.environment.for_evaluation(), count, of.evaluation.seed)
+        self.local = of.make_policy(of.specification.seed)
+        self.local.policy.use_threads(of.actor.threads)
+
+    def play(
+        self,
+        *,
+        episodes: int,
+        seed: int,
+        deterministic: bool,
+        stop: threading.Event,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> list[Played] | None:
+        """Every time from the same seeds, those of drawn actions too."""
+        self.local.policy.seed_actions(seed)
+        return play(
+            self._stepper,
+            self.local.policy,
+            episodes=episodes,
+            seed=seed,
+            deterministic=deterministic,
+            stop=stop,
+            on_step=on_step,
+        )
+
+    def close(self) -> None:
+        """End the environments."""
+        self._stepper.close()
+
 
 log = logging.getLogger(__name__)
 

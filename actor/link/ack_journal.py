@@ -9,15 +9,60 @@ the moment of a crash; it never holds what was not.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.actor.link.journal_file import JournalFile
-from penstock.protocol.fragment import Fragment
-from penstock.protocol.ids import check_id
-from penstock.protocol.slot_starts import Beginning, beginnings
+import numpy as np
+
+from penstock.config.settings import ConfigurationError
+from penstock.protocol.fragment import Beginning, Fragment, beginnings
+from penstock.protocol.header import read_payload
+from penstock.protocol.limits import check_id
+from penstock.runtime.lifecycle import Fatal
+
+# ---- A file of JSON lines that a crash may tear at its end: what records for the audit are written to.
+
+
+class JournalFile:
+    """Used by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigurationError when the file cannot be opened."""
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b", buffering=0)
+            self._end_torn_line()
+        except OSError as error:
+            raise ConfigurationError(f"actor.ack_journal={path.parent}: {error.strerror}") from error
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add a line for each, in one write; raises Fatal when the disk does not take it."""
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+        if not text:
+            return
+        try:
+            written = self._file.write(text)
+        except OSError as error:
+            raise Fatal(f"actor.ack_journal: {self.path}: {error.strerror}") from error
+        if written != len(text):
+            raise Fatal(f"actor.ack_journal: {self.path}: the disk took {written} of {len(text)} bytes")
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.close()
+
+    def _end_torn_line(self) -> None:
+        """A crash may have cut the last line: the next one starts behind it."""
+        if self._file.seek(0, os.SEEK_END):
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")
+
 
 _SUFFIX: Final = ".acked.jsonl"
 
@@ -94,5 +139,97 @@ def _parse(line: bytes) -> Acknowledged | None:
         weights = tuple((int(version), int(update)) for version, update in value["weights"])
         bytes.fromhex(value["sha256"])
         return Acknowledged(**{**value, "slots": slots, "weights": weights})
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+# ---- A server's own record of what it sampled, and of what it had learned from, for `penstock audit`.
+
+_SAMPLE_SUFFIX: Final = ".sampled.jsonl"
+_DIGITS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Choices in consecutive rows of one version. ids: their digest, hex."""
+
+    version: int
+    ids: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledLine:
+    """Record what was drawn, each a run, or a fragment that holds these runs. sha256: of its payload, hex."""
+
+    run: str
+    actor: str
+    conversation: str
+    runs: tuple[Run, ...]
+    sha256: str = ""
+
+
+class SampleJournal:
+    """Used by one thread."""
+
+    def __init__(self, folder: Path, run: str, actor_id: str, server: str) -> None:
+        """server: drawn anew in each life of it. Raises ConfigurationError when the file cannot be opened."""
+        self._head = {"run": check_id("run", run), "actor": check_id("actor_id", actor_id)}
+        self._file = JournalFile(folder / f"{run}.{check_id('server', server)}{_SAMPLE_SUFFIX}")
+
+    def sampled(self, conversation: str, version: int, answers: Iterable[Sequence[int]]) -> None:
+        """Note the token ids of answers; raises Fatal when the disk does not take it."""
+        self._write(conversation, [Run(version, digest(ids)) for ids in answers], "")
+
+    def sent(self, conversation: str, fragment: Fragment) -> None:
+        """Note a fragment of one slot; raises as `sampled`."""
+        self._write(conversation, runs_of(fragment), hashlib.sha256(fragment.payload).hexdigest())
+
+    def close(self) -> None:
+        """End the journal."""
+        self._file.close()
+
+    def _write(self, conversation: str, runs: Sequence[Run], sha256: str) -> None:
+        pairs = [(one.version, one.ids) for one in runs]
+        self._file.write([{**self._head, "conversation": conversation, "runs": pairs, "sha256": sha256}])
+
+
+def digest(ids: Sequence[int]) -> str:
+    """Return the digest of token ids."""
+    return hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()[:_DIGITS]
+
+
+def runs_of(fragment: Fragment) -> list[Run]:
+    """Return what was chosen in a fragment of one slot: consecutive valid rows of one version each."""
+    tensors = read_payload(fragment.header, fragment.payload)
+    valid, action = tensors["valid"][:, 0], tensors["action"][:, 0]
+    version = np.zeros(len(valid), np.int64)
+    for span in fragment.header.weights:
+        version[span.start : span.start + span.length] = span.version
+    keys = [(bool(is_valid), int(of)) for is_valid, of in zip(valid, version, strict=True)]
+    return [
+        Run(of, digest([int(action[row]) for row, _ in rows]))
+        for (is_valid, of), rows in groupby(enumerate(keys), key=lambda one: one[1])
+        if is_valid
+    ]
+
+
+def sample_files(folders: Iterable[Path]) -> list[Path]:
+    """Return every such journal in the folders, in a fixed order."""
+    return sorted(path for folder in folders for path in folder.glob(f"*{_SAMPLE_SUFFIX}"))
+
+
+def read_samples(path: Path) -> Iterator[SampledLine | None]:
+    """Yield the lines of a journal in order; None for one that a crash tore."""
+    with path.open("rb") as file:
+        for line in file:
+            yield _parse_sample(line)
+
+
+def _parse_sample(line: bytes) -> SampledLine | None:
+    try:
+        value: dict[str, Any] = json.loads(line)
+        runs = tuple(Run(int(version), str(ids)) for version, ids in value["runs"])
+        bytes.fromhex(value["sha256"])
+        return SampledLine(**{**value, "runs": runs})
     except (ValueError, TypeError, KeyError):
         return None

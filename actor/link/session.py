@@ -10,20 +10,91 @@ absolute: what arrives late or twice changes nothing. An error in a thread of th
 by `check`, in the main thread.
 """
 
+import hashlib
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from penstock.actor.link.broker_client import AppendReply, BrokerClient, SessionReply
-from penstock.actor.link.weight_fetch import Weights, checked, fetch
 from penstock.protocol.fragment import Fragment
-from penstock.protocol.limits import MAX_WATCH_WAIT_MS
-from penstock.protocol.messages import Credit, News, Publication, Report, RunState, Watch
+from penstock.protocol.limits import MAX_WATCH_WAIT_MS, MAX_WEIGHT_BYTES
+from penstock.protocol.messages import Credit, News, Publication, Report, Role, RunState, Watch
 from penstock.protocol.refusal import Reason, Refusal
 from penstock.protocol.specification import RunSpecification
+from penstock.runtime import logs, metrics
 from penstock.runtime.failpoint import failpoint
+from penstock.runtime.lifecycle import Fatal, Lifecycle
 from penstock.runtime.retry import Interrupted
+
+# ---- Weights as an actor gets them: fetched in chunks where they are large, their digest checked.
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A publication, its bytes, and the numbers that came with it.
+
+    blob: the bytes, their digest checked.   arrived_s: when they arrived, in monotonic seconds.
+    """
+
+    publication: Publication
+    blob: bytes
+    arrived_s: float
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
+def fetch(
+    broker_client: BrokerClient,
+    session: int,
+    version: int,
+    stop: threading.Event,
+    on_arrived: Callable[[int], None],
+) -> Weights | None:
+    """Return the weights of a version, fetched in chunks from where a broken transfer stopped.
+
+    Args:
+        broker_client: the broker that is asked.
+        session: number of the session in which it is asked.
+        version: the version that is wanted.
+        stop: ends the transfer (Interrupted).
+        on_arrived: told after each chunk how many bytes have arrived.
+
+    Returns:
+        The weights; None when the version is no longer kept, or another run publishes under its number.
+
+    Raises:
+        Fatal: the bytes are more than are allowed, or do not have the digest that was published.
+        Interrupted: `stop` was set.
+    """
+    pieces: list[memoryview] = []
+    size, publication = 0, None
+    while True:
+        failpoint("weights.fetching", version)
+        chunk = broker_client.weights(session, version, size, stop)
+        if chunk is None or chunk.publication != (publication or chunk.publication):
+            return None
+        publication = chunk.publication
+        if chunk.publication.size > MAX_WEIGHT_BYTES:
+            raise Fatal(f"weights {version}: {chunk.publication.size} bytes, {MAX_WEIGHT_BYTES} are allowed")
+        pieces.append(chunk.data)
+        size += len(chunk.data)
+        on_arrived(size)
+        if size >= chunk.publication.size or not chunk.data:
+            return checked(chunk.publication, b"".join(pieces))
+
+
+def checked(publication: Publication, blob: bytes) -> Weights:
+    """Return the weights of these bytes, arrived now; raises Fatal when they are not those published."""
+    digest = hashlib.sha256(blob).hexdigest()
+    if len(blob) != publication.size or digest != publication.sha256:
+        raise Fatal(
+            f"weights {publication.version}: {len(blob)} bytes with digest {digest[:12]}…, "
+            f"{publication.size} with {publication.sha256[:12]}… were published"
+        )
+    return Weights(publication, blob, time.monotonic())
+
 
 CLOSE_DEADLINE_S = 2.0
 _IDLE_S = 0.05
@@ -356,3 +427,74 @@ class Session:
 
 def _ignore(_known: int, _newest: int, _arrived_bytes: int) -> None:
     """Do nothing: the caller does not watch the lag."""
+
+
+# ---- From one session of an actor to its next: asking for one, and when to give up.
+
+log = logging.getLogger(__name__)
+
+MAX_STRIKES: Final = 3
+
+
+def open_session(
+    broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle
+) -> Session | None:
+    """Return the actor's next session; None when the process drains or the run has ended.
+
+    Waits, with a message, while no learner has written the run specification. Raises Fatal when refused.
+    """
+    opened = _ask(broker_client, actor_id, role, lifecycle, describe_only=False)
+    if opened is None:
+        return None
+    failpoint("session.opened", opened.session)
+    metrics.SESSIONS_OPENED.inc()
+    log.info("session open", extra={"session": opened.session, "run_name": opened.specification.run})
+    return Session(broker_client, opened, follows_weights=role is not Role.EVALUATION)
+
+
+def describe_run(
+    broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle
+) -> RunSpecification | None:
+    """Return what a session would be for, without one: waits, raises and is None as `open_session`."""
+    described = _ask(broker_client, actor_id, role, lifecycle, describe_only=True)
+    return None if described is None else described.specification
+
+
+def _ask(
+    broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle, *, describe_only: bool
+) -> SessionReply | None:
+    said = False
+    while not lifecycle.draining.is_set():
+        failpoint("session.opening")
+        try:
+            reply = broker_client.open_session(
+                actor_id, role, lifecycle.draining, describe_only=describe_only
+            )
+        except Interrupted:
+            break
+        if isinstance(reply, SessionReply):
+            logs.name_run(reply.specification.run)
+            return reply
+        if reply.reason is Reason.RUN_CLOSED:
+            log.info("the run has ended")
+            break
+        if reply.reason not in WAITING:
+            raise Fatal(f"the broker opens no session for {actor_id}: {reply}")
+        if not said:
+            log.info("waiting for the run", extra={"refusal": reply})
+            said = True
+        failpoint("session.waiting")
+        lifecycle.draining.wait(max(LEAST_WAIT_S, reply.retry_after_ms / 1000))
+    return None
+
+
+def count_strikes(strikes: int, refusal: Refusal, *, acknowledged: bool) -> int:
+    """Sessions in a row that ended badly; raises Fatal at the third, and at once when fenced."""
+    if refusal.reason is Reason.FENCED:
+        raise Fatal(f"another process acts under this name, or the run has a new owner: {refusal}")
+    if refusal.reason is Reason.EXPIRED:
+        return strikes
+    strikes = 1 if acknowledged else strikes + 1
+    if strikes >= MAX_STRIKES:
+        raise Fatal(f"the broker refused {strikes} sessions of this actor in a row, the last with {refusal}")
+    return strikes

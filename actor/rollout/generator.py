@@ -1,23 +1,63 @@
 """What a rollout worker of this machine acts with: environments, a policy, and the arrays between them."""
 
+import re
 import threading
+import zlib
 from collections.abc import Callable
 from functools import partial
 
-from penstock.actor.acting.header_fields import HeaderFields
-from penstock.actor.acting.health_watch import BEING_MADE, ENVIRONMENT, note_lag, watch
-from penstock.actor.acting.reward import learner_reward
+import numpy as np
+
+from penstock.actor.acting.local_policy import BEING_MADE, ENVIRONMENT, HeaderFields, note_lag, watch
+from penstock.actor.acting.masks import learner_reward
 from penstock.actor.link.session import Session
-from penstock.actor.rollout.fragment_builder import FragmentBuilder
-from penstock.actor.rollout.observation_bounds import ObservationBounds
-from penstock.actor.rollout.seeds import action_seed, environment_seeds, place_of
+from penstock.actor.rollout.fragment_builder import FragmentBuilder, ObservationBounds
 from penstock.actor.specification import run
 from penstock.actor.specification.run import Run
 from penstock.config.settings import Settings
+from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Episode
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime.health import Health
+
+# ---- Seeds of a session, different for every actor, session and slot, and the place of an actor.
+
+_ACTIONS = 2**32
+"""In place of a slot: the stream that actions are drawn from."""
+
+
+def environment_seeds(run_seed: int, actor_id: str, salt: int, slots: int) -> list[int]:
+    """Return one seed per slot, each below 2^32 (what every Gymnasium environment takes).
+
+    run_seed: of the run. actor_id, salt: of the session. slots: how many seeds.
+    """
+    return [_draw(run_seed, actor_id, salt, slot) for slot in range(slots)]
+
+
+def action_seed(run_seed: int, actor_id: str, salt: int) -> int:
+    """Return the seed of the actions drawn in a session.
+
+    run_seed: of the run. actor_id, salt: of the session.
+    """
+    return _draw(run_seed, actor_id, salt, _ACTIONS)
+
+
+def place_of(actor_id: str, actors: int, slots: int) -> ExplorationSlots:
+    """Return which environments of the run an actor has, of `actors` with `slots` each.
+
+    By the number that its id ends with (`actor-3`), else by a hash of the id; actors beyond `actors` share
+    places.
+    """
+    number = re.search(r"\d+$", actor_id)
+    index = int(number[0]) if number else zlib.crc32(actor_id.encode())
+    count = max(1, actors)
+    return ExplorationSlots(first=index % count * slots, of=count * slots)
+
+
+def _draw(run_seed: int, actor_id: str, salt: int, slot: int) -> int:
+    entropy = [run_seed, zlib.crc32(actor_id.encode()), salt, slot]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def make_generator(

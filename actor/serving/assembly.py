@@ -7,30 +7,26 @@ from pathlib import Path
 
 import grpc
 
-from penstock.actor.acting.reward import learner_reward, potentials
-from penstock.actor.serving.calls.episode_requests import EpisodeRequests
-from penstock.actor.serving.calls.episode_steps import EpisodeSteps
+from penstock.actor.acting.masks import learner_reward, potentials
 from penstock.actor.serving.calls.policy_service import NAME, PolicyService
-from penstock.actor.serving.calls.request_handler import RequestHandler
+from penstock.actor.serving.calls.request_handler import EpisodeRequests, EpisodeSteps, RequestHandler
 from penstock.actor.serving.episodes.episodes import Episodes
-from penstock.actor.serving.experience.recorder import Learning
+from penstock.actor.serving.experience.recorder import Learning, ServedQueue
 from penstock.actor.serving.experience.run_follower import RunFollower
-from penstock.actor.serving.experience.served_queue import ServedQueue
 from penstock.actor.serving.inference.batcher import Batcher
 from penstock.actor.serving.release.canary_monitor import CanaryMonitor
 from penstock.actor.serving.release.traffic import Traffic
+from penstock.actor.serving.versions.answering import Shadow, ShadowRecord, open_shadow_record
 from penstock.actor.serving.versions.loaded_versions import LoadedVersions, Weights
-from penstock.actor.serving.versions.shadow import Shadow, ShadowRecord, open_shadow_record
 from penstock.actor.specification.policy_maker import policy_maker, probe_answer
-from penstock.actor.specification.sections import actor_section, environment_section
+from penstock.actor.specification.run import actor_section, environment_section
 from penstock.config.credentials import registry_with_password
 from penstock.config.settings import CanarySection, ConfigurationError, ServingSection, Settings
 from penstock.config.trusted import check_trusted
 from penstock.protocol.specification import RunSpecification
 from penstock.registry.weight_files import registry_url
-from penstock.rpc.access import NO_CALLS, Calls
-from penstock.runtime.background_tasks import BackgroundTasks
-from penstock.runtime.exit import Fatal
+from penstock.rpc.auth import NO_CALLS, Calls
+from penstock.runtime.lifecycle import BackgroundTasks, Fatal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

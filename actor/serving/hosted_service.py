@@ -6,8 +6,8 @@ from typing import Protocol
 import grpc
 
 from penstock.actor.serving.versions.loaded_versions import Weights
-from penstock.rpc.access import Calls
-from penstock.runtime.background_tasks import BackgroundTasks
+from penstock.rpc.auth import Calls
+from penstock.runtime.lifecycle import BackgroundTasks
 
 
 class HostedService(Protocol):

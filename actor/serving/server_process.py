@@ -18,27 +18,23 @@ from typing import Final
 
 import torch
 
-from penstock.actor.link.broker_client import BrokerClient
-from penstock.actor.link.connect import connect
+from penstock.actor.link.broker_client import BrokerClient, connect
 from penstock.actor.serving.assembly import Source, assemble
 from penstock.actor.serving.experience.drain_bounds import CALLS_S
 from penstock.actor.serving.experience.run_follower import RunFollower
 from penstock.actor.serving.hosted_service import HostedService
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
-from penstock.protocol.ids import check_id, to_id
+from penstock.protocol.limits import check_id, to_id
 from penstock.protocol.specification import RunSpecification
 from penstock.registry.weight_files import read_specification
 from penstock.rpc.boundary import Boundary
-from penstock.rpc.rate_limits import Rates
+from penstock.rpc.gate import Rates
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import run_loop
-from penstock.runtime.exit import EXIT_OK, Fatal
-from penstock.runtime.garbage_collection import collect_seldom
-from penstock.runtime.health import Health, serve_http
-from penstock.runtime.interpreter import share_interpreter
-from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.loop_lag import EVENT_LOOP, watch_loop
+from penstock.runtime.health import Health, collect_seldom, serve_http
+from penstock.runtime.lifecycle import EXIT_OK, Fatal, Lifecycle, share_interpreter
+from penstock.runtime.metrics import EVENT_LOOP, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.actor.specification.sections import at_places, policy_section
+from penstock.actor.specification.run import at_places, policy_section
 from penstock.config.settings import ActorSection, ConfigurationError
 from penstock.config.trusted import check_trusted
 from penstock.config.workload import find, load

@@ -14,12 +14,11 @@ from redis.exceptions import RedisError
 
 from penstock.broker.log import keys, replies
 from penstock.broker.log.connection import connect, without_password
-from penstock.broker.log.learner_records import Commit, LogEntry
+from penstock.broker.log.replies import Commit, LogEntry
 from penstock.broker.log.script import KEPT_LOST
-from penstock.protocol.fragment import Fragment, parse_header
-from penstock.protocol.slot_starts import Beginning, beginnings
+from penstock.protocol.fragment import Beginning, Fragment, beginnings, parse_header
 from penstock.rpc.tls_files import TlsFiles
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 
 _SLICE: Final = 64
 _REPLY_BYTES: Final = 4 * 2**20

@@ -8,11 +8,15 @@ restarted. No connection outlives the process that it leads to, so scripts need 
 """
 
 import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
+from redis import asyncio as redis_asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -22,16 +26,16 @@ from redis.exceptions import (
     ReadOnlyError,
     ResponseError,
 )
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from penstock.broker.log import script
 from penstock.broker.log.script import load
-from penstock.config.redis_url import split_password
+from penstock.config.settings import BrokerSection
+from penstock.config.url_secrets import split_password
+from penstock.protocol.limits import MIB
+from penstock.protocol.messages import Durability
 from penstock.rpc.tls_files import TlsFiles
 
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -143,3 +147,278 @@ def _tls_options(tls: TlsFiles) -> dict[str, Any]:
     files = {"ssl_ca_certs": tls.authority, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
     named = {name: str(path) for name, path in files.items() if path is not None}
     return named | {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
+
+
+# ---- Decide whether a Redis server may hold a run, and refuse one that could forget what was acknowledged.
+
+Version = tuple[int, ...]
+
+FUNCTIONAL_FLOOR: Final[Version] = (6, 2)
+SECURITY_FLOORS: Final[dict[Version, Version]] = {
+    (6, 2): (6, 2, 20),
+    (7, 2): (7, 2, 11),
+    (7, 4): (7, 4, 6),
+    (8, 0): (8, 0, 4),
+    (8, 2): (8, 2, 2),
+    (8, 4): (8, 4, 0),
+    (8, 6): (8, 6, 3),
+}
+"""First release of each series without the known remote code executions (CVE-2025-49844 and its
+companions in Lua; CVE-2026-23479 from 8.6 on). An older series that is not named has no such release."""
+REPLAYS_WITH_RIGHTS: Final[Version] = (7, 0)
+"""From here on a server that starts replays each transaction of its append-only file, such as the writes of
+a script, with the rights of the user `default`, and leaves out what it may not do (redis/redis#14541)."""
+READ_BYTES: Final = 16 * MIB
+"""What Redis holds of payloads while one learner process reads them: its largest reply."""
+HEADROOM_BYTES: Final = 64 * MIB
+
+
+_NEVER_REPLAYED: Final = frozenset({"-@dangerous", "-@admin", "-@blocking", "-@connection", "-@pubsub", ""})
+"""Rules whose commands stand in no append-only file of a run."""
+_REPLAY_REMEDY: Final = (
+    "have its ACL say `user default off resetpass ~* &* +@all`, as deploy/redis/users.acl does: because it "
+    "is off, callers cannot be it"
+)
+
+
+class UnsuitableRedis(ValueError):
+    """Refuses a server that must not be used; the message names the setting, its value and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """Describes a server that the guard has accepted."""
+
+    version: str
+    durability: Durability
+    max_memory_bytes: int
+    """Redis's `maxmemory`; 0 without a limit."""
+    warnings: tuple[str, ...] = ()
+    cannot_persist: bool = False
+    """The server refuses writes because the last one to its append-only file failed."""
+    cannot_rewrite: bool = False
+    """The last rewrite of its append-only file failed: the file grows."""
+    used_memory_bytes: int = 0
+    clients: int = 0
+    operations_per_second: int = 0
+
+
+Examine = Callable[[], Awaitable[ServerFacts]]
+
+
+async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection) -> ServerFacts:
+    """Return the facts of a suitable server.
+
+    A server that is still loading its append-only file reports that it has none, so that its facts are not
+    read before it has finished.
+
+    Args:
+        redis: a connected asyncio client of the server.
+        url: for messages; its scheme says whether the security floor applies.
+        section: the broker's settings, with the durability and the ceilings (bytes) that the server must
+            satisfy.
+
+    Raises:
+        UnsuitableRedis: the server must not hold a run.
+        redis.exceptions.RedisError: the server is down, or still loads (BusyLoadingError).
+    """
+    info: dict[str, Any] = await redis.info()
+    if int(info.get("loading", 0)):
+        raise BusyLoadingError("Redis is loading its append-only file")
+    version = str(info["redis_version"])
+    trusted = is_private(url) or version == section.patched_redis
+    warnings = [check_version(version, private=trusted)]
+    check_role(info)
+    check_eviction(info)
+    await _check_commands(redis)
+    memory = check_memory(info, section)
+    durability = await _durability(redis, info, section)
+    check_durability(durability, Durability[section.durability.upper()])
+    if durability is not Durability.MEMORY:
+        warnings.append(await _replay_rights(redis, parse_version(version)))
+    return ServerFacts(
+        version=str(info["redis_version"]),
+        durability=durability,
+        max_memory_bytes=memory,
+        warnings=tuple(filter(None, warnings)),
+        cannot_persist=info.get("aof_last_write_status", "ok") != "ok",
+        cannot_rewrite=info.get("aof_last_bgrewrite_status", "ok") != "ok",
+        used_memory_bytes=int(info.get("used_memory", 0)),
+        clients=int(info.get("connected_clients", 0)),
+        operations_per_second=int(info.get("instantaneous_ops_per_sec", 0)),
+    )
+
+
+def is_private(url: str) -> bool:
+    """Return True for the URL of a unix socket."""
+    return urlsplit(url).scheme == "unix"
+
+
+def parse_version(text: str) -> Version:
+    """Return the numbers of a version such as "7.0.15"; raises UnsuitableRedis for any other text."""
+    try:
+        return tuple(int(part) for part in text.split(".")[:3])
+    except ValueError:
+        raise UnsuitableRedis(f"redis_version={text!r} is not a version; use Redis 6.2 or newer") from None
+
+
+def check_version(text: str, *, private: bool) -> str:
+    """Return a warning or "".
+
+    Raises UnsuitableRedis below the functional or, over TCP, the security floor.
+    """
+    version = parse_version(text)
+    if version < FUNCTIONAL_FLOOR:
+        raise UnsuitableRedis(f"redis_version={text} is below 6.2; install Redis 6.2 or newer")
+    floor = security_floor(version)
+    if floor is not None and version >= floor:
+        return ""
+    remedy = f"upgrade to {'.'.join(map(str, floor))}" if floor else "use a series with a fixed release"
+    fault = f"redis_version={text} has known remote code executions: {remedy}"
+    if not private:
+        raise UnsuitableRedis(
+            f"{fault}, reach this server by a unix socket, or, where its vendor has fixed them without a "
+            f"new number, set broker.patched_redis = {text!r}"
+        )
+    return fault
+
+
+def security_floor(version: Version) -> Version | None:
+    """Return the first safe release of the version's series, None where the series has none."""
+    series = version[:2]
+    if series in SECURITY_FLOORS:
+        return SECURITY_FLOORS[series]
+    return (*series, 0) if series > max(SECURITY_FLOORS) else None
+
+
+def check_role(info: dict[str, Any]) -> None:
+    """Raise UnsuitableRedis for a replica or a cluster: neither can keep the promises."""
+    if info.get("role", "master") != "master":
+        raise UnsuitableRedis(f"role={info['role']}: a replica refuses writes; give the primary's URL")
+    if int(info.get("cluster_enabled", 0)):
+        raise UnsuitableRedis(
+            "cluster_enabled=1: a run lives in one server; give a server without cluster mode"
+        )
+
+
+def check_eviction(info: dict[str, Any]) -> None:
+    """Raise UnsuitableRedis unless the server keeps every key."""
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise UnsuitableRedis(
+            f"maxmemory_policy={policy}: this server may evict acknowledged experience; "
+            "set maxmemory-policy noeviction"
+        )
+
+
+def check_memory(info: dict[str, Any], section: BrokerSection) -> int:
+    """Return `maxmemory` in bytes; raises UnsuitableRedis where the ceilings do not fit below it.
+
+    The learner, which knows the size of the weights, checks again with them.
+    """
+    limit = int(info.get("maxmemory", 0))
+    needed = section.max_log_bytes + section.max_staged_bytes + READ_BYTES + HEADROOM_BYTES
+    if limit and limit < needed:
+        raise UnsuitableRedis(
+            f"maxmemory={limit}: {needed} bytes are needed (broker.max_log_bytes={section.max_log_bytes} + "
+            f"broker.max_staged_bytes={section.max_staged_bytes} + {READ_BYTES} + {HEADROOM_BYTES}); raise "
+            "maxmemory or "
+            "lower the ceilings"
+        )
+    return limit
+
+
+async def _check_commands(redis: "redis_asyncio.Redis") -> None:
+    """Raise UnsuitableRedis where a command has another name: a script that meets it stops half done.
+
+    A server, or a user, that may not tell its commands is taken at its word.
+    """
+    client: Any = redis
+    named = ("EVALSHA", *script.commands())
+    try:
+        answers = await client.execute_command("COMMAND INFO", *named)
+    except ResponseError:
+        return
+    absent = [name for name, answer in zip(named, answers, strict=True) if answer is None]
+    if absent:
+        raise UnsuitableRedis(
+            f"rename-command: this server knows no {', '.join(absent)}, which the log calls; "
+            "give them their own names back"
+        )
+
+
+async def _durability(
+    redis: "redis_asyncio.Redis", info: dict[str, Any], section: BrokerSection
+) -> Durability:
+    if not int(info.get("aof_enabled", 0)):
+        return Durability.MEMORY
+    try:
+        # A pattern: before 7.0 CONFIG GET takes one argument.
+        answer = await redis.config_get("*appendfsync*")
+    except ResponseError as error:
+        return _declared(section, str(error))
+    config = {_text(name): _text(value) for name, value in answer.items()}
+    if "appendfsync" not in config:
+        return _declared(section, "CONFIG GET appendfsync is empty")
+    return durability_of(config)
+
+
+async def _replay_rights(redis: "redis_asyncio.Redis", version: Version) -> str:
+    try:
+        user: Any = await redis.acl_getuser("default")
+    except ResponseError as error:
+        return (
+            f"the rights of Redis's user default are not known ({error}): where it may not run every "
+            f"command, a restart of the server loses acknowledged data; {_REPLAY_REMEDY}"
+        )
+    if version >= REPLAYS_WITH_RIGHTS:
+        check_replay_rights([*user["categories"], *user["commands"]], [_text(key) for key in user["keys"]])
+    return ""
+
+
+def check_replay_rights(commands: Sequence[str], keys: Sequence[str]) -> None:
+    """Raise UnsuitableRedis where a restart would lose what scripts have written.
+
+    Args:
+        commands: what the user `default` may run and not, as ACL rules, such as +@all.
+        keys: patterns of its keys, as ACL rules.
+    """
+    taken = {rule for rule in commands if rule.startswith("-")} - _NEVER_REPLAYED
+    if "+@all" not in commands or taken or "~*" not in keys:
+        rights = " ".join([*keys, *commands]).strip() or "none"
+        raise UnsuitableRedis(
+            f"user default: its rights ({rights}) are less than every command on every key, so that a "
+            f"restart of this server would lose acknowledged data; {_REPLAY_REMEDY}"
+        )
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def durability_of(config: dict[str, str]) -> Durability:
+    """Return the durability that an append-only file with this configuration gives."""
+    if config["appendfsync"] == "no":
+        return Durability.MEMORY
+    if config["appendfsync"] == "everysec" or config.get("no-appendfsync-on-rewrite") == "yes":
+        return Durability.FSYNC_1S
+    return Durability.FSYNC
+
+
+def _declared(section: BrokerSection, why: str) -> Durability:
+    if section.declared_durability is None:
+        raise UnsuitableRedis(
+            f"broker.declared_durability is not set and the server does not tell its fsync level ({why}); "
+            "set it to what the server gives: memory, fsync_1s or fsync"
+        )
+    return Durability[section.declared_durability.upper()]
+
+
+def check_durability(given: Durability, asked: Durability) -> None:
+    """Raise UnsuitableRedis when the server gives less than `broker.durability` asks."""
+    if given < asked:
+        needed = {Durability.FSYNC_1S: "everysec", Durability.FSYNC: "always"}[asked]
+        raise UnsuitableRedis(
+            f"broker.durability={asked.label}: this server gives {given.label}; "
+            f"set appendonly yes and appendfsync {needed}, or ask for durability {given.label}"
+        )

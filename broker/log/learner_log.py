@@ -1,6 +1,6 @@
 """The run in Redis as the learner uses it: lease, log, weights, commits (synchronous, thread-safe).
 
-`penstock.broker.log.log_reader` reads, and this module adds what writes.
+`penstock.broker.log.learner_log` reads, and this module adds what writes.
 
 Every write carries the lease's epoch and is refused inside its script when another learner has a
 newer one: `Refused(FENCED)`. While the log is closed (Redis was restarted) every fenced call but
@@ -13,25 +13,424 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from typing import Any, Final, TypeVar
 
-from penstock.broker.log import replies
-from penstock.broker.log.commands import Answer, Command
-from penstock.broker.log.connection import connect
-from penstock.broker.log.kept_weights import KeptWeights, chunks
-from penstock.broker.log.learner_calls import LearnerCalls, fenced_off
-from penstock.broker.log.learner_records import Commit, Lease, LogState, Pacing, Renewal
-from penstock.broker.log.log_memory import LogMemory, to_lua
-from penstock.broker.log.log_reader import LogReader
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from penstock.broker.log import keys, replies
+from penstock.broker.log.connection import (
+    READ_BYTES,
+    REPLY_TIMEOUT_S,
+    connect,
+    is_unavailable,
+    without_password,
+)
+from penstock.broker.log.replies import (
+    Answer,
+    Command,
+    Commit,
+    Lease,
+    LogEntry,
+    LogState,
+    MissingReason,
+    OtherLayout,
+    Pacing,
+    Renewal,
+    ReportEntry,
+    Residue,
+    Status,
+    unpack,
+)
+from penstock.broker.log.script import load
 from penstock.config.settings import ConfigurationError
+from penstock.protocol.limits import MAX_MESSAGE_BYTES, WEIGHT_CHUNK_BYTES
 from penstock.protocol.messages import Publication
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.rpc.tls_files import TlsFiles
 from penstock.runtime.failpoint import failpoint
+from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.retry import retry
+
+# ---- The knowledge of one learner process about its log, in case Redis is restarted without it.
+
+_KEPT_SEQUENCES: Final = 4096
+_KEPT_COMMITS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Names the holder of the lease, its duration, and what the log was opened with."""
+
+    run: str = ""
+    name: str = ""
+    ttl_ms: int = 0
+    specification: bytes = b""
+    pacing: Pacing | None = None
+
+
+class LogMemory:
+    """Holds the state known so far; its numbers only grow, except in `replace`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state = LogState(run="")
+        self.holder = Holder()
+
+    @property
+    def state(self) -> LogState:
+        """Return a consistent copy."""
+        with self._lock:
+            return self._state
+
+    def replace(self, **values: Any) -> None:
+        """Set fields of the state to the given values."""
+        with self._lock:
+            self._state = replace(self._state, **values)
+
+    def resume(self, state: LogState) -> None:
+        """Take over the state of a checkpoint, except for run and epoch."""
+        with self._lock:
+            self._state = replace(state, run=self._state.run, epoch=self._state.epoch)
+
+    def raise_to(self, **values: int) -> None:
+        """Set number fields to the maximum of what is known and what is given."""
+        with self._lock:
+            higher = {name: max(value, getattr(self._state, name)) for name, value in values.items()}
+            self._state = replace(self._state, **higher)
+
+    def saw(self, entries: Sequence[LogEntry]) -> None:
+        """Note entries that were read, in order."""
+        if not entries:
+            return
+        with self._lock:
+            sequences = dict(self._state.sequences)
+            for entry in entries:
+                if entry.header is not None:
+                    session = entry.header.session
+                    sequences[session] = max(sequences.pop(session, 0), entry.header.sequence)
+            while len(sequences) > _KEPT_SEQUENCES:
+                del sequences[next(iter(sequences))]
+            newest = max(entries, key=lambda entry: entry.number)
+            self._state = replace(
+                self._state,
+                sequences=sequences,
+                session=max(self._state.session, max(sequences, default=0)),
+                number=max(self._state.number, newest.number),
+                steps_total=max(self._state.steps_total, newest.steps_total),
+            )
+
+    def committed(self, commit: Commit, trim_floor: int) -> None:
+        """Note a checkpoint that counts now."""
+        with self._lock:
+            commits = tuple(known for known in self._state.commits if known != commit)
+            self._state = replace(
+                self._state,
+                commits=(*commits, commit)[-_KEPT_COMMITS:],
+                trim_floor=max(trim_floor, self._state.trim_floor),
+            )
+
+
+def to_lua(state: LogState) -> dict[str, Any]:
+    """Return the state as `open_log.lua` reads it: commits as the texts that Redis keeps."""
+    plain = {item.name: getattr(state, item.name) for item in fields(state) if item.type in (int, "int")}
+    plain.pop("epoch")
+    return {
+        **plain,
+        "sequences": {str(session): last for session, last in state.sequences.items()},
+        "commits": [commit.encode() for commit in state.commits],
+    }
+
+
+# ---- Calls of the learner to Redis: one retry loop around every call, one fence around every write.
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ANY_INCARNATION: Final = ""
+"""A learner's writes are fenced by its epoch, which rises with every incarnation."""
+DRAIN_WAIT_S: Final = 5.0
+"""Seconds that a call waits for Redis once the process drains."""
+
+
+class LearnerCalls:
+    """Runs scripts on `client`; the epoch comes from `memory` and changes only while `opening` is held."""
+
+    def __init__(
+        self, client: Any, url: str, memory: LogMemory, *, wait_s: float, stop: threading.Event
+    ) -> None:
+        self.client = client
+        self.url = without_password(url)
+        """As messages may show it."""
+        self.opening = threading.Lock()
+        self._memory = memory
+        self._wait_s = wait_s
+        self._stop = stop
+
+    def wait_until_up(self) -> None:
+        """Return when Redis answers; raises Fatal after `wait_s`, Interrupted when the process drains.
+
+        Raises ConfigurationError when Redis answers and refuses the credentials.
+        """
+        self._waited(lambda: self.client.execute_command("PING"), self._stop, self._wait_s)
+
+    def patient(self, call: Callable[[], T]) -> T:
+        """Return the result of `call`, repeating it while Redis does not answer.
+
+        Raises Fatal after `wait_s`.
+        """
+        try:
+            return call()
+        except RedisError as error:
+            if not is_unavailable(error):
+                raise
+        # Not the process's own stop event: a draining learner still has to commit.
+        wait_s = min(DRAIN_WAIT_S, self._wait_s) if self._stop.is_set() else self._wait_s
+        return self._waited(call, threading.Event(), wait_s)
+
+    def run(self, name: str, *arguments: Any) -> Any:
+        """Return the reply of the script `name`; raises Fatal where the run has another layout."""
+        script = load(name)
+
+        def evaluate() -> Any:
+            try:
+                return self.client.execute_command("EVALSHA", script.sha1, 0, *arguments, _ANY_INCARNATION)
+            except NoScriptError:
+                return self.client.execute_command("EVAL", script.source, 0, *arguments, _ANY_INCARNATION)
+
+        try:
+            return unpack(self.patient(evaluate))[1]
+        except OtherLayout as error:
+            raise Fatal(str(error)) from error
+
+    def fenced(self, name: str, *arguments: Any) -> Any:
+        """Return the reply of a script whose first argument is the epoch.
+
+        Raises Refused(FENCED or NOT_READY).
+        """
+        while True:
+            epoch = self._memory.state.epoch
+            reply = self.run(name, epoch, *arguments)
+            if reply[0] == b"CLOSED":
+                detail = "Redis was restarted: the log waits to be re-opened"
+                raise Refused(Refusal(reason=Reason.NOT_READY, detail=detail))
+            if reply[0] != b"FENCED":
+                return reply
+            with self.opening:  # our own re-opening, in another thread, raises the epoch too
+                if self._memory.state.epoch == epoch:
+                    raise fenced_off()
+
+    def _waited(self, call: Callable[[], T], stop: threading.Event, wait_s: float) -> T:
+        def tell(error: Exception, delay_s: float) -> None:
+            log.warning("waiting for Redis", extra={"error": str(error), "delay_s": round(delay_s, 2)})
+
+        try:
+            return retry(call, retryable=is_unavailable, stop=stop, on_wait=tell, give_up_s=wait_s)
+        except RedisError as error:
+            if not is_unavailable(error):
+                raise ConfigurationError(
+                    f"Redis at {self.url}: {error}; check the URL's user and security.redis_password"
+                ) from error
+            how = "refused writes" if isinstance(error, ResponseError) else "did not answer"
+            raise Fatal(f"Redis at {self.url} {how} for {wait_s:g} s: {error}") from error
+
+
+def fenced_off() -> Refused:
+    """Return the refusal for a learner whose lease another learner has taken."""
+    return Refused(Refusal(reason=Reason.FENCED, detail="another learner has taken the lease over"))
+
+
+# ---- The learner's side of weights in Redis whose versions the registry keeps.
+
+
+class KeptWeights:
+    """Holds the bytes of kept versions in Redis; `LearnerLog.kept` is one.
+
+    Its methods raise Refused(FENCED or NOT_READY) and Fatal as those of `LearnerLog` do.
+    """
+
+    def __init__(self, calls: LearnerCalls, memory: LogMemory) -> None:
+        self._calls = calls
+        self._memory = memory
+
+    def keep(self, versions: Collection[int], *, highest: int, traffic_revision: int) -> tuple[int, ...]:
+        """Hold the bytes of exactly these versions; returns those whose bytes are missing, oldest first.
+
+        Args:
+            versions: versions that the registry keeps.
+            highest: highest of all registered numbers; no number up to it is drawn again.
+            traffic_revision: revision of the policy's traffic, for those who follow it.
+        """
+        reply = self._calls.fenced("keep_versions", traffic_revision, highest, *sorted(versions))
+        self._memory.raise_to(version=highest)
+        return tuple(int(version) for version in reply[1:])
+
+    def restore(self, publication: Publication, blob: bytes) -> None:
+        """Put the bytes of a kept version back.
+
+        publication: which version, with its digest. blob: its weights, as safetensors. Nothing is done when
+        it is no longer kept or its bytes are there.
+        """
+        version, pieces = publication.version, chunks(blob)
+        self._calls.fenced("stage_version", version, len(pieces))
+        for index, chunk in enumerate(pieces):
+            self._calls.fenced("store_chunk", version, index, chunk)
+        self._calls.fenced(
+            "restore_version", version, publication.update, publication.sha256, len(blob), len(pieces)
+        )
+
+    def draw(self, blob: bytes) -> int:
+        """Allocate a version number that was never used before for these bytes.
+
+        `keep` it before it is restored.
+        """
+        version = int(self._calls.fenced("allocate_version", len(chunks(blob)))[1])
+        self._memory.raise_to(version=version)
+        return version
+
+
+def chunks(blob: bytes) -> list[bytes]:
+    """Return the bytes in the chunks in which Redis keeps them."""
+    return [blob[at : at + WEIGHT_CHUNK_BYTES] for at in range(0, len(blob), WEIGHT_CHUNK_BYTES)]
+
+
+# ---- What the learner reads of the run in Redis: entries and payloads by position, reports, counters.
+
+_MAX_BLOCK_MS: Final = int(REPLY_TIMEOUT_S * 1000 / 2)
+_FETCH_SLICE: Final = 64
+_WALK_SLICE: Final = 1000
+
+
+class LogReader:
+    """Reads the log; thread-safe. What it has read is noted in the memory that it is given."""
+
+    def __init__(self, calls: LearnerCalls, memory: LogMemory) -> None:
+        self._calls, self._memory = calls, memory
+
+    def read(self, after: int, count: int, block_ms: int) -> list[LogEntry]:
+        """Return entries with number > `after` in order, at most `count`.
+
+        Waits up to `block_ms` (0: not at all).
+        """
+        wait = min(block_ms, _MAX_BLOCK_MS) or None
+        found: Any = self._calls.patient(
+            lambda: self._calls.client.xread({keys.LOG: keys.entry_id(after)}, count=count, block=wait)
+        )
+        entries = [replies.log_entry(*entry) for entry in found[0][1]] if found else []
+        self._memory.saw(entries)
+        return entries
+
+    def entries(self, numbers: Sequence[int]) -> list[LogEntry]:
+        """Return those of the named entries that are in the log, in order of number.
+
+        A reader uses it that is told which entries to read, such as a rank.
+        """
+        if not numbers:
+            return []
+        first, last = keys.entry_id(min(numbers)), keys.entry_id(max(numbers))
+        found: Any = self._calls.patient(lambda: self._calls.client.xrange(keys.LOG, min=first, max=last))
+        wanted = set(numbers)
+        entries = (replies.log_entry(*entry) for entry in found)
+        return [entry for entry in entries if entry.number in wanted]
+
+    def fetch(self, numbers: Sequence[int], sizes: Sequence[int] = ()) -> list[bytes | None]:
+        """Return the payloads of entries; None where there is none (`missing` says why).
+
+        Redis holds a reply until it is read, so no reply has more than READ_BYTES, a single payload apart.
+
+        Args:
+            numbers: of the entries.
+            sizes: bytes of their payloads; without them each may have as many as a message.
+        """
+        payloads: list[bytes | None] = []
+        for some in _slices(numbers, sizes or [MAX_MESSAGE_BYTES] * len(numbers)):
+            names = map(keys.payload, some)
+            payloads += self._calls.patient(partial(self._calls.client.execute_command, "MGET", *names))
+        return payloads
+
+    def missing(self, number: int) -> MissingReason:
+        """Return why entry `number` or its payload is missing.
+
+        Raises Refused(NOT_READY) while the log is closed.
+        """
+        try:
+            reply = self._calls.fenced("missing", number)
+        except Refused as refused:
+            if refused.refusal.reason is Reason.FENCED:
+                return MissingReason.EPOCH_LOST
+            raise
+        return MissingReason.TRIMMED if reply[0] == b"TRIMMED" else MissingReason.LOG_LOST
+
+    def read_reports(self, after: int, count: int) -> list[ReportEntry]:
+        """Return reports with number > `after` in order.
+
+        The oldest are dropped when they are not read for long.
+        """
+        found: Any = self._calls.patient(
+            lambda: self._calls.client.xrange(keys.REPORTS, min=f"({keys.entry_id(after)}", count=count)
+        )
+        reports = [replies.report_entry(*entry) for entry in found]
+        if reports:
+            self._memory.raise_to(reports=reports[-1].number)
+        return reports
+
+    def resident(self, after: int) -> int:
+        """Return the number of entries behind `after`, by walking the log."""
+        return self.residue(after).entries
+
+    def residue(self, after: int) -> Residue:
+        """Return what lies behind `after`, by walking the log; a number that is missing there was lost."""
+        total, last = 0, after
+        while True:
+            start = f"({keys.entry_id(last)}"
+            found: Any = self._calls.patient(
+                partial(self._calls.client.xrange, keys.LOG, min=start, count=_WALK_SLICE)
+            )
+            if not found:
+                return Residue(entries=total, lost=last - after - total)
+            total += sum(values[b"h"] != b"" for _, values in found)
+            last = int(found[-1][0].partition(b"-")[0])
+
+    def fetched_versions(self) -> int:
+        """Return the number of versions, of more than one chunk of weights, that actors are fetching."""
+        return int(self._calls.patient(lambda: self._calls.client.execute_command("HLEN", keys.FETCHES)))
+
+    def acked(self) -> int:
+        """Return the number of fragments acknowledged over the run, counted by the append script."""
+        return self._counter("acked")
+
+    def log_lost(self) -> int:
+        """Return the number of acknowledged fragments that actors knew and Redis lost.
+
+        The append script counts them.
+        """
+        return self._counter("log_lost")
+
+    def _counter(self, name: str) -> int:
+        value = self._calls.patient(lambda: self._calls.client.execute_command("HGET", keys.STATE, name))
+        return int(value or 0)
+
+    def status(self) -> Status:
+        """Return the run at one moment, its sessions included."""
+        return replies.status(self._calls.run("status"))
+
+
+def _slices(numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the numbers in order, so many at a time as one reply may hold."""
+    some: list[int] = []
+    total = 0
+    for number, size in zip(numbers, sizes, strict=True):
+        if some and (total + size > READ_BYTES or len(some) == _FETCH_SLICE):
+            yield some
+            some, total = [], 0
+        some.append(number)
+        total += size
+    if some:
+        yield some
+
 
 _TRIM_SLICE: Final = 512
 

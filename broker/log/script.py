@@ -1,7 +1,7 @@
 """The Lua scripts of the run: read from `broker/log/scripts`, one atomic step each.
 
 A script is its file behind those that its `-- uses:` line names and what those need. Each file's header
-documents KEYS, ARGV and reply, which comes in an envelope (`penstock.broker.log.envelope`). Every script that
+documents KEYS, ARGV and reply, which comes in an envelope (`penstock.broker.log.replies`). Every script that
 writes begins with `DEL ABSENT`, so that it also works at `maxmemory`.
 
 Redis makes every function of a script anew for each call, and binds to it what it names of the lines above.
@@ -10,6 +10,7 @@ are left out.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +19,19 @@ from importlib.resources import files
 from typing import Final
 
 from penstock.broker.log import keys
-from penstock.broker.log.entry_memory import ENTRY_OVERHEAD_BYTES
 from penstock.protocol import limits
+
+# ---- What an entry of the log takes of Redis's memory: what `broker.max_log_bytes` bounds.
+
+ENTRY_OVERHEAD_BYTES: Final = 256
+_LEAST_STEP: Final = 16
+
+
+def entry_bytes(payload: int, header: int) -> int:
+    """Return the bytes of an entry whose payload and encoded header have so many."""
+    step = max(_LEAST_STEP, (1 << (payload + 15).bit_length()) // 8)
+    return -(-(payload + 16) // step) * step + math.ceil(header * 1.25) + ENTRY_OVERHEAD_BYTES
+
 
 FIRST_LAYOUT: Final = 1
 """Of a run whose state does not say which layout its keys have."""

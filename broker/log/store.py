@@ -1,6 +1,6 @@
 """The run in Redis as the gRPC services use it (asyncio).
 
-Every method is one round trip of one script (`penstock.broker.log.appends`: several in one). A method either
+Every method is one round trip of one script (`penstock.broker.log.line`: several in one). A method either
 returns a reply, refusals included, or raises `StoreUnavailable`: then it is unknown whether the call took
 effect, and repeating it is safe. The process keeps no state but which incarnation of the run it has met: what
 was asked with knowledge of another one is not done. Any number of stores share one Redis.
@@ -14,21 +14,23 @@ from typing import Any, Final
 from redis.exceptions import NoScriptError
 
 from penstock.broker.log import keys, replies
-from penstock.broker.log.appends import Appends
-from penstock.broker.log.commands import Command, CommandAction
 from penstock.broker.log.connection import connect_async, is_unavailable
-from penstock.broker.log.envelope import OtherIncarnation, OtherLayout, unpack
-from penstock.broker.log.line import Line
-from penstock.broker.log.script import Script, load
-from penstock.broker.log.store_records import (
+from penstock.broker.log.line import Appends, Line
+from penstock.broker.log.replies import (
     Appended,
     AppendItem,
     Change,
+    Command,
+    CommandAction,
     ControlAction,
     Opened,
+    OtherIncarnation,
+    OtherLayout,
     Status,
     Watched,
+    unpack,
 )
+from penstock.broker.log.script import Script, load
 from penstock.protocol.limits import STAGING_EXPIRY_S
 from penstock.protocol.messages import Publication, Report, Role, RunState, Watch
 from penstock.protocol.refusal import Reason, Refusal, Refused

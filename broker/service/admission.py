@@ -8,18 +8,39 @@ the contract; a large request is checked on a thread, so that other calls go on.
 import asyncio
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from penstock.broker.log.store_records import AppendItem
-from penstock.protocol import conformance
+import grpc
+
+from penstock.broker.log.replies import AppendItem
+from penstock.broker.log.store import StoreUnavailable
+from penstock.protocol import append, conformance
 from penstock.protocol.append import SentFragment
 from penstock.protocol.header import FragmentHeader
 from penstock.protocol.header_codec import header_from_proto
-from penstock.protocol.limits import ENTRY_BYTES, HEADER_BYTES, MAX_NUMBER, SLOT_BYTES, SPAN_BYTES
-from penstock.protocol.refusal import Reason, Refusal
+from penstock.protocol.limits import (
+    APPEND_DEADLINE_S,
+    CALL_DEADLINE_S,
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    KIB,
+    MAX_MESSAGE_BYTES,
+    MAX_NUMBER,
+    MAX_WATCH_WAIT_MS,
+    SLOT_BYTES,
+    SPAN_BYTES,
+    WATCH_GRACE_S,
+)
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.protocol.specification import RunSpecification
+from penstock.rpc.boundary import Boundary, CallRule, Malformed
+from penstock.rpc.identity import CALLER
+from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
 
 CHECKED_ON_LOOP: Final = 16
 ROWS_ON_LOOP: Final = 1024
@@ -145,3 +166,219 @@ def _header_room(header: FragmentHeader) -> int:
         + SPAN_BYTES * len(header.weights)
         + ENTRY_BYTES * len(header.tensors)
     )
+
+
+# ---- The bound on payload bytes that this broker has staged in Redis and not yet appended.
+
+RETRY_AFTER_MS = 50
+
+
+class StagingLimit:
+    """Counts the bytes in flight of one event loop; not for several threads."""
+
+    def __init__(self, ceiling_bytes: int) -> None:
+        self.ceiling_bytes = ceiling_bytes
+        self.staged_bytes = 0
+        metrics.STAGED_BYTES.set_function(lambda: self.staged_bytes)
+
+    def take(self, size: int) -> None:
+        """Take `size` bytes of the ceiling, to be given back; raises Refused(FULL) when they do not fit.
+
+        One append is always let in, so that a ceiling below one message slows down and never blocks.
+        """
+        if self.staged_bytes and self.staged_bytes + size > self.ceiling_bytes:
+            detail = f"staging: {self.staged_bytes} of {self.ceiling_bytes} bytes in flight, {size} asked"
+            raise Refused(Refusal(reason=Reason.FULL, detail=detail, retry_after_ms=RETRY_AFTER_MS))
+        self.staged_bytes += size
+
+    def give_back(self, size: int) -> None:
+        """An append of `size` bytes is over."""
+        self.staged_bytes -= size
+
+
+# ---- A session belongs to the identity that opened it: no other appends to it, follows it or closes it.
+
+MAX_REMEMBERED: Final = 16_384
+
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+
+
+def caller_name() -> str:
+    """Return what a session's row keeps of its opener's identity; "" on a server that asks for none."""
+    caller = CALLER.get()
+    return "" if caller is None else str(caller)
+
+
+class SessionOwners:
+    """`read(session)` answers the owner of an open session, None where there is none.
+
+    `confirm()` raises where the run is another incarnation than the one whose owners are remembered.
+    """
+
+    def __init__(
+        self, read: Callable[[int], Awaitable[str | None]], confirm: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._read, self._confirm = read, confirm
+        self._owners: OrderedDict[int, str] = OrderedDict()
+
+    async def check_name(self, actor_id: str, context: Context) -> None:
+        """End the call PERMISSION_DENIED when the caller may not act under this name."""
+        caller = CALLER.get()
+        if caller is not None and not caller.may_act_as(actor_id):
+            text = f"actor_id={actor_id!r}: {caller} may act as {caller.name!r} and {caller.name!r}-…"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+
+    async def check(self, session: int, context: Context) -> None:
+        """End the call PERMISSION_DENIED when the session is another's."""
+        caller = caller_name()
+        if not caller or not session:
+            return
+        owner = await self._owner(session)
+        if owner and owner != caller:
+            await self._confirm()
+            text = f"session={session}: {caller} did not open it; open one of your own"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+
+    def forget(self) -> None:
+        """Ask again: in another incarnation of the run the numbers are those of other sessions."""
+        self._owners.clear()
+
+    async def _owner(self, session: int) -> str | None:
+        known = self._owners.get(session)
+        if known is not None:
+            return known
+        owner = await self._read(session)
+        if owner is not None:
+            self._owners[session] = owner
+            while len(self._owners) > MAX_REMEMBERED:
+                self._owners.popitem(last=False)
+        return owner
+
+
+# ---- Whether the broker has work in hand: what a fault test reads to tell a busy moment from an idle one.
+
+_HELD: Final = frozenset({"WatchLatest"})
+
+
+class CallsInFlight:
+    """The calls of one event loop."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def serving(self, name: str) -> AbstractContextManager[None]:
+        """Return what is entered around each call of this name."""
+        return _Serving(self, 0 if name in _HELD else 1)
+
+
+class _Serving(AbstractContextManager[None]):
+    def __init__(self, all_calls: CallsInFlight, weight: int) -> None:
+        self._all, self._weight = all_calls, weight
+
+    def __enter__(self) -> None:
+        self._all.calls += self._weight
+
+    def __exit__(self, *_error: object) -> None:
+        self._all.calls -= self._weight
+        if not self._all.calls:
+            failpoint("broker.waiting")
+
+
+# ---- Rules of the broker's calls: how they are bounded, read and answered, and what every handler checks.
+
+REDIS_DOWN_RETRY_MS: Final = 500
+LARGEST_CALL_BYTES: Final = 16 * KIB
+"""Largest request of a call without a rule of its own: a parser makes an object of two bytes."""
+ORDINARY: Final = CallRule(largest_bytes=LARGEST_CALL_BYTES, deadline_s=CALL_DEADLINE_S)
+
+
+RULES: Final = {
+    "Append": CallRule(largest_bytes=MAX_MESSAGE_BYTES, deadline_s=APPEND_DEADLINE_S, parse=append.parse),
+    # 256 KiB hold the largest report.
+    "ReportEpisodes": CallRule(largest_bytes=256 * KIB, deadline_s=CALL_DEADLINE_S),
+    "WatchLatest": CallRule(
+        largest_bytes=LARGEST_CALL_BYTES,
+        deadline_s=MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S,
+        writes_bytes=True,
+    ),
+    "GetWeights": CallRule(largest_bytes=LARGEST_CALL_BYTES, deadline_s=CALL_DEADLINE_S, writes_bytes=True),
+}
+
+
+def build_boundary() -> Boundary:
+    """The boundary of one broker."""
+    return Boundary(
+        RULES,
+        ordinary=ORDINARY,
+        process="broker",
+        unavailable={StoreUnavailable: "redis"},
+        in_flight=CallsInFlight().serving,
+        on_malformed=metrics.REFUSALS.labels(reason="malformed").inc,
+    )
+
+
+def redis_down(reason: Reason, error: StoreUnavailable) -> Refusal:
+    """The refusal that callers get while Redis does not answer."""
+    return Refusal(reason=reason, detail=f"redis: {error}", retry_after_ms=REDIS_DOWN_RETRY_MS)
+
+
+def check_number(field: str, value: int) -> None:
+    """Raise Malformed unless `value` is one that the broker gives: 1 .. 2^53."""
+    if not 1 <= value <= MAX_NUMBER:
+        raise Malformed(f"{field}={value}: give the number that the broker gave, from 1 to 2^53")
+
+
+# ---- The last reply of this broker to each of the newest sessions.
+
+MAX_REMEMBERED_SESSIONS: Final = 4096
+
+
+class LastCredit:
+    """One number by session; 0 where nothing was said."""
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[int, int] = OrderedDict()
+
+    def __getitem__(self, session: int) -> int:
+        return self._numbers.get(session, 0)
+
+    def note(self, session: int, number: int) -> None:
+        """This was said now; the session that heard nothing for longest is forgotten."""
+        if number == self[session]:
+            return
+        self._numbers[session] = number
+        self._numbers.move_to_end(session)
+        if len(self._numbers) > MAX_REMEMBERED_SESSIONS:
+            self._numbers.popitem(last=False)
+
+    def forget(self) -> None:
+        """Forget every reply: nothing was said to the sessions of another incarnation of the run."""
+        self._numbers.clear()
+
+
+# ---- When those who come before the run is there should ask again.
+
+LEAST_S: Final = 0.05
+MOST_S: Final = 0.5
+CALLS_PER_S: Final = 100.0
+
+
+class AskingAgain:
+    """Gives each caller a time of its own: a few are told of the run at once, and a crowd asks seldom.
+
+    All together ask at most CALLS_PER_S times a second, unless there are so many that each would wait for
+    longer than MOST_S.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: returns seconds that only rise."""
+        self._clock = clock
+        self._last_s = -math.inf
+
+    def after_ms(self) -> int:
+        """Return for how many milliseconds the caller should wait."""
+        now_s = self._clock()
+        due_s = max(now_s + LEAST_S, self._last_s + 1.0 / CALLS_PER_S)
+        self._last_s = min(due_s, now_s + MOST_S)
+        return round((self._last_s - now_s) * 1000)

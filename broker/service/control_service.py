@@ -8,20 +8,41 @@ does not answer, calls end as UNAVAILABLE: an operator should know.
 import logging
 from typing import Any, Final
 
-from penstock.broker.log.commands import CommandAction
+from penstock.broker.log.replies import Command, CommandAction, ControlAction, SessionRow, Status
 from penstock.broker.log.store import Store
-from penstock.broker.log.store_records import ControlAction, SessionRow, Status
-from penstock.broker.service.command_messages import command_to_proto
-from penstock.broker.service.session_owners import caller_name
-from penstock.broker.service.version_messages import traffic_from_proto, traffic_to_proto, version_to_proto
-from penstock.broker.service.versions import Versions
-from penstock.protocol.ids import check_id, check_policy
-from penstock.protocol.limits import KIB, MAX_NUMBER
+from penstock.broker.service.admission import caller_name
+from penstock.broker.service.weight_service import (
+    Versions,
+    traffic_from_proto,
+    traffic_to_proto,
+    version_to_proto,
+)
+from penstock.protocol.limits import KIB, MAX_NUMBER, check_id, check_policy
 from penstock.registry.records import Status as VersionStatus
 from penstock.rpc.boundary import Malformed
 from penstock.v1 import control_pb2 as pb
 from penstock.v1 import weights_pb2
 from penstock.v1.control_pb2_grpc import ControlServiceServicer
+
+# ---- A command of an operator as the message that its caller gets.
+
+
+def command_to_proto(command: Command) -> pb.Command:
+    """The message of a command."""
+    answer = command.answer
+    message = pb.Command(
+        number=command.number,
+        request_id=command.request_id,
+        action=command.action,
+        state=pb.COMMAND_STATE_PENDING,
+    )
+    if answer is not None:
+        message.state = pb.COMMAND_STATE_REFUSED if answer.refusal else pb.COMMAND_STATE_DONE
+        message.refusal = pb.CommandRefusal.ValueType(answer.refusal)
+        message.detail, message.checkpoint_id = answer.detail, answer.checkpoint_id
+        message.version, message.steps = answer.version, answer.steps
+    return message
+
 
 log = logging.getLogger(__name__)
 MAX_REASON_LENGTH: Final = KIB

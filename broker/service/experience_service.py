@@ -13,20 +13,25 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from penstock.broker.log.guard import ServerFacts
+from penstock.broker.log.connection import ServerFacts
+from penstock.broker.log.replies import Appended, AppendItem
 from penstock.broker.log.store import Store, StoreUnavailable
-from penstock.broker.log.store_records import Appended, AppendItem
-from penstock.broker.service.admission import NOT_WRITTEN, Admission, Admitted
-from penstock.broker.service.asking_again import AskingAgain
-from penstock.broker.service.call_rules import check_number, redis_down
-from penstock.broker.service.changes import Changes
-from penstock.broker.service.last_credit import LastCredit
-from penstock.broker.service.session_owners import SessionOwners, caller_name
-from penstock.broker.service.staging import StagingLimit
+from penstock.broker.service.admission import (
+    NOT_WRITTEN,
+    Admission,
+    Admitted,
+    AskingAgain,
+    LastCredit,
+    SessionOwners,
+    StagingLimit,
+    caller_name,
+    check_number,
+    redis_down,
+)
+from penstock.broker.service.weight_service import Changes
 from penstock.protocol.append import AppendCall
 from penstock.protocol.conformance import MOST
-from penstock.protocol.ids import check_id
-from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER
+from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER, check_id
 from penstock.protocol.messages import Credit, Report, Role
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.rpc.boundary import Malformed

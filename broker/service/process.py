@@ -12,7 +12,8 @@ lasts longer than `broker.redis_wait_s` it exits with 1.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -20,33 +21,135 @@ from typing import Any, Final
 from redis import asyncio as redis_asyncio
 from redis.exceptions import RedisError
 
-from penstock.broker.log import guard
+from penstock.broker.log import connection
 from penstock.broker.log.connection import connect_async, is_unavailable, without_password
-from penstock.broker.log.store import Store
-from penstock.broker.service.admission import Admission
-from penstock.broker.service.call_rules import build_boundary
-from penstock.broker.service.changes import Changes
+from penstock.broker.log.replies import Status
+from penstock.broker.log.store import OtherRelease, Store, StoreUnavailable
+from penstock.broker.service.admission import (
+    Admission,
+    LastCredit,
+    SessionOwners,
+    StagingLimit,
+    build_boundary,
+)
 from penstock.broker.service.control_service import ControlService
 from penstock.broker.service.experience_service import ExperienceService
-from penstock.broker.service.last_credit import LastCredit
-from penstock.broker.service.monitor import LOOKS, Monitor
-from penstock.broker.service.session_owners import SessionOwners
-from penstock.broker.service.staging import StagingLimit
-from penstock.broker.service.versions import Versions
-from penstock.broker.service.weight_cache import WeightCache
-from penstock.broker.service.weight_service import WeightService
+from penstock.broker.service.weight_service import Changes, Versions, WeightCache, WeightService
 from penstock.config.credentials import redis_password, registry_with_password, tls_files
-from penstock.config.settings import ConfigurationError, SecuritySection, Settings
-from penstock.runtime.exit import EXIT_OK, Fatal
-from penstock.runtime.garbage_collection import leave_out_what_stays
-from penstock.runtime.health import Health, serve_http
-from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.loop_lag import EVENT_LOOP, watch_loop
+from penstock.config.settings import BrokerSection, ConfigurationError, SecuritySection, Settings
+from penstock.protocol.messages import Role
+from penstock.runtime import metrics
+from penstock.runtime.health import Health, leave_out_what_stays, serve_http
+from penstock.runtime.lifecycle import EXIT_OK, Fatal, Lifecycle
+from penstock.runtime.metrics import EVENT_LOOP, watch_loop
 from penstock.runtime.retry import Interrupted, retry_async
 from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
 
+# ---- Looks at Redis once a second: readiness, gauges, and the end of a broker whose Redis stays away.
+
 log = logging.getLogger(__name__)
+INTERVAL_S: Final = 1.0
+LOOKS: Final = "looks at redis"
+"""What health watches beside the event loop."""
+
+
+class Monitor:
+    """Looks at Redis once a second, for readiness and gauges."""
+
+    def __init__(
+        self,
+        store: Store,
+        health: Health,
+        section: BrokerSection,
+        examine: connection.Examine,
+        on_facts: Callable[[connection.ServerFacts], None],
+        run: str = "",
+    ) -> None:
+        """`run`: whose callers this broker serves; "" for whichever Redis holds."""
+        self._run = run
+        self._store, self._health, self._section = store, health, section
+        self._examine, self._on_facts = examine, on_facts
+        self._away_since: float | None = None
+        for name in (EVENT_LOOP, LOOKS):
+            health.watch(name, section.stall_timeout_s)
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            await self.look()
+            self._health.progress(LOOKS)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def look(self) -> None:
+        """One look; raises Fatal."""
+        try:
+            facts = await self._examine()
+            self._on_facts(facts)
+            show_server(facts)
+            status = await self._store.status()
+        except connection.UnsuitableRedis as error:
+            raise Fatal(f"redis has become unsuitable: {error}") from error
+        except OtherRelease as error:
+            raise Fatal(str(error)) from error
+        except (StoreUnavailable, RedisError) as error:
+            self._note_away(error)
+        else:
+            if facts.cannot_persist:
+                self._note_away("it cannot write its append-only file (MISCONF), make room on its disk")
+            else:
+                self._note_there(status)
+
+    def _note_away(self, error: Exception | str) -> None:
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            log.warning("redis does not serve", extra={"error": str(error)})
+        metrics.REDIS_UP.set(0)
+        self._health.set_ready(False, f"redis does not serve: {error}")
+        if now - self._away_since > self._section.redis_wait_s:
+            limit = self._section.redis_wait_s
+            raise Fatal(f"redis did not serve for {limit} s (broker.redis_wait_s): {error}; start it again")
+
+    def _note_there(self, status: Status) -> None:
+        if self._run and status.run and status.run != self._run:
+            raise Fatal(
+                f"redis holds run {status.run!r} and this broker serves the callers of {self._run!r} (run): "
+                "give each run a Redis of its own"
+            )
+        if self._away_since is not None:
+            log.info("redis serves again", extra={"away_s": time.monotonic() - self._away_since})
+        self._away_since = None
+        metrics.REDIS_UP.set(1)
+        self._health.set_ready(True)
+        show(status)
+
+
+def show_server(facts: connection.ServerFacts) -> None:
+    """Set the gauges of Redis itself."""
+    metrics.REDIS_MEMORY_BYTES.set(facts.used_memory_bytes)
+    metrics.REDIS_MEMORY_LIMIT_BYTES.set(facts.max_memory_bytes)
+    metrics.REDIS_CLIENTS.set(facts.clients)
+    metrics.REDIS_OPERATIONS.set(facts.operations_per_second)
+    metrics.REDIS_WRITE_FAILING.set(facts.cannot_persist)
+    metrics.REDIS_REWRITE_FAILING.set(facts.cannot_rewrite)
+
+
+def show(status: Status) -> None:
+    """Set the gauges of the run."""
+    metrics.OUTSTANDING_STEPS.set(status.gauges.outstanding_steps)
+    metrics.SETTLED_STEPS.set(status.gauges.settled_steps)
+    metrics.LOG_ENTRIES.set(status.gauges.log_entries)
+    metrics.LOG_BYTES.set(status.gauges.log_bytes)
+    metrics.BUDGET_STEPS.set(status.budget_steps)
+    metrics.LOG_CEILING_BYTES.set(status.max_log_bytes)
+    metrics.LOG_CEILING_ENTRIES.set(status.max_log_entries)
+    metrics.LOG_CLOSED.set(status.closed)
+    for role in Role:
+        count = sum(row.role is role for row in status.sessions)
+        metrics.SESSIONS_OPEN.labels(role=role.label).set(count)
+
+
 ROLE: Final = "broker"
 SERVICES: Final = tuple(
     f"penstock.v1.{name}" for name in ("ExperienceService", "WeightService", "ControlService")
@@ -120,8 +223,8 @@ def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asynci
 
 
 async def wait_for_redis(
-    examine: guard.Examine, redis_url: str, wait_s: float, stop: asyncio.Event
-) -> guard.ServerFacts:
+    examine: connection.Examine, redis_url: str, wait_s: float, stop: asyncio.Event
+) -> connection.ServerFacts:
     """Return the facts of the server as soon as it answers.
 
     Raises ConfigurationError when it is unsuitable, Fatal when it does not answer in time, Interrupted.
@@ -134,7 +237,7 @@ async def wait_for_redis(
 
     try:
         facts = await retry_async(examine, retryable=is_unavailable, stop=stop, on_wait=say, give_up_s=wait_s)
-    except guard.UnsuitableRedis as error:
+    except connection.UnsuitableRedis as error:
         raise ConfigurationError(f"redis at {shown}: {error}") from error
     except RedisError as error:
         if not is_unavailable(error):
@@ -150,14 +253,14 @@ async def wait_for_redis(
     return facts
 
 
-def _examiner(inspector: "redis_asyncio.Redis", redis_url: str, settings: Settings) -> guard.Examine:
-    async def examine() -> guard.ServerFacts:
-        return await guard.examine(inspector, redis_url, settings.broker)
+def _examiner(inspector: "redis_asyncio.Redis", redis_url: str, settings: Settings) -> connection.Examine:
+    async def examine() -> connection.ServerFacts:
+        return await connection.examine(inspector, redis_url, settings.broker)
 
     return examine
 
 
-def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: guard.ServerFacts) -> Parts:
+def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: connection.ServerFacts) -> Parts:
     """Put the services on the server."""
     section = settings.broker
     store = Store.connect(

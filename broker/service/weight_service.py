@@ -7,31 +7,225 @@ them.
 """
 
 import asyncio
+import hashlib
+import math
 import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from datetime import datetime
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import grpc
+
+from penstock.broker.log.replies import Change, Scope
 from penstock.broker.log.store import Store, StoreUnavailable
-from penstock.broker.service.call_rules import check_number, redis_down
-from penstock.broker.service.changes import Changes
-from penstock.broker.service.last_credit import LastCredit
-from penstock.broker.service.session_owners import SessionOwners
-from penstock.broker.service.weight_cache import WeightCache
+from penstock.broker.service.admission import LastCredit, SessionOwners, check_number, redis_down
+from penstock.config.settings import how_to_install
+from penstock.protocol.append import write_around
 from penstock.protocol.limits import (
     MAX_NUMBER,
     MAX_PROBE_ANSWERS,
     MAX_WATCH_WAIT_MS,
     MAX_WEIGHT_BYTES,
+    MIB,
     WEIGHT_CHUNK_BYTES,
 )
 from penstock.protocol.messages import News, Publication, Watch
-from penstock.protocol.rawproto import write_around
 from penstock.protocol.refusal import Reason, Refusal
+from penstock.registry.records import PolicyVersion, RegistryError, Traffic, Unavailable, UnknownVersion
 from penstock.rpc.boundary import Absent, Malformed
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
+from penstock.v1 import control_pb2 as pb_messages
 from penstock.v1 import weights_pb2 as pb
 from penstock.v1.weights_pb2_grpc import WeightServiceServicer
+
+if TYPE_CHECKING:
+    from penstock.registry.registry import Registry
+
+
+# ---- Wakes the held WatchLatest calls of this broker when something in the run changes for them.
+
+GAP_S: Final = 0.02
+"""Many are woken at most this often: each look of each of them asks Redis."""
+LOOK_AGAIN_S: Final = 5.0
+"""A call whose last look is as old as this looks again at the next heartbeat, in case a message was lost."""
+
+
+class Held:
+    """A call that is held. waits: its session has no credit, and its turn is to come."""
+
+    def __init__(self) -> None:
+        self.waits = False
+        self.is_newest = True
+        self._woken = asyncio.Event()
+        self._looked_s = -math.inf
+
+    def begin_look(self) -> None:
+        """From now on a change ends the next wait."""
+        self._woken.clear()
+        self._looked_s = asyncio.get_running_loop().time()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when woken, or after `timeout_s`."""
+        if timeout_s <= 0:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    def wake(self) -> None:
+        """Have it look again."""
+        self._woken.set()
+
+    def is_old(self, now_s: float) -> bool:
+        """Return whether its last look was long ago."""
+        return now_s - self._looked_s >= LOOK_AGAIN_S
+
+
+class Changes:
+    """One per event loop."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._held: dict[int, Held] = {}
+        self._pending = Scope.NAMED
+        self._woke_s = -math.inf
+        self._later: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def holding(self, session: int) -> Iterator[Held]:
+        """A call of a session is held. Of several only the newest looks on."""
+        held, older = Held(), self._held.get(session)
+        if older is not None:
+            older.is_newest = False
+            older.wake()
+        self._held[session] = held
+        try:
+            yield held
+        finally:
+            if self._held.get(session) is held:
+                del self._held[session]
+
+    def note_waiting(self, session: int, waits: bool) -> None:
+        """A reply to another call of this session said whether it waits for credit."""
+        held = self._held.get(session)
+        if held is not None:
+            held.waits = waits
+
+    async def follow(self, source: AsyncIterator[Change | None]) -> None:
+        """Wake for every change of `source`, for ever; None is a heartbeat."""
+        async for change in source:
+            if change is None:
+                self._wake_old()
+                continue
+            self._wake(held for session in change.sessions if (held := self._held.get(session)))
+            if change.scope is not Scope.NAMED:
+                self._wake_many(change.scope)
+
+    def close(self) -> None:
+        """Wake everybody, now and from now on."""
+        self.closed = True
+        self._wake(self._held.values())
+
+    def _wake_old(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._wake(held for held in self._held.values() if held.is_old(now_s))
+
+    def _wake_many(self, scope: Scope) -> None:
+        loop = asyncio.get_running_loop()
+        self._pending = max(self._pending, scope)
+        missing_s = self._woke_s + GAP_S - loop.time()
+        if self._later is not None:
+            return
+        if missing_s > 0:
+            self._later = loop.call_later(missing_s, self._wake_pending)
+        else:
+            self._wake_pending()
+
+    def _wake_pending(self) -> None:
+        scope, self._pending = self._pending, Scope.NAMED
+        self._later, self._woke_s = None, asyncio.get_running_loop().time()
+        self._wake(held for held in self._held.values() if scope is Scope.ALL or not held.waits)
+
+    @staticmethod
+    def _wake(calls: Iterable[Held]) -> None:
+        for held in calls:
+            held.wake()
+
+
+# ---- The weights that actors ask for, kept as the chunks that Redis holds.
+
+MAX_CACHED_BYTES: Final = 256 * MIB
+"""Of all versions together; a larger version is read through chunk by chunk."""
+
+ReadChunk = Callable[[int, int], Awaitable[bytes | None]]
+
+
+class CorruptWeights(RuntimeError):
+    """Redis holds bytes that are not the published ones."""
+
+
+class WeightCache:
+    """`read_chunk(version, index)` answers None where the chunk does not exist (any more)."""
+
+    def __init__(self, read_chunk: ReadChunk) -> None:
+        self._read_chunk = read_chunk
+        self._lock = asyncio.Lock()
+        self._held: dict[int, tuple[Publication, list[bytes]]] = {}
+        """By version; the one that was asked for longest ago comes first."""
+
+    def publication(self, version: int) -> Publication | None:
+        """The publication of a version that is held here."""
+        held = self._held.get(version)
+        return None if held is None else held[0]
+
+    async def chunk(self, publication: Publication, index: int) -> bytes | None:
+        """Chunk `index` of a version; None when Redis no longer holds it. At most 1 MiB, never copied."""
+        if index == 0 and not self._holds(publication) and publication.size <= MAX_CACHED_BYTES:
+            await self._load(publication)
+        if not self._holds(publication):
+            return await self._read_chunk(publication.version, index)
+        held = self._held[publication.version] = self._held.pop(publication.version)
+        return held[1][index] if index < len(held[1]) else b""
+
+    def _holds(self, publication: Publication) -> bool:
+        return self.publication(publication.version) == publication
+
+    async def _load(self, publication: Publication) -> None:
+        async with self._lock:
+            if self._holds(publication):
+                return
+            chunks: list[bytes] = []
+            digest = hashlib.sha256()
+            for index in range(-(-publication.size // WEIGHT_CHUNK_BYTES)):
+                chunk = await self._read_chunk(publication.version, index)
+                if chunk is None:
+                    return
+                digest.update(chunk)
+                chunks.append(chunk)
+            _verify(publication, digest.hexdigest())
+            self._held.pop(publication.version, None)
+            self._held[publication.version] = (publication, chunks)
+            while self._size() > MAX_CACHED_BYTES:
+                del self._held[next(iter(self._held))]
+
+    def _size(self) -> int:
+        return sum(publication.size for publication, _ in self._held.values())
+
+
+def _verify(publication: Publication, sha256: str) -> None:
+    if sha256 != publication.sha256:
+        raise CorruptWeights(
+            f"version {publication.version}: Redis holds sha256 {sha256[:12]}…, "
+            f"published was {publication.sha256[:12]}…; the learner's next publication replaces it"
+        )
+
 
 _SHA256 = re.compile(r"[0-9a-f]{64}|")
 
@@ -205,3 +399,129 @@ def write_news(news: News, weights: bytes) -> bytes:
         evaluate_version=news.evaluate_version,
     )
     return write_around(reply, pb.WatchLatestReply.WEIGHTS_FIELD_NUMBER, weights)
+
+
+# ---- Versions and traffic for operators: the registry behind ControlService, in threads.
+
+T = TypeVar("T")
+
+_THREADS: Final = 4
+
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+
+
+class Versions:
+    """The registry at `url`, or none where that is empty. policy: what is meant where a call names none."""
+
+    def __init__(self, url: str, policy: str) -> None:
+        self.policy = policy
+        self._url = url
+        self._registry: Registry | None = None
+        self._opening = Lock()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="registry")
+
+    async def ask(self, context: Context, work: "Callable[[Registry], T]") -> T:
+        """Return what `work` returns; ends the call where the registry refuses, or is not there.
+
+        Raises Malformed and Absent as handlers do.
+        """
+        if not self._url:
+            text = (
+                "this broker was given no registry: set registry.url to its URL, "
+                "or use `penstock policy` where the run's folder lies"
+            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        code, text = grpc.StatusCode.FAILED_PRECONDITION, ""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, lambda: work(self._opened())
+            )
+        except UnknownVersion as error:
+            raise Absent(str(error)) from error
+        except Unavailable as error:
+            code, text = grpc.StatusCode.UNAVAILABLE, str(error)
+        except RegistryError as error:
+            text = str(error)
+        except ImportError as error:
+            text = f"{error}; beside this broker: {how_to_install('registry')}"
+        except ValueError as error:
+            raise Malformed(str(error)) from error
+        await context.abort(code, text)
+        raise AssertionError  # abort has raised
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._threads.shutdown(wait=False)
+        if self._registry is not None:
+            self._registry.close()
+
+    def _opened(self) -> "Registry":
+        from penstock.registry.registry import Registry  # noqa: PLC0415 - a broker without one needs no SQLAlchemy
+
+        with self._opening:
+            if self._registry is None:
+                self._registry = Registry.open(self._url)
+            return self._registry
+
+
+# ---- Versions and traffic as ControlService says them.
+
+
+def version_to_proto(version: PolicyVersion) -> pb_messages.RegisteredVersion:
+    """The message of a registered version."""
+    evaluation = version.evaluation
+    return pb_messages.RegisteredVersion(
+        policy=version.policy,
+        version=version.version,
+        parent=version.parent or 0,
+        run=version.run,
+        update=version.update,
+        sha256=version.sha256,
+        size_bytes=version.size_bytes,
+        configuration=version.configuration,
+        evaluation=None
+        if evaluation is None
+        else pb_messages.EvaluationResult(
+            mean=evaluation.mean, std=evaluation.std, episodes=evaluation.episodes
+        ),
+        origin=version.origin.value,
+        status=version.status.value,
+        standby=version.standby,
+        pinned=version.pinned,
+        reason=version.reason,
+        created_ms=_milliseconds(version.created),
+        changed_ms=_milliseconds(version.changed),
+    )
+
+
+def traffic_to_proto(traffic: Traffic) -> pb_messages.Traffic:
+    """The message of a policy's traffic."""
+    return pb_messages.Traffic(
+        policy=traffic.policy,
+        revision=traffic.revision,
+        experiment=traffic.experiment,
+        canary_share=traffic.canary_share,
+        latest_share=traffic.latest_share,
+        shadow=traffic.shadow or 0,
+        pins=dict(traffic.pins),
+    )
+
+
+def traffic_from_proto(message: pb_messages.Traffic, policy: str) -> Traffic:
+    """The traffic that an operator wants; raises Malformed that names the field."""
+    try:
+        return Traffic(
+            policy=message.policy or policy,
+            revision=message.revision,
+            experiment=message.experiment or "default",
+            canary_share=message.canary_share,
+            latest_share=message.latest_share,
+            shadow=message.shadow or None,
+            pins=dict(message.pins),
+        )
+    except ValueError as error:
+        raise Malformed(f"traffic: {error}") from error
+
+
+def _milliseconds(time: datetime) -> int:
+    return round(time.timestamp() * 1000)

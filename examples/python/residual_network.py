@@ -3,15 +3,13 @@
 penstock train CartPole-v1 --set policy.network=residual_network:ResidualNetwork --set
 policy.network_arguments.blocks=3
 
-from this folder, or with it on PYTHONPATH. The contract is `penstock.policy.custom_network.Network`.
+from this folder, or with it on PYTHONPATH. The contract is `penstock.policy.actor_critic.Network`.
 """
 
 import torch
 from torch import Tensor, nn
 
-from penstock.policy.layers import Dropout
-from penstock.policy.networks import Inputs, Reader
-from penstock.policy.trunks import ImageEncoder
+from penstock.policy.networks import Dropout, ImageEncoder, Inputs, Reader
 
 
 class ResidualNetwork(nn.Module):

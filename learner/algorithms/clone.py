@@ -22,22 +22,23 @@ from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Upd
 from penstock.learner.algorithms.fast.network import network_of
 from penstock.learner.algorithms.fast.optimiser import FlatAdam
 from penstock.learner.algorithms.shared.advantage import gae
-from penstock.learner.algorithms.shared.containment import EMPTY, contained, verdict
-from penstock.learner.algorithms.shared.loss import value_loss
-from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
-from penstock.learner.algorithms.shared.rows import Rows
-from penstock.learner.algorithms.shared.seen_batch import (
+from penstock.learner.algorithms.shared.containment import (
+    EMPTY,
+    contained,
     observed_by,
     see,
     sequences_of,
     unrolls_of,
     values_of,
+    verdict,
 )
-from penstock.learner.algorithms.shared.sequences import Sequences
+from penstock.learner.algorithms.shared.loss import value_loss
+from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
+from penstock.learner.algorithms.shared.rows import Rows, Sequences
 from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from penstock.learner.batch import Batch
-from penstock.policy.layers import Measured, measure, thinned
 from penstock.policy.memory import SeenTrajectory
+from penstock.policy.networks import Measured, measure, thinned
 from penstock.policy.normaliser import Moments
 from penstock.policy.policy import Policy
 

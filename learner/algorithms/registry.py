@@ -10,11 +10,9 @@ from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.algorithms.clone import Clone
 from penstock.learner.algorithms.off_policy.dqn import DQN
 from penstock.learner.algorithms.off_policy.sac import SAC
-from penstock.learner.algorithms.on_policy.impala import Impala
-from penstock.learner.algorithms.on_policy.ppo import PPO
-from penstock.learner.algorithms.on_policy.reinforce import Reinforce
+from penstock.learner.algorithms.on_policy.ppo import PPO, Impala, Reinforce
 from penstock.learner.algorithms.random_actions import RandomActions
-from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.shared.schedule import Hardware
 from penstock.policy.policy import Policy
 
 

@@ -16,9 +16,8 @@ from typing import Final
 
 from torch import Tensor
 
-from penstock.broker.log.commands import Answer
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Commit, Renewal
+from penstock.broker.log.replies import Answer, Commit, Renewal
 from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.lease import LeaseKeeper

@@ -10,12 +10,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.broker.log.learner_records import Commit, Lease
+from penstock.broker.log.replies import Commit, Lease
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore, Damaged
 from penstock.learner.ledger import Ledger
 from penstock.learner.progress import Progress
-from penstock.runtime.exit import Fatal, RunFailed
+from penstock.runtime.lifecycle import Fatal, RunFailed
 
 log = logging.getLogger(__name__)
 

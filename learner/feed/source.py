@@ -4,10 +4,145 @@ They come from the log (`penstock.learner.feed.log_feed`) or a recording
 (`penstock.learner.recording.recorded_feed`).
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Protocol, Self
 
-from penstock.learner.feed.log_batch import LogBatch
+import torch
+from torch import Tensor
+
+from penstock.learner.batch import Batch
+from penstock.learner.feed.recorded_event import RecordedEvent
+from penstock.learner.ledger import Drop, Origin
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.tensor import Array
+
+# ---- How batches reach the device: on a CPU they are there; to a GPU they are copied while it computes.
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A batch that may still be on its way. arrive: call it in the thread that uses the batch, before."""
+
+    batch: Batch
+    arrive: Callable[[], None]
+
+
+class Upload(Protocol):
+    """`stage` from one thread."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        ...
+
+    def stage(self, assemble: Callable[[], Batch]) -> Staged:
+        """Have a batch assembled for the device."""
+        ...
+
+
+class InPlace:
+    """For the CPU: a batch is where it is used."""
+
+    device = torch.device("cpu")
+
+    def stage(self, assemble: Callable[[], Batch]) -> Staged:
+        """Return the batch as it was assembled."""
+        return Staged(assemble(), in_place)
+
+
+class SideStream:
+    """For a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def stage(self, assemble: Callable[[], Batch]) -> Staged:
+        """Return the batch in pinned memory, with its copies to the device under way."""
+        with torch.cuda.stream(self._stream):
+            batch = assemble()
+            copied = self._stream.record_event()
+
+        def arrive() -> None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(copied)
+            for tensor in tensors(batch):
+                tensor.record_stream(current)
+
+        return Staged(batch, arrive)
+
+
+def upload_to(device: torch.device) -> Upload:
+    """Return how batches get there."""
+    return SideStream(device) if device.type == "cuda" else InPlace()
+
+
+def tensors(batch: Batch) -> Iterator[Tensor]:
+    """Every tensor of a batch."""
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from value.values()
+
+
+def in_place() -> None:
+    """Do nothing: what is there need not arrive."""
+
+
+# ---- What the feed hands to the loop: a stretch of the log in which every entry is decided.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBatch:
+    """Entries up to `last`, all of them decided.
+
+    trained: numbers in `batch`, in its order; with several ranks the batch of this one is a part of it.
+    dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment.
+    batch: None when everything was dropped. round: of lock-step. size: bytes that the log holds of them.
+    created_us: oldest creation time, 0 without a fragment. assemble_s: seconds that putting it together took.
+    origins: number → who sent it, of trained and dropped. reward: sum over the batch's steps. fragments: of
+    the batch as they came, where the learner records. recorded: batches of a recording up to this one, which
+    the next checkpoint notes; 0 from the log. event: of a recording, in place of a batch. flush: number of
+    the command whose flush it is; 0: none. arrive: see `penstock.learner.feed.source.Staged`.
+    """
+
+    last: int
+    trained: tuple[int, ...]
+    dropped: Mapping[int, Drop]
+    steps: int
+    updates: tuple[int, ...]
+    versions: tuple[int, ...]
+    batch: Batch | None
+    round: int | None
+    size: int
+    created_us: int
+    assemble_s: float
+    origins: Mapping[int, Origin]
+    reward: float = 0.0
+    fragments: tuple[Fragment, ...] = ()
+    recorded: int = 0
+    event: RecordedEvent | None = None
+    flush: int = 0
+    arrive: Callable[[], None] = in_place
+
+    @property
+    def sessions(self) -> set[int]:
+        """Return who sent what the batch is of; nothing of a recording, whose senders are not known."""
+        found = (self.origins.get(number) for number in self.trained)
+        return {origin.session for origin in found if origin is not None}
+
+    def as_dropped(self, reason: Drop) -> Self:
+        """Return the same entries without a batch: all that was to be trained is dropped."""
+        dropped = {**self.dropped, **dict.fromkeys(self.trained, reason)}
+        return replace(self, trained=(), dropped=dropped, steps=0, batch=None, fragments=(), reward=0.0)
+
+
+def reward_of(arrays: Mapping[str, Array]) -> float:
+    """Return the sum of a fragment's rewards, float32 [T, N], over its valid steps."""
+    return float(arrays["reward"].sum(where=arrays["valid"].astype(bool), dtype=float))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

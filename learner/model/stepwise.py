@@ -12,8 +12,8 @@ import torch
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Workload, load
 from penstock.learner.algorithms.registry import HardwareMaker, make
-from penstock.learner.algorithms.shared.hardware import hardware_of
 from penstock.learner.algorithms.shared.rank_group import RankGroup
+from penstock.learner.algorithms.shared.schedule import hardware_of
 from penstock.learner.model.model import Model, model_of, target_of
 from penstock.learner.probe import make_probe
 from penstock.policy.policy import Policy

@@ -8,20 +8,17 @@ from typing import Any, Final
 
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.learner.checkpoint.checkpointer import Checkpointer
-from penstock.learner.evaluation.evaluation import Evaluation, Result, base_json, scores_json
-from penstock.learner.evaluation.reported_episodes import Episodes
+from penstock.learner.evaluation import Episodes, Evaluation, Result, base_json, scores_json
 from penstock.learner.feed.source import FeedPosition
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import Balance, Ledger
 from penstock.learner.model.model import Model
-from penstock.learner.process.ending import Outcome
+from penstock.learner.process.loop import Outcome
 from penstock.learner.publish.final_policy import FinalPolicy, name_final, write_final
-from penstock.learner.publish.kept_versions import KeptVersions
+from penstock.learner.publish.kept_versions import KeptVersions, last
 from penstock.learner.publish.publisher import Publisher
-from penstock.learner.publish.version_candidate import last
 from penstock.learner.recording.writer import RecordingWriter
-from penstock.learner.reporting.recorder import ProgressSnapshot, Recorder, ledger_json
-from penstock.learner.reporting.training_clock import TrainingClock
+from penstock.learner.reporting.recorder import ProgressSnapshot, Recorder, TrainingClock, ledger_json
 from penstock.policy import weights
 from penstock.runtime import metrics
 

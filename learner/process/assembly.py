@@ -3,46 +3,187 @@
 Nothing runs before all of them are there: `LearnerRun` starts and ends their threads.
 """
 
+import logging
 import threading
+from dataclasses import dataclass
 from typing import Final
 
+import torch
+
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.replies import LogEntry
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.batch import assemble as assemble_batch
 from penstock.learner.checkpoint.checkpointer import Checkpointer
-from penstock.learner.checkpoint.named_checkpoints import NamedCheckpoints
-from penstock.learner.checkpoint.store import BEST, tensor_bytes
-from penstock.learner.evaluation.evaluation import Evaluation
-from penstock.learner.evaluation.reported_episodes import Episodes
+from penstock.learner.checkpoint.store import BEST, NamedCheckpoints, tensor_bytes
+from penstock.learner.evaluation import Episodes, Evaluation
 from penstock.learner.feed.log_feed import FeedStart, LogFeed
-from penstock.learner.feed.payloads import OwnPayloads
+from penstock.learner.feed.payloads import OwnPayloads, opened
 from penstock.learner.feed.source import Feed, FeedPosition
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.process.account import Account
-from penstock.learner.process.bookkeeping import Bookkeeping
-from penstock.learner.process.closing import Closing
-from penstock.learner.process.commands.command_follower import CommandFollower
-from penstock.learner.process.commands.command_record import CommandRecord
-from penstock.learner.process.commands.restoration import Restoration
-from penstock.learner.process.interruptions import Interruptions
-from penstock.learner.process.learner_run import LearnerRun
-from penstock.learner.process.loop import Loop
-from penstock.learner.process.non_finite import NonFiniteUpdates
+from penstock.learner.process.command_follower import CommandFollower, Restoration
+from penstock.learner.process.loop import (
+    Bookkeeping,
+    Closing,
+    Interruptions,
+    Loop,
+    NonFiniteUpdates,
+    StallWatch,
+)
 from penstock.learner.process.opening import OpenedRun
-from penstock.learner.process.run_checkpoints import RunCheckpoints
-from penstock.learner.process.stall import StallWatch
+from penstock.learner.process.run_checkpoints import CommandRecord, RunCheckpoints
 from penstock.learner.progress import Progress, sections
 from penstock.learner.publish.kept_versions import KeptVersions
-from penstock.learner.publish.publish_interval import PublishInterval
-from penstock.learner.publish.publisher import Publisher
-from penstock.learner.publish.weight_offers import WeightOffers
+from penstock.learner.publish.publisher import Publisher, PublishInterval, WeightOffers
 from penstock.learner.ranks.leading import Ranks
 from penstock.learner.recording.recorded_feed import RecordedFeed
 from penstock.learner.recording.writer import RecordingWriter
-from penstock.learner.reporting.episode_log import EpisodeLog
-from penstock.learner.reporting.recorder import Recorder
-from penstock.learner.reporting.training_clock import TrainingClock
+from penstock.learner.reporting.recorder import EpisodeLog, Recorder, TrainingClock
 from penstock.learner.thread_group import ThreadGroup
+from penstock.protocol.schema import FragmentSchema, Ranges
+from penstock.runtime import metrics
+from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health
+from penstock.runtime.lifecycle import RunFailed
+from penstock.runtime.retry import Interrupted
+
+# ---- Read again what an algorithm retained.
+
+_READ: Final = 64
+
+log = logging.getLogger(__name__)
+
+
+def reload(
+    learner_log: LearnerLog,
+    lease: LeaseKeeper,
+    algorithm: Algorithm,
+    *,
+    run_name: str,
+    schema: FragmentSchema,
+    ranges: Ranges,
+    device: torch.device,
+    position: int,
+) -> None:
+    """Give the algorithm back what lies in the log from `retain_from` up to `position`.
+
+    It does nothing where the algorithm retains nothing.
+
+    Raises ValueError where an entry is not what it was when it entered.
+    """
+    first = algorithm.retain_from()
+    if first is None:
+        return
+    after = first - 1
+    while after < position:
+        failpoint("recall.reading", after)
+        found = lease.patiently(lambda: learner_log.read(after, _READ, 0))  # noqa: B023 - called before the next turn
+        entries = [entry for entry in found if entry.number <= position]
+        if not entries:
+            break
+        after = entries[-1].number
+        _give(algorithm, learner_log, entries, run_name, schema, ranges, device)
+    lost = algorithm.end_reload()
+    words = {"first": first, "position": position, "lost": lost}
+    if lost:
+        log.error("replay comes back smaller: the log does not hold all of it any more", extra=words)
+    else:
+        log.info("replay was read again", extra=words)
+
+
+def _give(
+    algorithm: Algorithm,
+    learner_log: LearnerLog,
+    entries: list[LogEntry],
+    run_name: str,
+    schema: FragmentSchema,
+    ranges: Ranges,
+    device: torch.device,
+) -> None:
+    payloads = learner_log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
+    loaded, places = [], []
+    for entry, payload in zip(entries, payloads, strict=True):
+        if entry.header is None or payload is None:
+            continue
+        try:
+            loaded.append(opened(entry.header, payload, schema, ranges, run_name))
+        except ValueError:
+            continue  # Booked `invalid` when it was read the first time: it is not in replay.
+        places.append((entry.number, entry.size))
+    if loaded:
+        algorithm.reload(assemble_batch(loaded, device, places))
+
+
+# ---- A learner that runs: its threads are started, the loop learns, everything is ended.
 
 _JOIN_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerRun:
+    """The parts that have threads of their own, and the loop that needs them. `run` once."""
+
+    opened: OpenedRun
+    ranks: Ranks
+    health: Health
+    threads: ThreadGroup
+    lease: LeaseKeeper
+    feed: Feed
+    publisher: Publisher
+    offers: WeightOffers
+    episodes: Episodes
+    kept: KeptVersions
+    commands: CommandFollower
+    stall: StallWatch
+    loop: Loop
+    account: Account
+
+    def run(self) -> None:
+        """Learn until the end; leaves a committed checkpoint, the final policy and `learner.json`.
+
+        Raises RunFailed, after all that, when no update was made for `learner.stall_timeout_s`.
+        """
+        try:
+            self._start()
+            outcome = self.loop.run()
+            self.account.close(outcome)
+        except Interrupted:
+            # Another thread has failed while this one waited: its error is the cause.
+            self.threads.check()
+            raise
+        finally:
+            self.threads.join(_JOIN_S)
+        self.threads.check()
+        self.opened.learner_log.release()
+        self.opened.learner_log.close()
+        if outcome.stalled:
+            raise RunFailed(outcome.stalled)
+
+    def _start(self) -> None:
+        opened, algorithm = self.opened, self.opened.model.algorithm
+        self.threads.start("lease", self.lease.run, self.lease.wake)
+        reload(
+            opened.learner_log,
+            self.lease,
+            algorithm,
+            run_name=opened.settings.run,
+            schema=opened.model.specification.schema,
+            ranges=opened.model.ranges,
+            device=opened.model.device,
+            position=opened.beginning.ledger.position,
+        )
+        self.threads.start("publisher", self.publisher.run, self.publisher.wake)
+        self.kept.begin()
+        self.offers.publish_first()
+        self.ranks.start(algorithm)
+        self.commands.begin(went_back=opened.beginning.went_back)
+        self.threads.start("feed", self.feed.run)
+        self.threads.start("episodes", self.episodes.run)
+        self.threads.start("versions", self.kept.run, self.kept.wake)
+        self.stall.begin()
+        metrics.STALENESS_SETTING.set(algorithm.staleness)
+        self.health.set_ready(True)
 
 
 def assemble(opened: OpenedRun, *, health: Health, ranks: Ranks, draining: threading.Event) -> LearnerRun:

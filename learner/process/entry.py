@@ -22,8 +22,7 @@ from penstock.broker.log.learner_log import LearnerLog
 from penstock.config.credentials import redis_password, tls_files
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.checkpoint.resume_options import ResumeOptions
-from penstock.learner.model.device import device_of, use_threads
-from penstock.learner.model.model import Model, make_model
+from penstock.learner.model.model import Model, device_of, make_model, use_threads
 from penstock.learner.process.assembly import assemble
 from penstock.learner.process.opening import held_folder, open_run
 from penstock.learner.ranks.following import follow
@@ -31,10 +30,8 @@ from penstock.learner.ranks.leading import LeadingRank, Ranks, SingleRank
 from penstock.learner.ranks.rendezvous import RankPlace, meet, place_of
 from penstock.learner.reporting.trackers.tracker import check_installed
 from penstock.runtime import logs
-from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.interpreter import share_interpreter
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.lifecycle import EXIT_OK, Lifecycle, share_interpreter
 from penstock.runtime.retry import Interrupted
 
 log = logging.getLogger(__name__)

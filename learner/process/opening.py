@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Lease, LogState
+from penstock.broker.log.replies import Lease, LogState
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.algorithms.algorithm import AlgorithmState
 from penstock.learner.checkpoint.resume import Beginning, choose
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import BEST, CheckpointStore
 from penstock.learner.lease import acquire, fenced
-from penstock.learner.model.capacity_checks import check_memory
-from penstock.learner.model.model import Model
+from penstock.learner.model.model import Model, check_memory
 from penstock.learner.progress import check_same, sections
 from penstock.learner.publish.final_policy import write_specification
 from penstock.protocol.refusal import Refused

@@ -15,35 +15,291 @@ with the first version, unless there is a registry already that has to be follow
 """
 
 import logging
+import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from penstock.broker.log.kept_weights import KeptWeights
+from penstock.broker.log.learner_log import KeptWeights
+from penstock.config.credentials import registry_with_password
 from penstock.config.settings import Settings
-from penstock.learner.evaluation.evaluation import Result
+from penstock.learner.evaluation import Evaluation as CandidateEvaluation
+from penstock.learner.evaluation import Result
 from penstock.learner.lease import LeaseKeeper
-from penstock.learner.progress import Progress
-from penstock.learner.publish.registry_sync import BY, RegistrySync
-from penstock.learner.publish.version_candidate import Lineage, VersionCandidate, best, lineage_of, periodic
+from penstock.learner.progress import Progress, configuration_hash
+from penstock.learner.publish.final_policy import FinalPolicy
+from penstock.policy import weights
 from penstock.protocol.messages import Publication
+from penstock.registry import records
 from penstock.registry.records import (
     MAX_EVENTS,
     Action,
+    DifferentBytes,
     Evaluation,
     NewVersion,
     Origin,
     PolicyVersion,
+    RegistryError,
     Status,
+    TooManyPinned,
+    UnknownVersion,
 )
-from penstock.registry.registry_errors import DifferentBytes, RegistryError, TooManyPinned
-from penstock.registry.weight_files import forget_unfinished, write_kept
+from penstock.registry.weight_files import (
+    forget_kept,
+    forget_unfinished,
+    kept_files,
+    read_kept,
+    registry_url,
+    write_kept,
+)
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from penstock.registry.registry import Registry
+
+
+# ---- Make Redis and the run's folder follow the registry.
+
+BY: Final = "learner"
+
+log = logging.getLogger(__name__)
+
+
+class RegistrySync:
+    """Makes Redis and the folder follow the registry.
+
+    Call `follow` as often as wished, from one thread at a time.
+
+    Args:
+        kept: the weights of kept versions in Redis.
+        lease: the lease under which it writes.
+        run: name of the run.
+        policy: name of the policy in the registry.
+        run_dir: folder of the run.
+        shared: other runs may register versions of this policy, so that numbers are reserved for this one.
+    """
+
+    def __init__(
+        self,
+        kept: KeptWeights,
+        lease: LeaseKeeper,
+        run: str,
+        policy: str,
+        run_dir: Path,
+        *,
+        shared: bool = False,
+    ) -> None:
+        self._kept = kept
+        self._lease = lease
+        self._run = run
+        self._policy = policy
+        self._run_dir = run_dir
+        self._shared = shared
+        self._highest = 0
+        self._revision: int | None = None
+        self._unreadable: set[int] = set()
+
+    def confirm(self) -> None:
+        """Raise Fatal when another learner has taken over.
+
+        The registry itself does not know which learner may write.
+        """
+        self._lease.confirm()
+
+    def follow(self, registry: "Registry") -> None:
+        """Follow the registry once.
+
+        Raises the errors of the registry and the disk, and Fatal when this learner may not write any more.
+        """
+        revision = registry.traffic(self._policy).revision
+        pinned = self._own(registry)
+        if self._revision is None:
+            self._highest = self._highest_used(registry)
+        self._hold(registry, pinned, revision)
+        if revision != self._revision:
+            self._renumber(registry, pinned, revision)
+        self._revision = revision
+
+    def _highest_used(self, registry: "Registry") -> int:
+        """Return the highest number that may not be drawn again, the one below its range for a new run.
+
+        A registry in the folder of this run is its own until another run registers a version there.
+        """
+        known = registry.list(self._policy)
+        own = max((one.version for one in known if one.run == self._run), default=0)
+        if not self._shared and all(one.run == self._run for one in known):
+            return own
+        return max(registry.reserve(self._policy, self._run) - 1, own)
+
+    def _own(self, registry: "Registry") -> dict[int, PolicyVersion]:
+        """Return the pinned versions of this run; other runs that share the registry hold their own."""
+        return {one.version: one for one in registry.pinned(self._policy) if one.run == self._run}
+
+    def _hold(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
+        for version in self._keep(pinned.keys(), revision):
+            self._restore(pinned[version])
+        for version in kept_files(self._run_dir) - pinned.keys():
+            if self._is_retired(registry, version):
+                forget_kept(self._run_dir, version)
+        metrics.VERSIONS_KEPT.set(len(pinned))
+
+    def _keep(self, versions: Collection[int], revision: int) -> tuple[int, ...]:
+        self._highest = max(self._highest, *versions, 0)
+        return self._lease.patiently(
+            lambda: self._kept.keep(versions, highest=self._highest, traffic_revision=revision)
+        )
+
+    def _is_retired(self, registry: "Registry", version: int) -> bool:
+        """Return whether this registry has retired the version.
+
+        One that it does not know may be another registry's.
+        """
+        try:
+            found = registry.get(self._policy, version)
+        except UnknownVersion:
+            return False
+        return found.run == self._run and not found.pinned
+
+    def _restore(self, version: PolicyVersion) -> None:
+        try:
+            blob = read_kept(self._run_dir, version.version, version.sha256)
+        except ValueError as error:
+            if version.version not in self._unreadable:
+                log.error("a version that is kept cannot be answered for", extra={"why": str(error)})  # noqa: TRY400 - the text says all
+            self._unreadable.add(version.version)
+            return
+        publication = Publication(version.version, version.update, version.sha256, len(blob))
+        self._lease.patiently(lambda: self._kept.restore(publication, blob))
+
+    def _renumber(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
+        """Give the content of a version that a rollback made active again a number of its own."""
+        original = registry.awaiting_number(self._policy)
+        if original is None or original.run != self._run:
+            return
+        blob = read_kept(self._run_dir, original.version, original.sha256)
+        version = self._lease.patiently(lambda: self._kept.draw(blob))
+        write_kept(self._run_dir, version, blob)
+        self._keep({*pinned, version}, revision)
+        publication = Publication(version, original.update, original.sha256, len(blob))
+        self._lease.patiently(lambda: self._kept.restore(publication, blob))
+        reason = f"content of version {original.version}, which a rollback made active again"
+        registry.record_rollback(
+            self._policy, version=version, restores=original.version, reason=reason, by=BY
+        )
+        log.info("rolled back", extra={"version": version, "content_of": original.version})
+        self._hold(registry, self._own(registry), registry.traffic(self._policy).revision)
+
+
+# ---- A version that is a candidate for registration, and the lineage that it belongs to.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """The run behind the versions.
+
+    configuration: sha256. parent: version that the process began from. shared: other runs may register
+    versions of this policy in the same registry.
+    """
+
+    run: str
+    policy: str
+    run_dir: Path
+    url: str
+    configuration: str
+    parent: int | None
+    keep_every: int | None
+    activate_first: bool
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionCandidate:
+    """A publication to register."""
+
+    publication: Publication
+    blob: bytes
+    origin: Origin
+    evaluation: records.Evaluation | None = None
+    reason: str = ""
+
+
+def lineage_of(settings: Settings, run_dir: Path, progress: Progress) -> Lineage:
+    """Return the lineage of a process with these settings that begins at `progress`."""
+    return Lineage(
+        run=settings.run,
+        policy=settings.serving.policy,
+        run_dir=run_dir,
+        url=registry_url(run_dir, registry_with_password(settings.registry)),
+        configuration=configuration_hash(settings),
+        parent=progress.log.version if progress.log is not None else None,
+        keep_every=settings.learner.keep_every_updates,
+        activate_first=settings.registry.activate_first,
+        shared=bool(settings.registry.url),
+    )
+
+
+def best(result: Result) -> VersionCandidate:
+    """Return the candidate for an evaluated version.
+
+    Only the registry knows whether one before was better.
+    """
+    candidate = result.candidate
+    return VersionCandidate(
+        publication=_publication(candidate.version, candidate.update, candidate.blob),
+        blob=candidate.blob,
+        origin=Origin.BEST,
+        evaluation=_recorded(result),
+        reason=f"mean return {result.mean:g} over {result.episodes} episodes",
+    )
+
+
+def periodic(publication: Publication, blob: bytes, every: int) -> VersionCandidate:
+    """Return the candidate for a version that is due after `every` updates."""
+    return VersionCandidate(
+        publication=publication, blob=blob, origin=Origin.PERIODIC, reason=f"every {every} updates"
+    )
+
+
+def last(
+    final: FinalPolicy, evaluation: CandidateEvaluation, newest: Publication, why: str
+) -> VersionCandidate | None:
+    """Return the candidate that a process ends with; None where it was not published as it is.
+
+    Args:
+        final: the weights at the end.
+        evaluation: the run's evaluations.
+        newest: the newest publication.
+        why: reason of the end, for the audit.
+    """
+    results = (evaluation.solved, evaluation.last, evaluation.best)
+    # The best version may have been published again: the same bytes were evaluated under another number.
+    evaluated = next((one for one in results if one and one.candidate.blob == final.blob), None)
+    publication = _publication(final.version, final.update, final.blob)
+    known = {one.candidate.version for one in results if one}
+    if publication != newest and final.version not in known:
+        return None
+    return VersionCandidate(
+        publication=publication,
+        blob=final.blob,
+        origin=Origin.FINAL,
+        evaluation=_recorded(evaluated),
+        reason=f"the learner ended: {why}",
+    )
+
+
+def _publication(version: int, update: int, blob: bytes) -> Publication:
+    return Publication(version, update, weights.sha256(blob), len(blob))
+
+
+def _recorded(result: Result | None) -> records.Evaluation | None:
+    """Return a result as the registry records it; None where an environment's returns have no finite mean."""
+    if result is None or not (math.isfinite(result.mean) and math.isfinite(result.std)):
+        return None
+    return records.Evaluation(mean=result.mean, std=result.std, episodes=result.episodes)
+
 
 POLL_S: Final = 2.0
 """Seconds within which changes by operators reach Redis and the folder."""
@@ -51,8 +307,6 @@ _DECISIONS: Final = (Action.PROMOTED, Action.ROLLED_BACK, Action.TRAFFIC)
 MAX_WAITING: Final = 4
 """Most offers that wait for a registry which does not answer: the newest, and the oldest, which may be what
 the run began with."""
-
-log = logging.getLogger(__name__)
 
 
 class KeptVersions:

@@ -22,16 +22,14 @@ from penstock.broker.log.learner_log import LearnerLog
 from penstock.config.settings import Settings
 from penstock.learner.algorithms.algorithm import AlgorithmState, Update
 from penstock.learner.feed.payloads import OwnPayloads
-from penstock.learner.feed.upload import Staged
+from penstock.learner.feed.source import Staged
 from penstock.learner.model.model import Model
-from penstock.learner.ranks.leading import RESTORED
+from penstock.learner.ranks.leading import RESTORED, FollowingFeed
 from penstock.learner.ranks.rendezvous import Meeting
-from penstock.learner.ranks.sharing import FollowingFeed
 from penstock.learner.thread_group import ThreadGroup
 from penstock.runtime import metrics
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.runtime.health import Health
-from penstock.runtime.lifecycle import Lifecycle, leave
+from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal, Lifecycle, leave
 
 UPDATE: Final = "update"
 _TAKE_S: Final = 1.0

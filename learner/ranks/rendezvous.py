@@ -1,21 +1,23 @@
 """The meeting of the processes of one learner, by the variables that torchrun puts into their environment.
 
-`penstock train --ranks N` and `learner.ranks` set the same variables (`penstock.launch.run.ranks`). Ranks
+`penstock train --ranks N` and `learner.ranks` set the same variables (`penstock.launch.run.services`). Ranks
 that do not meet within `learner.rank_timeout_s`, or were given different configurations, end with the cause.
 """
 
+import json
 import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.distributed import (  # type: ignore[attr-defined] # public, by their documentation
     PrefixStore,
     Store,
@@ -24,12 +26,175 @@ from torch.distributed import (  # type: ignore[attr-defined] # public, by their
 
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.algorithms.algorithm import Algorithm, Update
-from penstock.learner.algorithms.shared.rank_group import RankGroup
+from penstock.learner.algorithms.shared.rank_group import MinibatchSplit, RankGroup, RankRows, edges
+from penstock.learner.batch import send
 from penstock.learner.progress import configuration_hash
-from penstock.learner.ranks.collectives import TorchGroup
-from penstock.learner.ranks.connection import RankConnection
+from penstock.policy.normaliser import Moments, combine
 from penstock.runtime import metrics
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
+
+# ---- `RankGroup` of several processes, by torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+
+class TorchGroup:
+    """Implements `RankGroup` for the ranks of a process group, in the thread of the loop."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    def rows_of(self, steps: Tensor) -> RankRows:
+        """Exchange which steps are chosen on all ranks, and return this rank's rows of them."""
+        whole, first = self._side_by_side(steps)
+        # Row numbers of a single rank: chosen steps, oldest first, then by column.
+        numbers = (whole.flatten().cumsum(0) - 1).view_as(whole)
+        mine = steps.cpu()
+        own = numbers[: len(mine), first : first + mine.shape[1]][mine]
+        return _Part(self, steps, int(whole.sum()), own, send(own, steps.device))
+
+    def columns(self, values: Tensor) -> Tensor:
+        """Return the columns of all ranks side by side, see `RankGroup`."""
+        return self._side_by_side(values)[0]
+
+    def listed(self, numbers: Sequence[int]) -> tuple[list[int], int]:
+        """Return the numbers of all ranks, see `RankGroup`."""
+        whole, first = self._side_by_side(torch.tensor([numbers], dtype=torch.int64))
+        return whole[0].tolist(), first
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add up over the ranks in place, see `RankGroup`; raises Fatal when a rank is gone."""
+        with metrics.RANK_EXCHANGE_SECONDS.time():
+            try:
+                dist.all_reduce(tensor, group=self._group)
+            except RuntimeError as error:
+                raise lost(error) from error
+        return tensor
+
+    def moments(self, own: Moments) -> Moments:
+        """Combine moments in the order of the ranks, so that all get equal bits."""
+        row = torch.cat([own.count.reshape(1), own.mean, own.spread])
+        every = row.new_zeros((self.size, len(row)))
+        every[self.rank] = row
+        parts = [_moments(part) for part in self.sum_(every)]
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = combine(whole, part)
+        return whole
+
+    def placed(self, rows: Tensor, places: Tensor, total: int) -> Tensor:
+        """Return rows [..., n] at int64 places [n] of [..., total], with the other ranks' rows at theirs."""
+        whole = rows.new_zeros((*rows.shape[:-1], total))
+        whole.index_copy_(-1, places, rows)
+        return self.sum_(whole)
+
+    def _side_by_side(self, values: Tensor) -> tuple[Tensor, int]:
+        """Return the columns of all ranks on the CPU, and the index of the first of this one's."""
+        shapes = torch.zeros((self.size, 2), dtype=torch.int64)
+        shapes[self.rank] = torch.tensor(values.shape)
+        self.sum_(shapes)
+        first = int(shapes[: self.rank, 1].sum())
+        kind = torch.uint8 if values.dtype is torch.bool else values.dtype
+        whole = torch.zeros((int(shapes[:, 0].max()), int(shapes[:, 1].sum())), dtype=kind)
+        whole[: len(values), first : first + values.shape[1]] = values.cpu()
+        return self.sum_(whole).to(values.dtype), first
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """This rank's rows. numbers: int64 [n] on the CPU, rising; places: the same on the device."""
+
+    group: TorchGroup
+    steps: Tensor
+    total: int
+    numbers: Tensor
+    places: Tensor
+
+    def split(self, order: Tensor, minibatches: int) -> MinibatchSplit:
+        local = torch.full((self.total,), -1)
+        local[self.numbers] = torch.arange(len(self.numbers))
+        dealt = local[order]
+        is_mine = dealt >= 0
+        before = torch.cat([is_mine.new_zeros(1, dtype=torch.int64), is_mine.cumsum(0)])
+        cuts = torch.tensor(edges(self.total, minibatches))
+        # Only the edges leave the tensors: a list of all rows takes longer than all else here.
+        sizes = list(zip(before[cuts].diff().tolist(), cuts.diff().tolist(), strict=True))
+        index = dealt[is_mine]
+        return _Dealt(self, index, sizes, send(self.numbers[index], self.places.device))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return self.group.placed(rows, self.places, self.total)
+
+    def own(self, rows: Tensor) -> Tensor:
+        return rows.index_select(-1, self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dealt:
+    part: _Part
+    index: Tensor
+    sizes: list[tuple[int, int]]
+    places: Tensor
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return self.part.group.placed(rows, self.places, self.part.total)
+
+
+def lost(error: RuntimeError) -> Fatal:
+    """Return the error that ends a rank whose group has fallen apart."""
+    return Fatal(f"another rank of this learner is gone, so this one ends: {str(error).splitlines()[0]}")
+
+
+def _moments(row: Tensor) -> Moments:
+    width = (len(row) - 1) // 2
+    return Moments(row[0], row[1 : 1 + width], row[1 + width :])
+
+
+# ---- Messages from rank 0 to all others over gloo: words as JSON, with bytes where there is more.
+
+PATIENCE: Final = timedelta(days=365)
+"""A learner may be paused, or wait for its lease, for any length of time."""
+
+
+class RankConnection:
+    """Sends messages: `say` on rank 0 and `hear` on every other, in turn."""
+
+    def __init__(self) -> None:
+        """Make the connection; all ranks make theirs in the same order."""
+        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.size = dist.get_world_size(self._group)
+        self.rank = dist.get_rank(self._group)
+
+    def say(self, words: dict[str, Any], data: bytes = b"") -> None:
+        """Send to all other ranks; returns before they have received."""
+        text = json.dumps(words).encode()
+        self._broadcast(torch.tensor([len(text), len(data)]))
+        self._broadcast(torch.frombuffer(bytearray(text + data), dtype=torch.uint8))
+
+    def hear(self) -> tuple[dict[str, Any], bytes]:
+        """Return the next message of rank 0."""
+        sizes = self._broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
+        both = bytes(self._broadcast(torch.empty(sum(sizes), dtype=torch.uint8)).numpy())
+        return dict(json.loads(both[: sizes[0]])), both[sizes[0] :]
+
+    def add_up(self, numbers: Tensor) -> Tensor:
+        """Add numbers up over all ranks, in place: this is how ranks answer.
+
+        Raises Fatal when one is gone.
+        """
+        try:
+            dist.all_reduce(numbers, group=self._group)
+        except RuntimeError as error:
+            raise lost(error) from error
+        return numbers
+
+    def _broadcast(self, tensor: Tensor) -> Tensor:
+        try:
+            dist.broadcast(tensor, src=0, group=self._group)
+        except RuntimeError as error:
+            raise lost(error) from error
+        return tensor
+
 
 _LOOPBACK: Final = "lo"
 _ASK_S: Final = 0.05
@@ -202,3 +367,21 @@ def _bits(module: nn.Module) -> int:
         for parameter in module.parameters()
     ]
     return int(torch.stack(sums).sum())
+
+
+# ---- Division of a batch's fragments among the ranks.
+
+
+def divide(charges: Sequence[int], ranks: int) -> list[slice]:
+    """Return neighbouring fragments for each rank, in order, of nearly equal charge; a rank may get none.
+
+    A fragment goes to the rank in whose part of the whole its middle lies. charges: environment steps of
+    each.
+    """
+    total, before = sum(charges), 0
+    of = []
+    for charge in charges:
+        of.append(min(ranks - 1, (2 * before + charge) * ranks // max(1, 2 * total)))
+        before += charge
+    starts = [sum(rank < at for rank in of) for at in range(ranks + 1)]
+    return [slice(start, end) for start, end in pairwise(starts)]

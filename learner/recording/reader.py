@@ -12,23 +12,25 @@ from functools import cached_property
 from pathlib import Path
 
 from penstock.config.settings import ConfigurationError
-from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.payloads import check_meaning
 from penstock.learner.feed.recorded_event import RecordedEvent
-from penstock.learner.recording.frames import Kind, Torn, read_frame
 from penstock.learner.recording.recording_index import (
     DESCRIPTION,
     FORMAT,
     FrameEntry,
+    Kind,
+    Torn,
     find_entries,
     frames_file,
+    read_frame,
 )
 from penstock.protocol import fragment as wire
 from penstock.protocol.fragment import Fragment, FragmentHeader
-from penstock.protocol.ranges import Ranges
+from penstock.protocol.schema import Ranges
 from penstock.protocol.spaces import Dict
 from penstock.protocol.specification import RunSpecification
 from penstock.protocol.tensor import Array
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 
 Loaded = tuple[FragmentHeader, Mapping[str, Array]]
 

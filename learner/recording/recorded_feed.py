@@ -23,9 +23,8 @@ import torch
 
 from penstock.learner.algorithms.algorithm import Algorithm, Imitator
 from penstock.learner.batch import assemble
-from penstock.learner.feed.log_batch import LogBatch, reward_of
 from penstock.learner.feed.recorded_event import RecordedEvent
-from penstock.learner.feed.source import FeedEnded, Flush
+from penstock.learner.feed.source import FeedEnded, Flush, LogBatch, reward_of
 from penstock.learner.recording.reader import Recording
 from penstock.learner.recording.recording_index import FrameEntry
 from penstock.runtime import metrics

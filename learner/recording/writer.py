@@ -17,13 +17,14 @@ from typing import BinaryIO, Literal, TextIO
 
 from penstock.config.settings import ConfigurationError, LearnerSection
 from penstock.learner.feed.recorded_event import RecordedEvent
-from penstock.learner.recording.frames import Frame, Kind
 from penstock.learner.recording.recording_index import (
     DESCRIPTION,
     FILE_BYTES,
     FORMAT,
     INDEX,
+    Frame,
     FrameEntry,
+    Kind,
     cut,
     entry_of,
     find_entries,

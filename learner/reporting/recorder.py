@@ -6,17 +6,25 @@ later of two lines for the same step. A crash that loses the last lines loses no
 """
 
 import json
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TextIO
 
+from safetensors.torch import save_file
+from torch import Tensor
+
+from penstock.broker.log.replies import Renewal
 from penstock.config.settings import Settings
-from penstock.learner.feed.log_batch import LogBatch
-from penstock.learner.ledger import Balance
+from penstock.learner.algorithms.algorithm import Update
+from penstock.learner.batch import Batch
+from penstock.learner.feed.source import LogBatch
+from penstock.learner.ledger import Balance, Drop, Ledger
 from penstock.learner.reporting.trackers.tracker import TrackedRun, Tracking, make_tracking
+from penstock.protocol.messages import Episode
 from penstock.runtime import metrics
 
 INTERVAL_S: Final = 0.25
@@ -248,3 +256,154 @@ def ledger_json(balance: Balance) -> dict[str, Any]:
         "resident": balance.resident,
         "balanced": balance.balanced,
     }
+
+
+# ---- Seconds of training: from the first experience on, over all processes of a run.
+
+
+class TrainingClock:
+    """Counts seconds from `start` on. before: seconds of the processes before this one."""
+
+    def __init__(self, before: float = 0.0) -> None:
+        self._before = before
+        self._since: float | None = None
+        self._stopped: float | None = None
+
+    def start(self, created_us: int) -> None:
+        """Begin when the first experience was made, by its own clock where that is plausible."""
+        if self._since is not None:
+            return
+        age = time.time() - created_us / 1e6
+        plausible = created_us > 0 and not self._before and 0 <= age < 60
+        self._since = time.monotonic() - (age if plausible else 0.0)
+
+    def stop(self) -> None:
+        """End the training: `seconds` stays as it is."""
+        self._stopped = self.elapsed()
+
+    def seconds(self) -> float:
+        """Return the seconds of training until now, or until `stop`."""
+        return self.elapsed() if self._stopped is None else self._stopped
+
+    def elapsed(self) -> float:
+        """Return the seconds until now, with those that follow the training."""
+        return self._before + (0.0 if self._since is None else time.monotonic() - self._since)
+
+
+# ---- The ledger as metrics.
+
+
+def show_ledger(ledger: Ledger, renewal: Renewal) -> None:
+    """Set all gauges as of one renewal and one position, so that a fragment which is in none of them shows.
+
+    Counts of 0 are set as well: a series that begins with its first event does not show that it rose.
+    """
+    # What was booked beyond that renewal's head was acknowledged since.
+    head = max(renewal.head, ledger.position)
+    metrics.LEDGER_ACKED.set(renewal.acked + head - renewal.head)
+    metrics.LEDGER_LOST.set(renewal.log_lost)
+    metrics.LEDGER_RESIDENT.set(head - ledger.position)
+    metrics.LEDGER_TRAINED.set(ledger.trained)
+    for reason in Drop:
+        metrics.LEDGER_DROPPED.labels(reason.value).set(ledger.dropped[reason.value])
+
+
+# ---- Evidence of an update that was not finite: the batch itself, for later examination.
+
+MOST_KEPT: Final = 16
+
+
+def keep_evidence(folder: Path, log_batch: LogBatch, update: Update, count: int) -> str:
+    """Write the batch and its origin; returns the path without its endings.
+
+    Args:
+        folder: folder to write into.
+        log_batch: the batch.
+        update: the update that was not finite.
+        count: number of updates made, for the name of the file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    base = folder / f"nan-{count:08d}-{log_batch.last}"
+    origin = {
+        "entries": list(log_batch.trained),
+        "updates": list(log_batch.updates),
+        "versions": list(log_batch.versions),
+        "metrics": update.metrics,
+    }
+    base.with_suffix(".json").write_text(json.dumps(origin) + "\n")
+    if log_batch.batch is not None:
+        save_file(_tensors(log_batch.batch), base.with_suffix(".safetensors"))
+    _drop_older(folder)
+    return str(base)
+
+
+def _drop_older(folder: Path) -> None:
+    """Remove the oldest batches, by the last log entry in their names, beyond `MOST_KEPT`."""
+    kept = sorted(folder.glob("nan-*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    for path in kept[:-MOST_KEPT]:
+        path.with_suffix(".safetensors").unlink(missing_ok=True)
+        path.unlink()
+
+
+def _tensors(batch: Batch) -> dict[str, Tensor]:
+    named = {
+        name: getattr(batch, name)
+        for name in (
+            "reward",
+            "terminated",
+            "truncated",
+            "valid",
+            "log_prob",
+            "final_slot",
+            "final_step",
+            "update",
+        )
+    }
+    named |= batch.observation | batch.action
+    named |= {f"final/{name}": tensor for name, tensor in batch.final_observation.items()}
+    return {name: tensor.cpu().contiguous() for name, tensor in named.items()}
+
+
+# ---- `episodes.jsonl` of a run's folder: a line for each training episode, as actors report them.
+
+EPISODES: Final = "episodes.jsonl"
+BEFORE: Final = "episodes.1.jsonl"
+MOST_BYTES: Final = 64 * 2**20
+
+log = logging.getLogger(__name__)
+
+
+class EpisodeLog:
+    """Appends to the file of one run. What the disk does not take is lost, and said once."""
+
+    def __init__(self, run_dir: Path, most_bytes: int = MOST_BYTES) -> None:
+        self._file, self._before = run_dir / EPISODES, run_dir / BEFORE
+        self._most, self._fails = most_bytes, False
+
+    def add(self, first: int, episodes: Iterable[Episode]) -> None:
+        """Add episodes. first: number of the first of them in the run, from 1."""
+        now = round(time.time(), 3)
+        text = "".join(
+            json.dumps(
+                {
+                    "episode": number,
+                    "time": now,
+                    "return": episode.episode_return,
+                    "length": episode.length,
+                    "terminated": episode.terminated,
+                    "version": episode.version,
+                }
+            )
+            + "\n"
+            for number, episode in enumerate(episodes, first)
+        )
+        try:
+            with self._file.open("a") as file:
+                file.write(text)
+                is_full = file.tell() > self._most
+            if is_full:
+                self._file.replace(self._before)
+        except OSError as error:
+            if not self._fails:
+                log.warning("episodes are not written", extra={"why": str(error)})
+            self._fails = True

@@ -12,9 +12,8 @@
 plays whole episodes of anything with `reset` and `step`.
 """
 
-from penstock.client.asynchronous import AsyncEpisode, AsyncPolicyClient
+from penstock.client.asynchronous import ActStream, AsyncEpisode, AsyncPolicyClient
 from penstock.client.control_client import AsyncControlClient
-from penstock.client.control_values import CommandRefusal, CommandReport, CommandState, RunStatus
 from penstock.client.errors import (
     BadReply,
     DeadlinePassed,
@@ -29,19 +28,22 @@ from penstock.client.errors import (
     Unreachable,
 )
 from penstock.client.external import ExternalEnvironment
-from penstock.client.stream import ActStream
 from penstock.client.synchronous import Episode, PolicyClient
 from penstock.client.text_async import AsyncConversation, AsyncTextClient
+from penstock.client.text_calls import Generation, TextAnswer, TextDescription, TextPart, Thought
 from penstock.client.text_client import Conversation, TextClient
-from penstock.client.text_values import Generation, TextAnswer, TextDescription, TextPart, Thought
 from penstock.client.values import (
     Action,
     ActionBatch,
     ActOptions,
     Arm,
+    CommandRefusal,
+    CommandReport,
+    CommandState,
     Description,
     EpisodeResult,
     Fallback,
+    RunStatus,
     ServedVersion,
     StepOptions,
 )

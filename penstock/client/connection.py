@@ -10,17 +10,77 @@ the server may now serve another run.
 import asyncio
 import math
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol, TypeVar
 
+import grpc
+
 from penstock.client import calls
-from penstock.client.attempts import Attempts
 from penstock.client.calls import Call, Codec, checked_text
-from penstock.client.errors import BadReply, InvalidRequest, typed
+from penstock.client.errors import BadReply, DeadlinePassed, InvalidRequest, Overloaded, typed
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_async_channel, open_channel
-from penstock.runtime.retry import Interrupted, retry, retry_async
+from penstock.rpc.gate import code_of, is_repeatable
+from penstock.runtime.retry import Interrupted, full_jitter, retry, retry_async
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
+
+# ---- The attempts of one call.
+
+_CAP_S: Final = 1.0
+"""Longest jitter in seconds."""
+_LEAST_S: Final = 0.001
+"""Least seconds for which an attempt is begun."""
+
+
+class Attempts:
+    """Counts the attempts of one call, which begins when this is made.
+
+    deadline_s: for all attempts together, in seconds. share: of it, the longest that one attempt may take.
+    reach_s: seconds for which a server that cannot be reached is tried again.
+    """
+
+    def __init__(self, deadline_s: float, share: float = 0.5, reach_s: float = math.inf) -> None:
+        self._deadline_s, self._longest_s = deadline_s, share * deadline_s
+        self._ends_s = time.monotonic() + deadline_s
+        self._reached_by_s = time.monotonic() + reach_s
+        self._last: Exception | None = None
+
+    def left_s(self) -> float:
+        """Return the seconds until the deadline."""
+        return max(0.0, self._ends_s - time.monotonic())
+
+    def timeout_s(self) -> float:
+        """Return the seconds for one more attempt.
+
+        Without any it raises the error that ended the last one.
+        """
+        left_s = self.left_s()
+        if left_s <= _LEAST_S:
+            raise self._last or DeadlinePassed(
+                f"deadline_s={self._deadline_s:g} passed before the call was sent"
+            )
+        return min(left_s, self._longest_s)
+
+    def is_worth_another(self, error: Exception) -> bool:
+        """Return whether to send the same request again after this error."""
+        self._last = error
+        if code_of(error) is grpc.StatusCode.UNAVAILABLE and time.monotonic() >= self._reached_by_s:
+            return False
+        return is_repeatable(error) or (
+            isinstance(error, Overloaded) and _retry_after_s(error) < self.left_s()
+        )
+
+    def delays(self) -> Iterator[float]:
+        """Yield the seconds to wait after each error."""
+        for jitter_s in full_jitter(cap_s=_CAP_S):
+            yield _retry_after_s(self._last) + jitter_s
+
+
+def _retry_after_s(error: Exception | None) -> float:
+    refusal = error.refusal if isinstance(error, Overloaded) else None
+    return refusal.retry_after_ms / 1000 if refusal else 0.0
+
 
 T = TypeVar("T")
 PLAINTEXT: Final = Credentials()

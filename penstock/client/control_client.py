@@ -15,12 +15,12 @@ from typing import Any, Final, Self
 import grpc
 
 from penstock.client.connection import PLAINTEXT
-from penstock.client.control_values import CommandRefusal, CommandReport, CommandState, RunStatus
 from penstock.client.errors import InvalidRequest, NotAllowed, PolicyError, Unreachable
+from penstock.client.values import CommandRefusal, CommandReport, CommandState, RunStatus
 from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.rpc.auth import Credentials
-from penstock.rpc.call_status import code_of, text_of
 from penstock.rpc.channel import open_async_channel
+from penstock.rpc.gate import code_of, text_of
 from penstock.v1 import control_pb2 as pb
 from penstock.v1.control_pb2_grpc import ControlServiceStub
 

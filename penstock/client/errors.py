@@ -23,7 +23,7 @@ import grpc
 
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.refusal import Reason, Refusal
-from penstock.rpc.call_status import code_of, is_too_large, text_of
+from penstock.rpc.gate import code_of, is_too_large, text_of
 from penstock.runtime.retry import Interrupted
 
 

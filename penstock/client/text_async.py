@@ -11,8 +11,7 @@ from penstock.client import text_calls as calls
 from penstock.client.calls import Call
 from penstock.client.connection import PLAINTEXT, AsyncConnection
 from penstock.client.errors import BadReply, typed
-from penstock.client.text_client import DEADLINE_S
-from penstock.client.text_values import (
+from penstock.client.text_calls import (
     ConversationResult,
     Generation,
     Messages,
@@ -21,6 +20,7 @@ from penstock.client.text_values import (
     TextOptions,
     TextPart,
 )
+from penstock.client.text_client import DEADLINE_S
 from penstock.client.values import Arm
 from penstock.rpc.auth import Credentials
 from penstock.v1 import policy_pb2

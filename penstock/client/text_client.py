@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, Self, Unpack
 
 from penstock.client import text_calls as calls
-from penstock.client.attempts import Attempts
 from penstock.client.calls import Call
-from penstock.client.connection import PLAINTEXT, Connection
+from penstock.client.connection import PLAINTEXT, Attempts, Connection
 from penstock.client.errors import BadReply, typed
-from penstock.client.text_values import (
+from penstock.client.text_calls import (
     ConversationResult,
     Generation,
     Messages,

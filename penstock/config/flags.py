@@ -1,7 +1,7 @@
 """Options of a command, stated once: fields of a frozen dataclass with flag and help as annotation.
 
-`penstock.launch.commands.flag_options` gives a command these options, `words` states them on the command line
-of a child.
+`penstock.launch.commands.service_commands` gives a command these options, `words` states them on the command
+line of a child.
 """
 
 from dataclasses import dataclass, fields

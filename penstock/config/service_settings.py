@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config import settings as configuration
-from penstock.config.local_places import places_of
 from penstock.config.run_folder import CONFIG_FILE
-from penstock.config.run_seal import check_own, check_places, places_beyond
 from penstock.config.settings import SecuritySection, Settings
+from penstock.config.trusted import check_own, check_places, places_beyond, places_of
 from penstock.config.workload import find, load
 
 _OF_A_SERVER: Final = ("serving", "registry", "canary")

@@ -4,42 +4,99 @@ Every setting has a line of help and, where it has one, a unit. Environment vari
 `PENSTOCK_SECTION__KEY`. Values that are None are chosen by the workload's defaults or the machine.
 """
 
+import math
 import os
+import statistics
+import threading
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, ValidationError
 
-from penstock.config.configuration_error import ConfigurationError
-from penstock.config.plain_values import check_values
-from penstock.config.plugins import default_workload
-from penstock.config.run_files import is_guarded, read_whole
-from penstock.config.sections.actor import ActorSection
-from penstock.config.sections.algorithm_section import AlgorithmSection
-from penstock.config.sections.algorithms import (
+from penstock.config.algorithm_sections import (
     UNKNOWN,
+    AlgorithmSection,
     AnyAlgorithm,
     CloneSection,
+    DQNSection,
     ImpalaSection,
+    OnPolicySection,
     PPOSection,
     RandomSection,
     ReinforceSection,
+    ReplaySection,
+    SACSection,
     algorithm_name,
 )
-from penstock.config.sections.broker import BrokerSection
-from penstock.config.sections.canary import CanarySection
-from penstock.config.sections.environment import AtariSection, EnvironmentSection
-from penstock.config.sections.learner import EvaluationSection, LearnerSection
-from penstock.config.sections.observability import LogsSection, MetricsSection
-from penstock.config.sections.on_policy import OnPolicySection
-from penstock.config.sections.policy_section import PolicySection
-from penstock.config.sections.registry_section import RegistrySection
-from penstock.config.sections.replay import DQNSection, ReplaySection, SACSection
-from penstock.config.sections.section import Section
-from penstock.config.sections.security import SecuritySection
-from penstock.config.sections.serving import ServingSection
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.run_files import is_guarded, read_whole
+from penstock.config.sections import (
+    ActorSection,
+    AtariSection,
+    BrokerSection,
+    CanarySection,
+    EnvironmentSection,
+    EvaluationSection,
+    LearnerSection,
+    LogsSection,
+    MetricsSection,
+    PolicySection,
+    RegistrySection,
+    Section,
+    SecuritySection,
+    ServingSection,
+)
+from penstock.config.url_secrets import remedy, secret_in, without_secret
+from penstock.config.workload import default_workload
+
+# ---- What a value of the configuration may be, whatever its key: looked at before any section is asked.
+
+_SHOWN: Final = 80
+_MOST: Final = 2**63 - 1
+
+
+def check_values(layer: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError that names the first value which is none; a secret is not repeated.
+
+    layer: nested settings, as they were read.
+    """
+    for key, value in _leaves("", layer):
+        if isinstance(value, str):
+            _check_text(key, value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigurationError(f"{key}={value}: no finite number; write one")
+        elif isinstance(value, int) and abs(value) > _MOST:
+            raise ConfigurationError(f"{key}={value}: TOML has no number beyond 64 bits; write a smaller one")
+        elif hasattr(value, "isoformat"):
+            raise ConfigurationError(f"{key}={value}: a date is no setting; write it in quotes, as text")
+
+
+def _check_text(key: str, text: str) -> None:
+    where = secret_in(text)
+    if where is not None:
+        raise ConfigurationError(
+            f"{key}={without_secret(text)}: holds a secret in {where}, which files and messages would show; "
+            f"{remedy(text)}"
+        )
+    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigurationError(f"{key}={text[:_SHOWN]!r}: holds what is no text; write it in UTF-8")
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Every value with its key, and every name of a table as a value of the table."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield key or str(name), name
+            yield from _leaves(f"{key}.{name}" if key else str(name), inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(key, inner)
+    else:
+        yield key, value
+
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -213,3 +270,57 @@ def _explain(error: dict[str, Any], merged: Mapping[str, Any]) -> str:
         case _:
             shown = "**********" if key in _SECRETS else repr(error["input"])
             return f"{key}={shown}: {error['msg']}"
+
+
+# ---- How this distribution and its extras are installed: what a remedy says where a package is absent.
+
+DISTRIBUTION: Final = "penstock-rl"
+"""Name of the distribution; a package `penstock` of an index is another program."""
+
+
+def how_to_install(extra: str) -> str:
+    """Return the commands that install an extra: in a checkout, and by the distribution's name."""
+    return f"`pip install '.[{extra}]'` in a checkout, or `pip install '{DISTRIBUTION}[{extra}]'`"
+
+
+# ---- What a workload's preparation of a run is given, and what its rehearsal returns.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Statistics of scores. mean, std: None without any; std is that of the population."""
+
+    count: int
+    mean: float | None
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Return the figures of these scores."""
+        if not values:
+            return cls(count=0, mean=None, std=None)
+        return cls(count=len(values), mean=statistics.fmean(values), std=statistics.pstdev(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """The result of a short preparation.
+
+    settings: they name what was made, good enough to be run with. more_seconds: by which the whole
+    preparation takes longer. scores: of what it was made from.
+    """
+
+    settings: Settings
+    more_seconds: float = 0.0
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The callbacks of a long preparation.
+
+    say: tells the user. stop: set when it must end early, by Interrupted.
+    """
+
+    say: Callable[[str], None]
+    stop: threading.Event

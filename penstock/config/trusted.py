@@ -5,10 +5,20 @@ A run specification comes over the network or out of a run's folder; what it nam
 called that it names: `actor.places` of this process says where things are.
 """
 
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
 from collections.abc import Collection, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from penstock.config.settings import ConfigurationError
+from penstock.config.run_files import read_whole
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.workload import find
 
 _ELSEWHERE = True
 """What a specification says in place of a place: that there is one."""
@@ -62,3 +72,141 @@ def placed(
             f"it with --set 'actor.places.{key}=\"…\"'"
         )
     return {**arguments, **{key: places[key] for key in keys if arguments.get(key)}}
+
+
+# ---- Where this machine has what a run of its own names.
+
+
+def places_of(settings: Settings) -> dict[str, str]:
+    """Return `actor.places` for this machine's actors: what the run names, and over it what was said."""
+    named = {**settings.policy.kwargs, **settings.environment.kwargs}
+    keys = find(settings.workload).places
+    return {key: str(named[key]) for key in keys if named.get(key)} | settings.actor.places
+
+
+# ---- Whether a run's folder was made here, so that what its configuration names may be used.
+
+SEAL_FILE: Final = "seal"
+_KEY_FILE: Final = "penstock/seal.key"
+_KEY_BYTES: Final = 32
+_FUNCTION: Final = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+"""A place that is `module:function`."""
+
+log = logging.getLogger(__name__)
+
+
+def seal(run_dir: Path, settings: Settings) -> None:
+    """Say that this user made the folder with these settings. Where they name nothing it needs no seal."""
+    modules, places = modules_of(settings), places_beyond(run_dir, settings)
+    file = run_dir / SEAL_FILE
+    if not modules and not places:
+        file.unlink(missing_ok=True)
+        return
+    try:
+        file.write_text(_code(_key(), run_dir, modules, places) + "\n")
+    except OSError as error:
+        log.warning("not sealed: commands on this folder will want --trust", extra={"why": str(error)})
+
+
+def check_own(
+    run_dir: Path,
+    settings: Settings,
+    said: Collection[str],
+    remedy: str = "say --trust if you trust its maker",
+    *,
+    said_places: Collection[str] = (),
+) -> None:
+    """Raise ConfigurationError when the folder names what is not its own and this user did not make it here.
+
+    settings: of the folder's own configuration. said: modules that the user allows, whatever the folder says.
+    remedy: what the message says to do. said_places: places that the user names as well.
+    """
+    modules, places = modules_of(settings), places_beyond(run_dir, settings)
+    unsaid = modules if set(modules) - set(said) else ()
+    beyond = places if set(places) - set(said_places) else ()
+    if not (unsaid or beyond) or _is_sealed(run_dir, modules, places):
+        return
+    named = [f"modules to be imported: {', '.join(unsaid)}"] if unsaid else []
+    named += [f"places outside of it: {', '.join(beyond)}"] if beyond else []
+    raise ConfigurationError(f"{run_dir}: was not made here, and names {' and '.join(named)}; {remedy}")
+
+
+def check_places(run_dir: Path, settings: Settings, remedy: str) -> None:
+    """Raise ConfigurationError as `check_own` does, for a command that imports no module of the run.
+
+    run_dir, settings: the folder, and its configuration. remedy: what its user may do, for the message.
+    """
+    check_own(run_dir, settings, modules_of(settings), remedy)
+
+
+def places_beyond(run_dir: Path, settings: Settings) -> tuple[str, ...]:
+    """Return the places beyond the folder that its configuration has commands write to or tell secrets.
+
+    Files that are written, files whose content is sent, and databases and addresses, sorted.
+    """
+    security = settings.security
+    files = (
+        security.token_file,
+        security.redis_password_file,
+        security.http_headers_file,
+        settings.registry.password_file,
+        settings.serving.shadow_record,
+        settings.actor.ack_journal,
+        settings.learner.record,
+    )
+    own = run_dir.resolve()
+    found = {str(file) for file in files if file and not file.resolve().is_relative_to(own)}
+    called = (settings.registry.url, *places_of(settings).values())
+    return tuple(sorted(found | {place for place in called if "://" in place}))
+
+
+def modules_of(settings: Settings) -> tuple[str, ...]:
+    """Return the modules that the configuration of a run has imported, beside the workload's own, sorted."""
+    environment = settings.environment
+    names = [environment.id, settings.policy.network, *(one.shape or "" for one in environment.reward)]
+    names += [place for place in places_of(settings).values() if _FUNCTION.fullmatch(place)]
+    own = module_of(find(settings.workload).generator).rpartition(".")[0]
+    modules = {module_of(name) for name in names} | set(settings.actor.allow_modules)
+    return tuple(sorted(name for name in modules if name and not name.startswith(f"{own}.")))
+
+
+def _is_sealed(run_dir: Path, modules: tuple[str, ...], places: tuple[str, ...]) -> bool:
+    try:
+        found, key = read_whole(run_dir / SEAL_FILE).strip(), _key_file().read_bytes()
+    except OSError:
+        return False
+    return hmac.compare_digest(found, _code(key, run_dir, modules, places).encode())
+
+
+def _code(key: bytes, run_dir: Path, modules: tuple[str, ...], places: tuple[str, ...]) -> str:
+    named = [*modules, *([list(places)] if places else [])]
+    text = json.dumps([str(run_dir.resolve()), *named])
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _key() -> bytes:
+    """This user's key, made at the first need; raises OSError where no file can be kept."""
+    file = _key_file()
+    if not file.exists():
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")
+        temporary.touch(mode=0o600)
+        temporary.write_bytes(secrets.token_bytes(_KEY_BYTES))
+        try:
+            os.link(temporary, file)  # not over one that another launcher has made meanwhile
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    return file.read_bytes()
+
+
+def _key_file() -> Path:
+    """In the user's state folder (XDG base directories); raises OSError for a user without a home."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():
+        try:
+            state = Path.home() / ".local" / "state"
+        except RuntimeError as error:
+            raise FileNotFoundError(str(error)) from error
+    return state / _KEY_FILE

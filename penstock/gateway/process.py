@@ -17,28 +17,25 @@ from typing import Final
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
-from penstock.gateway.accounts.accounts import Accounts
-from penstock.gateway.accounts.expiry import sweep
+from penstock.gateway.accounts.accounts import Accounts, sweep
+from penstock.gateway.accounts.audit import Quotas
 from penstock.gateway.accounts.oidc_provider import Provider, ProviderSettings
 from penstock.gateway.accounts.oidc_sign_in import OidcSignIn
-from penstock.gateway.accounts.quotas import Quotas
-from penstock.gateway.accounts.signing_keys import make_keys, read_keys
+from penstock.gateway.accounts.sessions import make_keys, read_keys
 from penstock.gateway.application import Service, make_app
-from penstock.gateway.frame.call_limits import CallLimits
+from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.doors import Doors
 from penstock.gateway.frame.parts import Parts
 from penstock.gateway.http_server import HttpServer, check_listen
 from penstock.gateway.jobs.job_dispatcher import AT_ONCE, JobDispatcher
-from penstock.gateway.jobs.runner import Runner
+from penstock.gateway.jobs.job_records import Runner
 from penstock.gateway.jobs.steering import Steering
 from penstock.gateway.store.accounts_database import open_database
 from penstock.registry.database import Database, parse_url
+from penstock.registry.records import SchemaMismatch, Unavailable
 from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import SchemaMismatch, Unavailable
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
-from penstock.runtime.garbage_collection import leave_out_what_stays
-from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.health import Health, announce, leave_out_what_stays, serve_http
+from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal, Lifecycle
 
 log = logging.getLogger(__name__)
 

@@ -37,18 +37,14 @@ from starlette.concurrency import run_in_threadpool
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.application import Service
 from penstock.gateway.event_text import event
-from penstock.gateway.feedback.opinion_bodies import AgentId, Key
-from penstock.gateway.frame.answer import Answer, answers
-from penstock.gateway.frame.api_description import ERROR_SCHEMA, error_answer
+from penstock.gateway.feedback.feedback_rows import AgentId, Key
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.api_errors import add_handlers as add_error_handlers
 from penstock.gateway.frame.audited_calls import audited
-from penstock.gateway.frame.event_stream import ANSWER_S, EventStream
 from penstock.gateway.frame.parts import parts_of
-from penstock.gateway.frame.request_numbers import NUMERIC, Number
-from penstock.gateway.frame.request_text import Body, Line, example, storable
-from penstock.gateway.frame.route_access import Access, GuardedRoute, member_of
-from penstock.gateway.frame.server_end import ending
+from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Line, Number, answers, example, storable
+from penstock.gateway.frame.route_access import ERROR_SCHEMA, Access, GuardedRoute, error_answer, member_of
+from penstock.gateway.frame.server_end import ANSWER_S, EventStream, ending
 from penstock.gateway.jobs import job_queue, policy_versions
 from penstock.gateway.jobs.job_kinds import JobKind, finite
 from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion

@@ -4,20 +4,256 @@
 `Inputs` into features. Axes: M = any number of rows, D = width of the vector part, F = features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.config.settings import PolicySection
-from penstock.policy.acting.input_layout import InputLayout, vector_width
-from penstock.policy.layers import BatchNorm, Dropout
-from penstock.policy.normaliser import Normaliser
+from penstock.policy.acting.array_policy import InputLayout, vector_width
+from penstock.policy.normaliser import Moments, Normaliser, moments
 from penstock.policy.recurrent import Unroll
-from penstock.policy.trunks import ImageEncoder, ResidualBlock
-from penstock.protocol.spaces import Discrete, Leaf, MultiDiscrete, Space
+from penstock.protocol.schema import choices
+from penstock.protocol.spaces import Discrete, Leaf, MultiDiscrete, Space, leaves
+
+# ---- Hidden layers that act alike in actor and learner: every forward pass is one in evaluation mode.
+
+_EPSILON = 1e-5
+_NEWEST_SHARE = 0.01
+"""Least weight of the newest batch in the statistics.
+
+Activations drift as the weights below them change, but no ratio bounds the change that new statistics make
+to the policy: with 0.1 none of five seeds solved CartPole, with 0.03 two did.
+"""
+
+
+class BatchNorm(nn.Module):
+    """Normalises features (Ioffe and Szegedy 2015) with frozen statistics, then scales and shifts them.
+
+    Parameters: weight, bias [F]. Buffers, part of the weights: merges [], mean [F], variance [F], all
+    float64.
+    """
+
+    merges: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("merges", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(width, dtype=torch.float64))
+        self.measuring: Callable[[Moments], Moments] | None = None
+        self.seen: Moments | None = None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return [M, F] for [M, F]; a row does not depend on its neighbours."""
+        mean, variance = self.mean, self.variance
+        if self.measuring is not None:
+            self.seen = self.measuring(moments(rows))
+            # The layers behind this one are measured as they will be fed.
+            mean, variance = self._merged(self.seen)
+        scale = (variance + _EPSILON).rsqrt().to(rows.dtype) * self.weight
+        return (rows - mean.to(rows.dtype)) * scale + self.bias
+
+    def merge(self, new: Moments) -> None:
+        """Move the statistics towards those of a batch.
+
+        They are the mean of the first hundred batches, then a moving average.
+        """
+        mean, variance = self._merged(new)
+        self.mean.copy_(mean)
+        self.variance.copy_(variance)
+        self.merges += 1
+
+    def _merged(self, new: Moments) -> tuple[Tensor, Tensor]:
+        weight = (1.0 / (self.merges + 1.0)).clamp(min=_NEWEST_SHARE)
+        variance = new.spread / new.count
+        # Rows that are all alike tell no scale: divided by it, the next small change of the weights below
+        # would be 300 times as large, in every layer.
+        merged = self.variance.lerp(variance, weight).where(variance > _EPSILON, self.variance)
+        return self.mean.lerp(new.mean, weight), merged
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Moments of the rows that passed each layer of batch normalisation, not yet merged."""
+
+    seen: tuple[tuple[BatchNorm, Moments], ...]
+
+    def checksum(self) -> Tensor:
+        """Return a scalar on the device that is finite exactly when all moments are."""
+        return torch.stack([moments.checksum() for _, moments in self.seen]).sum()
+
+    def merge(self) -> None:
+        """Merge the moments into the layers' statistics."""
+        for layer, seen in self.seen:
+            layer.merge(seen)
+
+
+def measure(
+    module: nn.Module, forward: Callable[[], object], whole: Callable[[Moments], Moments] = lambda own: own
+) -> Measured | None:
+    """Run `forward` without gradients and return what its layers of batch normalisation saw.
+
+    None without any.
+
+    Args:
+        module: the network whose layers are measured.
+        forward: runs the network on the rows to measure.
+        whole: converts the moments of a layer's rows in this process to those of its rows in all ranks.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
+    if not layers:
+        return None
+    for layer in layers:
+        layer.measuring = whole
+    try:
+        with torch.no_grad():
+            forward()
+        seen = tuple((layer, layer.seen) for layer in layers if layer.seen is not None)
+        return Measured(seen) if seen else None
+    finally:
+        for layer in layers:
+            layer.measuring, layer.seen = None, None
+
+
+class Dropout(nn.Module):
+    """Zeroes features with probability `rate` and scales the others up, inside `thinned` only.
+
+    See Srivastava et al. 2014.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.random: torch.Generator | None = None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return a tensor of the same shape."""
+        if self.random is None:
+            return rows
+        kept = torch.empty_like(rows).bernoulli_(1.0 - self.rate, generator=self.random)
+        return rows * kept.div_(1.0 - self.rate)
+
+
+def dropouts(module: nn.Module) -> tuple[Dropout, ...]:
+    """Return the layers of a module that `thinned` switches on."""
+    return tuple(layer for layer in module.modules() if isinstance(layer, Dropout))
+
+
+@contextmanager
+def thinned(layers: Sequence[Dropout], seed: int, device: torch.device) -> Iterator[None]:
+    """Drop features in the forward passes inside the block; equal seeds drop the same ones.
+
+    layers: those of `dropouts`. device: of the features.
+    """
+    random = torch.Generator(device).manual_seed(seed)
+    for layer in layers:
+        layer.random = random
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.random = None
+
+
+# ---- Convolutional trunks: a uint8 image in, features out; `policy.image_trunk` chooses one.
+
+FEATURES: Final = {"nature": 512, "small": 512, "impala": 256}
+SMALLEST: Final = {"nature": 36, "small": 1, "impala": 8}
+"""Least pixels of the shorter side; of less, impala's three poolings would leave a single one."""
+_IMPALA_CHANNELS: Final = (16, 32, 32)
+
+
+class ImageEncoder(nn.Module):
+    """The trunk of one image, with its last linear layer.
+
+    width: number of features that it returns. Raises ValueError that names `path` for an image too small for
+    `trunk`.
+    """
+
+    def __init__(self, path: str, leaf: Leaf, trunk: str) -> None:
+        super().__init__()
+        shape = leaf.shape
+        self.rank = len(shape)
+        self.channels_first = self.rank == 3 and shape[0] < shape[-1]
+        channels, *size = _planes(shape, channels_first=self.channels_first)
+        name = _chosen(path, leaf, trunk, min(size))
+        convolutions = nn.Sequential(*_CONVOLUTIONS[name](channels), nn.Flatten())
+        with torch.no_grad():
+            flat = convolutions(torch.zeros(1, channels, *size)).shape[1]
+        self.width = FEATURES[name]
+        self.layers = nn.Sequential(*convolutions, nn.Linear(flat, self.width), nn.ReLU())
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return features [M, width] of images, uint8 [M, *shape]."""
+        rows = image.unsqueeze(-1) if self.rank == 2 else image
+        planes = rows if self.channels_first else rows.permute(0, 3, 1, 2)
+        features: Tensor = self.layers(planes.to(next(self.parameters()).dtype) / 255)
+        return features
+
+
+def _planes(shape: tuple[int, ...], *, channels_first: bool) -> tuple[int, int, int]:
+    """Return channels, height, width."""
+    if len(shape) == 2:
+        return 1, shape[0], shape[1]
+    return (shape[0], shape[1], shape[2]) if channels_first else (shape[2], shape[0], shape[1])
+
+
+def _chosen(path: str, leaf: Leaf, trunk: str, pixels: int) -> str:
+    if trunk == "auto":
+        return "nature" if pixels >= SMALLEST["nature"] else "small"
+    if pixels < SMALLEST[trunk]:
+        fitting = "auto, small or impala" if pixels >= SMALLEST["impala"] else "auto or small"
+        raise ValueError(
+            f"observation_space at {path!r}: {leaf!r} is too small for policy.image_trunk={trunk!r}, which "
+            f"takes {SMALLEST[trunk]} pixels and more; use {fitting}"
+        )
+    return trunk
+
+
+def _nature(channels: int) -> list[nn.Module]:
+    sizes = ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+    return [layer for size in sizes for layer in (nn.Conv2d(*size), nn.ReLU())]
+
+
+def _small(channels: int) -> list[nn.Module]:
+    sizes = ((channels, 32, 3, 2, 1), (32, 64, 3, 2, 1))
+    return [layer for size in sizes for layer in (nn.Conv2d(*size), nn.ReLU())]
+
+
+def _impala(channels: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for after in _IMPALA_CHANNELS:
+        layers += [nn.Conv2d(channels, after, 3, 1, 1), nn.MaxPool2d(3, 2, 1)]
+        layers += [ResidualBlock(after), ResidualBlock(after)]
+        channels = after
+    return [*layers, nn.ReLU()]
+
+
+_CONVOLUTIONS: Final = {"nature": _nature, "small": _small, "impala": _impala}
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x)))). Begins as the identity: six blocks would multiply the variance."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, 1, 1)
+        self.second = nn.Conv2d(channels, channels, 3, 1, 1)
+
+    def forward(self, planes: Tensor) -> Tensor:
+        """Return planes of the same shape, [M, C, H, W]."""
+        inner: Tensor = self.second(functional.relu(self.first(functional.relu(planes))))
+        return planes + inner
+
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -185,3 +421,47 @@ def initialise(module: nn.Module, gain: float | None, generator: torch.Generator
     for block in module.modules():
         if isinstance(block, ResidualBlock):
             nn.init.zeros_(block.second.weight)
+
+
+# ---- Action masks: the outputs of a policy that an observation rules out.
+
+
+class ActionMasks:
+    """Masks of an action space whose leaves' outputs lie in `cuts` of P."""
+
+    def __init__(self, action_space: Space, cuts: Sequence[slice]) -> None:
+        parts = zip(leaves(action_space, "action"), cuts, strict=True)
+        self._parts = [(path, f"mask/{path}", cut) for (path, leaf), cut in parts if choices(leaf)]
+        self._width = cuts[-1].stop
+
+    def given(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the masks in a row, by the path of their action."""
+        return {path: row[name] for path, name, _ in self._parts if name in row}
+
+    def forbidden(self, observation: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
+        """Return what the masks [..., n] of an observation rule out of M = len(rows), bool [M, P].
+
+        None: no masks.
+
+        Rows behind those that have masks are free.
+        """
+        given = self.given(observation)
+        if not given:
+            return None
+        forbidden = torch.zeros((len(rows), self._width), dtype=torch.bool, device=rows.device)
+        for path, _, cut in self._parts:
+            if path in given:
+                allowed = given[path].reshape(-1, cut.stop - cut.start)
+                forbidden[: len(allowed), cut] = ~allowed
+        return forbidden
+
+
+def masked(parameters: Tensor, forbidden: Tensor | None) -> Tensor:
+    """Return parameters [M, P] that leave what is `forbidden` (bool [M, P]) no probability.
+
+    Forbidden logits become the lowest finite number: its exponential is 0 beside any other, while
+    log-probability, entropy and their gradients stay finite, as they do not with minus infinity.
+    """
+    if forbidden is None:
+        return parameters
+    return parameters.masked_fill(forbidden, torch.finfo(parameters.dtype).min)

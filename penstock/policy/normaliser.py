@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from penstock.policy.acting.forward import VARIANCE_FLOOR
+from penstock.policy.acting.array_policy import VARIANCE_FLOOR
 
 _FARTHEST = 100.0
 """Standard deviations from the mean, as far as an observation counts once there are statistics: without this

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.protocol.header import FragmentHeader, TensorEntry
-from penstock.protocol.ids import check_policy
+from penstock.protocol.header import LZ4, RAW, FragmentHeader, TensorEntry, check_frame, read_entry
 from penstock.protocol.limits import (
     MAX_ATTRIBUTES_BYTES,
     MAX_MESSAGE_BYTES,
@@ -22,8 +21,8 @@ from penstock.protocol.limits import (
     MAX_SLOTS,
     MAX_STEPS,
     MAX_TENSORS,
+    check_policy,
 )
-from penstock.protocol.payload import LZ4, RAW, check_frame, read_entry
 from penstock.protocol.schema import Axes, FragmentSchema, TensorRule
 from penstock.protocol.tensor import DTYPES, Array, check_shape, check_truth
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.protocol import spaces
 from penstock.protocol.conformance import MOST
-from penstock.protocol.ids import check_id
+from penstock.protocol.limits import check_id
 from penstock.protocol.schema import FragmentSchema
 from penstock.protocol.tensor import Array, from_tensor, to_tensor
 from penstock.v1 import specification_pb2 as pb

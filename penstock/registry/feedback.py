@@ -15,8 +15,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from penstock.registry.models import FeedbackRow
-from penstock.registry.records import check_number
-from penstock.registry.registry_errors import NotAllowed
+from penstock.registry.records import NotAllowed, check_number
 
 MAX_KEPT: Final = 1_000_000
 """Bound over all policies and callers together; the oldest of the project that has most are removed first."""

@@ -14,9 +14,9 @@ from typing import Final, Self
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from penstock.registry import canary_trial, rows, steering
-from penstock.registry.bounds import Bounds, ClientReturn, Seen
-from penstock.registry.canary_trial import TrialState
+from penstock.registry import canary as canary_trial
+from penstock.registry import models, steering
+from penstock.registry.canary import Bounds, ClientReturn, Seen, TrialState
 from penstock.registry.models import TrialClientRow, TrialRow
 from penstock.registry.routing import Arms
 
@@ -81,9 +81,9 @@ def judge(
     state = replace(canary_trial.observe_all(state, bounds, fresh), is_full=is_full or state.is_full)
     text = canary_trial.to_json(state)
     if row is None:
-        session.add(TrialRow(policy=policy, trial=str(trial), state=text, changed=rows.now()))
+        session.add(TrialRow(policy=policy, trial=str(trial), state=text, changed=models.now()))
     else:
-        row.trial, row.state, row.changed = str(trial), text, rows.now()
+        row.trial, row.state, row.changed = str(trial), text, models.now()
     return state
 
 

@@ -6,18 +6,21 @@ from typing import Final
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from penstock.registry import rows, transitions
+from penstock.registry import models, transitions
 from penstock.registry.models import EventRow, VersionRow
 from penstock.registry.records import (
     MAX_PINNED,
     Action,
+    DifferentBytes,
     Evaluation,
     NewVersion,
+    NotAllowed,
     Origin,
     Status,
+    TooManyPinned,
+    UnknownVersion,
     check_text,
 )
-from penstock.registry.registry_errors import DifferentBytes, NotAllowed, TooManyPinned, UnknownVersion
 
 _WORTH: Final = {Origin.PERIODIC: 0, Origin.IMPORT: 1, Origin.ROLLBACK: 1, Origin.FINAL: 2, Origin.BEST: 3}
 """Order in which versions are retired when room is made: the least first."""
@@ -33,10 +36,10 @@ def register(session: Session, new: NewVersion, *, by: str, make_room: bool) -> 
     if known is not None:
         return known
     _check_room(session, new, by=by, make_room=make_room)
-    row = rows.version_row(new, Status.CANDIDATE, rows.now())
+    row = models.version_row(new, Status.CANDIDATE, models.now())
     session.add(row)
     detail = {"origin": new.origin.value, "sha256": new.sha256}
-    rows.audit(session, new.policy, new.version, Action.REGISTERED, by=by, reason=new.reason, detail=detail)
+    models.audit(session, new.policy, new.version, Action.REGISTERED, by=by, reason=new.reason, detail=detail)
     session.flush()
     return row
 
@@ -46,8 +49,8 @@ def record_evaluation(session: Session, row: VersionRow, evaluation: Evaluation,
     result = asdict(evaluation)
     if row.evaluation == result:
         return
-    row.evaluation, row.changed = result, rows.now()
-    rows.audit(session, row.policy, row.version, Action.EVALUATED, by=by, reason="", detail=result)
+    row.evaluation, row.changed = result, models.now()
+    models.audit(session, row.policy, row.version, Action.EVALUATED, by=by, reason="", detail=result)
 
 
 def serving(session: Session, policy: str) -> VersionRow:
@@ -56,7 +59,7 @@ def serving(session: Session, policy: str) -> VersionRow:
     Raises UnknownVersion when there is neither.
     """
     for status in (Status.CANARY, Status.ACTIVE):
-        row = rows.with_status(session, policy, status)
+        row = models.with_status(session, policy, status)
         if row is not None:
             return row
     raise UnknownVersion(f"policy={policy!r} has neither canary nor active version: nothing to roll back")
@@ -67,7 +70,7 @@ def awaiting_number(session: Session, policy: str) -> VersionRow | None:
 
     Its content has no new number yet.
     """
-    active = rows.with_status(session, policy, Status.ACTIVE)
+    active = models.with_status(session, policy, Status.ACTIVE)
     if active is None:
         return None
     own = (EventRow.version == active.version) & EventRow.action.in_((Action.PROMOTED, Action.REGISTERED))
@@ -110,13 +113,13 @@ def restore(session: Session, original: VersionRow, copy: NewVersion, *, reason:
         )
     if original.status is not Status.ACTIVE:
         _check_room(session, copy, by=by, make_room=False)
-    row = rows.version_row(copy, Status.CANDIDATE, rows.now())
+    row = models.version_row(copy, Status.CANDIDATE, models.now())
     transitions.replace_by_copy(session, original, row, reason=reason, by=by)
     return row
 
 
 def _registered_as(row: VersionRow) -> NewVersion:
-    record = rows.version_record(row)
+    record = models.version_record(row)
     return NewVersion(**{name: getattr(record, name) for name in NewVersion.__dataclass_fields__})
 
 
@@ -136,7 +139,7 @@ def _same(session: Session, new: NewVersion) -> VersionRow | None:
 
 
 def _check_room(session: Session, new: NewVersion, *, by: str, make_room: bool) -> None:
-    held = rows.pinned(session, new.policy)
+    held = models.pinned(session, new.policy)
     if len(held) < MAX_PINNED:
         return
     spare = _spare(session, new.policy, held) if make_room else []
@@ -152,7 +155,7 @@ def _check_room(session: Session, new: NewVersion, *, by: str, make_room: bool) 
 
 def _spare(session: Session, policy: str, held: list[VersionRow]) -> list[VersionRow]:
     """Return those of `held` that no client uses: the rolled back first, then by worth and age."""
-    named = transitions.named(rows.traffic_row(session, policy))
+    named = transitions.named(models.traffic_row(session, policy))
     idle = [
         row
         for row in held

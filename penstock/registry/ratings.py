@@ -4,6 +4,7 @@ A rating is a score on the scale of its source, raw, or the statement that a res
 one to the same prompt. Ratings are neither normalised nor discarded here.
 """
 
+import json
 import math
 import secrets
 from collections.abc import Sequence
@@ -11,14 +12,63 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, case, func, select
+from sqlalchemy import ColumnElement, case, func, select, update
 from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session
 
-from penstock.registry import rating_usage
-from penstock.registry.models import RatingRow
-from penstock.registry.rating_usage import RatingBounds
-from penstock.registry.registry_errors import NotAllowed
+from penstock.registry.models import RatingRow, RatingUsageRow
+from penstock.registry.records import NoRoom, NotAllowed
+
+# ---- How many ratings a project has, and of how much text: counted as they come and go, so that it is
+# bounded.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatingBounds:
+    """The most that a project may have. text_bytes: of prompts, responses and notes, as UTF-8."""
+
+    ratings: int
+    text_bytes: int
+
+
+def bytes_of(row: RatingRow) -> int:
+    """Return how much text a rating has."""
+    prompt = row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt)
+    return sum(len(text.encode()) for text in (prompt, row.response, row.rejected or "", row.notes))
+
+
+def count(session: Session, rows: Sequence[RatingRow], bounds: RatingBounds | None) -> None:
+    """Count rows that have just been stored; raises NoRoom where a project has more than it may then.
+
+    It is the last of its transaction: all who rate in a project wait from here on until that ends.
+    """
+    for project in sorted({row.project for row in rows} - {""}):
+        own = [row.text_bytes for row in rows if row.project == project]
+        ratings, text_bytes = _change(session, project, len(own), sum(own))
+        if bounds is not None and ratings > bounds.ratings:
+            raise NoRoom("ratings", bounds.ratings)
+        if bounds is not None and text_bytes > bounds.text_bytes:
+            raise NoRoom("text_bytes", bounds.text_bytes)
+
+
+def discount(session: Session, project: str, ratings: int, text_bytes: int) -> None:
+    """Count ratings of a project no more that are deleted."""
+    if project and ratings:
+        _change(session, project, -ratings, -text_bytes)
+
+
+def _change(session: Session, project: str, ratings: int, text_bytes: int) -> tuple[int, int]:
+    """Add to what a project has, in one statement, and return what it has then."""
+    row = RatingUsageRow
+    changed = update(row).where(row.project == project)
+    changed = changed.values(ratings=row.ratings + ratings, text_bytes=row.text_bytes + text_bytes)
+    found = session.execute(changed.returning(row.ratings, row.text_bytes)).one_or_none()
+    if found is not None:
+        return found[0], found[1]
+    session.add(RatingUsageRow(project=project, ratings=ratings, text_bytes=text_bytes))
+    session.flush()  # where another one was first, the transaction begins again
+    return ratings, text_bytes
+
 
 MAX_KEY_LENGTH: Final = 64
 _READ_AT_ONCE: Final = 16
@@ -106,7 +156,7 @@ def add(
     """
     now, added = datetime.now(UTC), list[RatingRow]()
     kept = tuple(_record(_stored(session, policy, rating, now, added)) for rating in new)
-    rating_usage.count(session, added, bounds)
+    count(session, added, bounds)
     return kept
 
 
@@ -125,7 +175,7 @@ def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
     found = numbers_of(session, project, rater)
     counted = select(func.count(), func.coalesce(func.sum(RatingRow.text_bytes), 0))
     number, text_bytes = session.execute(counted.where(*_own(project, rater))).one()
-    rating_usage.discount(session, project, number, int(text_bytes))
+    discount(session, project, number, int(text_bytes))
     session.execute(sql_delete(RatingRow).where(*_own(project, rater)))
     return found
 
@@ -208,7 +258,7 @@ def _stored(
         known = session.scalar(select(RatingRow).where(same))
     if known is None:
         row = _row(policy, rating, now)
-        row.text_bytes = rating_usage.bytes_of(row)
+        row.text_bytes = bytes_of(row)
         session.add(row)
         session.flush()
         added.append(row)

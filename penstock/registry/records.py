@@ -10,16 +10,18 @@ active and made room for the next stays pinned as `standby`, so that a rollback 
 """
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import quote
 
-from penstock.protocol.ids import check_id, check_policy
-from penstock.protocol.limits import MAX_NUMBER
+from penstock.protocol.limits import MAX_NUMBER, check_id, check_policy
 
 MAX_PINNED: Final = 16
 """Most versions of one policy that are not retired; the standby counts."""
@@ -220,3 +222,61 @@ def check_client_key(value: str) -> str:
     if not 1 <= len(value) <= MAX_CLIENT_KEY_LENGTH:
         raise ValueError(f"client key {value[:80]!r}: must have 1 to {MAX_CLIENT_KEY_LENGTH} characters")
     return value
+
+
+# ---- Errors of the registry.
+
+
+class RegistryError(Exception):
+    """Base of all errors of the registry."""
+
+
+class UnknownVersion(RegistryError, LookupError):
+    """Reports that the registry holds no such version."""
+
+
+class NotAllowed(RegistryError, ValueError):
+    """Reports that the version's status, or what serves it, does not admit the change."""
+
+
+class DifferentBytes(RegistryError, ValueError):
+    """Reports that the number already names other weights: numbers are never reused."""
+
+
+class TooManyPinned(RegistryError, ValueError):
+    """Reports that a policy keeps as many versions as it may."""
+
+
+class NoRoom(RegistryError, ValueError):
+    """Reports that a project would have more than it may. bound: `ratings` or `text_bytes`; most: of it."""
+
+    def __init__(self, bound: str, most: int) -> None:
+        super().__init__(f"the project may have {most} {bound} of ratings: delete some, or raise the bound")
+        self.bound = bound
+
+
+class Conflict(RegistryError, ValueError):
+    """Reports that another caller changed the same policy at the same time."""
+
+
+class SchemaMismatch(RegistryError, ValueError):
+    """Reports tables that are absent or of another revision than this program's."""
+
+
+class Unavailable(RegistryError, OSError):
+    """Reports that the database does not answer."""
+
+
+# ---- A registry's file that is only read: nothing beside it is made.
+
+
+def is_writable(file: Path) -> bool:
+    """Return whether the file can be written, and others beside it."""
+    return os.access(file.parent, os.W_OK) and os.access(file, os.W_OK)
+
+
+def reading_uri(file: Path) -> str:
+    """SQLite's URI of a file that is only read."""
+    beside = (file.with_name(f"{file.name}{suffix}") for suffix in ("-wal", "-shm"))
+    is_open = all(one.exists() for one in beside)
+    return f"file:{quote(str(file.absolute()))}?mode=ro{'' if is_open else '&immutable=1'}"

@@ -14,44 +14,52 @@ weights: their holder keeps those of `pinned`, and publishes a rollback as a new
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from penstock.registry import (
-    feedback,
-    judgement,
-    kept,
-    ratings,
-    rows,
-    steering,
-    transitions,
-    version_labels,
-    version_ranges,
-)
-from penstock.registry.bounds import Bounds, Seen
-from penstock.registry.canary_trial import TrialState
+from penstock.registry import feedback, judgement, kept, models, ratings, steering, transitions
+from penstock.registry import steering as version_labels
+from penstock.registry.canary import Bounds, Seen, TrialState
 from penstock.registry.database import Database
 from penstock.registry.feedback import Feedback
 from penstock.registry.judgement import Trial
-from penstock.registry.models import EventRow, TrafficRow, VersionRow
-from penstock.registry.rating_usage import RatingBounds
-from penstock.registry.ratings import KeptRating, RatedConversation, Rating, Tally
+from penstock.registry.models import EventRow, RangeRow, TrafficRow, VersionRow
+from penstock.registry.ratings import KeptRating, RatedConversation, Rating, RatingBounds, Tally
 from penstock.registry.records import (
     MAX_EVENTS,
     Evaluation,
     Event,
     NewVersion,
     PolicyVersion,
+    SchemaMismatch,
     Status,
     Traffic,
+    is_writable,
 )
-from penstock.registry.registry_errors import SchemaMismatch
 from penstock.registry.routing import Arms
-from penstock.registry.snapshot import is_writable
 from penstock.registry.table_schema import REGISTRY
 from penstock.registry.transitions import RolledBack
+
+# ---- Numbers of versions that are reserved for a run, where several runs train one policy.
+
+RANGE: Final = 2**26
+"""Numbers that a run has for itself."""
+
+
+def reserve(session: Session, policy: str, run: str) -> int:
+    """Return the lowest number of a run's range; the same again for the same run."""
+    known = session.get(RangeRow, (policy, run))
+    if known is not None:
+        return known.first
+    registered = session.scalar(select(func.max(VersionRow.version)).where(VersionRow.policy == policy))
+    newest = session.scalar(select(func.max(RangeRow.first)).where(RangeRow.policy == policy))
+    used = max(registered or 0, 0 if newest is None else newest + RANGE - 1)
+    first = -(-used // RANGE) * RANGE + 1
+    session.add(RangeRow(policy=policy, run=run, first=first))
+    return first
+
 
 T = TypeVar("T")
 
@@ -140,7 +148,7 @@ class Registry:
 
         Returns the lowest of RANGE numbers that no other run has; the same again for the same run.
         """
-        return self._database.write(lambda session: version_ranges.reserve(session, policy, run))
+        return self._database.write(lambda session: reserve(session, policy, run))
 
     def name(self, policy: str, version: int, label: str) -> None:
         """Give a version a name that it keeps for good; the same again changes nothing.
@@ -170,7 +178,7 @@ class Registry:
         """
 
         def work(session: Session) -> VersionRow:
-            row = rows.find(session, policy, version)
+            row = models.find(session, policy, version)
             kept.record_evaluation(session, row, evaluation, by=by)
             return row
 
@@ -178,7 +186,9 @@ class Registry:
 
     def get(self, policy: str, version: int) -> PolicyVersion:
         """Return a version; raises UnknownVersion."""
-        return self._database.read(lambda session: rows.version_record(rows.find(session, policy, version)))
+        return self._database.read(
+            lambda session: models.version_record(models.find(session, policy, version))
+        )
 
     def list(self, policy: str, status: Status | None = None) -> tuple[PolicyVersion, ...]:
         """Return a policy's versions, oldest first; `status`: only those with it."""
@@ -186,7 +196,7 @@ class Registry:
         if status is not None:
             wanted = wanted.where(VersionRow.status == status)
         return self._database.read(
-            lambda session: tuple(rows.version_record(row) for row in session.scalars(wanted))
+            lambda session: tuple(models.version_record(row) for row in session.scalars(wanted))
         )
 
     def policies(self) -> tuple[str, ...]:
@@ -197,20 +207,20 @@ class Registry:
     def pinned(self, policy: str) -> tuple[PolicyVersion, ...]:
         """Return the versions whose weights must be held, at most MAX_PINNED, oldest first."""
         return self._database.read(
-            lambda session: tuple(rows.version_record(row) for row in rows.pinned(session, policy))
+            lambda session: tuple(models.version_record(row) for row in models.pinned(session, policy))
         )
 
     def active(self, policy: str) -> PolicyVersion | None:
         """Return the active version, None where there is none."""
-        return self._one(lambda session: rows.with_status(session, policy, Status.ACTIVE))
+        return self._one(lambda session: models.with_status(session, policy, Status.ACTIVE))
 
     def canary(self, policy: str) -> PolicyVersion | None:
         """Return the canary, None where there is none."""
-        return self._one(lambda session: rows.with_status(session, policy, Status.CANARY))
+        return self._one(lambda session: models.with_status(session, policy, Status.CANARY))
 
     def standby(self, policy: str) -> PolicyVersion | None:
         """Return the version that a rollback of the active one makes active again, or None."""
-        return self._one(lambda session: rows.standby(session, policy))
+        return self._one(lambda session: models.standby(session, policy))
 
     # ------------------------------------------------------------ transitions
 
@@ -241,7 +251,7 @@ class Registry:
         """
 
         def work(session: Session) -> VersionRow:
-            row = rows.find(session, policy, version)
+            row = models.find(session, policy, version)
             steering.check_canary_share(session, policy, to, canary_share)
             transitions.promote(session, row, to, reason=reason, by=by, canary_share=canary_share)
             return row
@@ -269,13 +279,15 @@ class Registry:
 
         def work(session: Session) -> RolledBack:
             row = (
-                rows.find(session, policy, version) if version is not None else kept.serving(session, policy)
+                models.find(session, policy, version)
+                if version is not None
+                else kept.serving(session, policy)
             )
             transitions.rollback(session, row, reason=reason, by=by)
-            active = rows.with_status(session, policy, Status.ACTIVE)
+            active = models.with_status(session, policy, Status.ACTIVE)
             return RolledBack(
-                withdrawn=rows.version_record(row),
-                active=None if active is None else rows.version_record(active),
+                withdrawn=models.version_record(row),
+                active=None if active is None else models.version_record(active),
             )
 
         return self._database.write(work)
@@ -319,7 +331,7 @@ class Registry:
         """
 
         def work(session: Session) -> VersionRow:
-            original = rows.find(session, policy, restores)
+            original = models.find(session, policy, restores)
             copy = kept.copy_of(original, version, reason, sha256=sha256, size_bytes=size_bytes)
             return kept.restore(session, original, copy, reason=reason, by=by)
 
@@ -341,7 +353,7 @@ class Registry:
         """
 
         def work(session: Session) -> VersionRow:
-            row = rows.find(session, policy, version)
+            row = models.find(session, policy, version)
             transitions.retire(session, row, reason=reason, by=by)
             return row
 
@@ -352,7 +364,7 @@ class Registry:
     def traffic(self, policy: str) -> Traffic:
         """Return the policy's traffic."""
         return self._database.read(
-            lambda session: rows.traffic_record(policy, session.get(TrafficRow, policy))
+            lambda session: models.traffic_record(policy, session.get(TrafficRow, policy))
         )
 
     def set_traffic(self, wanted: Traffic, reason: str, *, by: str) -> Traffic:
@@ -383,7 +395,7 @@ class Registry:
             raise ValueError(f"limit={limit}: must be between 1 and {MAX_EVENTS}")
         wanted = select(EventRow).where(EventRow.policy == policy).order_by(EventRow.number.desc())
         return self._database.read(
-            lambda session: tuple(rows.event_record(row) for row in session.scalars(wanted.limit(limit)))
+            lambda session: tuple(models.event_record(row) for row in session.scalars(wanted.limit(limit)))
         )
 
     def judge(self, policy: str, trial: Trial, bounds: Bounds, seen: Sequence[Seen]) -> TrialState | None:
@@ -507,10 +519,10 @@ class Registry:
     def _one(self, find: Callable[[Session], VersionRow | None]) -> PolicyVersion | None:
         def work(session: Session) -> PolicyVersion | None:
             row = find(session)
-            return None if row is None else rows.version_record(row)
+            return None if row is None else models.version_record(row)
 
         return self._database.read(work)
 
     def _write(self, change: Callable[[Session], VersionRow]) -> PolicyVersion:
         """Return the record of the row that `change` changed, as it was committed."""
-        return self._database.write(lambda session: rows.version_record(change(session)))
+        return self._database.write(lambda session: models.version_record(change(session)))

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from penstock.registry.records import Traffic, check_client_key
-from penstock.registry.registry_errors import UnknownVersion
+from penstock.registry.records import Traffic, UnknownVersion, check_client_key
 
 LABEL: Final = "label:"
 """Begins the client key of a pin that is no client's: what follows is a label of the version."""

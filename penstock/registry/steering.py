@@ -1,35 +1,92 @@
 """Read and replace a policy's traffic, and read its arms in the same view."""
 
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, Final
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from penstock.registry import rows, version_labels
-from penstock.registry.bounds import MAX_PART
-from penstock.registry.models import TrafficRow
-from penstock.registry.records import Action, Status, Traffic, check_text
-from penstock.registry.registry_errors import Conflict, NotAllowed
+from penstock.registry import models
+from penstock.registry.canary import MAX_PART
+from penstock.registry.models import LabelRow, TrafficRow
+from penstock.registry.records import (
+    Action,
+    Conflict,
+    NotAllowed,
+    Status,
+    Traffic,
+    UnknownVersion,
+    check_text,
+)
 from penstock.registry.routing import Arms
+
+# ---- Names of versions: `v15` is one version of a policy, for good.
+
+MAX_READ: Final = 1000
+"""Most names of a policy that are read at once, those of the newest versions."""
+_FORM: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
+_TAKEN: Final = frozenset({"active", "canary", "latest", "pinned", "previous"})
+
+
+def check_label(label: str) -> str:
+    """Return a name of a version; raises ValueError for what cannot be one."""
+    if not _FORM.fullmatch(label) or label in _TAKEN:
+        raise ValueError(
+            f"label={label!r}: 1 to 63 letters, digits, '.', '_' and '-', a letter first, no name of an arm"
+        )
+    return label
+
+
+def name(session: Session, policy: str, version: int, label: str) -> None:
+    """Give a registered version a name; the same again changes nothing.
+
+    Raises UnknownVersion, and NotAllowed for a name that another version has.
+    """
+    models.find(session, policy, version)
+    known = session.get(LabelRow, (policy, check_label(label)))
+    if known is None:
+        session.add(LabelRow(policy=policy, label=label, version=version))
+    elif known.version != version:
+        raise NotAllowed(
+            f"label={label!r} of policy={policy!r} is that of version {known.version}: choose another"
+        )
+
+
+def read(session: Session, policy: str) -> Mapping[str, int]:
+    """Return the numbers by the names."""
+    newest = (
+        select(LabelRow).where(LabelRow.policy == policy).order_by(LabelRow.version.desc(), LabelRow.label)
+    )
+    return {row.label: row.version for row in session.scalars(newest.limit(MAX_READ))}
+
+
+def number(session: Session, policy: str, label: str) -> int:
+    """Return the version that has a name; raises UnknownVersion."""
+    row = session.get(LabelRow, (policy, label))
+    if row is None:
+        raise UnknownVersion(f"no version of policy={policy!r} is called {label!r}")
+    return row.version
 
 
 def arms(session: Session, policy: str) -> Arms:
     """Return traffic and arms, from one view of the database."""
-    held = rows.pinned(session, policy)
+    held = models.pinned(session, policy)
     by_status = {row.status: row.version for row in held}
     return Arms(
-        traffic=rows.traffic_record(policy, session.get(TrafficRow, policy)),
+        traffic=models.traffic_record(policy, session.get(TrafficRow, policy)),
         active=by_status.get(Status.ACTIVE),
         canary=by_status.get(Status.CANARY),
         pinned=frozenset(row.version for row in held),
-        labels=version_labels.read(session, policy),
+        labels=read(session, policy),
     )
 
 
 def set_traffic(session: Session, wanted: Traffic, *, reason: str, by: str) -> Traffic:
     """Replace the traffic and return the new one. Raises Conflict, NotAllowed."""
-    row = rows.traffic_row(session, wanted.policy)
-    if _settings(rows.traffic_record(wanted.policy, row)) == _settings(wanted):
-        return rows.traffic_record(wanted.policy, row)
+    row = models.traffic_row(session, wanted.policy)
+    if _settings(models.traffic_record(wanted.policy, row)) == _settings(wanted):
+        return models.traffic_record(wanted.policy, row)
     if row.revision != wanted.revision:
         raise Conflict(
             f"traffic of policy={wanted.policy!r} has revision={row.revision}, not {wanted.revision}: "
@@ -39,10 +96,10 @@ def set_traffic(session: Session, wanted: Traffic, *, reason: str, by: str) -> T
     _check_versions(arms(session, wanted.policy), wanted)
     for name, value in _settings(wanted).items():
         setattr(row, name, value)
-    rows.raise_revision(row)
+    models.raise_revision(row)
     detail = {**_settings(wanted), "revision": row.revision}
-    rows.audit(session, wanted.policy, None, Action.TRAFFIC, by=by, reason=reason, detail=detail)
-    return rows.traffic_record(wanted.policy, row)
+    models.audit(session, wanted.policy, None, Action.TRAFFIC, by=by, reason=reason, detail=detail)
+    return models.traffic_record(wanted.policy, row)
 
 
 def check_canary_share(session: Session, policy: str, to: Status, share: float | None) -> None:
@@ -51,7 +108,7 @@ def check_canary_share(session: Session, policy: str, to: Status, share: float |
         return
     if to is not Status.CANARY:
         raise ValueError(f"canary_share={share}: only with to='canary', not {to.value!r}")
-    latest = rows.traffic_record(policy, session.get(TrafficRow, policy)).latest_share
+    latest = models.traffic_record(policy, session.get(TrafficRow, policy)).latest_share
     _check_judged(Traffic(policy=policy, canary_share=share, latest_share=latest))
 
 

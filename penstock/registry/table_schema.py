@@ -13,7 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from penstock.registry.database import Database
-from penstock.registry.registry_errors import SchemaMismatch
+from penstock.registry.records import SchemaMismatch
 
 _LOCK: Final = 0x70656E73
 """PostgreSQL's advisory lock under which the tables are made: several processes may open a database."""

@@ -10,10 +10,9 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from penstock.registry import rows
+from penstock.registry import models
 from penstock.registry.models import TrafficRow, VersionRow
-from penstock.registry.records import Action, PolicyVersion, Status, check_text
-from penstock.registry.registry_errors import NotAllowed
+from penstock.registry.records import Action, NotAllowed, PolicyVersion, Status, check_text
 
 _PROMOTABLE: Final = {
     Status.CANARY: (Status.CANDIDATE, Status.ROLLED_BACK),
@@ -39,7 +38,7 @@ def promote(
     _check_promotable(row, to)
     check_text("reason", reason)
     before = row.status
-    traffic = rows.traffic_row(session, row.policy)
+    traffic = models.traffic_row(session, row.policy)
     if to is Status.ACTIVE:
         _make_room_for_active(session, row)
     else:
@@ -49,7 +48,7 @@ def promote(
         traffic.canary_share = 0.0
     if to is Status.CANARY and canary_share is not None:
         traffic.canary_share = canary_share
-    rows.raise_revision(traffic)
+    models.raise_revision(traffic)
     _audit(session, row, Action.PROMOTED, before, by=by, reason=reason)
 
 
@@ -68,7 +67,7 @@ def rollback(session: Session, row: VersionRow, *, reason: str, by: str) -> None
         )
     check_text("reason", reason)
     before = row.status
-    successor = rows.standby(session, row.policy) if before is Status.ACTIVE else None
+    successor = models.standby(session, row.policy) if before is Status.ACTIVE else None
     if before is Status.ACTIVE and successor is None:
         raise NotAllowed(
             f"policy={row.policy!r} keeps no version from before version={row.version}: "
@@ -77,7 +76,7 @@ def rollback(session: Session, row: VersionRow, *, reason: str, by: str) -> None
     _change(session, row, Status.ROLLED_BACK, reason)
     if successor is not None:
         _change(session, successor, Status.ACTIVE, f"version {row.version} was rolled back: {reason}")
-    _leave_traffic(rows.traffic_row(session, row.policy), row.version, was_canary=before is Status.CANARY)
+    _leave_traffic(models.traffic_row(session, row.policy), row.version, was_canary=before is Status.CANARY)
     _audit(session, row, Action.ROLLED_BACK, before, by=by, reason=reason)
 
 
@@ -90,9 +89,9 @@ def replace_by_copy(
     if original.status is Status.ACTIVE:
         _change(session, original, Status.RETIRED, f"version {copy.version} has its content: {reason}")
         _change(session, copy, Status.ACTIVE, reason)
-        rows.raise_revision(rows.traffic_row(session, copy.policy))
+        models.raise_revision(models.traffic_row(session, copy.policy))
     detail = {"restores": original.version, "status": copy.status.value}
-    rows.audit(session, copy.policy, copy.version, Action.REGISTERED, by=by, reason=reason, detail=detail)
+    models.audit(session, copy.policy, copy.version, Action.REGISTERED, by=by, reason=reason, detail=detail)
 
 
 def retire(session: Session, row: VersionRow, *, reason: str, by: str) -> None:
@@ -103,7 +102,7 @@ def retire(session: Session, row: VersionRow, *, reason: str, by: str) -> None:
         raise NotAllowed(
             f"version={row.version} of policy={row.policy!r} is active: promote another version first"
         )
-    traffic = rows.traffic_row(session, row.policy)
+    traffic = models.traffic_row(session, row.policy)
     if row.version in named(traffic):
         raise NotAllowed(
             f"version={row.version} of policy={row.policy!r} is named by the traffic (shadow, pins): "
@@ -140,7 +139,7 @@ def _check_promotable(row: VersionRow, to: Status) -> None:
 
 
 def _refuse_second_canary(session: Session, policy: str) -> None:
-    canary = rows.with_status(session, policy, Status.CANARY)
+    canary = models.with_status(session, policy, Status.CANARY)
     if canary is not None:
         raise NotAllowed(
             f"version={canary.version} is the canary of policy={policy!r}: promote it, roll it back or "
@@ -150,17 +149,17 @@ def _refuse_second_canary(session: Session, policy: str) -> None:
 
 def _make_room_for_active(session: Session, successor: VersionRow) -> None:
     """Make the active version the standby, and release the standby of before."""
-    standby = rows.standby(session, successor.policy)
+    standby = models.standby(session, successor.policy)
     if standby is not None:
         standby.standby = False
         session.flush()
-    active = rows.with_status(session, successor.policy, Status.ACTIVE)
+    active = models.with_status(session, successor.policy, Status.ACTIVE)
     if active is not None:
         _change(session, active, Status.RETIRED, f"version {successor.version} became active", standby=True)
 
 
 def _change(session: Session, row: VersionRow, to: Status, reason: str, *, standby: bool = False) -> None:
-    row.status, row.standby, row.reason, row.changed = to, standby, reason, rows.now()
+    row.status, row.standby, row.reason, row.changed = to, standby, reason, models.now()
     session.flush()
 
 
@@ -171,11 +170,11 @@ def _leave_traffic(traffic: TrafficRow, version: int, *, was_canary: bool) -> No
     if traffic.shadow == version:
         traffic.shadow = None
     traffic.pins = {key: pin for key, pin in traffic.pins.items() if pin != version}
-    rows.raise_revision(traffic)
+    models.raise_revision(traffic)
 
 
 def _audit(
     session: Session, row: VersionRow, action: Action, before: Status, *, by: str, reason: str
 ) -> None:
     detail = {"from": before.value, "to": row.status.value}
-    rows.audit(session, row.policy, row.version, action, by=by, reason=reason, detail=detail)
+    models.audit(session, row.policy, row.version, action, by=by, reason=reason, detail=detail)

@@ -6,19 +6,109 @@ Certificates are rotated by replacing the files: a server reads them again befor
 client's channel is built anew (`rotation`).
 """
 
+import hashlib
 import logging
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import grpc
 
 from penstock.rpc.address import check_plaintext
-from penstock.rpc.bearer_tokens import TokenFile
+from penstock.rpc.identity import Identity, Party, Unidentified, parse
 from penstock.rpc.tls_files import TlsFiles
 
+# ---- Bearer tokens: how a server knows them, how a client shows them.
+
 log = logging.getLogger(__name__)
+
+BEARER: Final = "Bearer "
+MAX_TOKEN_LENGTH: Final = 512
+_DIGEST_LENGTH: Final = 64
+
+
+def digest(secret: str) -> str:
+    """Return the digest by which the file knows a token, and Redis a password."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def line(identity: Identity, token: str) -> str:
+    """Return the server's line for a token."""
+    return f"{digest(token)} {identity}\n"
+
+
+class AcceptedTokens:
+    """The server's side; raises ValueError that names the line when the file cannot be used."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._complaint = ""
+        self._stamp = _stamp(file)
+        self._known = _read(file)
+
+    def identify(self, header: str) -> Identity:
+        """Return whose token an `authorization` header shows; raises Unidentified."""
+        if not header.startswith(BEARER) or len(header) > MAX_TOKEN_LENGTH:
+            raise Unidentified("send a token: `authorization: Bearer …` (security.token_file)")
+        # The time of the search tells at most something of a digest, and no token can be made from that.
+        found = self._current().get(digest(header.removeprefix(BEARER)))
+        if found is None:
+            raise Unidentified("this token is not known here (any more)")
+        return found
+
+    def _current(self) -> dict[str, Identity]:
+        """Return identities by digest, by the file as it is now; a broken or missing one changes nothing."""
+        with self._lock:
+            try:
+                stamp = _stamp(self._file)
+                if stamp != self._stamp:
+                    self._known, self._stamp, self._complaint = _read(self._file), stamp, ""
+            except (OSError, ValueError) as error:
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    log.warning("the accepted tokens cannot be read now, the old ones stay: %s", error)
+            return self._known
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _read(file: Path) -> dict[str, Identity]:
+    known = {}
+    for number, text in enumerate(file.read_text().splitlines(), 1):
+        words = text.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or len(words[0]) != _DIGEST_LENGTH or not words[0].isalnum():
+            raise ValueError(f"{file}:{number}: write SHA256 penstock://RUN/PARTY[/NAME]")
+        try:
+            known[words[0].lower()] = parse(words[1])
+        except Unidentified as error:
+            raise ValueError(f"{file}:{number}: {error}") from error
+    return known
+
+
+class TokenFile(grpc.AuthMetadataPlugin):
+    """The client's side: the token is read for every call, so a new one counts at once."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __call__(self, _context: Any, callback: Callable[[Any, Exception | None], None]) -> None:
+        """Give gRPC the header."""
+        try:
+            token = self._file.read_text().strip()
+        except OSError as error:
+            callback((), error)
+        else:
+            callback((("authorization", f"{BEARER}{token}"),), None)
 
 
 class Proof(Enum):
@@ -169,3 +259,53 @@ class _ServerRotation:
         self._credentials = fresh
         log.info("TLS files were replaced: new connections use them")
         return self.configuration()
+
+
+# ---- Which party may call what: the table of the core's servers.
+
+ANYBODY: Final = frozenset(Party)
+ACTOR: Final = frozenset({Party.ACTOR})
+CLIENT: Final = frozenset({Party.CLIENT})
+OPERATOR: Final = frozenset({Party.OPERATOR})
+
+Calls = Mapping[str, frozenset[Party]]
+"""Parties by the full name of a method, such as "/package.Service/Method"."""
+NO_CALLS: Final[Calls] = MappingProxyType({})
+ACCESS: Final[Calls] = {
+    "/penstock.v1.ExperienceService/OpenSession": ACTOR,
+    "/penstock.v1.ExperienceService/Append": ACTOR,
+    "/penstock.v1.ExperienceService/CloseSession": ACTOR,
+    "/penstock.v1.ExperienceService/ReportEpisodes": ACTOR,
+    "/penstock.v1.WeightService/WatchLatest": ACTOR,
+    "/penstock.v1.WeightService/GetWeights": ACTOR,
+    "/penstock.v1.ControlService/Status": OPERATOR,
+    "/penstock.v1.ControlService/Pause": OPERATOR,
+    "/penstock.v1.ControlService/Resume": OPERATOR,
+    "/penstock.v1.ControlService/Stop": OPERATOR,
+    "/penstock.v1.ControlService/Checkpoint": OPERATOR,
+    "/penstock.v1.ControlService/Flush": OPERATOR,
+    "/penstock.v1.ControlService/Restore": OPERATOR,
+    "/penstock.v1.ControlService/ListVersions": OPERATOR,
+    "/penstock.v1.ControlService/Promote": OPERATOR,
+    "/penstock.v1.ControlService/Rollback": OPERATOR,
+    "/penstock.v1.ControlService/SetTraffic": OPERATOR,
+    "/penstock.v1.PolicyService/Act": CLIENT,
+    "/penstock.v1.PolicyService/ActStream": CLIENT,
+    "/penstock.v1.PolicyService/StartEpisode": CLIENT,
+    "/penstock.v1.PolicyService/Reward": CLIENT,
+    "/penstock.v1.PolicyService/EndEpisode": CLIENT,
+    "/penstock.v1.PolicyService/Describe": CLIENT,
+    # Probes look at health with whatever certificate they have.
+    "/grpc.health.v1.Health/Check": ANYBODY,
+    "/grpc.health.v1.Health/Watch": ANYBODY,
+    "/grpc.health.v1.Health/List": ANYBODY,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": OPERATOR,
+}
+
+
+def may_call(party: Party, method: str, own: Calls = NO_CALLS) -> bool:
+    """Return whether a caller of this party is served by this method.
+
+    own: calls of the server that the core does not have; where both tables have one, the core's counts.
+    """
+    return party in ACCESS.get(method, own.get(method, frozenset()))

@@ -32,7 +32,7 @@ from typing import Any, Final, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from penstock.protocol.rawproto import Unfit
+from penstock.protocol.append import Unfit
 from penstock.protocol.refusal import Refused
 
 log = logging.getLogger(__name__)

@@ -4,15 +4,172 @@ No retries inside gRPC (the outbox is the one retry layer), keep-alive below the
 reconnects at most 2 s apart, the message limits of `wire.limits`.
 """
 
+import logging
+import threading
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import grpc
 
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.rpc.address import check_address, is_local
 from penstock.rpc.auth import Credentials
-from penstock.rpc.rotating_channel import RotatingChannel
+
+# ---- A client channel that follows its TLS files: gRPC channels keep their certificate for life.
+
+log = logging.getLogger(__name__)
+
+
+class _Generation:
+    """One underlying channel and the calls that are on it."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.calls = 0
+        self.is_retired = False
+
+
+class RotatingChannel(grpc.Channel):
+    """Is a channel that follows its TLS files. `build` makes a channel with the given credentials."""
+
+    def __init__(self, build: Callable[[Credentials], grpc.Channel], credentials: Credentials) -> None:
+        self._build = build
+        self._credentials = credentials
+        self._lock = threading.Lock()
+        self._current = _Generation(build(credentials))
+        self._retired: set[_Generation] = set()
+
+    def begin(self) -> _Generation:
+        """The channel for one more call; give it back with `end`."""
+        with self._lock:
+            fresh = self._credentials.renewed()
+            retired = self._replace(fresh) if fresh is not None else None
+            generation = self._current
+            generation.calls += 1
+        if retired is not None:
+            retired.channel.close()
+        return generation
+
+    def end(self, generation: _Generation) -> None:
+        """A call has ended."""
+        with self._lock:
+            generation.calls -= 1
+            is_over = generation.is_retired and generation.calls == 0
+            if is_over:
+                self._retired.discard(generation)
+        if is_over:
+            generation.channel.close()
+
+    def _replace(self, fresh: Credentials) -> _Generation | None:
+        """Take the new credentials; the old channel when no call uses it."""
+        log.info("TLS files were replaced: connecting anew")
+        old, self._credentials = self._current, fresh
+        self._current = _Generation(self._build(fresh))
+        old.is_retired = True
+        if old.calls == 0:
+            return old
+        self._retired.add(old)
+        return None
+
+    def subscribe(self, callback: Any, try_to_connect: Any = False) -> None:
+        """Subscribe to the channel of the moment."""
+        self._current.channel.subscribe(callback, try_to_connect)
+
+    def unsubscribe(self, callback: Any) -> None:
+        """Unsubscribe from the channel of the moment."""
+        self._current.channel.unsubscribe(callback)
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
+        """A unary call on the channel of the moment."""
+        return _Unary(self, lambda channel: channel.unary_unary(*arguments, **options))
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> Any:
+        """A stream lives as long as its channel: begun on the channel of the moment, it keeps that."""
+        return _Stream(self, lambda channel: channel.unary_stream(*arguments, **options))
+
+    def stream_unary(self, *arguments: Any, **options: Any) -> Any:
+        """See `unary_unary`."""
+        return _Unary(self, lambda channel: channel.stream_unary(*arguments, **options))
+
+    def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        """See `unary_stream`."""
+        return _Stream(self, lambda channel: channel.stream_stream(*arguments, **options))
+
+    def close(self) -> None:
+        """End every call."""
+        with self._lock:
+            generations = [self._current, *self._retired]
+            self._retired.clear()
+        for generation in generations:
+            generation.channel.close()
+
+    def __enter__(self) -> Self:
+        """Return this channel."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close the channel."""
+        self.close()
+
+
+class _Method:
+    """A method of the stub: bound to a channel at each call, once per channel."""
+
+    def __init__(self, owner: RotatingChannel, bind: Callable[[grpc.Channel], Any]) -> None:
+        self._owner, self._bind = owner, bind
+        self._bound: tuple[_Generation, Any] | None = None
+
+    def _on(self, generation: _Generation) -> Any:
+        bound = self._bound
+        if bound is None or bound[0] is not generation:
+            bound = self._bound = (generation, self._bind(generation.channel))
+        return bound[1]
+
+
+class _Unary(_Method):
+    """One reply, waited for or as a future."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        generation = self._owner.begin()
+        try:
+            return self._on(generation)(*arguments, **options)
+        finally:
+            self._owner.end(generation)
+
+    def with_call(self, *arguments: Any, **options: Any) -> Any:
+        """Reply and call."""
+        generation = self._owner.begin()
+        try:
+            return self._on(generation).with_call(*arguments, **options)
+        finally:
+            self._owner.end(generation)
+
+    def future(self, *arguments: Any, **options: Any) -> Any:
+        """A call that is not waited for."""
+        generation = self._owner.begin()
+        return _ending(self._owner, generation, lambda: self._on(generation).future(*arguments, **options))
+
+
+class _Stream(_Method):
+    """A call with a stream of replies."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        generation = self._owner.begin()
+        return _ending(self._owner, generation, lambda: self._on(generation)(*arguments, **options))
+
+
+def _ending(owner: RotatingChannel, generation: _Generation, begin: Callable[[], Any]) -> Any:
+    """The call that `begin` starts; gives its channel back when it has ended."""
+    try:
+        call = begin()
+        if not call.add_callback(lambda: owner.end(generation)):
+            owner.end(generation)
+    except BaseException:
+        owner.end(generation)
+        raise
+    return call
+
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

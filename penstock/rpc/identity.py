@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from penstock.protocol.ids import check_id
+from penstock.protocol.limits import check_id
 
 SCHEME: Final = "penstock://"
 

@@ -4,22 +4,75 @@ A server owns its address alone: `grpc.so_reuseport` is off, so a port in use is
 a silent second listener.
 """
 
+import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2 as pb
 from grpc_reflection.v1alpha import reflection
 
 from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
 from penstock.rpc.address import AddressInUse, check_address
 from penstock.rpc.auth import Credentials
-from penstock.rpc.health_service import HealthServicer
+
+# ---- The standard health service (grpc.health.v1), for callers that may be slow or hostile.
+
+Status = pb.HealthCheckResponse.ServingStatus
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
+    """What checks of each service answer; "" is the server as a whole."""
+
+    def __init__(self) -> None:
+        self._status: dict[str, int] = {}
+        self._changed = asyncio.Event()
+
+    async def set(self, service: str, status: int) -> None:
+        """Answer `status` for `service` from now on; watchers that read are told."""
+        self._status[service] = status
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def Check(  # noqa: N802 - the name of the RPC
+        self, request: pb.HealthCheckRequest, context: Context
+    ) -> pb.HealthCheckResponse:
+        """See health.proto of grpc.health.v1."""
+        status = self._status.get(request.service)
+        if status is None:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"service={request.service[:80]!r}: not served here"
+            )
+        return pb.HealthCheckResponse(status=status)
+
+    async def List(  # noqa: N802 - the name of the RPC
+        self, request: pb.HealthListRequest, context: Context
+    ) -> pb.HealthListResponse:
+        """See health.proto of grpc.health.v1."""
+        statuses = {name: pb.HealthCheckResponse(status=status) for name, status in self._status.items()}
+        return pb.HealthListResponse(statuses=statuses)
+
+    async def Watch(  # noqa: N802 - the name of the RPC
+        self, request: pb.HealthCheckRequest, context: Context
+    ) -> AsyncIterator[pb.HealthCheckResponse]:
+        """See health.proto of grpc.health.v1."""
+        sent = None
+        while True:
+            changed = self._changed
+            status = self._status.get(request.service, Status.SERVICE_UNKNOWN)
+            if status != sent:
+                sent = status
+                yield pb.HealthCheckResponse(status=status)
+            await changed.wait()
+
 
 SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.so_reuseport", 0),

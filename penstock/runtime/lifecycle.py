@@ -9,6 +9,8 @@ If the launcher dies by `kill -9`, the kernel closes its end of the pipe: that d
 ends it with a kill when the drain takes longer than LIFELINE_GRACE_S.
 """
 
+import asyncio
+import ctypes
 import errno
 import faulthandler
 import logging
@@ -18,25 +20,69 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from penstock.config.settings import ConfigurationError
+from penstock.protocol.limits import MIB
 from penstock.rpc.address import AddressInUse
 from penstock.runtime import logs
-from penstock.runtime.allocator import keep_freed_memory
-from penstock.runtime.exit import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_RUN_FAILED,
-    EXIT_USAGE,
-    Fatal,
-    RunFailed,
-)
 from penstock.runtime.health import announce_end
+
+# ---- Memory that was freed is kept for the next message, instead of being given back and asked for again.
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_TOP_PAD: Final = -2
+_M_MMAP_THRESHOLD: Final = -3
+
+KEPT_BYTES: Final = 64 * MIB
+"""Most bytes that stay free at the top of the heap."""
+_GROWN_BYTES: Final = 8 * MIB
+_MAPPED_BYTES: Final = 32 * MIB
+"""Bytes from which on a block is mapped on its own; glibc accepts no larger value."""
+ENVIRONMENT: Final = {
+    "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
+    "MALLOC_TOP_PAD_": str(_GROWN_BYTES),
+    "MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES),
+}
+"""The same settings as environment variables, for a process that is to be started."""
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed memory, see mallopt(3); call it once, when the process starts."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    mallopt(_M_TOP_PAD, _GROWN_BYTES)
+    mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
+# ---- Exit codes of every process, and the error that ends one with a cause.
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_RUN_FAILED: Final = 3
+EXIT_INTERRUPTED: Final = 130
+
+
+class Fatal(Exception):
+    """Ends the process with exit 1; its text is the last line on stderr."""
+
+
+class NoAnswer(Fatal):
+    """Reports that who was asked gave no answer: what was asked for may have been done."""
+
+
+class RunFailed(Fatal):
+    """Ends the process with exit 3: the run cannot go on until something outside of it is changed."""
+
 
 LIFELINE_VARIABLE: Final = "PENSTOCK_LIFELINE_FD"
 LIFELINE_GRACE_S: Final = 15.0
@@ -229,3 +275,59 @@ def _end_after(seconds: float) -> None:
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
     """Do nothing: signals are read from the wake-up pipe, which is written only where a handler exists."""
+
+
+# ---- Tasks that run beside the calls of a server.
+
+
+@dataclass(slots=True)
+class BackgroundTasks:
+    """Tasks beside the calls; an error in one is raised where they are waited for."""
+
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def send(self, task: Coroutine[Any, Any, None]) -> None:
+        """Begin a task."""
+        self.tasks.add(asyncio.get_running_loop().create_task(task))
+
+    async def first_error(self) -> None:
+        """Wait, for ever, but for an error."""
+        while True:
+            done, _ = await asyncio.wait(self.tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                self.tasks.discard(task)
+                task.result()
+
+
+# ---- How the threads of a process share the interpreter.
+
+SWITCH_INTERVAL_S: Final = 0.0005
+
+
+def share_interpreter() -> None:
+    """Have a thread that computes give way to one that waits after half a millisecond; call once, early.
+
+    Python's own 5 ms are longer than an actor's step and several of a learner's gradient steps, and a thread
+    that calls Redis or a broker has to get the interpreter back after each call.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
+# ---- How much of a contended core a thread takes.
+
+Result = TypeVar("Result")
+
+
+def give_way(niceness: int) -> None:
+    """Lower the priority of the calling thread by `niceness`, 0 to 19; elsewhere than on Linux do nothing."""
+    if sys.platform == "linux":
+        os.nice(niceness)
+
+
+def giving_way(work: Callable[[], Result], niceness: int) -> Result:
+    """Return what `work` returns, or raise what it raises; a thread calls it whose priority is lower.
+
+    niceness: as for `give_way`. The calling thread waits, and keeps its priority.
+    """
+    with ThreadPoolExecutor(1, "giving-way", initializer=partial(give_way, niceness)) as thread:
+        return thread.submit(work).result()

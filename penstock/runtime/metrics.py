@@ -5,12 +5,107 @@ session. Each process imports this module and serves the families of its own rol
 declares its own with `declare`.
 """
 
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    Summary,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from penstock.protocol.refusal import Reason
-from penstock.runtime import process_metrics
+
+# ---- Metrics that every process serves of itself
+
+
+class _CpuSeconds(Collector):
+    """Collects CPU time of this process and the children it has waited for, by role."""
+
+    role = "unknown"
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one series."""
+        times = os.times()
+        total = times.user + times.system + times.children_user + times.children_system
+        family = CounterMetricFamily(
+            "penstock_cpu_seconds", "CPU time used by this process, in seconds", labels=["role"]
+        )
+        family.add_metric([self.role], total)
+        yield family
+
+
+class _CertificateExpiry(Collector):
+    """Collects the time at which the certificate of this process expires; no series without one.
+
+    The file is read at every scrape, because certificates are rotated.
+    """
+
+    path: Path | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one series; its value is 0, long ago, when the file cannot be read."""
+        if self.path is None:
+            return
+        family = GaugeMetricFamily(
+            "penstock_certificate_expiry_timestamp_seconds",
+            "When the certificate of this process runs out, in seconds since 1970; 0: it cannot be read",
+        )
+        family.add_metric([], certificate_expiry_s(self.path))
+        yield family
+
+
+def certificate_expiry_s(path: Path) -> float:
+    """Return the first moment at which a certificate of the PEM file's chain expires, in seconds since 1970.
+
+    Returns 0 when there is no such file.
+    """
+    # Only processes with TLS need to load it.
+    from cryptography import x509  # noqa: PLC0415
+
+    try:
+        chain = x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError):
+        return 0.0
+    return min(one.not_valid_after_utc.timestamp() for one in chain)
+
+
+PROCESS: Final = CollectorRegistry()
+ProcessCollector(registry=PROCESS)
+PlatformCollector(registry=PROCESS)
+_cpu = _CpuSeconds()
+PROCESS.register(_cpu)
+_certificate = _CertificateExpiry()
+PROCESS.register(_certificate)
+
+
+def process_role() -> str:
+    """Return the role of this process; "unknown" before `set_role`."""
+    return _cpu.role
+
+
+def set_role(name: str) -> None:
+    """Set the role of this process, which says what it serves and labels its CPU seconds.
+
+    name: such as "actor" or "broker".
+    """
+    _cpu.role = name
+
+
+def watch_certificate(path: Path | None) -> None:
+    """Export when the certificate in this PEM file expires; None: this process has no certificate."""
+    _certificate.path = path
+
 
 _ALL: Final = [CollectorRegistry() for _ in range(10)]
 (
@@ -91,8 +186,8 @@ def exposition(role: str | None = None) -> bytes:
 
     role: None: this process's; all families when the role is unknown.
     """
-    groups = _GROUPS.get(role or process_metrics.role(), _ALL)
-    return b"".join(map(generate_latest, (process_metrics.PROCESS, *groups)))
+    groups = _GROUPS.get(role or process_role(), _ALL)
+    return b"".join(map(generate_latest, (PROCESS, *groups)))
 
 
 # Actor that unrolls
@@ -358,3 +453,30 @@ RANK_EXCHANGE_SECONDS = _ranking.summary(
 # Launcher
 _launching = Families(_LAUNCHING)
 RESTARTS = _launching.counter("restarts", "Services started again after they died", "role")
+
+
+# ---- Measures the lag of this process's event loop: everything else in the loop is late by as much.
+
+EVENT_LOOP: Final = "event loop"
+"""Its name among what health watches."""
+PERIOD_S: Final = 0.05
+WINDOW_S: Final = 10.0
+"""Seconds of a window; the gauge shows the worst lag of this window or the one before."""
+
+
+async def watch_loop(on_round: Callable[[], None]) -> None:
+    """Measure the lag until cancelled; calls `on_round` after every round."""
+    loop = asyncio.get_running_loop()
+    worst = before = 0.0
+    turn_s = loop.time() + WINDOW_S
+    while True:
+        due_s = loop.time() + PERIOD_S
+        await asyncio.sleep(PERIOD_S)
+        now_s = loop.time()
+        late_s = max(0.0, now_s - due_s)
+        if now_s >= turn_s:
+            worst, before, turn_s = 0.0, worst, now_s + WINDOW_S
+        worst = max(worst, late_s)
+        LOOP_LAG_SECONDS.observe(late_s)
+        LOOP_LAG_WORST_SECONDS.set(max(worst, before))
+        on_round()

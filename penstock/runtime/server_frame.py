@@ -14,12 +14,9 @@ import grpc
 
 from penstock.config.credentials import credentials
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.rpc.access import NO_CALLS, Calls
-from penstock.rpc.auth import Credentials, Proof
-from penstock.rpc.bearer_tokens import AcceptedTokens
+from penstock.rpc.auth import NO_CALLS, AcceptedTokens, Calls, Credentials, Proof
 from penstock.rpc.boundary import Boundary
-from penstock.rpc.gate import Gate
-from penstock.rpc.rate_limits import RateLimits, Rates
+from penstock.rpc.gate import Gate, RateLimits, Rates
 from penstock.rpc.server import STREAMS_PER_CONNECTION, bind, build_server
 from penstock.runtime import metrics
 from penstock.runtime.health import announce

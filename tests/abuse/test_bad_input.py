@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.config import toml_text
-from penstock.config.sections.section import Section
+from penstock.config.sections import Section
 from penstock.config.settings import ConfigurationError, Settings, load
 from penstock.launch.cli.app import app
 from tests.support.run.solved_run import SOLVED_RUN

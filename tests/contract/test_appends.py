@@ -10,15 +10,12 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from penstock.broker.log import appends
-from penstock.broker.log.guard import ServerFacts
+from penstock.broker.log import line
+from penstock.broker.log.connection import ServerFacts
 from penstock.broker.log.store import Store, StoreUnavailable
-from penstock.broker.service.admission import Admission
-from penstock.broker.service.changes import Changes
+from penstock.broker.service.admission import Admission, LastCredit, SessionOwners, StagingLimit
 from penstock.broker.service.experience_service import ExperienceService
-from penstock.broker.service.last_credit import LastCredit
-from penstock.broker.service.session_owners import SessionOwners
-from penstock.broker.service.staging import StagingLimit
+from penstock.broker.service.weight_service import Changes
 from penstock.protocol.append import encode, parse
 from penstock.protocol.messages import Durability, Role
 from penstock.protocol.refusal import Reason
@@ -34,13 +31,13 @@ MANY = 40
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Appends in each pipeline."""
     counts: list[int] = []
-    write = appends.Appends._write
+    write = line.Appends._write
 
-    def counted(self: appends.Appends, batch: Sequence[Any]) -> None:
+    def counted(self: line.Appends, batch: Sequence[Any]) -> None:
         counts.append(len(batch))
         write(self, batch)
 
-    monkeypatch.setattr(appends.Appends, "_write", counted)
+    monkeypatch.setattr(line.Appends, "_write", counted)
     return counts
 
 
@@ -81,15 +78,15 @@ async def test_no_pipeline_is_longer_than_its_bounds(
     log = open_run(redis_url, budget=1000 * CHARGE)
     actors = await servers(store, MANY)
     size = len(item(actors[0].session, 1).payload)
-    monkeypatch.setattr(appends, "MOST_CALLS", 8)
+    monkeypatch.setattr(line, "MOST_CALLS", 8)
     await asyncio.gather(*(actor.append() for actor in actors))
     assert max(sent) == 8
     sent.clear()
-    monkeypatch.setattr(appends, "MOST_BYTES", 3 * size)
+    monkeypatch.setattr(line, "MOST_BYTES", 3 * size)
     await asyncio.gather(*(actor.append() for actor in actors))
     assert max(sent) == 3
     sent.clear()
-    monkeypatch.setattr(appends, "MOST_BYTES", size - 1)
+    monkeypatch.setattr(line, "MOST_BYTES", size - 1)
     await asyncio.gather(*(actor.append() for actor in actors))
     assert set(sent) == {1}
     assert all(actor.acked == 3 for actor in actors)
@@ -136,7 +133,7 @@ async def test_all_are_told_when_redis_is_gone_and_served_when_it_is_back(
 async def test_however_many_wait_all_are_told_that_redis_is_gone(
     redis_server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appends, "MOST_CALLS", 1)
+    monkeypatch.setattr(line, "MOST_CALLS", 1)
     log = open_run(redis_server.url)
     (actor,) = await servers(store, 1)
     redis_server.write_out()

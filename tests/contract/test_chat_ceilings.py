@@ -3,16 +3,19 @@
 import numpy as np
 import pytest
 
-from penstock.workloads.chat.people.chat_texts import (
+from penstock.workloads.chat.people import (
+    CHANGED,
     FEATURES,
     PROFILES,
     REFERENCE,
+    THUMB,
+    USUAL,
+    Taste,
     draw_prompt,
     draw_response,
+    population,
     read_profile,
 )
-from penstock.workloads.chat.people.population import THUMB, population
-from penstock.workloads.chat.people.taste import CHANGED, USUAL, Taste
 from tests.support.chat.ceilings import (
     ceilings,
     expected_auc,

@@ -2,9 +2,8 @@
 
 import pytest
 
-from penstock.broker.log.commands import Answer, CommandRefusal
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.replies import Answer, CommandRefusal, Commit
 from penstock.broker.log.script import KEPT_COMMANDS, MAX_PENDING_COMMANDS
 from penstock.broker.log.store import Store
 from penstock.protocol.refusal import Refused

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.client import PolicyClient
 from penstock.config.settings import PolicySection
-from penstock.launch.run.child_process import penstock
+from penstock.launch.run.supervised_service import penstock
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from tests.support.run.broker_process import eventually
 from tests.support.run.serving_run import ServedRun
@@ -29,11 +29,11 @@ import asyncio, json, os, sys
 from concurrent.futures import ThreadPoolExecutor
 import torch
 from penstock.actor.serving.inference.batcher import Batcher
-from penstock.actor.serving.versions.shadow import Shadow
+from penstock.actor.serving.versions.answering import Shadow
 from penstock.learner.thread_group import ThreadGroup
 from penstock.runtime.compute_threads import run_loop
 from penstock.workloads.language.generation.reward_scorer import RewardScorer
-from penstock.workloads.language.reward import reward_batcher, reward_service
+from penstock.workloads.language.reward import reward_service
 
 def tasks():
     return len(os.listdir("/proc/self/task"))
@@ -47,7 +47,7 @@ MATRIX = torch.randn(700, 700)
 
 async def main():
     batcher = Batcher(max_rows=1, max_wait_s=0.0, max_delay_s=1.0)
-    scoring = reward_batcher.Batcher(len, max_rows=1)
+    scoring = reward_service.Batcher(len, max_rows=1)
     pools = {
         "inference": batcher._threads,
         "shadow": Shadow(batcher, None)._thread,

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.plugin_sections import algorithm_sections
-from penstock.config.sections.algorithms import SECTIONS
+from penstock.config.algorithm_sections import SECTIONS, algorithm_sections
 from penstock.config.settings import Settings
 from penstock.gateway.store.tables import PolicyVersionRow
 from penstock.protocol.refusal import Reason

@@ -6,9 +6,8 @@ import pytest
 import redis
 
 from penstock.broker.log import keys
-from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.replies import AppendItem, Commit
 from penstock.broker.log.store import Store
-from penstock.broker.log.store_records import AppendItem
 from penstock.protocol.fragment import header_bytes
 from penstock.protocol.messages import Role
 from tests.support.run import small_run

@@ -13,7 +13,7 @@ import redis
 
 from penstock.broker.log import keys
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Commit, Totals
+from penstock.broker.log.replies import Commit, Totals
 from penstock.broker.log.store import Store, StoreUnavailable
 from penstock.protocol.refusal import Reason, Refused
 from tests.support.network.proxy import Proxy

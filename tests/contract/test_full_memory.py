@@ -6,9 +6,8 @@ import pytest
 import redis
 
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.replies import Commit, Opened
 from penstock.broker.log.store import Store
-from penstock.broker.log.store_records import Opened
 from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 from penstock.protocol.messages import Episode, Report, Role, Watch
 from penstock.protocol.refusal import Reason

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.workloads.goals.executors.simulated import SimulatedHost
-from penstock.workloads.goals.host.goal_names import ACTIONS
-from penstock.workloads.goals.host.goal_reward import GoalReward
-from penstock.workloads.goals.host.host_model import HEALTHY, STATES, host_model
+from penstock.workloads.goals.host import ACTIONS, HEALTHY, STATES, GoalReward, host_model
 from tests.support.serving.goals_optimum import optimum
 
 EPISODES = 400

@@ -8,7 +8,7 @@ import redis
 from redis import asyncio as redis_asyncio
 from redis.exceptions import BusyLoadingError, RedisError
 
-from penstock.broker.log import guard
+from penstock.broker.log import connection
 from penstock.config.settings import BrokerSection
 from penstock.protocol.messages import Durability
 from tests.support.storage.redis_server import Binary, RedisServer
@@ -25,13 +25,13 @@ async def looks_while_it_starts(server: RedisServer) -> Counter[str]:
     starting = asyncio.create_task(asyncio.to_thread(server.start))
     while not starting.done():
         try:
-            facts = await guard.examine(client, server.url, BrokerSection())
+            facts = await connection.examine(client, server.url, BrokerSection())
             said[facts.durability.name] += 1
         except RedisError as error:
             said[type(error).__name__] += 1
         await asyncio.sleep(0.01)
     await starting
-    facts = await guard.examine(client, server.url, BrokerSection())
+    facts = await connection.examine(client, server.url, BrokerSection())
     said[facts.durability.name] += 1
     await client.aclose()
     return said

@@ -20,23 +20,24 @@ import gymnasium
 import numpy as np
 import pytest
 
-from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Stepper
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.actor.serving.calls.act_stream import ActStream
 from penstock.actor.serving.inference import batcher
-from penstock.broker.log.guard import ServerFacts
+from penstock.broker.log.connection import ServerFacts
+from penstock.broker.log.replies import Opened
 from penstock.broker.log.store import Store
-from penstock.broker.log.store_records import Opened
-from penstock.broker.service.admission import Admission, check_all
-from penstock.broker.service.call_rules import build_boundary
-from penstock.broker.service.changes import Changes
+from penstock.broker.service.admission import (
+    Admission,
+    LastCredit,
+    SessionOwners,
+    StagingLimit,
+    build_boundary,
+    check_all,
+)
 from penstock.broker.service.experience_service import ExperienceService
-from penstock.broker.service.last_credit import LastCredit
-from penstock.broker.service.session_owners import SessionOwners
-from penstock.broker.service.staging import StagingLimit
-from penstock.broker.service.weight_cache import WeightCache
-from penstock.broker.service.weight_service import WeightService
+from penstock.broker.service.weight_service import Changes, WeightCache, WeightService
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.learner.algorithms.on_policy.ppo import PPO
 from penstock.policy.build import build
@@ -47,8 +48,7 @@ from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete, Space
 from penstock.protocol.specification import RunSpecification
 from penstock.rpc.auth import Proof
-from penstock.rpc.gate import Gate
-from penstock.rpc.rate_limits import RateLimits, Rates
+from penstock.rpc.gate import Gate, RateLimits, Rates
 from penstock.v1 import policy_pb2, weights_pb2
 from tests.support.experience.experience import Environment, Line, box, cartpoles, collect, small_policy
 from tests.support.run.small_run import CHARGE, SCHEMA, specification

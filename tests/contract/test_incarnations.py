@@ -8,16 +8,14 @@ import redis
 
 from penstock.broker.log import keys
 from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.replies import Opened
 from penstock.broker.log.script import FIRST_LAYOUT, LAYOUT
 from penstock.broker.log.store import OtherRelease, Store, StoreUnavailable
-from penstock.broker.log.store_records import Opened
-from penstock.broker.service.admission import Admission
-from penstock.broker.service.last_credit import LastCredit
-from penstock.broker.service.session_owners import SessionOwners
+from penstock.broker.service.admission import Admission, LastCredit, SessionOwners
 from penstock.protocol.append import SentFragment
 from penstock.protocol.messages import Role
 from penstock.rpc.identity import CALLER, SCHEME, parse
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 from tests.support.experience.fragment_messages import sent
 from tests.support.run.small_run import RUN, fragment, specification
 from tests.support.run.store_run import PACING, TTL_MS, Actor, item, open_run

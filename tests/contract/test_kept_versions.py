@@ -6,8 +6,8 @@ import redis
 
 from penstock.broker.log import keys
 from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.replies import Status
 from penstock.broker.log.store import Store
-from penstock.broker.log.store_records import Status
 from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 from penstock.protocol.messages import Publication, Role, Watch
 from tests.support.run.small_run import RUN, specification

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.extras import DISTRIBUTION
+from penstock.config.settings import DISTRIBUTION
 from tests.support.run.forked_process import ForkedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ def test_imports_run_one_way() -> None:
         ),
         ("import penstock.actor.process", {"redis", "hiredis", "penstock.broker", "penstock.learner"}),
         (
-            "import penstock.actor.rollout.worker",
+            "import penstock.actor.rollout.loop",
             {"torch", "gymnasium", "redis", "hiredis", "penstock.broker", "penstock.learner"},
         ),
         (

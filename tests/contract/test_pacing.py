@@ -11,9 +11,9 @@ import redis
 
 from penstock.broker.log import keys
 from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.replies import Opened
 from penstock.broker.log.script import SERVER_WAIT_MS
 from penstock.broker.log.store import Store
-from penstock.broker.log.store_records import Opened
 from penstock.protocol.messages import Credit, Role, Watch
 from penstock.protocol.refusal import Reason
 from tests.support.run.small_run import CHARGE, specification

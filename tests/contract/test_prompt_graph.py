@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from penstock.workloads.prompts.mutations import mutate
-from penstock.workloads.prompts.prompt_reward import QualityReward
-from penstock.workloads.prompts.prompt_sources import PromptSource
+from penstock.workloads.prompts.categories import QualityReward
+from penstock.workloads.prompts.features import mutate
+from penstock.workloads.prompts.task_parts import PromptSource
 from tests.support.prompts.text_graph import text_graph
 
 REWARD = QualityReward()

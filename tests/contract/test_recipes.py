@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 import tomli_w
 
-from penstock.config.sections.token import TokenPPOSection
+from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
 from penstock.launch.run.plan import make_plan
 from penstock.launch.run.request import Request

@@ -9,7 +9,7 @@ import pytest
 import redis
 from redis import asyncio as asyncio_redis
 
-from penstock.broker.log import audit_log, guard, script
+from penstock.broker.log import audit_log, connection, script
 from penstock.broker.log.store import Store, StoreUnavailable
 from penstock.config.settings import BrokerSection, ConfigurationError
 from tests.support.run.small_run import RUN
@@ -24,8 +24,8 @@ BROKER_SCRIPTS: Final = frozenset(
     }
 )
 SOURCES: Final = {
-    "broker": ("store.py", "appends.py", "guard.py"),
-    "learner": ("learner_log.py", "log_reader.py", "learner_calls.py"),
+    "broker": ("store.py", "line.py", "connection.py"),
+    "learner": ("learner_log.py",),
     "operator": ("audit_log.py",),
 }
 BROKER_FOLDER: Final = Path(script.__file__).parent
@@ -184,15 +184,15 @@ async def test_what_users_have_written_outlives_a_restart(server: GuardedRedis) 
 async def test_a_server_that_would_forget_at_a_restart_is_refused(server: GuardedRedis) -> None:
     admin = server.admin()
     asker: Any = asyncio_redis.Redis.from_url(server.url_of("broker"), password=server.password("broker"))
-    version = guard.parse_version((await guard.examine(asker, server.url, BrokerSection())).version)
+    version = connection.parse_version((await connection.examine(asker, server.url, BrokerSection())).version)
     admin.execute_command("ACL", "SETUSER", "default", "-@all")
-    if version >= guard.REPLAYS_WITH_RIGHTS:
-        with pytest.raises(guard.UnsuitableRedis, match="user default off resetpass"):
-            await guard.examine(asker, server.url, BrokerSection())
+    if version >= connection.REPLAYS_WITH_RIGHTS:
+        with pytest.raises(connection.UnsuitableRedis, match="user default off resetpass"):
+            await connection.examine(asker, server.url, BrokerSection())
     else:
-        await guard.examine(asker, server.url, BrokerSection())
+        await connection.examine(asker, server.url, BrokerSection())
     admin.execute_command("ACL", "SETUSER", "broker", "-acl")
-    told = (await guard.examine(asker, server.url, BrokerSection())).warnings
+    told = (await connection.examine(asker, server.url, BrokerSection())).warnings
     assert any("rights of Redis's user default are not known" in text for text in told)
     await asker.aclose()
 

@@ -20,23 +20,20 @@ from penstock.registry.database import Database
 from penstock.registry.records import (
     MAX_PINNED,
     Action,
+    Conflict,
+    DifferentBytes,
     Evaluation,
     NewVersion,
+    NotAllowed,
     Origin,
     PolicyVersion,
     Status,
-)
-from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import (
-    Conflict,
-    DifferentBytes,
-    NotAllowed,
     TooManyPinned,
     Unavailable,
     UnknownVersion,
 )
+from penstock.registry.registry import RANGE, Registry
 from penstock.registry.routing import Arm, follow
-from penstock.registry.version_ranges import RANGE
 from tests.support.storage.postgresql_server import DATABASES, PostgresqlServer, find_programs
 from tests.support.storage.ready_tables import with_registry
 
@@ -422,7 +419,7 @@ def test_the_database_itself_admits_one_active_version(
 RACER = """
 import json, multiprocessing, os, sys
 from dataclasses import replace
-from penstock.registry.registry_errors import RegistryError
+from penstock.registry.records import RegistryError
 from penstock.registry.records import NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 
@@ -538,12 +535,12 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_behind(
     register(registry, 1)
     code = """
 import sys, time
-from penstock.registry import rows, transitions
+from penstock.registry import models, transitions
 from penstock.registry.database import Database
 from penstock.registry.records import Status
 
 def promote(session):
-    row = rows.find(session, "default", 1)
+    row = models.find(session, "default", 1)
     transitions.promote(session, row, Status.ACTIVE, reason="x", by="x", canary_share=None)
     session.flush()
     print("written", flush=True)

@@ -8,10 +8,9 @@ import redis
 
 from penstock.broker.log import keys
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Commit, LogState, MissingReason, Residue
+from penstock.broker.log.replies import Commit, LogState, MissingReason, Opened, Residue
 from penstock.broker.log.script import JUMP
 from penstock.broker.log.store import Store
-from penstock.broker.log.store_records import Opened
 from penstock.protocol.messages import Episode, Report, Role, Watch
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from tests.support.run.small_run import CHARGE, RUN, specification

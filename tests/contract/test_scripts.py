@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.broker.log import keys, log_reader
+from penstock.broker.log import keys, learner_log
 from penstock.broker.log import script as scripts
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Commit, Totals
+from penstock.broker.log.replies import Commit, Opened, Totals
 from penstock.broker.log.store import Store
-from penstock.broker.log.store_records import Opened
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.fragment import Kind
 from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
@@ -614,7 +613,7 @@ async def test_large_payloads_are_read_a_few_at_a_time(
     await actor.open()
     await actor.append(4)
     size = raw.strlen(keys.payload(1))
-    monkeypatch.setattr(log_reader, "READ_BYTES", 2 * size + 1)
+    monkeypatch.setattr(learner_log, "READ_BYTES", 2 * size + 1)
     entries = log.read(0, 10, 0)
     before = (
         raw.info("commandstats")["cmdstat_mget"]["calls"] if "cmdstat_mget" in raw.info("commandstats") else 0

@@ -25,10 +25,10 @@ TORCH_FREE = (
     "penstock.workloads.goals",
     "penstock.workloads.goals.commands.trace_commands",
     "penstock.workloads.goals.commands.trace_evaluation",
-    "penstock.workloads.goals.injector.gate",
+    "penstock.workloads.goals.injector.injector",
     "penstock.workloads.prompts",
-    "penstock.workloads.prompts.embeddings",
-    "penstock.workloads.prompts.mutations",
+    "penstock.workloads.prompts.optimise",
+    "penstock.workloads.prompts.features",
     "penstock.workloads.prompts.tasks.prompt_task",
     "penstock.workloads.rlhf",
     "penstock.workloads.plugin.fragments",
@@ -36,9 +36,9 @@ TORCH_FREE = (
     "penstock.workloads.rlhf.commands.reward_commands",
     "penstock.workloads.thoughts",
     "penstock.workloads.thoughts.commands.thought_commands",
-    "penstock.workloads.thoughts.tasks.rings",
-    "penstock.workloads.thoughts.thought_layout",
-    "penstock.workloads.thoughts.thought_settings",
+    "penstock.workloads.thoughts.tasks",
+    "penstock.workloads.thoughts.environment",
+    "penstock.workloads.thoughts.settings",
 )
 
 

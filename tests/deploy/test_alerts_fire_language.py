@@ -16,7 +16,7 @@ ENGINE: Final = """
 import dataclasses
 import pathlib
 from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
-from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
+from penstock.workloads.language.engine.continuous_engine import LoadedAdapters
 
 class Forgetful(ContinuousEngine):
     def submit(self, request, *rest):

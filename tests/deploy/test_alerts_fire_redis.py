@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from penstock.broker.log import keys
-from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.replies import Commit
 from penstock.protocol.limits import MIB
 from tests.deploy.alert_scenes import (
     ENDLESS,

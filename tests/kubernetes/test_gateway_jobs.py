@@ -14,8 +14,7 @@ import yaml
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 pytest.importorskip("kubernetes", reason="a cluster needs its extra")
 
-from penstock.gateway.jobs.job_records import Outcome
-from penstock.gateway.jobs.runner import Stage
+from penstock.gateway.jobs.job_records import Outcome, Stage
 from penstock.gateway.store.tables import JobState
 from penstock.launch.gateway.kubernetes_runner import Cluster as Described
 from penstock.launch.gateway.kubernetes_runner import KubernetesRunner, job_object, name_of, read_cluster

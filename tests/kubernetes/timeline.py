@@ -18,9 +18,9 @@ from tests.kubernetes.installation import Installation
 _PROGRAM: Final = """
 import json, time
 from pathlib import Path
-from penstock.launch.inspection.broker import ask
+from penstock.launch.inspection.watch import ask
 from penstock import Credentials
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 
 files = {"certificate": "own.pem", "key": "own.key", "authority": "authority.pem"}
 files = {name: Path("/certificates") / file for name, file in files.items()}

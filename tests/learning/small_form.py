@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from benchmarks.train import Experience
-from penstock.actor.evaluation.play import play
+from penstock.actor.evaluation.evaluator import play
 from penstock.actor.specification import run as actor_run
 from penstock.config.settings import Settings, load
 from penstock.learner.batch import assemble
-from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.payloads import check_meaning
 from penstock.learner.model.model import make_model
 from penstock.policy.weights import encode
 from penstock.protocol.fragment import Fragment, check

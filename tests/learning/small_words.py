@@ -12,19 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.specification import run as actor_run
 from penstock.config.settings import Settings, load
 from penstock.learner.batch import assemble
-from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.payloads import check_meaning
 from penstock.learner.model.model import make_model
 from penstock.policy.weights import encode
 from penstock.protocol.fragment import check
 from penstock.protocol.messages import Publication
-from penstock.workloads.language.generation.prompt_set import in_random_order
-from penstock.workloads.language.generation.response_fragments import Scored, TokenFragments
+from penstock.workloads.language.generation.prompt_set import Scored, TokenFragments, in_random_order
 from penstock.workloads.language.generation.reward_scorer import Response
-from penstock.workloads.rlhf.language_defaults import for_environment
+from penstock.workloads.rlhf.language_section import for_environment
 from penstock.workloads.rlhf.response_generator import equip, open_scorer
 from penstock.workloads.rlhf.sentiment import Sentiment
 

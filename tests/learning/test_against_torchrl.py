@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config.settings import ImpalaSection, PPOSection, ReinforceSection
-from penstock.learner.algorithms.on_policy.impala import Impala
 from penstock.learner.algorithms.on_policy.on_policy import OnPolicy
-from penstock.learner.algorithms.on_policy.ppo import PPO
-from penstock.learner.algorithms.on_policy.reinforce import Reinforce
+from penstock.learner.algorithms.on_policy.ppo import PPO, Impala, Reinforce
 from penstock.learner.batch import Batch, assemble
 from penstock.policy.policy import Policy
 from tests.support.experience.experience import Collector, cartpoles, small_policy

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.actor.acting.header_fields import HeaderFields
-from penstock.config.sections.token import TokenPPOSection
+from penstock.actor.acting.local_policy import HeaderFields
+from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from penstock.protocol.fragment import check
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.conversation.column import Column, SampledTurn
-from penstock.workloads.language.conversation.column_fragments import ColumnFragments
+from penstock.workloads.language.conversation.live_conversation import Column, ColumnFragments, SampledTurn
 from tests.support.experience.token_experience import SmallTokenPolicy, batch_of, next_log_probs
 
 VOCABULARY: Final = 11

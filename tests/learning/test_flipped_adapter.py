@@ -15,8 +15,7 @@ from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 from penstock.protocol.specification import RunSpecification
 from penstock.registry.records import Status
-from penstock.workloads.chat.people.chat_texts import draw_prompt
-from penstock.workloads.chat.people.population import population
+from penstock.workloads.chat.people import draw_prompt, population
 from penstock.workloads.language.language_model import make_probe
 from penstock.workloads.language.tokenizer import load_tokenizer
 from tests.learning.small_words import learned, settings_of

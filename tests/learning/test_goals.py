@@ -14,8 +14,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from penstock.launch.run.child_process import penstock
-from penstock.workloads.goals.host.goal_reward import GoalReward
+from penstock.launch.run.supervised_service import penstock
+from penstock.workloads.goals.host import GoalReward
 from tests.support.run.training import Training
 from tests.support.serving.goals_optimum import optimum
 

@@ -7,9 +7,15 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.workloads.chat.people.chat_texts import draw_prompt, draw_response, read_profile
-from penstock.workloads.chat.people.population import THUMB, population
-from penstock.workloads.chat.people.taste import CRITERIA, USUAL
+from penstock.workloads.chat.people import (
+    CRITERIA,
+    THUMB,
+    USUAL,
+    draw_prompt,
+    draw_response,
+    population,
+    read_profile,
+)
 from penstock.workloads.language.heads.head import PREFERRED, Head, parse_heads
 from penstock.workloads.language.heads.heads_model import HeadsModel, HeadsOrder, train_heads
 from penstock.workloads.language.reward.reward_source import Sample

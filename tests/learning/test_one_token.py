@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from penstock.config.sections.token import TokenPPOSection
+from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.policy import weights
 from penstock.workloads.language.policy.language_policy import LanguagePolicy

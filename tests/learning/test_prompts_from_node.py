@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from penstock.workloads.prompts.prompt_sources import PromptSource
+from penstock.workloads.prompts.task_parts import PromptSource
 from tests.learning.test_prompts import SMALL
 from tests.support.prompts.judged_prompts import fixed, judge
 from tests.support.prompts.prompts_gateway import end_run

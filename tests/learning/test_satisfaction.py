@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from penstock.workloads.chat.people.chat_texts import LONG, draw_prompt
+from penstock.workloads.chat.people import LONG, draw_prompt
 from tests.learning.small_words import Batch, learned, settings_of
 from tests.support.chat.liked_answers import LIKED, OF_OTHERS
 from tests.support.chat.people_base import make_people_base

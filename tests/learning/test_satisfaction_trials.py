@@ -9,8 +9,7 @@ from typing import Final
 
 import pytest
 
-from penstock.registry.bounds import Bounds, ClientReturn
-from penstock.registry.canary_trial import Cause, TrialState, Verdict, observe
+from penstock.registry.canary import Bounds, Cause, ClientReturn, TrialState, Verdict, observe
 
 BOUNDS: Final = Bounds(false_alarm=0.05)
 RATED: Final = 0.8

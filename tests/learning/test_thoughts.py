@@ -22,7 +22,7 @@ import tomli_w
 from safetensors.torch import load, load_file
 
 from penstock.client import InvalidRequest, PolicyError, TextAnswer, TextClient
-from penstock.launch.run.child_process import penstock
+from penstock.launch.run.supervised_service import penstock
 from penstock.learner.publish.final_policy import read_final
 from penstock.policy.weight_blob import sha256
 from penstock.registry.records import Status
@@ -30,12 +30,11 @@ from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, registry_url
 from penstock.training import lay_over
 from penstock.workloads.thoughts.commands.thought_check import check_run
-from penstock.workloads.thoughts.start.transformer import load_transformer
-from penstock.workloads.thoughts.tasks.example import Example, draw_tests
-from penstock.workloads.thoughts.tasks.task_choice import open_task
-from penstock.workloads.thoughts.thinking_model import ThinkingModel
-from penstock.workloads.thoughts.thought_layout import Layout
-from penstock.workloads.thoughts.validation.probes import probe
+from penstock.workloads.thoughts.environment import Layout
+from penstock.workloads.thoughts.model import ThinkingModel
+from penstock.workloads.thoughts.start.warm_start import load_transformer
+from penstock.workloads.thoughts.tasks import Example, draw_tests, open_task
+from penstock.workloads.thoughts.validation import probe
 from tests.support.run.serving_run import serving
 from tests.support.run.training import Training
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from penstock.broker.log import keys
-from penstock.broker.log.commands import Answer
-from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.replies import Answer, Commit
 from penstock.protocol.messages import Role, Watch
 from penstock.protocol.refusal import Refused
 from tests.property.store_machine import StoreMachine

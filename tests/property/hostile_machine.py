@@ -17,7 +17,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from penstock.broker.log import keys
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Commit, LogState
+from penstock.broker.log.replies import Commit, LogState
 from penstock.broker.log.script import JUMP
 from penstock.protocol.refusal import Reason, Refused
 from tests.property.command_machine import CommandMachine

@@ -19,10 +19,9 @@ from hypothesis.stateful import (
 )
 
 from penstock.broker.log import keys, replies
-from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.replies import Appended, Commit, Opened
 from penstock.broker.log.script import JUMP
 from penstock.broker.log.store import Store
-from penstock.broker.log.store_records import Appended, Opened
 from penstock.protocol.messages import Role, Watch
 from tests.support.oracles import run_model
 from tests.support.run import small_run

@@ -6,10 +6,8 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.workloads.language.guard.guard import Guard
-from penstock.workloads.language.guard.guard_rules import Rule
-from penstock.workloads.language.guard.held_text import MAX_HELD, HeldText
-from penstock.workloads.language.guard.verdict import Direction
+from penstock.workloads.language.guard.guard_rules import Direction, Rule
+from penstock.workloads.language.guard.text_classifier import MAX_HELD, Guard, HeldText
 
 PHRASE = "open the vault"
 GUARD = Guard((Rule("vault", re.compile(r"open\W+the\W+vault")), Rule("end", re.compile(r"never\. say"))))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from penstock.broker.log import keys, replies
+from penstock.broker.log.replies import Opened
 from penstock.broker.log.script import JUMP
 from penstock.broker.log.store import Store
-from penstock.broker.log.store_records import Opened
 from penstock.protocol.messages import Role, Watch
 from tests.support.oracles import lock_step_model as model
 from tests.support.run.small_run import CHARGE

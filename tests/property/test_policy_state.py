@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.config.settings import PPOSection
 from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.shared.containment import see
 from penstock.learner.algorithms.shared.rank_group import SingleRankGroup, evenly
-from penstock.learner.algorithms.shared.seen_batch import see
 from tests.support.experience.remembering import Actor, batch_of, remembering
 
 POLICIES: dict[str, dict[str, Any]] = {

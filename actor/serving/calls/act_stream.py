@@ -17,9 +17,8 @@ from typing import Any, Final
 
 import grpc
 
-from penstock.actor.serving.calls.request_errors import RequestErrors
-from penstock.actor.serving.calls.request_handler import RequestHandler
-from penstock.actor.serving.inference.forward_pass import Answer
+from penstock.actor.serving.calls.request_handler import RequestErrors, RequestHandler
+from penstock.actor.serving.inference.batcher import Answer
 from penstock.actor.serving.versions.answering import Answered, Asked
 from penstock.protocol.refusal import Refused
 from penstock.runtime import metrics

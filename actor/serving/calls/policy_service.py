@@ -12,12 +12,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from penstock.actor.serving.calls.act_stream import ActStream, refusing
-from penstock.actor.serving.calls.episode_requests import EpisodeRequests
-from penstock.actor.serving.calls.episode_steps import EpisodeSteps
-from penstock.actor.serving.calls.request_handler import RequestHandler
-from penstock.actor.serving.codec.replies import ARMS
+from penstock.actor.serving.calls.request_handler import EpisodeRequests, EpisodeSteps, RequestHandler
+from penstock.actor.serving.codec.requests import ARMS
 from penstock.actor.serving.episodes.episodes import Episodes
-from penstock.actor.serving.inference.forward_pass import Question
+from penstock.actor.serving.inference.batcher import Question
 from penstock.actor.serving.versions.answering import Answered
 from penstock.config.settings import ServingSection
 from penstock.protocol import spaces

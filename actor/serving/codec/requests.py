@@ -4,17 +4,361 @@ What a client sends is checked before anything is computed or remembered: what c
 (INVALID) with the field, what came and what is wanted.
 """
 
-from collections.abc import Mapping
-from typing import Final
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
 
-from penstock.actor.serving.codec.arrays import Layout, Parts
-from penstock.actor.serving.codec.plain_request import PlainRequests
-from penstock.actor.serving.inference.forward_pass import Question
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from penstock.actor.serving.inference.batcher import Answer, Question
+from penstock.actor.serving.versions.answering import Answered
 from penstock.config.settings import ServingSection
-from penstock.protocol.refusal import invalid
-from penstock.protocol.spaces import Dict, Space, leaves, zeros
-from penstock.protocol.tensor import Array
+from penstock.protocol.refusal import Refused, invalid
+from penstock.protocol.schema import Range, choices, drawn, observed
+from penstock.protocol.spaces import Box, Dict, Leaf, MultiDiscrete, Space, leaves, zeros
+from penstock.protocol.tensor import DTYPES, FEW, Array, from_tensor
+from penstock.registry.routing import Arm
 from penstock.v1 import policy_pb2 as pb
+from penstock.v1 import tensor_pb2
+
+# ---- Observations, actions and distributions between messages and arrays, checked leaf by leaf.
+
+Parts = Sequence[pb.Part]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One leaf. path: as clients write it.   name: of the tensor, "observation/camera".
+
+    range: what a learner would take; None where the dtype holds no other number.
+    """
+
+    path: str
+    name: str
+    leaf: Leaf
+    dtype: str
+    numpy_dtype: "np.dtype[np.generic]"
+    shape: tuple[int, ...]
+    row_bytes: int
+    range: Range | None
+
+
+class Layout:
+    """The leaves of a space under `root`, "observation" or "action"."""
+
+    def __init__(self, root: str, space: Space) -> None:
+        self.root = root
+        wanted = (_wanted(root, name, leaf) for name, leaf in leaves(space, root))
+        self._wanted = {one.path: one for one in wanted}
+        self._masks = {
+            path: choices(wanted.leaf) for path, wanted in self._wanted.items() if choices(wanted.leaf)
+        }
+
+    def read(self, field: str, parts: Parts, batch: int) -> dict[str, Array]:
+        """Arrays [max(batch, 1), *shape] by tensor name.
+
+        Raises Refused for anything that is not the space's.
+        """
+        if len(parts) != len(self._wanted):
+            raise invalid(f"{field}: {len(parts)} parts, the space has {self._named()}")
+        arrays: dict[str, Array] = {}
+        for part in parts:
+            wanted = self._wanted.get(part.path)
+            if wanted is None or wanted.name in arrays:
+                raise invalid(f"{field}: part {part.path[:80]!r} is unknown or twice; give {self._named()}")
+            arrays[wanted.name] = _read(field, part.value, wanted, batch)
+        return arrays
+
+    def read_masks(self, parts: Parts, batch: int) -> dict[str, NDArray[np.bool_]] | None:
+        """Bool [max(batch, 1), n] by tensor name, true where allowed; None for no masks."""
+        if not parts:
+            return None
+        masks: dict[str, NDArray[np.bool_]] = {}
+        for part in parts:
+            if part.path not in self._masks:
+                known = ", ".join(map(repr, self._masks)) or "none"
+                raise invalid(f"action_mask: no mask for {part.path[:80]!r}; leaves that take one: {known}")
+            shape = _lead(batch, (self._masks[part.path],))
+            mask = _array(f"action_mask/{part.path}", part.value, "bool", shape)
+            rows: NDArray[Any] = mask.reshape(-1, shape[-1])
+            if not all(piece.any(-1).all() for piece in self._choices_of(part.path, rows)):
+                raise invalid(f"action_mask/{part.path}: allows nothing; allow at least one action")
+            masks[self._wanted[part.path].name] = rows
+        return masks
+
+    def _choices_of(self, path: str, rows: NDArray[Any]) -> list[NDArray[Any]]:
+        leaf = self._wanted[path].leaf
+        return np.split(rows, np.cumsum(leaf.nvec)[:-1], -1) if isinstance(leaf, MultiDiscrete) else [rows]
+
+    def write(self, arrays: Mapping[str, Array], batch: int) -> list[pb.Part]:
+        """The parts of arrays [max(batch, 1), *shape] by tensor name."""
+        return [
+            _part(wanted.path, arrays[wanted.name], wanted.dtype, batch) for wanted in self._wanted.values()
+        ]
+
+    def write_described(self, described: Mapping[str, NDArray[np.floating]], batch: int) -> list[pb.Part]:
+        """The parts of a distribution [max(batch, 1), size] by name, "action/probability"."""
+        return [
+            _part(name.removeprefix(self.root).removeprefix("/"), array.astype(np.float32), "float32", batch)
+            for name, array in described.items()
+        ]
+
+    def _named(self) -> str:
+        return ", ".join(map(repr, self._wanted))
+
+
+def _wanted(root: str, name: str, leaf: Leaf) -> _Wanted:
+    path, dtype, shape = name.removeprefix(root).removeprefix("/"), DTYPES[leaf.dtype], leaf.shape
+    # Choices come as the environment takes them, real numbers as they were drawn.
+    known = drawn(leaf) if root == "action" and isinstance(leaf, Box) else observed(leaf)
+    row_bytes = math.prod(shape) * dtype.itemsize
+    return _Wanted(path, name, leaf, leaf.dtype, dtype, shape, row_bytes, known)
+
+
+def _lead(batch: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (batch, *shape) if batch else shape
+
+
+def _array(field: str, message: tensor_pb2.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:
+    try:
+        array = from_tensor(field, message)
+    except ValueError as error:
+        raise invalid(str(error)) from error
+    if message.dtype != dtype or array.shape != shape:
+        raise invalid(f"{field}: {message.dtype}{array.shape} came, {dtype}{shape} is wanted")
+    return array
+
+
+def _read(field: str, message: tensor_pb2.Tensor, wanted: _Wanted, batch: int) -> Array:
+    rows = _as_wanted(message, wanted, batch)
+    if rows is None:
+        array = _array(f"{field}/{wanted.path}", message, wanted.dtype, _lead(batch, wanted.shape))
+        rows = array if batch else array[np.newaxis]
+    if wanted.range is not None and not wanted.range.holds(rows):
+        raise _outside(f"{field}/{wanted.path}", rows, wanted.range)
+    return rows
+
+
+def _as_wanted(message: tensor_pb2.Tensor, wanted: _Wanted, batch: int) -> Array | None:
+    """The rows of a message that is as it should be: looked at once, for this is done for every request."""
+    data, rows, shape = message.data, batch or 1, wanted.shape
+    if message.dtype != wanted.dtype or wanted.dtype == "bool" or message.shape != [*_lead(batch, shape)]:
+        return None
+    if not len(data) == wanted.row_bytes * rows > 0:
+        return None
+    return np.ndarray((rows, *shape), wanted.numpy_dtype, data)
+
+
+def _outside(field: str, rows: Array, known: Range) -> Refused:
+    place = known.first_outside(rows)
+    value: Any = rows[place]
+    if not math.isfinite(value):
+        return invalid(f"{field}: holds NaN or infinity; send finite numbers")
+    return invalid(
+        f"{field}: holds {value:g}, outside {known.around(rows, place)}; send what the space holds"
+    )
+
+
+def _part(path: str, array: Array, dtype: str, batch: int) -> pb.Part:
+    rows = array if batch else array[0]
+    tensor = tensor_pb2.Tensor(dtype=dtype, shape=rows.shape, data=rows.tobytes())
+    return pb.Part(path=path, value=tensor)
+
+
+# ---- Writes replies: as messages, and as bytes put together from pieces that protobuf wrote before.
+
+ARMS: Final = {
+    Arm.LATEST: pb.ARM_LATEST,
+    Arm.ACTIVE: pb.ARM_ACTIVE,
+    Arm.CANARY: pb.ARM_CANARY,
+    Arm.PINNED: pb.ARM_PINNED,
+}
+_FALLBACKS: Final = {
+    "": pb.FALLBACK_UNSPECIFIED,
+    "previous": pb.FALLBACK_PREVIOUS,
+    "fixed": pb.FALLBACK_FIXED,
+    "uniform": pb.FALLBACK_UNIFORM,
+}
+
+
+class ReplyWriter:
+    """Writes the replies of one server."""
+
+    def __init__(self, action: Space, state: Dict) -> None:
+        """Prepare for the spaces of one policy.
+
+        state: space of what the policy remembers between steps, without leaves where it remembers nothing.
+        """
+        self._action, self._leaves = Layout("action", action), list(leaves(action, "action"))
+        self._state, self._remembers = Layout("state", state), bool(list(leaves(state, "state")))
+        self._before: dict[int, tuple[list[tuple[str, bytes]], bytes]] = {}
+        """By batch: what stands before each leaf of the action, by name, and before the log-probabilities."""
+
+    def encode(self, request: pb.ActRequest, answered: Answered) -> bytes:
+        """Return the bytes of `reply`."""
+        answer = answered.answer
+        if answer is None or answer.distribution is not None or answer.value is not None or self._remembers:
+            return self.reply(request, answered).SerializeToString()
+        return self._encode(request.request_id, request.batch, answered, answer)
+
+    def encode_plain(self, request_id: str, answered: Answered, answer: Answer) -> bytes:
+        """Return the bytes of the reply to a plain request. answer: of `answered`."""
+        return self._encode(request_id, 0, answered, answer)
+
+    def reply(self, request: pb.ActRequest, answered: Answered) -> pb.ActReply:
+        """Return the message of an answer."""
+        answer, batch = answered.answer, request.batch
+        reply = pb.ActReply(
+            request_id=request.request_id,
+            action=self._action.write(answered.action, batch),
+            version=0 if answer is None else answer.loaded.version,
+            arm=ARMS[answered.arm],
+            fallback=_FALLBACKS[answered.fallback],
+        )
+        if answer is not None:
+            reply.log_prob.extend(answer.log_prob.tolist())
+            if answer.distribution is not None:
+                reply.distribution.extend(self._action.write_described(answer.distribution, batch))
+            if answer.value is not None:
+                reply.value.extend(answer.value.tolist())
+        if self._remembers and not request.episode_id:
+            # Where no policy answered nothing was seen: the caller goes on with what it has.
+            kept: Parts = request.state if answer is None else self._state.write(answer.state, batch)
+            reply.state.extend(kept)
+        return reply
+
+    def reply_taken(
+        self, request: pb.ActRequest, answered: Answered, taken: Mapping[str, Array], version: int
+    ) -> pb.ActReply:
+        """Return the message for a caller that took an action of its own, beside this version.
+
+        taken: by name, [1, *shape].
+        """
+        reply = self.reply(request, answered)
+        del reply.action[:], reply.log_prob[:]
+        reply.action.extend(self._action.write(taken, 0))
+        if request.HasField("taken_log_prob"):
+            reply.log_prob.append(request.taken_log_prob)
+        reply.version = version
+        return reply
+
+    def _encode(self, request_id: str, batch: int, answered: Answered, answer: Answer) -> bytes:
+        before_action, before_log_prob = self._before.get(batch) or self._prepare(batch)
+        action = answered.action
+        pieces = [pb.ActReply(request_id=request_id).SerializeToString()] if request_id else []
+        for name, piece in before_action:
+            pieces += (piece, action[name].tobytes())
+        who = _answered_by(answer.loaded.version, answered.arm, answered.fallback)
+        pieces += (before_log_prob, answer.log_prob.tobytes(), who)
+        return b"".join(pieces)
+
+    def _prepare(self, batch: int) -> tuple[list[tuple[str, bytes]], bytes]:
+        rows = batch or 1
+        nothing = {name: zeros(leaf, (rows,)) for name, leaf in self._leaves}
+        parts = zip(nothing, self._action.write(nothing, batch), strict=True)
+        before_action = [(name, before(pb.ActReply(action=[part]), part.value.data)) for name, part in parts]
+        before_log_prob = before(pb.ActReply(log_prob=[0.0] * rows), bytes(4 * rows))
+        self._before[batch] = before_action, before_log_prob
+        return self._before[batch]
+
+
+@lru_cache(maxsize=64)
+def _answered_by(version: int, arm: Arm, fallback: str) -> bytes:
+    """The last piece of a reply: who answered."""
+    return pb.ActReply(version=version, arm=ARMS[arm], fallback=_FALLBACKS[fallback]).SerializeToString()
+
+
+def before(message: Message, last: bytes) -> bytes:
+    """The bytes of a message before its last ones, which must be `last`."""
+    written = message.SerializeToString()
+    assert written.endswith(last)
+    return written.removesuffix(last)
+
+
+# ---- Requests of one observation and nothing else, as most of a stream are: read without making a message.
+
+_ID: Final = pb.ActRequest(request_id="?").SerializeToString()[0]
+"""The byte in front of an id and its length."""
+_FORMATS: Final = {"float16": "e", "float32": "f", "float64": "d"}
+
+
+class PlainRequests:
+    """How plain requests of one observation space are written."""
+
+    def __init__(self, policy: str, space: Space) -> None:
+        """Prepare for one policy and observation space.
+
+        policy: name of the one that is served.
+        No request is plain where a leaf has a range that is checked.
+        """
+        self._policy = pb.ActRequest(policy=policy).SerializeToString()
+        every = list(leaves(space, "observation"))
+        parts = Layout("observation", space).write({name: zeros(leaf, (1,)) for name, leaf in every}, 0)
+        self._length = len(pb.ActRequest(observation=parts).SerializeToString())
+        self._leaves: list[_Leaf] = []
+        at = -self._length
+        for (name, leaf), part in zip(every, parts, strict=True):
+            self._leaves.append(_Leaf(name, leaf, part, at))
+            at = self._leaves[-1].end
+        self._has_any = all(leaf.is_free for leaf in self._leaves)
+
+    def read(self, data: bytes) -> Question | None:
+        """The question of a plain request; None for bytes that are none."""
+        bare = data.removeprefix(self._policy)
+        lead = len(bare) - self._length
+        if not self._has_any or lead < 0 or (lead and not _is_id(bare, lead)):
+            return None
+        observation = {}
+        for leaf in self._leaves:
+            if not leaf.fits(data):
+                return None
+            observation[leaf.name] = leaf.row(data)
+        return Question(observation=observation, rows=1, request_id=bare[2:lead].decode() if lead else "")
+
+
+class _Leaf:
+    """One leaf of the observation. Places are counted from the end of a request.
+
+    is_free: any number will do; of reals those that are not too far from 0.
+    """
+
+    def __init__(self, name: str, leaf: Leaf, part: pb.Part, begin: int) -> None:
+        size = len(part.value.data)
+        self.name, self._before = name, before(pb.ActRequest(observation=[part]), part.value.data)
+        self._begin, self._at = begin, begin + len(self._before)
+        self.end = self._at + size
+        self._dtype, self._shape = DTYPES[leaf.dtype], (1, *leaf.shape)
+        self._is_real, known = leaf.dtype in _FORMATS, observed(leaf)
+        self._most = 0.0 if known is None else float(np.min(known.high))
+        is_any = self._is_real or known is None
+        self.is_free = isinstance(leaf, Box) and leaf.dtype != "bool" and size > 0 and is_any
+        count = size // self._dtype.itemsize
+        few = f"<{count}{_FORMATS[leaf.dtype]}" if self._is_real and count <= FEW else ""
+        self._unpack = struct.Struct(few).unpack_from if few else None
+
+    def fits(self, data: bytes) -> bool:
+        """Return whether a request holds numbers that the leaf's range has; in doubt not."""
+        if data[self._begin : self._at] != self._before:
+            return False
+        if self._unpack is not None:
+            # NaN is in no order, so its sum is not below the limit either.
+            return bool(sum(map(abs, self._unpack(data, self._at))) <= self._most)
+        return not self._is_real or bool(np.abs(self.row(data)).max() <= self._most)
+
+    def row(self, data: bytes) -> Array:
+        """The observation of a request that fits, [1, *shape]."""
+        return np.frombuffer(data[self._at : self.end or None], self._dtype).reshape(self._shape)
+
+
+def _is_id(data: bytes, length: int) -> bool:
+    """Return whether so many bytes are a request id, of at most 127 characters that are a byte each."""
+    return length > 2 and data[0] == _ID and data[1] == length - 2 and data[:length].isascii()
+
 
 MAX_REQUEST_ID: Final = 128
 MOST_LOG_PROB: Final = 60.0

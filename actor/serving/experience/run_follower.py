@@ -13,21 +13,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from penstock.actor.link.ack_journal import AckJournal
+from penstock.actor.link.ack_journal import AckJournal, SampleJournal
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.outbox import Outbox
-from penstock.actor.link.sample_journal import SampleJournal
-from penstock.actor.link.session import Session
-from penstock.actor.link.session_opening import count_strikes, open_session
+from penstock.actor.link.session import Session, count_strikes, open_session
 from penstock.actor.serving.experience.drain_bounds import FLUSH_S
-from penstock.actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
+from penstock.actor.serving.experience.recorder import NumberedWhenSent, ServedQueue
 from penstock.actor.serving.versions.loaded_versions import Weights
 from penstock.protocol.messages import Publication, Role, RunState
 from penstock.protocol.refusal import Reason
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
-from penstock.runtime.exit import Fatal
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.lifecycle import Fatal, Lifecycle
 
 log = logging.getLogger(__name__)
 

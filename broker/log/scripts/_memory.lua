@@ -1,4 +1,4 @@
--- What an entry of the log takes of Redis's memory, as `penstock.broker.log.entry_memory` computes it.
+-- What an entry of the log takes of Redis's memory, as `penstock.broker.log.script` computes it.
 -- Needs: run.
 
 -- The payload as an allocator rounds it, the header in a node of the stream that is not full, keys and fields.

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from penstock.learner.algorithms.fast.dense_pass import Dense, DensePass, Hidden, Linear
 from penstock.learner.algorithms.fast.optimiser import FlatAdam
-from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.shared.schedule import Hardware
 from penstock.policy.acting.drawing import Reals
 from penstock.policy.actor_critic import Outputs
-from penstock.policy.masking import masked
-from penstock.policy.networks import Inputs
-from penstock.policy.numbers import Numbers
+from penstock.policy.distributions import Numbers
+from penstock.policy.networks import Inputs, masked
 from penstock.policy.policy import Policy
 
 _REMEMBERED_SIZES = 16

@@ -7,7 +7,7 @@ A gradient step (Mnih et al. 2015, algorithm 1, for a sample of transitions s, a
     δ  = Q(s, a) − y
     L  = mean w · huber(δ)              w: importance weights of prioritised replay, else 1
 
-Dueling streams are the policy's (`penstock.policy.q_policy.QPolicy`).
+Dueling streams are the policy's (`penstock.policy.build.QPolicy`).
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from penstock.config.settings import ConfigurationError, DQNSection
 from penstock.learner.algorithms.fast.network import network_of
 from penstock.learner.algorithms.fast.optimiser import FlatAdam
-from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped
+from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target
 from penstock.learner.algorithms.off_policy.replay.memory import Sample
 from penstock.learner.algorithms.off_policy.replay.transitions import Transitions
-from penstock.learner.algorithms.off_policy.target_network import Target
 from penstock.learner.algorithms.shared.loss import Sloped
 from penstock.policy.distributions import EpsilonGreedy
 from penstock.policy.policy import Policy

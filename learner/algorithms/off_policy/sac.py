@@ -24,11 +24,9 @@ from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, SACSection
 from penstock.learner.algorithms.fast.optimiser import FlatAdam
-from penstock.learner.algorithms.off_policy.critic import TwinCritics
-from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped
+from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target, TwinCritics
 from penstock.learner.algorithms.off_policy.replay.memory import Sample
 from penstock.learner.algorithms.off_policy.replay.transitions import Transitions
-from penstock.learner.algorithms.off_policy.target_network import Target
 from penstock.policy.distributions import ConditionalSquashedGaussian
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Policy

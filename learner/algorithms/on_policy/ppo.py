@@ -15,15 +15,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.config.settings import PPOSection
+from penstock.config.settings import ImpalaSection, PPOSection, ReinforceSection
 from penstock.learner.algorithms.algorithm import AlgorithmState
-from penstock.learner.algorithms.on_policy import update_metrics
-from penstock.learner.algorithms.on_policy.gradient_steps import GradientRecord
-from penstock.learner.algorithms.on_policy.on_policy import OnPolicy
-from penstock.learner.algorithms.on_policy.preparation import Prepared
+from penstock.learner.algorithms.on_policy import on_policy
+from penstock.learner.algorithms.on_policy.on_policy import GradientRecord, OnPolicy, Prepared
 from penstock.learner.algorithms.on_policy.reward_scale import Scaled
 from penstock.learner.algorithms.shared.advantage import Advantages, Unrolls, gae, vtrace
-from penstock.learner.algorithms.shared.hardware import Hardware
 from penstock.learner.algorithms.shared.loss import (
     Sloped,
     Surrogate,
@@ -31,21 +28,21 @@ from penstock.learner.algorithms.shared.loss import (
     coupled,
     decoupled,
     divergence,
+    policy_gradient,
     policy_loss,
     value_loss,
+    weighted,
 )
 from penstock.learner.algorithms.shared.rank_group import MinibatchSplit, RankRows
-from penstock.learner.algorithms.shared.rows import Rows
-from penstock.learner.algorithms.shared.schedule import ScheduleValues, factor, steered, warmup
-from penstock.learner.algorithms.shared.sequences import Sequences
-from penstock.learner.algorithms.shared.steps import Steps
+from penstock.learner.algorithms.shared.rows import Rows, Sequences, Steps
+from penstock.learner.algorithms.shared.schedule import Hardware, ScheduleValues, factor, steered, warmup
 from penstock.learner.batch import Batch
-from penstock.policy.layers import Measured
-from penstock.policy.numbers import Numbers
+from penstock.policy.distributions import Numbers
+from penstock.policy.networks import Measured
 from penstock.policy.policy import Policy
 
 METRICS = (
-    *update_metrics.METRICS,
+    *on_policy.METRICS,
     "kl_proximal",
     "clip_fraction",
     "clip_range",
@@ -197,3 +194,46 @@ class PPO(OnPolicy[PPOSection]):
         """Inverse of `state`; raises ValueError that names what is missing or misshapen."""
         super().load(state)
         self._steered_learning_rate = float(state.numbers["steered_rate"])
+
+
+# ---- REINFORCE with a learned baseline (Williams 1992), one gradient step on each batch, nothing clipped.
+
+
+class Reinforce(OnPolicy[ReinforceSection]):
+    """The plain policy gradient."""
+
+    def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
+        section = self.section
+        # A_t = Σ (γλ)^k δ_{t+k} telescopes to G_t − V_t at λ = 1.
+        gae_lambda = 1.0 if section.advantage == "monte-carlo" else section.gae_lambda
+        return gae(*unrolls, discount=section.discount, gae_lambda=gae_lambda)
+
+    def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
+        return coupled(behaviour, advantage)
+
+    def _policy_loss(self, log_prob: Numbers, rows: Rows, scheduled: ScheduleValues) -> Sloped:
+        return policy_gradient(log_prob, rows.weighted_advantage, rows.total)
+
+
+# ---- IMPALA
+
+
+class Impala(OnPolicy[ImpalaSection]):
+    """V-trace corrects for experience of older policies, where PPO holds on to a trust region."""
+
+    def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
+        section = self.section
+        return vtrace(
+            *unrolls,
+            log_ratios,
+            discount=section.discount,
+            gae_lambda=section.gae_lambda,
+            rho_clip=section.rho_clip,
+            c_clip=section.c_clip,
+        )
+
+    def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
+        return weighted(behaviour, proximal, advantage, self.section.rho_clip)
+
+    def _policy_loss(self, log_prob: Numbers, rows: Rows, scheduled: ScheduleValues) -> Sloped:
+        return policy_gradient(log_prob, rows.weighted_advantage, rows.total)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.policy.numbers import Numbers, names_of
+from penstock.policy.distributions import Numbers, names_of
 
 _MOST_TOLD = 60.0
 """Log-ratios above this are told as this: the exponential of 88.8 leaves the range of float32."""

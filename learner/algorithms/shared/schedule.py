@@ -4,8 +4,11 @@ The module holds pure functions and their values.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
+
+from penstock.config.settings import LearnerSection
+from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -82,3 +85,23 @@ def adapted(coefficient: float, divergence: float, target: float, count: int, ho
     """
     error = min(max(divergence / target - 1.0, -_ERROR_BOUND), _ERROR_BOUND)
     return coefficient * max(0.0, 1.0 + error * count / horizon)
+
+
+# ---- What an update runs on, as far as an algorithm must know: its other ranks, precision, compilation.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """Describes what the networks of an update run on.
+
+    group: the ranks. bfloat16: networks run in mixed precision. compiled: they go through `torch.compile`.
+    """
+
+    group: RankGroup = field(default_factory=SingleRankGroup)
+    bfloat16: bool = False
+    compiled: bool = False
+
+
+def hardware_of(section: LearnerSection, group: RankGroup) -> Hardware:
+    """Return the hardware that the settings ask for."""
+    return Hardware(group=group, bfloat16=section.precision == "bfloat16", compiled=section.compile)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.learner.algorithms.fast.optimiser import Backup, FlatAdam
-from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.shared.schedule import Hardware
 from penstock.learner.algorithms.tokens.responses import Index, MicroBatch, Responses
 from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows
 

@@ -16,37 +16,363 @@ KL.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.config.sections.token import TokenPPOSection
+from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.algorithm import AlgorithmState, Update
+from penstock.learner.algorithms.shared.advantage import Advantages, carries, gae
 from penstock.learner.algorithms.shared.containment import contained, verdict
-from penstock.learner.algorithms.shared.hardware import Hardware
 from penstock.learner.algorithms.shared.learn_once import LearnsOnce
-from penstock.learner.algorithms.shared.loss import divergence, policy_loss, value_loss
-from penstock.learner.algorithms.shared.rank_group import edges
-from penstock.learner.algorithms.shared.schedule import ScheduleValues, adapted, decayed, factor, warmup
-from penstock.learner.algorithms.shared.steps import AllRankSteps, Steps
-from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
-from penstock.learner.algorithms.tokens.responses import Index, Responses, read_responses
-from penstock.learner.algorithms.tokens.token_metrics import (
-    TokenGradientRecord,
-    engine_difference,
-    of_critic,
-    of_responses,
-    watched,
+from penstock.learner.algorithms.shared.loss import (
+    clip_fraction,
+    decoupled,
+    divergence,
+    effective_sample_size,
+    explained_variance,
+    largest_ratio,
+    policy_loss,
+    value_loss,
 )
+from penstock.learner.algorithms.shared.rank_group import edges
+from penstock.learner.algorithms.shared.rows import AllRankSteps, Steps
+from penstock.learner.algorithms.shared.schedule import (
+    Hardware,
+    ScheduleValues,
+    adapted,
+    decayed,
+    factor,
+    warmup,
+)
+from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
+from penstock.learner.algorithms.tokens.responses import Grid, Index, Responses, read_responses
 from penstock.learner.algorithms.tokens.token_network import CRITIC, POLICY, Pass, TokenNetwork
-from penstock.learner.algorithms.tokens.token_preparation import Prepared, prepare
 from penstock.learner.batch import Batch
 from penstock.policy.tokens import TokenOutputs, TokenPolicy
+
+# ---- Rewards and advantages of sampled tokens; pure functions.
+
+DEVIATION_FLOOR = 1e-4
+"""Differences below it are noise that division by a deviation must not blow up, in the unit of the score."""
+
+
+def scored(reward: Tensor, cut: Tensor, *, eos_penalty: float) -> Tensor:
+    """r_t − penalty · 1[t is where the length ended a response]; all [n]."""
+    return reward - eos_penalty * cut.to(reward.dtype)
+
+
+def divergence_reward(log_ratio: Tensor, *, coefficient: float, bound: float) -> Tensor:
+    """−β clip(log π/π_ref, ±bound), [n].
+
+    The estimator of KL(π‖π_ref) is a reward, without gradient (Ziegler et al. 2019, eq. 2): its policy
+    gradient is that of the divergence itself.
+    """
+    return -coefficient * log_ratio.clamp(-bound, bound)
+
+
+def turn_discounts(turn_end: Tensor, *, discount: float, turn_discount: float) -> Tensor:
+    """γ of each token, and γ γ_turn of the last one of a turn that another follows; bool → float [S, R]."""
+    within = torch.full(turn_end.shape, discount, device=turn_end.device)
+    return within.masked_fill(turn_end, discount * turn_discount)
+
+
+def token_gae(
+    reward: Tensor,
+    value: Tensor,
+    sampled: Tensor,
+    *,
+    discount: float | Tensor,
+    gae_lambda: float,
+    value_lambda: float,
+    beyond: Tensor | None = None,
+) -> Advantages:
+    """GAE(λ) for the policy and GAE(λ_V) for the critic (Yuan et al. 2025); [S, R] each.
+
+    δ_t = r_t + γ V_{t+1} − V_t, V = `beyond` behind the last token;
+    A_t = Σ (γλ)^k δ_{t+k};  target = V_t + Σ (γλ_V)^k δ_{t+k}.
+
+    discount: γ, of all tokens or of each, [S, R], as `turn_discounts` says.
+    beyond: [R], 0 where a row ended; None: all of them did.
+    """
+    following = torch.zeros_like(value)
+    following[:-1] = value[1:]
+    carried = _carried(sampled)
+    following = following.masked_fill(~carried, 0.0)
+    if beyond is not None:
+        following = torch.where(sampled & ~carried, beyond, following)
+    unroll = (reward, value, following, carried, sampled)
+    for_policy = gae(*unroll, discount=discount, gae_lambda=gae_lambda)
+    if value_lambda == gae_lambda:
+        return for_policy
+    return Advantages(for_policy.advantage, gae(*unroll, discount=discount, gae_lambda=value_lambda).target)
+
+
+def returns(reward: Tensor, sampled: Tensor, *, discount: float) -> Tensor:
+    """Σ γ^k r_{t+k} to the end of the response, [S, R]."""
+    nothing = torch.zeros_like(reward)
+    return gae(
+        reward, nothing, nothing, _carried(sampled), sampled, discount=discount, gae_lambda=1.0
+    ).advantage
+
+
+def leave_one_out(reward: Tensor, sampled: Tensor, *, discount: float) -> Tensor:
+    """Return the advantages of REINFORCE with a leave-one-out baseline (Kool et al. 2019), [S, R].
+
+    The baseline is the mean return of the other responses of the batch.
+    Nothing is subtracted from a response that is alone.
+    """
+    ahead = returns(reward, sampled, discount=discount)
+    return (ahead - _of_others(ahead[0])).masked_fill(~sampled, 0.0)
+
+
+def group_relative(
+    score: Tensor,
+    divergence: Tensor,
+    sampled: Tensor,
+    group: Tensor,
+    *,
+    discount: float,
+    by_deviation: bool,
+) -> Tensor:
+    """Return (G − mean)/deviation of the scores G of a group, and each token's divergence beside it, [S, R].
+
+    Shao et al. 2024: the score alone is normalised (section 4.1.2), and all tokens of a response share it.
+    The divergence is a term of each token (eq. 4): nothing divides it, so that a group of equal scores moves
+    the policy by β alone. Its mean over the batch is taken away, which changes no expected gradient.
+
+    score, divergence: [S, R], of `scored` and of `divergence_reward`.
+    group: int64 [R], numbers of the prompts.   by_deviation: False: G − mean (Liu et al. 2025).
+    A response without another to its prompt is held against the rest of the batch instead: its own mean would
+    leave nothing of it.
+    """
+    total = returns(score, sampled, discount=discount)[0]
+    sums = total.new_zeros(len(group)).index_add(0, group, total)
+    sizes = total.new_zeros(len(group)).index_add(0, group, torch.ones_like(total))
+    alone = (sizes == 1)[group]
+    difference = total - torch.where(alone, _of_others(total), (sums / sizes)[group])
+    if by_deviation:
+        squares = total.new_zeros(len(group)).index_add(0, group, difference.square())
+        of_group = (squares / sizes).sqrt()[group]
+        # A batch of one has no deviation to divide by.
+        of_batch = total.std(correction=0) if len(total) > 1 else torch.ones_like(total)
+        difference = difference / torch.where(alone, of_batch, of_group).clamp(min=DEVIATION_FLOOR)
+    charged = divergence - divergence[sampled].mean()
+    return (difference + charged).masked_fill(~sampled, 0.0)
+
+
+def whitened(advantage: Tensor, responses: int) -> Tensor:
+    """Mean 0 and deviation 1 over the tokens [n] of two responses or more; one alone keeps what it has."""
+    if responses < 2:
+        return advantage
+    centred = advantage - advantage.mean()
+    return centred / centred.std(correction=0).clamp(min=DEVIATION_FLOOR)
+
+
+def _carried(sampled: Tensor) -> Tensor:
+    nowhere = torch.zeros_like(sampled)
+    return carries(nowhere, nowhere, sampled)
+
+
+def _of_others(total: Tensor) -> Tensor:
+    """Mean of all the others, [R]; 0 where there are none."""
+    if len(total) == 1:
+        return torch.zeros_like(total)
+    return (total.sum() - total) / (len(total) - 1)
+
+
+# ---- What is computed once per batch of responses, before its epochs.
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Steps):
+    """What is prepared of the n sampled tokens.
+
+    columns: [6, n], see `Steps`. entropy: scalar. kl_reference: scalar, nats per response; None: nothing
+    holds the policy to a reference.
+    """
+
+    columns: Tensor
+    entropy: Tensor
+    kl_reference: Tensor | None
+
+
+class Rewards(NamedTuple):
+    """Of each token, [S, R]: what it was given, and what its divergence from the reference costs."""
+
+    score: Tensor
+    divergence: Tensor
+
+
+def prepare(
+    responses: Responses,
+    read: Tensor,
+    section: TokenPPOSection,
+    kl_coefficient: float,
+    beyond: Tensor | None = None,
+) -> Prepared:
+    """Return what the epochs of an update take.
+
+    read: log π_prox, entropy, V, [3, n], and log π_ref, [4, n], where a coefficient multiplies it.
+    beyond: [R], the value of what follows each row; None: nothing follows any.
+    """
+    (proximal, entropy, value), reference = read[:3], read[3:]
+    log_ratio = proximal - (reference[0] if len(reference) else proximal)
+    grid = Grid(responses)
+    ends = responses.cut_short.to(read.dtype)
+    cut = torch.zeros_like(proximal).index_copy(0, responses.last, ends)
+    rewards = Rewards(
+        grid.spread(scored(responses.reward, cut, eos_penalty=section.eos_penalty)),
+        grid.spread(divergence_reward(log_ratio, coefficient=kl_coefficient, bound=section.log_ratio_bound)),
+    )
+    estimated = _advantages(responses, grid, section, rewards, grid.spread(value), beyond)
+    advantage, target = grid.gather(estimated.advantage), grid.gather(estimated.target)
+    if section.normalise_advantages and section.advantage != "group":
+        advantage = whitened(advantage, len(responses))
+    surrogate = decoupled(responses.behaviour, proximal, advantage, section.behaviour_weight_cap)
+    fixed = (surrogate.anchor, surrogate.weighted_advantage, target, value, responses.behaviour, proximal)
+    kl_reference = log_ratio.sum() / len(responses) if len(reference) else None
+    return Prepared(torch.stack(fixed), entropy.mean(), kl_reference)
+
+
+def _advantages(
+    responses: Responses,
+    grid: Grid,
+    section: TokenPPOSection,
+    rewards: Rewards,
+    value: Tensor,
+    beyond: Tensor | None,
+) -> Advantages:
+    """[S, R] each; without a critic the targets are its values."""
+    discount, reward = section.discount, rewards.score + rewards.divergence
+    match section.advantage:
+        case "gae":
+            return token_gae(
+                reward,
+                value,
+                grid.sampled,
+                discount=_discounts(responses, grid, section),
+                gae_lambda=section.gae_lambda,
+                value_lambda=section.value_lambda,
+                beyond=beyond,
+            )
+        case "group":
+            prompts, by_deviation = responses.prompts(), section.normalise_advantages
+            advantage = group_relative(
+                *rewards, grid.sampled, prompts, discount=discount, by_deviation=by_deviation
+            )
+        case "reinforce":
+            advantage = leave_one_out(reward, grid.sampled, discount=discount)
+    return Advantages(advantage, value)
+
+
+def _discounts(responses: Responses, grid: Grid, section: TokenPPOSection) -> float | Tensor:
+    if section.turn_discount == 1.0:
+        return section.discount
+    return turn_discounts(
+        grid.spread(responses.turn_ends), discount=section.discount, turn_discount=section.turn_discount
+    )
+
+
+# ---- What an update of a token policy tells: metrics of sampled tokens, of whole responses, of the critic.
+
+METRICS: Final = (
+    "policy_loss",
+    "entropy",
+    "gradient_norm",
+    "kl_behaviour",
+    "kl_proximal",
+    "effective_sample_size",
+    "max_ratio",
+    "clip_fraction",
+    "engine_difference",
+    "kl_reference",
+    "kl_coefficient",
+    "score",
+    "response_length",
+    "finished_fraction",
+    "left_out",
+    "learning_rate",
+    "entropy_coefficient",
+    "epochs",
+)
+"""The metrics of PPO, over sampled tokens.
+
+`kl_reference`: KL(π_prox‖π_ref) in nats per response; it is what β (`kl_coefficient`) is adapted to; absent
+where that is 0, when nothing reads the reference. `engine_difference`: mean |log π − log μ| of tokens that
+the learner's own weights sampled, in nats: how far what generates computes otherwise than what learns;
+absent where no token is of these weights. `score`: mean reward of a response before penalties.
+`finished_fraction`: share of the responses that ended by themselves. `left_out`: columns that are no whole
+response.
+"""
+CRITIC_METRICS: Final = (
+    "value_loss",
+    "explained_variance",
+    "mean_value",
+    "critic_gradient_norm",
+    "critic_learning_rate",
+)
+"""Beside these where there is a critic."""
+
+
+@dataclass(slots=True)
+class TokenGradientRecord:
+    """What the gradient steps leave behind, on the device.
+
+    log_prob: [n], of π_θ before each step of the last epoch.
+    """
+
+    log_prob: Tensor
+    losses: list[Tensor] = field(default_factory=list)
+    norms: dict[str, list[Tensor]] = field(default_factory=lambda: {POLICY: [], CRITIC: []})
+    epochs: int = 0
+
+
+def watched(prepared: Prepared, record: TokenGradientRecord, clip_range: float) -> dict[str, Tensor]:
+    """Of tokens: how far the policy has moved, from what, and by which loss."""
+    log_prob, behaviour, norms = record.log_prob, prepared.behaviour, record.norms[POLICY]
+    still = torch.zeros_like(prepared.entropy)
+    found = {
+        "policy_loss": torch.stack(record.losses).mean(0)[0],
+        "entropy": prepared.entropy,
+        "gradient_norm": torch.stack(norms).mean() if norms else still,
+        "kl_behaviour": divergence(behaviour, log_prob),
+        "kl_proximal": divergence(prepared.proximal, log_prob),
+        "effective_sample_size": effective_sample_size(behaviour, log_prob),
+        "max_ratio": largest_ratio(behaviour, log_prob),
+        "clip_fraction": clip_fraction(log_prob, prepared.anchor, clip_range),
+    }
+    return found if prepared.kl_reference is None else found | {"kl_reference": prepared.kl_reference}
+
+
+def engine_difference(prepared: Prepared, is_own: Tensor) -> Tensor:
+    """Return how far the generator's log-probabilities are from the learner's; is_own: bool [n], else nan."""
+    difference: Tensor = (prepared.proximal - prepared.behaviour).abs()
+    return difference.mul(is_own).sum() / is_own.sum()
+
+
+def of_responses(responses: Responses) -> dict[str, Tensor]:
+    """Return what was said of them."""
+    return {
+        "score": responses.reward.sum() / len(responses),
+        "finished_fraction": 1.0 - responses.cut_short.float().mean(),
+    }
+
+
+def of_critic(prepared: Prepared, record: TokenGradientRecord) -> dict[str, Tensor]:
+    """Return how well it foretells the returns."""
+    return {
+        "value_loss": torch.stack(record.losses).mean(0)[1],
+        "explained_variance": explained_variance(prepared.old_value, prepared.target),
+        "mean_value": prepared.old_value.mean(),
+        "critic_gradient_norm": torch.stack(record.norms[CRITIC]).mean(),
+    }
+
 
 _KL_TOLERANCE: Final = 1.5
 _JUDGED: Final = ("policy_loss", "entropy", "gradient_norm", "value_loss", "critic_gradient_norm")

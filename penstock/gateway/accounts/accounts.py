@@ -6,21 +6,33 @@ raise `Unavailable` and `Conflict` of the database.
 
 import base64
 import binascii
+import logging
+import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeVar
 
+from sqlalchemy import CursorResult, Delete, delete, or_, select
 from sqlalchemy.orm import Session
 
-from penstock.gateway.accounts import api_tokens, attempts, invitations, projects, sessions, users
+from penstock.gateway.accounts import api_tokens, projects, sessions, users
+from penstock.gateway.accounts import projects as invitations
+from penstock.gateway.accounts import users as attempts
 from penstock.gateway.accounts.account_errors import Forbidden, Unauthenticated
-from penstock.gateway.accounts.passwords import hash_password, is_password
 from penstock.gateway.accounts.principal import Membership, Principal
 from penstock.gateway.accounts.secrets import API, REFRESH, is_secret
-from penstock.gateway.accounts.sessions import Grant
-from penstock.gateway.accounts.signing_keys import Keys
-from penstock.gateway.store.tables import Role, UserRow
+from penstock.gateway.accounts.sessions import Grant, Keys
+from penstock.gateway.accounts.users import hash_password, is_password
+from penstock.gateway.store.tables import (
+    FeedbackLinkRow,
+    InvitationRow,
+    RefreshRow,
+    Role,
+    SessionRow,
+    UserRow,
+)
 from penstock.registry.database import Database
+from penstock.registry.records import RegistryError
 
 T = TypeVar("T")
 _NOT_KNOWN = "name or password is wrong"
@@ -248,3 +260,51 @@ def _password_of(value: str) -> str:
         return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):
         return ""
+
+
+# ---- Deletes what counts no more, so that the database of a gateway does not grow with every sign-in.
+
+KEPT: Final = timedelta(days=1)
+"""For which what has ended before its time can still be looked at."""
+AT_ONCE: Final = 1000
+"""Most sessions in a transaction: others wait for it meanwhile."""
+EVERY_S: Final = 600.0
+
+log = logging.getLogger(__name__)
+
+
+def sweep(accounts: Accounts, end: threading.Event, every_s: float = EVERY_S) -> None:
+    """Delete what has expired, now and every so often, until `end` is set; a thread's body."""
+    while not end.is_set():
+        try:
+            gone = accounts.run(delete_expired)
+        except RegistryError as error:
+            log.warning("what has expired was not deleted", extra={"error": str(error)})
+        else:
+            log.debug("expired rows deleted", extra={"rows": gone})
+        end.wait(every_s)
+
+
+def delete_expired(session: Session, now: datetime) -> int:
+    """Delete at most AT_ONCE sessions and all else that counts no more; returns how many rows went."""
+    over = or_(SessionRow.expires <= now, SessionRow.ended <= now - KEPT)
+    ids = session.scalars(select(SessionRow.id).where(over).limit(AT_ONCE)).all()
+    return sum(
+        _count(session, statement)
+        for statement in (
+            delete(RefreshRow).where(RefreshRow.session.in_(ids)),
+            delete(SessionRow).where(SessionRow.id.in_(ids)),
+            delete(InvitationRow).where(
+                or_(InvitationRow.expires <= now - KEPT, InvitationRow.used <= now - KEPT)
+            ),
+            delete(FeedbackLinkRow).where(
+                or_(FeedbackLinkRow.expires <= now - KEPT, FeedbackLinkRow.revoked <= now - KEPT)
+            ),
+        )
+    )
+
+
+def _count(session: Session, statement: Delete) -> int:
+    done = session.execute(statement)
+    assert isinstance(done, CursorResult)
+    return done.rowcount

@@ -1,17 +1,46 @@
 """Projects and their members. A project that the caller does not belong to is as good as absent."""
 
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from penstock.gateway.accounts import audit
+from penstock.gateway.accounts import api_tokens, audit
 from penstock.gateway.accounts.account_errors import AccountConflict, BadInput, NoSuchThing
 from penstock.gateway.accounts.principal import Membership, Principal
-from penstock.gateway.accounts.withdrawal import withdraw
-from penstock.gateway.store.tables import MemberRow, ProjectRow, Role, UserRow
+from penstock.gateway.accounts.secrets import INVITATION, digest, is_secret, new_secret
+from penstock.gateway.store.tables import (
+    ApiTokenRow,
+    FeedbackLinkRow,
+    InvitationRow,
+    MemberRow,
+    ProjectRow,
+    Role,
+    UserRow,
+)
+
+# ---- What a person handed out in a project counts no more once they may not do it themselves.
+
+
+def withdraw(session: Session, now: datetime, *, project: str, user: str, role: Role | None, by: str) -> None:
+    """Revoke what a person made in a project and could not make in `role`; None: they are no member now."""
+    maker = f"user/{user}"
+    made = (ApiTokenRow.project == project) & (ApiTokenRow.by == maker) & ApiTokenRow.revoked.is_(None)
+    for token in session.scalars(select(ApiTokenRow).where(made)).all():
+        if role is None or not role.includes(token.role):
+            api_tokens.revoke(session, now, project=project, token=token.id, by=by)
+    if role is not Role.OWNER:
+        _end_invitations(session, now, project, maker)
+    if role is None or role is Role.VIEWER:
+        api_tokens.revoke_links(session, now, FeedbackLinkRow.by == maker, project=project, by=by)
+
+
+def _end_invitations(session: Session, now: datetime, project: str, maker: str) -> None:
+    sent = (InvitationRow.project == project) & (InvitationRow.by == maker) & (InvitationRow.expires > now)
+    session.execute(update(InvitationRow).where(sent).values(expires=now))
+
 
 NO_PROJECT: Final = "no such project, or none of yours"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,22}[a-z0-9])?")
@@ -122,3 +151,57 @@ def _keep_an_owner(session: Session, row: MemberRow) -> None:
     count = session.scalar(select(func.count()).select_from(MemberRow).where(owners)) or 0
     if row.role is Role.OWNER and count == 1:
         raise AccountConflict("this is the project's last owner: make another member owner first")
+
+
+# ---- Ways into a project: a secret that an owner hands to one person, good once and for some days.
+
+MAX_DAYS: Final = 30
+
+
+def invite(session: Session, now: datetime, member: Membership, *, role: Role, days: int) -> str:
+    """Return the secret of a new invitation, which is shown once."""
+    secret = new_secret(INVITATION)
+    session.add(
+        InvitationRow(
+            digest=digest(secret),
+            project=member.project,
+            role=role,
+            by=member.principal.subject,
+            expires=now + timedelta(days=days),
+            used=None,
+        )
+    )
+    audit.note(session, now, by=member.principal.subject, action="invited", project=member.project, role=role)
+    return secret
+
+
+def stored(session: Session, project: str) -> int:
+    """Return how many invitations of a project are stored; one that has ended is, for a day."""
+    own = InvitationRow.project == project
+    return session.scalar(select(func.count()).select_from(InvitationRow).where(own)) or 0
+
+
+def find(session: Session, now: datetime, secret: str) -> InvitationRow:
+    """Return an invitation that still counts.
+
+    Raises BadInput for one that is unknown, used or expired: it does not say which.
+    """
+    row = session.get(InvitationRow, digest(secret)) if is_secret(secret, INVITATION) else None
+    if row is None or row.used is not None or row.expires <= now:
+        raise BadInput("invitation", "not known, used already, or expired: ask for a new one")
+    return row
+
+
+def redeem(session: Session, now: datetime, row: InvitationRow, *, user: str) -> str:
+    """Make a person a member as an invitation says, and return the project.
+
+    The audit says that they did, and who had invited them. Raises AccountConflict for somebody who may do as
+    much already: an invitation makes nobody less.
+    """
+    member = session.get(MemberRow, (row.project, user))
+    if member is not None and member.role.includes(row.role):
+        raise AccountConflict(f"you are {member.role} of {row.project} already: this invites a {row.role}")
+    row.used = now
+    by = f"user/{user}"
+    set_role(session, now, project=row.project, user=user, role=row.role, by=by, invited_by=row.by)
+    return row.project

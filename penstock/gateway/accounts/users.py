@@ -1,18 +1,24 @@
 """People: their names, their passwords, and the number that their sessions carry."""
 
+import contextlib
 import re
+import threading
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Final
 
-from sqlalchemy import select, update
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError, VerifyMismatchError
+from argon2.profiles import RFC_9106_LOW_MEMORY
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import audit
-from penstock.gateway.accounts.account_errors import AccountConflict, BadInput, NoSuchThing
+from penstock.gateway.accounts.account_errors import AccountConflict, BadInput, NoSuchThing, TooManyAttempts
+from penstock.gateway.accounts.projects import withdraw
 from penstock.gateway.accounts.secrets import new_id
-from penstock.gateway.accounts.withdrawal import withdraw
-from penstock.gateway.store.tables import MemberRow, SessionRow, UserRow
+from penstock.gateway.store.tables import AttemptRow, MemberRow, SessionRow, UserRow
 
 MAX_NAME_LENGTH: Final = 128
 _NAME = re.compile(r"[a-z0-9][a-z0-9._+@-]{0,127}")
@@ -88,3 +94,101 @@ def end_sessions(session: Session, now: datetime, user: str, *, reason: str) -> 
     """End every open session of a person."""
     open_ones = (SessionRow.user == user) & SessionRow.ended.is_(None)
     session.execute(update(SessionRow).where(open_ones).values(ended=now, reason=reason))
+
+
+# ---- Passwords of people, as argon2id with the parameters of RFC 9106 for 64 MiB of memory.
+
+MIN_LENGTH: Final = 12
+MAX_LENGTH: Final = 256
+_AT_ONCE: Final = threading.BoundedSemaphore(2)
+
+_hasher = PasswordHasher.from_parameters(RFC_9106_LOW_MEMORY)
+_nobodys = _hasher.hash("of no account")
+
+
+def hash_password(password: str, *, name: str) -> str:
+    """Return the encoded hash of a new password; raises BadInput as `check_password` does."""
+    check_password(password, name=name)
+    with _AT_ONCE:
+        encoded: str = _hasher.hash(password)
+    return encoded
+
+
+def check_password(password: str, *, name: str) -> None:
+    """Raise BadInput for a new password that is too easily guessed.
+
+    name: of the account, which the password may not contain.
+    """
+    if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
+        raise BadInput("password", f"must have {MIN_LENGTH} to {MAX_LENGTH} characters")
+    if name.lower() in password.lower() or len(set(password)) < MIN_LENGTH // 2:
+        raise BadInput("password", "must not contain the account's name nor repeat few characters")
+
+
+def is_password(encoded: str | None, password: str) -> bool:
+    """Return whether a password is that of the encoded hash; takes as long where there is none (None).
+
+    Where a hash cannot be read, no password is its own: such a person has a new one set by the operator.
+    """
+    if len(password) > MAX_LENGTH:
+        return False
+    with _AT_ONCE:
+        try:
+            _hasher.verify(encoded or _nobodys, password)
+        except VerifyMismatchError:
+            return False
+        except (InvalidHashError, VerificationError):
+            with contextlib.suppress(VerifyMismatchError):
+                _hasher.verify(_nobodys, password)  # an account must not be told from none by the time
+            return False
+    return bool(encoded)
+
+
+# ---- How often signing in may be tried: per account and address together, per address, and per account.
+
+WINDOW: Final = timedelta(minutes=15)
+MOST_OF_BOTH: Final = 10
+MOST_OF_ADDRESS: Final = 50
+MOST_OF_ACCOUNT: Final = 200
+
+
+def count(session: Session, now: datetime, *, account: str, address: str) -> float:
+    """Count an attempt; returns the seconds to wait where it is one too many, else 0."""
+    session.execute(delete(AttemptRow).where(AttemptRow.since < now - WINDOW))
+    refused_s = _count(session, now, _subject("address", address), MOST_OF_ADDRESS)
+    if refused_s:  # beyond its bound an address adds no rows, whatever names it invents
+        return refused_s
+    return max(
+        _count(session, now, _both(account, address), MOST_OF_BOTH),
+        _count(session, now, _subject("account", account), MOST_OF_ACCOUNT),
+    )
+
+
+def check(wait_s: float) -> None:
+    """Raise TooManyAttempts where `count` said to wait; outside the transaction, which keeps its count."""
+    if wait_s > 0:
+        raise TooManyAttempts(wait_s)
+
+
+def forgive(session: Session, *, account: str, address: str) -> None:
+    """Forget the attempts of an account at an address: it was its owner. Elsewhere this one did not count."""
+    session.execute(delete(AttemptRow).where(AttemptRow.subject == _both(account, address)))
+    own = AttemptRow.subject.in_((_subject("address", address), _subject("account", account)))
+    session.execute(update(AttemptRow).where(own, AttemptRow.count > 0).values(count=AttemptRow.count - 1))
+
+
+def _count(session: Session, now: datetime, subject: str, most: int) -> float:
+    row = session.get(AttemptRow, subject)
+    if row is None:
+        session.add(AttemptRow(subject=subject, count=1, since=now))
+        return 0.0
+    row.count += 1
+    return (row.since + WINDOW - now).total_seconds() if row.count > most else 0.0
+
+
+def _both(account: str, address: str) -> str:
+    return _subject("both", account, address)
+
+
+def _subject(*parts: str) -> str:
+    return sha256("\0".join(parts).encode(errors="replace")).hexdigest()

@@ -8,7 +8,8 @@ An error repeats nothing of what was sent but the name of a field.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -28,7 +29,9 @@ from penstock.gateway.accounts.account_errors import (
     Unauthenticated,
 )
 from penstock.gateway.jobs.steering import CannotSteer
-from penstock.registry.registry_errors import Conflict, NotAllowed, RegistryError, Unavailable
+from penstock.protocol.limits import MIB
+from penstock.registry.records import Conflict, NotAllowed, RegistryError, Unavailable
+from penstock.rpc.gate import Exceeded, RateLimits, Rates
 
 log = logging.getLogger(__name__)
 
@@ -169,3 +172,54 @@ def _of_validation(error: RequestValidationError, content_type: str) -> ApiError
 def _is_json(content_type: str) -> bool:
     kind = content_type.partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+# ---- How much one address and one account may ask for in a second, and follow at a time; beyond it it is
+# 429.
+
+ADDRESS: Final = Rates(calls=200.0, bytes=32.0 * MIB, settings="per address")
+ACCOUNT: Final = Rates(calls=100.0, bytes=16.0 * MIB, settings="per account")
+STREAMS: Final = 512
+"""Streams of events of an account at a time: each holds one of the connections that there are for all."""
+
+
+class CallLimits:
+    """The limits of addresses and accounts; for one event loop."""
+
+    def __init__(self, address: Rates = ADDRESS, account: Rates = ACCOUNT, *, streams: int = STREAMS) -> None:
+        self._addresses = RateLimits(address)
+        self._accounts = RateLimits(account)
+        self._most_streams, self._streams = streams, Counter[str]()
+
+    def admit_address(self, address: str) -> None:
+        """Count a request of an address; raises ApiError 429 for one too many."""
+        _take(self._addresses, address)
+
+    def admit(self, subject: str) -> None:
+        """Count a request of an account; raises ApiError 429 for one too many."""
+        _take(self._accounts, subject)
+
+    def begin_stream(self, subject: str) -> Callable[[], None]:
+        """Count a stream of an account, and return what is called at its end; raises ApiError 429."""
+        if self._streams[subject] >= self._most_streams:
+            detail = (
+                f"{self._most_streams} streams of this account are open: end one before you begin another"
+            )
+            raise ApiError(429, detail, retry_s=1)
+        self._streams[subject] += 1
+        return lambda: self._end_stream(subject)
+
+    def _end_stream(self, subject: str) -> None:
+        self._streams[subject] -= 1
+        if not self._streams[subject]:
+            del self._streams[subject]
+
+
+def _take(limits: RateLimits, caller: str) -> None:
+    """Refuse what the limits would make wait: an HTTP client waits by itself."""
+    try:
+        wait_s = limits.reserve(caller, 0)
+    except Exceeded as error:
+        raise ApiError(429, str(error), retry_s=1) from error
+    if wait_s > 0:
+        raise ApiError(429, "too many requests: wait a second and go on more slowly", retry_s=wait_s)

@@ -15,7 +15,7 @@ from penstock.gateway.accounts import audit
 from penstock.gateway.accounts.account_errors import AccountError
 from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.jobs.steering import CannotSteer, NoAnswer
-from penstock.registry.registry_errors import RegistryError, Unavailable
+from penstock.registry.records import RegistryError, Unavailable
 
 _REFUSALS: Final = (AccountError, CannotSteer, RegistryError)
 _UNKNOWN: Final = (NoAnswer, Unavailable)

@@ -1,14 +1,51 @@
 """How a gateway may be reached: under which names, by whose pages, with bodies of which size."""
 
+import re
 from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Final
 from urllib.parse import urlsplit
 
+from starlette.responses import Response
+
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.cross_origin import is_origin
 from penstock.protocol.limits import MIB
+
+# ---- What a browser is told of pages elsewhere that may call, as Fetch has it (CORS).
+
+_METHODS: Final = "GET, POST, PUT, DELETE"
+_HEADERS: Final = (
+    "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Penstock-Link, Penstock-Project, Prefer"
+)
+_SEEN: Final = "Location, Retry-After"
+"""Headers of an answer that the page may read, beside those that every page may."""
+_KNOWN_S: Final = 600
+"""Seconds for which a browser need not ask again."""
+_ORIGIN: Final = re.compile(r"(https?)://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
+_USUAL: Final = {"http": "80", "https": "443"}
+
+
+def is_origin(text: str) -> bool:
+    """Return whether a text is an origin, written as browsers write it."""
+    found = _ORIGIN.fullmatch(text)
+    return found is not None and found[2] != _USUAL[found[1]]
+
+
+def permission(origin: str) -> dict[str, str]:
+    """Return the headers by which a browser hands an answer on to a page of an origin."""
+    return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _SEEN, "Vary": "Origin"}
+
+
+def preflight() -> Response:
+    """Return the answer to a browser that asks what a page may send."""
+    said = {
+        "Access-Control-Allow-Methods": _METHODS,
+        "Access-Control-Allow-Headers": _HEADERS,
+        "Access-Control-Max-Age": str(_KNOWN_S),
+    }
+    return Response(status_code=204, headers=said)
+
 
 MAX_BODY_BYTES: Final = 1 * MIB
 MAX_IMPORT_BYTES: Final = 64 * MIB

@@ -17,8 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway import people_metrics
 from penstock.gateway.frame.api_errors import ApiError, route_of
-from penstock.gateway.frame.cross_origin import permission, preflight
-from penstock.gateway.frame.doors import MAX_IMPORT_BYTES, Doors
+from penstock.gateway.frame.doors import MAX_IMPORT_BYTES, Doors, permission, preflight
 from penstock.gateway.frame.server_end import ending, is_full
 
 HEADERS: Final = {

@@ -6,9 +6,9 @@ from pathlib import Path
 from fastapi import Request
 
 from penstock.gateway.accounts.accounts import Accounts
+from penstock.gateway.accounts.audit import Quotas
 from penstock.gateway.accounts.oidc_sign_in import OidcSignIn
-from penstock.gateway.accounts.quotas import Quotas
-from penstock.gateway.frame.call_limits import CallLimits
+from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.registry.registry import Registry
 

@@ -5,11 +5,12 @@ until it is cancelled.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from starlette.types import Scope
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 ENDING: Final = "ending"
 """Name of the event among what a server hands to each request as its state."""
@@ -48,3 +49,50 @@ async def until(ends: asyncio.Event, grace_s: float) -> AsyncIterator[asyncio.Ti
     except TimeoutError:
         if not limit.expired():
             raise
+
+
+# ---- The answer that is a stream of server-sent events.
+
+ANSWER_S: Final = 4.0
+"""Seconds that an answer which is under way may go on when its server ends: less than the server waits."""
+
+
+class EventStream(StreamingResponse):
+    """An answer of server-sent events; it ends with its server.
+
+    grace_s: seconds that it goes on when the server has begun to end; 0 for one that has no end of its own.
+    cut_off: event that is sent last where it ended before its events did. on_end: is called when it has
+    ended, however.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncIterable[str],
+        status_code: int = 200,
+        *,
+        grace_s: float = 0.0,
+        cut_off: str = "",
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(events, status_code)
+        self._grace_s, self._cut_off, self._on_end = grace_s, cut_off, on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until they or the server end."""
+        self._ending = ending(scope)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+
+    async def stream_response(self, send: Send) -> None:
+        """Send them as they come."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with until(self._ending, self._grace_s) as limit:
+            async for one in self.body_iterator:
+                body = one.encode() if isinstance(one, str) else one
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        last = self._cut_off if limit.expired() else ""
+        await send({"type": "http.response.body", "body": last.encode(), "more_body": False})

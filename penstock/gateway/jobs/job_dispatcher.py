@@ -20,13 +20,21 @@ from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.jobs import job_queue, policy_versions
 from penstock.gateway.jobs.dry_run_turns import DryRunTurns
 from penstock.gateway.jobs.job_kinds import JobKind, PlainTraining
-from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome, Template
+from penstock.gateway.jobs.job_records import (
+    CannotBegin,
+    CannotLook,
+    Conclusion,
+    Job,
+    Outcome,
+    Runner,
+    Stage,
+    Template,
+)
 from penstock.gateway.jobs.log_stream import LogReaders
-from penstock.gateway.jobs.runner import CannotBegin, CannotLook, Runner, Stage
 from penstock.gateway.jobs.steering import Steering
 from penstock.gateway.store.tables import JobState
+from penstock.registry.records import RegistryError
 from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import RegistryError
 
 LOOK_S: Final = 1.0
 """Seconds between two looks where nothing is asked for."""

@@ -22,10 +22,9 @@ from penstock.gateway.event_text import STILL_HERE, event
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.gateway.jobs.job_records import shown
-from penstock.gateway.jobs.log_stream import LOOK_S, QUIET_LOOKS, RIGHTS_S
-from penstock.gateway.jobs.shared_looks import SharedLooks, rest
+from penstock.gateway.jobs.log_stream import LOOK_S, QUIET_LOOKS, RIGHTS_S, SharedLooks, rest
 from penstock.gateway.jobs.steering import CannotSteer
-from penstock.registry.registry_errors import RegistryError, Unavailable
+from penstock.registry.records import RegistryError, Unavailable
 
 
 @dataclass(frozen=True, slots=True)

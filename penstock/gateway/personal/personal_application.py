@@ -5,24 +5,217 @@ another host's name (a page elsewhere whose name was made to lead here), from a 
 without the cookie of the one browser that was let in is refused. Everything the page loads comes from here.
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway.event_text import STILL_HERE, event
 from penstock.gateway.frame.api_errors import ApiError, add_handlers
 from penstock.gateway.frame.doors import Doors
 from penstock.gateway.frame.envelope import Envelope
-from penstock.gateway.frame.event_stream import EventStream
-from penstock.gateway.personal.action_routes import add_actions
-from penstock.gateway.personal.admission import Admission
-from penstock.gateway.personal.json_values import json_values
-from penstock.gateway.personal.personal_door import PersonalDoor
-from penstock.gateway.personal.run_events import live
-from penstock.gateway.personal.shown_runs import Actions, Runs, UnknownRun
+from penstock.gateway.frame.requests import Body
+from penstock.gateway.frame.server_end import EventStream
+from penstock.gateway.jobs.steering import Action
+from penstock.gateway.personal.shown_runs import PARAMETER, Actions, Admission, CannotStart, Runs, UnknownRun
+from penstock.gateway.routes.job_routes import (
+    NewTraffic,
+    Promotion,
+    VersionNumber,
+    Wanted,
+    WeightsFile,
+    Withdrawal,
+)
+
+# ---- What the person does: start a training, steer a run, decide about its versions.
+
+
+class NewRun(Body):
+    """A training: the name of its run, and what is set, as `SECTION: {KEY: value}`, over the defaults."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+def add_actions(app: FastAPI, runs: Runs, actions: Actions) -> None:
+    """Add the routes."""
+    router, steering = APIRouter(), actions.steering
+
+    @router.get("/api/settings")
+    def schema() -> Mapping[str, Any]:
+        """Return the JSON schema of all settings of a run."""
+        return actions.starter.schema()
+
+    @router.post("/api/runs", status_code=201)
+    def start(body: NewRun) -> dict[str, str]:
+        """Start a training, and answer once its run is there."""
+        try:
+            actions.starter.start(body.name, body.settings)
+        except CannotStart as error:
+            raise ApiError(422 if error.field else 409, str(error), field=error.field) from error
+        return {"name": body.name}
+
+    @router.post("/api/runs/{name}/control/{action}")
+    def control(name: str, action: Action, body: Wanted) -> Mapping[str, Any]:
+        """Tell a run what is wanted."""
+        runs.detail(name)  # a name that is none is told before anything is asked
+        return steering.order(name, body.order(action))
+
+    @router.get("/api/runs/{name}/versions/{version}/weights", response_class=WeightsFile)
+    def weights(name: str, version: VersionNumber) -> WeightsFile:
+        """Return the weights of a version as a file of safetensors."""
+        runs.detail(name)
+        return WeightsFile.of(steering.weights(name, version))
+
+    @router.post("/api/runs/{name}/promote")
+    def promote(name: str, body: Promotion) -> Mapping[str, Any]:
+        """Make a version active or the canary."""
+        return steering.promote(
+            name, body.version, to=body.to, canary_share=body.canaryShare, reason=body.reason, by=actions.by
+        )
+
+    @router.post("/api/runs/{name}/rollback")
+    def roll_back(name: str, body: Withdrawal) -> Mapping[str, Any]:
+        """Withdraw a version, the canary or the active one."""
+        return steering.roll_back(name, body.version, reason=body.reason, by=actions.by)
+
+    @router.put("/api/runs/{name}/traffic")
+    def set_traffic(name: str, body: NewTraffic) -> Mapping[str, Any]:
+        """Change which share of the clients gets which version."""
+        return steering.set_traffic(name, body.change(), reason=body.reason, by=actions.by)
+
+    app.include_router(router)
+
+
+# ---- Values of runs as JSON has them.
+
+
+def json_values(value: Any) -> Any:
+    """Return a value without what JSON lacks: NaN, infinity, letters of file names that are no text.
+
+    Raises RecursionError for one that is nested too deeply.
+    """
+    if isinstance(value, dict):
+        return {json_values(key): json_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_values(item) for item in value]
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---- Lets in the browser that has the cookie; the secret of the address is exchanged for it.
+
+_NOT_LET_IN: Final = (
+    "open the address that `penstock ui` printed; it lets in one browser: start it again for another"
+)
+
+
+class PersonalDoor:
+    """The middleware."""
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self._app, self._admission = app, admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = HTTPConnection(scope)
+        is_known = self._admission.admits(asked.cookies.get(self._admission.cookie))
+        entrance = self._entrance(asked, is_known=is_known)
+        if entrance is not None:
+            await entrance(scope, receive, send)
+        elif is_known:
+            await self._app(scope, receive, send)
+        else:
+            await ApiError(401, _NOT_LET_IN).response()(scope, receive, send)
+
+    def _entrance(self, asked: HTTPConnection, *, is_known: bool) -> RedirectResponse | None:
+        """Return the way from the printed address to the page without a secret, for whom it lets in."""
+        secret = asked.query_params.get(PARAMETER)
+        if secret is None or (asked.scope["method"], asked.scope["path"]) != ("GET", "/"):
+            return None
+        session = self._admission.exchange(secret)
+        if session is None and not is_known:
+            return None
+        away = RedirectResponse("/", status_code=303)
+        if session is not None:
+            away.set_cookie(self._admission.cookie, session, httponly=True, samesite="strict")
+        return away
+
+
+# ---- Runs live, as server-sent events: what has changed since it was sent last, and nothing else.
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks."""
+QUIET_LOOKS: Final = 15
+"""Looks without news after which a sign of life is sent."""
+
+
+async def live(runs: Runs, chosen: str, compared: Sequence[str], **more: Any) -> AsyncIterator[str]:
+    """Yield the events without end.
+
+    chosen: the run that is looked at, "" for none. more: that is told with the list.
+    """
+    sent = dict[tuple[str, str], str]()
+    quiet = 0
+    while True:
+        fresh = await run_in_threadpool(_looked, runs, chosen, compared, more)
+        news = {key: text for key, text in fresh.items() if sent.get(key) != text}
+        for gone in sent.keys() - fresh.keys():
+            del sent[gone]
+        sent |= news
+        for text in news.values():
+            yield text
+        quiet = 0 if news else quiet + 1
+        if quiet == QUIET_LOOKS:
+            quiet = 0
+            yield STILL_HERE
+        await asyncio.sleep(LOOK_S)
+
+
+def _looked(
+    runs: Runs, chosen: str, compared: Sequence[str], more: Mapping[str, Any]
+) -> dict[tuple[str, str], str]:
+    """Return every event as it is now, by kind and run."""
+    looks: dict[tuple[str, str], Callable[[], Any]] = {("runs", ""): lambda: {**runs.listed(), **more}}
+    if chosen:
+        looks["run", chosen] = partial(runs.detail, chosen)
+        looks["versions", chosen] = partial(runs.versions, chosen)
+        looks |= {("curve", name): partial(_curve, runs, name) for name in (chosen, *compared)}
+    return {key: _told(*key, look) for key, look in looks.items()}
+
+
+def _curve(runs: Runs, name: str) -> Any:
+    return {"name": name, "columns": runs.curve(name)}
+
+
+def _told(kind: str, name: str, look: Callable[[], Any]) -> str:
+    """Return what a look finds as an event; what cannot be shown hides nothing else."""
+    status = 409
+    try:
+        return event(kind, json_values(look()))
+    except UnknownRun:
+        status, detail = 404, f"no run of this name: {name}"
+    except RecursionError:
+        detail = "a file of this run is nested too deeply to be shown"
+    except (OSError, ConfigurationError) as error:
+        detail = str(error)
+    return event("trouble", json_values({"run": name, "status": status, "detail": detail}))
+
 
 STATIC: Final = Path(__file__).parent / "static"
 MAX_COMPARED: Final = 16

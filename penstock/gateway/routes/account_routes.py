@@ -1,20 +1,143 @@
 """Signing in and out, and what one person or program is."""
 
-from typing import Annotated, Any, Final
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Form, Request
 from pydantic import SecretStr
 
-from penstock.gateway.accounts import invitations
+from penstock.gateway.accounts import projects
 from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.accounts.principal import Principal
 from penstock.gateway.accounts.sessions import Grant
-from penstock.gateway.frame.answer import answers
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.parts import address_of, parts_of
-from penstock.gateway.frame.request_text import Body, Secret, Text
+from penstock.gateway.frame.requests import Answer, Body, Secret, Text, answers
 from penstock.gateway.frame.route_access import GuardedRoute, principal_of
-from penstock.gateway.routes.account_answers import Health, Joined, Me, Tokens
+from penstock.gateway.store.tables import Role
+
+# ---- Answers about people, programs and projects, as the document describes them.
+
+
+class Health(Answer):
+    """The gateway answers."""
+
+    status: Literal["ok"]
+
+
+class Tokens(Answer):
+    """Tokens of a session. expires_in: seconds. refresh_token: of people alone."""
+
+    access_token: str
+    token_type: Literal["bearer"]
+    expires_in: int
+    refresh_token: str = ""
+
+
+class Joined(Answer):
+    """The project that somebody now belongs to."""
+
+    project: str
+
+
+class Belonging(Answer):
+    """What somebody is in a project."""
+
+    project: str
+    role: Role
+
+
+class Me(Answer):
+    """Who calls. subject: `user/ID` or `token/ID`."""
+
+    subject: str
+    name: str
+    projects: list[Belonging]
+
+
+class OfferedProvider(Answer):
+    """The provider of identities at which people may sign in. title: null where there is none."""
+
+    title: str | None
+
+
+class ProviderAddress(Answer):
+    """Where the browser goes to sign in."""
+
+    address: str
+
+
+class MemberShown(Answer):
+    """A member of a project. since: when they joined it."""
+
+    user: str
+    name: str
+    role: Role
+    since: datetime
+
+
+class MemberList(Answer):
+    """Who belongs to a project."""
+
+    members: list[MemberShown]
+
+
+class InvitationMade(Answer):
+    """An invitation. invitation: its secret, which is shown this once."""
+
+    invitation: str
+    role: Role
+    days: int
+
+
+class TokenShown(Answer):
+    """An API token without its secret. expires: null: when it is revoked."""
+
+    id: str
+    name: str
+    role: Role
+    created: datetime
+    expires: datetime | None
+    revoked: datetime | None
+
+
+class TokenList(Answer):
+    """The API tokens of a project."""
+
+    tokens: list[TokenShown]
+
+
+class TokenMade(TokenShown):
+    """A new API token. token: its secret, which is shown this once."""
+
+    token: str
+
+
+class AuditEntryShown(Answer):
+    """What somebody did. by: `user/ID`, `token/ID` or `operator`. detail: facts, by what was done."""
+
+    number: int
+    time: datetime
+    by: str
+    action: str
+    subject: str
+    detail: dict[str, Any]
+
+
+class AuditLog(Answer):
+    """Who did what in a project, newest first."""
+
+    entries: list[AuditEntryShown]
+
+
+class ApiDocument(Answer):
+    """An OpenAPI document."""
+
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
+
 
 router = APIRouter(route_class=GuardedRoute, tags=["accounts"])
 
@@ -107,9 +230,7 @@ def join(request: Request, body: Join, caller: Caller) -> dict[str, str]:
     secret = body.invitation.get_secret_value()
     accounts = parts_of(request).accounts
     project = accounts.run(
-        lambda session, now: invitations.redeem(
-            session, now, invitations.find(session, now, secret), user=user
-        )
+        lambda session, now: projects.redeem(session, now, projects.find(session, now, secret), user=user)
     )
     return {"project": project}
 

@@ -4,10 +4,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from penstock.gateway.frame.answer import answers
-from penstock.gateway.frame.api_description import describe
-from penstock.gateway.frame.route_access import GuardedRoute
-from penstock.gateway.routes.account_answers import ApiDocument
+from penstock.gateway.frame.requests import answers
+from penstock.gateway.frame.route_access import GuardedRoute, describe
+from penstock.gateway.routes.account_routes import ApiDocument
 from penstock.gateway.routes.answer_links import add_links
 
 router = APIRouter(route_class=GuardedRoute, tags=["description"])

@@ -20,7 +20,7 @@ from penstock.gateway.accounts import api_tokens, audit
 from penstock.gateway.accounts.account_errors import BadInput, NoSuchThing
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.accounts.secrets import LINK, digest, is_secret, new_id, new_secret
-from penstock.gateway.feedback.opinion_bodies import (
+from penstock.gateway.feedback.feedback_rows import (
     AgentId,
     Long,
     NewFeedback,
@@ -31,13 +31,10 @@ from penstock.gateway.feedback.opinion_bodies import (
     Short,
     rating_of,
 )
-from penstock.gateway.frame.answer import Answer, answers
 from penstock.gateway.frame.parts import parts_of
-from penstock.gateway.frame.request_numbers import NUMERIC
-from penstock.gateway.frame.request_text import Body, example
+from penstock.gateway.frame.requests import NUMERIC, Answer, Body, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, member_of
-from penstock.gateway.routes.feedback_answers import RatingKept
-from penstock.gateway.routes.feedback_routes import keep
+from penstock.gateway.routes.feedback_routes import RatingKept, keep
 from penstock.gateway.store.tables import FeedbackLinkRow
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])

@@ -5,7 +5,8 @@ and, where a program says so, of the user that it speaks for.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -13,16 +14,85 @@ from starlette.concurrency import run_in_threadpool
 from penstock.gateway import people_metrics
 from penstock.gateway.accounts import audit
 from penstock.gateway.accounts.principal import Membership, Principal
-from penstock.gateway.feedback.feedback_rows import as_lines, rating_row, read_lines
-from penstock.gateway.feedback.opinion_bodies import AgentId, Key, NewFeedback, NewPair, rating_of
-from penstock.gateway.frame.answer import answers
+from penstock.gateway.feedback.feedback_rows import (
+    AgentId,
+    Key,
+    NewFeedback,
+    NewPair,
+    as_lines,
+    rating_of,
+    rating_row,
+    read_lines,
+)
 from penstock.gateway.frame.audited_calls import audited
 from penstock.gateway.frame.parts import Parts, parts_of
+from penstock.gateway.frame.requests import Answer, answers
 from penstock.gateway.frame.route_access import GuardedRoute, member_of, principal_of
-from penstock.gateway.jobs.trained_from import trained_from
-from penstock.gateway.routes.feedback_answers import Deletion, FeedbackStored, Stored
+from penstock.gateway.jobs.job_records import trained_from
+from penstock.gateway.store.tables import JobState
 from penstock.registry.ratings import KeptRating, Rating
-from penstock.registry.registry_errors import NoRoom
+from penstock.registry.records import NoRoom
+
+# ---- Answers about feedback, as the document describes them.
+
+
+class RatingKept(Answer):
+    """A rating that is stored, under its public id."""
+
+    id: str
+    createdAt: datetime  # noqa: N815 - as callers of the service know it
+
+
+class FeedbackStored(RatingKept):
+    """A rating or pair of an agent that is stored."""
+
+    agentId: str  # noqa: N815
+
+
+class Stored(Answer):
+    """How many were stored."""
+
+    stored: int
+
+
+class TrainedFrom(Answer):
+    """A training that has read what was deleted. version: that it made, null where it made none."""
+
+    project: str
+    agent: str
+    job: str
+    state: JobState
+    version: str | None
+
+
+class Deletion(Answer):
+    """What was deleted: ratings, and late rewards."""
+
+    deleted: int
+    lateRewards: int  # noqa: N815
+    trainedFrom: list[TrainedFrom]  # noqa: N815
+
+
+class VersionSatisfaction(Answer):
+    """How content people are with a version; null: it cannot be told, or no conversation was reported."""
+
+    version: int
+    conversations: int
+    rated: int
+    ratingRate: float | None  # noqa: N815
+    thumbsUp: int  # noqa: N815
+    satisfaction: float | None
+    low: float | None
+    high: float | None
+    verdict: Literal["told", "cannot tell"]
+
+
+class SatisfactionByVersion(Answer):
+    """The satisfaction with each version. leastConversations: below which it is not told."""
+
+    leastConversations: int  # noqa: N815
+    versions: list[VersionSatisfaction]
+
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 

@@ -1,33 +1,129 @@
 """Jobs: trainings that editors ask for from the operator's templates, and that every member follows."""
 
+import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from penstock.gateway.accounts.account_errors import AccountConflict
 from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.feedback.opinion_bodies import Key
-from penstock.gateway.frame.answer import answers
+from penstock.gateway.feedback.feedback_rows import Key
 from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.event_stream import EventStream
 from penstock.gateway.frame.parts import Parts, parts_of
-from penstock.gateway.frame.request_numbers import Number
-from penstock.gateway.frame.request_text import Body, Line, example
+from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Line, Number, Text, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, member_of
-from penstock.gateway.frame.server_end import ending
+from penstock.gateway.frame.server_end import EventStream, ending
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.dry_run_turns import AGAIN_S, NoTurn
 from penstock.gateway.jobs.job_dispatcher import JobDispatcher
-from penstock.gateway.jobs.job_records import Job, Template, shown
+from penstock.gateway.jobs.job_records import CannotBegin, CannotLook, Job, Template, shown
 from penstock.gateway.jobs.live_jobs import LiveJobs
-from penstock.gateway.jobs.runner import CannotBegin, CannotLook
-from penstock.gateway.routes.job_answers import DryRunShown, JobCurve, JobList, JobShown, TemplateList
+from penstock.gateway.jobs.steering import Action, Order, TrafficChange, VersionFile
 from penstock.gateway.store.tables import JobState
+
+# ---- Answers about jobs and their dry runs, as the document describes them.
+
+
+class NumberShown(Answer):
+    """A number of a template that may be chosen. whole: it has no decimals."""
+
+    least: float
+    most: float
+    default: float
+    whole: bool
+
+
+class TemplateShown(Answer):
+    """A template. model: what it says of its model, by the names of its kind."""
+
+    name: str
+    title: str
+    numbers: dict[str, NumberShown]
+    model: dict[str, Any]
+
+
+class TemplateList(Answer):
+    """The templates of this gateway."""
+
+    templates: list[TemplateShown]
+
+
+class JobShown(Answer):
+    """A job. cause: why it failed, in words. result: of a job that finished, by the names of its kind."""
+
+    id: str
+    project: str
+    agent: str
+    template: str
+    numbers: dict[str, float]
+    by: str
+    state: JobState
+    cause: str
+    cancelled_by: str | None
+    result: dict[str, Any] | None
+    created: datetime
+    began: datetime | None
+    ended: datetime | None
+
+
+class JobList(Answer):
+    """The newest jobs of a project."""
+
+    jobs: list[JobShown]
+
+
+class JobCurve(Answer):
+    """The curve of a run: columns of one length, oldest first."""
+
+    updates: list[int]
+    envSteps: list[int]  # noqa: N815 - as all names of the API
+    meanReturn: list[float | None]  # noqa: N815
+
+
+class ScoresShown(Answer):
+    """Figures of scores. mean, std: null without any."""
+
+    count: int
+    mean: float | None
+    std: float | None
+
+
+class FreeMemory(Answer):
+    """What was free before the short training. device_memory_bytes: null without a GPU."""
+
+    memory_bytes: int
+    device_memory_bytes: int | None
+
+
+class DryRunShown(Answer):
+    """How long a training would take, in seconds, and the peak memory of a short one, in bytes.
+
+    preparation_seconds: are part of seconds. measured: the pace of the short training; null where it was all
+    of it. scores: of what it begins with. facts: of the agent now, by the names of the template's kind: of
+    one that learns from feedback, how much there is and what it says.
+    """
+
+    environment: str
+    workload: str
+    seed: int
+    total_steps: int
+    seconds: float
+    preparation_seconds: float
+    measured: dict[str, float] | None
+    memory_bytes: int
+    memory_bytes_by_role: dict[str, int]
+    device_memory_bytes: int | None
+    available: FreeMemory
+    scores: dict[str, ScoresShown]
+    facts: dict[str, Any]
+
 
 router = APIRouter(route_class=GuardedRoute, tags=["jobs"])
 
@@ -280,3 +376,81 @@ def _shown_template(template: Template) -> dict[str, Any]:
         for name, one in template.numbers.items()
     }
     return {"name": template.name, "title": template.title, "numbers": numbers, "model": template.model}
+
+
+# ---- What is asked of a run and its versions, as requests say it.
+
+Reason = Annotated[Text, Field(max_length=500)]
+Share = Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)]
+Version = (
+    Annotated[int, Field(strict=True, ge=1, lt=2**53)]
+    | Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,62}$")]
+)
+"""A version by its number, or by its name, such as `v15`."""
+VersionNumber = Annotated[int, Path(ge=1, lt=2**53)]
+
+
+class WeightsFile(Response):
+    """An answer that is a version's weights, for a browser to keep as a file."""
+
+    media_type = "application/octet-stream"
+
+    @classmethod
+    def of(cls, file: VersionFile) -> "WeightsFile":
+        """Return a file as an answer."""
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", file.name)
+        return cls(file.content, headers={"Content-Disposition": f'attachment; filename="{name}"'})
+
+
+class Wanted(Body):
+    """What is wanted of a run.
+
+    name: of a checkpoint, for `checkpoint` and `restore`. minSteps: for `flush`. requestId: of the answer of
+    an order that is asked after.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    minSteps: Annotated[int, Field(ge=1, lt=2**53), NUMERIC] = 1  # noqa: N815 - as all names of the API
+    requestId: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = None  # noqa: N815
+    reason: Reason = ""
+
+    def order(self, action: Action) -> Order:
+        """Return it as a run is told; raises ApiError 422 where an action lacks its name."""
+        if action is Action.RESTORE and self.name is None:
+            raise ApiError(422, "name: say which checkpoint shall be restored", field="name")
+        return Order(
+            action=action,
+            name=self.name or "",
+            min_steps=self.minSteps,
+            request_id=self.requestId or secrets.token_hex(8),
+            reason=self.reason,
+        )
+
+
+class Promotion(Body):
+    """A version that more clients shall get, and why."""
+
+    version: Version
+    to: Literal["active", "canary"] = "active"
+    canaryShare: Share | None = None  # noqa: N815
+    reason: Annotated[Reason, Field(min_length=1)]
+
+
+class Withdrawal(Body):
+    """A version that no client shall get any more, and why; left out: the canary, else the active one."""
+
+    version: Version | None = None
+    reason: Annotated[Reason, Field(min_length=1)]
+
+
+class NewTraffic(Body):
+    """Which clients get which version, and why; what is left out stays. shadow 0: none."""
+
+    canaryShare: Share | None = None  # noqa: N815
+    latestShare: Share | None = None  # noqa: N815
+    shadow: Annotated[int, Field(ge=0, lt=2**53), NUMERIC] | None = None
+    reason: Annotated[Reason, Field(min_length=1)]
+
+    def change(self) -> TrafficChange:
+        """Return it as the registry is told."""
+        return TrafficChange(canary_share=self.canaryShare, latest_share=self.latestShare, shadow=self.shadow)

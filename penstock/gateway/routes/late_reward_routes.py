@@ -10,15 +10,11 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
 
 from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.feedback.feedback_rows import as_lines, late_row
-from penstock.gateway.feedback.opinion_bodies import AgentId, Key, Short
-from penstock.gateway.frame.answer import answers
+from penstock.gateway.feedback.feedback_rows import AgentId, Key, Short, as_lines, late_row
 from penstock.gateway.frame.parts import parts_of
-from penstock.gateway.frame.request_numbers import NUMERIC, Number
-from penstock.gateway.frame.request_text import Body, Text, example
+from penstock.gateway.frame.requests import NUMERIC, Body, Number, Text, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, member_of
-from penstock.gateway.routes.feedback_answers import Stored
-from penstock.gateway.routes.feedback_routes import MAX_EXPORTED, After, JsonLines, Limit, rater_of
+from penstock.gateway.routes.feedback_routes import MAX_EXPORTED, After, JsonLines, Limit, Stored, rater_of
 from penstock.registry.feedback import MAX_EPISODE_ID_LENGTH
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])

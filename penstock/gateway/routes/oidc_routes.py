@@ -13,13 +13,11 @@ from pydantic import SecretStr
 
 from penstock.gateway.accounts.account_errors import AccountError, BadInput, Forbidden
 from penstock.gateway.accounts.oidc_sign_in import LASTS, OidcSignIn
-from penstock.gateway.frame.answer import answers
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.parts import address_of, parts_of
-from penstock.gateway.frame.request_text import Body, Secret
+from penstock.gateway.frame.requests import Body, Secret, answers
 from penstock.gateway.frame.route_access import GuardedRoute
-from penstock.gateway.routes.account_answers import OfferedProvider, ProviderAddress, Tokens
-from penstock.gateway.routes.account_routes import shown_grant
+from penstock.gateway.routes.account_routes import OfferedProvider, ProviderAddress, Tokens, shown_grant
 
 router = APIRouter(route_class=GuardedRoute, tags=["accounts"])
 

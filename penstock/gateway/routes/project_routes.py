@@ -7,16 +7,15 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
 from sqlalchemy.orm import Session
 
-from penstock.gateway.accounts import api_tokens, audit, invitations, projects
+from penstock.gateway.accounts import api_tokens, audit, projects
+from penstock.gateway.accounts import projects as invitations
 from penstock.gateway.accounts.api_tokens import ApiToken
 from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.frame.answer import answers
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.parts import parts_of
-from penstock.gateway.frame.request_numbers import NUMERIC
-from penstock.gateway.frame.request_text import Body, Line, example
+from penstock.gateway.frame.requests import NUMERIC, Body, Line, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, member_of
-from penstock.gateway.routes.account_answers import (
+from penstock.gateway.routes.account_routes import (
     AuditLog,
     Belonging,
     InvitationMade,

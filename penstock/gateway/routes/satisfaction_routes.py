@@ -10,13 +10,11 @@ from sqlalchemy.orm import Session
 from penstock.gateway import satisfaction
 from penstock.gateway.accounts import audit
 from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.feedback.opinion_bodies import AgentId
-from penstock.gateway.frame.answer import answers
+from penstock.gateway.feedback.feedback_rows import AgentId
 from penstock.gateway.frame.parts import parts_of
-from penstock.gateway.frame.request_numbers import NUMERIC
-from penstock.gateway.frame.request_text import Body, Text, example
+from penstock.gateway.frame.requests import NUMERIC, Body, Text, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, member_of
-from penstock.gateway.routes.feedback_answers import SatisfactionByVersion, Stored
+from penstock.gateway.routes.feedback_routes import SatisfactionByVersion, Stored
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 

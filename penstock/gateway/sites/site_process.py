@@ -12,29 +12,147 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Form, Request
+from pydantic import SecretStr
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
+from penstock.gateway.accounts.account_errors import Forbidden, NoSuchThing, Unauthenticated
 from penstock.gateway.accounts.accounts import Accounts
-from penstock.gateway.frame.call_limits import CallLimits
+from penstock.gateway.accounts.principal import Membership
+from penstock.gateway.frame.api_errors import ApiError, CallLimits
 from penstock.gateway.frame.doors import Doors
 from penstock.gateway.frame.envelope import Envelope
+from penstock.gateway.frame.parts import address_of
 from penstock.gateway.http_server import HttpServer, check_listen
-from penstock.gateway.sites.sign_in_routes import sign_in_router
+from penstock.gateway.routes.account_routes import SignUp, shown_grant
 from penstock.gateway.sites.site import RunAddresses, RunSettings, Site, Upstream
-from penstock.gateway.sites.token_door import TokenDoor
+from penstock.gateway.store.tables import Role
 from penstock.protocol.limits import MIB
 from penstock.rpc.address import is_local
 from penstock.rpc.auth import Credentials
-from penstock.rpc.rate_limits import Rates
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
-from penstock.runtime.garbage_collection import leave_out_what_stays
-from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.rpc.gate import Rates
+from penstock.runtime.health import Health, announce, leave_out_what_stays, serve_http
+from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal, Lifecycle
+
+# ---- Signing in at a site that other machines reach: the gateway's own calls for it, at the same paths.
+
+OPEN: Final = frozenset({"/api/auth/token", "/api/auth/sign-up"})
+"""What somebody calls who has not signed in."""
+_NONE: Final = SecretStr("")
+
+
+def sign_in_router(accounts: Accounts) -> APIRouter:
+    """Return the routes on these accounts."""
+    router = APIRouter(tags=["accounts"])
+
+    @router.post("/api/auth/token")
+    async def token(
+        request: Request,
+        grant_type: Annotated[str, Form(max_length=32)],
+        username: Annotated[str, Form(max_length=128)] = "",
+        password: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
+        refresh_token: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
+    ) -> dict[str, Any]:
+        """Give an access token for a password, or a refresh token."""
+        address = address_of(request)
+        if grant_type == "password":
+            grant = await run_in_threadpool(
+                accounts.sign_in, username, password.get_secret_value(), address=address
+            )
+        elif grant_type == "refresh_token":
+            grant = await run_in_threadpool(accounts.refresh, refresh_token.get_secret_value())
+        else:
+            raise ApiError(
+                400, "use password or refresh_token", field="grant_type", error="unsupported_grant_type"
+            )
+        return shown_grant(grant)
+
+    @router.post("/api/auth/sign-up", status_code=201)
+    async def sign_up(request: Request, body: SignUp) -> dict[str, str]:
+        """Make the account of a person who was invited, and make them a member."""
+        project = await run_in_threadpool(
+            accounts.sign_up,
+            body.invitation.get_secret_value(),
+            body.name,
+            body.password.get_secret_value(),
+            address=address_of(request),
+        )
+        return {"project": project}
+
+    @router.post("/api/auth/sign-out", status_code=204)
+    async def sign_out(request: Request) -> None:
+        """End this session: its access and refresh tokens count no more."""
+        member: Membership = request.scope["penstock.member"]
+        await run_in_threadpool(accounts.sign_out, member.principal)
+
+    @router.get("/api/me")
+    async def me(request: Request) -> dict[str, str]:
+        """Return who calls, and what they are in the project."""
+        member: Membership = request.scope["penstock.member"]
+        return {"name": member.principal.name, "project": member.project, "role": member.role.value}
+
+    return router
+
+
+# ---- The door of a site that other machines reach: a token of its project, before anything of a body is
+# read.
+
+_OF_ANYBODY: Final = frozenset({"/api/me", "/api/auth/sign-out"})
+"""Of the routes of signing in, what every member may call."""
+
+
+class TokenDoor:
+    """The middleware. project: whose tokens count. admit: counts a call of somebody; raises ApiError."""
+
+    def __init__(
+        self, app: ASGIApp, accounts: Accounts, project: str, site: Site, admit: Callable[[str], None]
+    ) -> None:
+        self._app, self._accounts, self._project, self._site = app, accounts, project, site
+        self._admit = admit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http" and not self._is_open(scope):
+            try:
+                member = await run_in_threadpool(self._admitted, scope)
+                self._admit(member.principal.subject)
+            except ApiError as error:
+                await error.response()(scope, receive, send)
+                return
+            scope["penstock.member"] = member
+        await self._app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        path = scope["path"]
+        if scope["method"] == "POST":
+            return path in OPEN
+        return scope["method"] == "GET" and any(
+            path == prefix or path.startswith(f"{prefix}/") for prefix in self._site.open_paths
+        )
+
+    def _admitted(self, scope: Scope) -> Membership:
+        header = Headers(scope=scope).get("authorization")
+        if header is None:
+            raise ApiError(401, "sign in, or send a token of the project: `Authorization: Bearer TOKEN`")
+        try:
+            principal = self._accounts.authenticate(header)
+            member = self._accounts.membership(principal, self._project)
+        except Unauthenticated as error:
+            raise ApiError(401, str(error)) from error
+        except (Forbidden, NoSuchThing) as error:
+            raise ApiError(403, "you are no member of this project") from error
+        least = Role.VIEWER if scope["path"] in self._site.viewer_paths | _OF_ANYBODY else Role.EDITOR
+        if not member.role.includes(least):
+            raise ApiError(403, f"your role in this project is {member.role}, this needs {least}")
+        return member
+
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from penstock.client import Arm, AsyncTextClient, PolicyError, TextDescription
 from penstock.gateway.sites.served_text import ServedText
-from penstock.gateway.text.chat_answers import models
-from penstock.gateway.text.chat_errors import ChatError, of_server
+from penstock.gateway.text.chat_answers import ChatError, models, of_server
 from penstock.gateway.text.chat_requests import is_plain, model_of, unknown_model
 
 FIRST: Final = ""

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, f
 from pydantic_core import PydanticCustomError
 
 from penstock.client import Arm
-from penstock.client.text_values import TextOptions
-from penstock.gateway.frame.request_numbers import NUMERIC, Number
-from penstock.gateway.text.chat_errors import ChatError
+from penstock.client.text_calls import TextOptions
+from penstock.gateway.frame.requests import NUMERIC, Number
+from penstock.gateway.text.chat_answers import ChatError
 
 _CALL: Final = "<tool_call>"
 """How a model begins a call of a tool."""

@@ -10,17 +10,160 @@ that Redis's own record of the sequences, and counted as `log_lost`.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
+from penstock.actor.link.ack_journal import Acknowledged, journal_files, read_journal
 from penstock.broker.log.audit_log import HeldEntry, HeldLog
-from penstock.launch.audit import ranges
-from penstock.launch.audit.findings import Kind, Problem, problems_of
-from penstock.launch.audit.journals import Journals, SessionHistory, Twins, check_versions
+from penstock.launch.audit import findings
+from penstock.launch.audit.findings import Kind, Problem, Ranges, problems_of
 from penstock.launch.audit.lineage import Lineage
-from penstock.launch.audit.ranges import Ranges
 from penstock.learner.ledger import DIGEST_BYTES, Drop, LineageEntry
+from penstock.protocol.fragment import Beginning
+
+# ---- The actors' own records (`actor.ack_journal`), read for an audit.
+
+_SHADOW = "shadow"
+
+
+@dataclass(slots=True)
+class JournalSession:
+    """The acknowledgements that one session's actor received.
+
+    Sequence → first bytes of the payload's digest.
+    """
+
+    actor: str
+    digests: dict[int, bytes] = field(default_factory=dict)
+    shadow: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Journals:
+    """All records of actors.
+
+    files, lines, torn: how many. updates: version → update of weights that acted.
+    """
+
+    sessions: dict[int, JournalSession] = field(default_factory=dict)
+    files: int = 0
+    lines: int = 0
+    torn: int = 0
+    updates: dict[int, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_journals(folders: Sequence[Path], run: str) -> Journals:
+    """Read every line of `run` in the folders; "": of any run."""
+    journals = Journals()
+    for path in journal_files(folders):
+        journals.files += 1
+        _read_file(journals, path, run)
+    return journals
+
+
+def _read_file(journals: Journals, path: Path, run: str) -> None:
+    histories: dict[int, SessionHistory] = {}
+    seen = Twins()
+    for line in read_journal(path):
+        if line is None:
+            journals.torn += 1
+        elif run in ("", line.run):
+            journals.lines += 1
+            _note(journals, line)
+            history = histories.setdefault(line.session, SessionHistory(line.session))
+            journals.problems += history.follow(line.sequence, line.slots, line.weights)
+            journals.problems += seen.look(
+                line.actor, line.session, line.sequence, line.created_us, line.sha256
+            )
+
+
+def _note(journals: Journals, line: Acknowledged) -> None:
+    session = journals.sessions.setdefault(line.session, JournalSession(line.actor))
+    if session.actor != line.actor:
+        what = f"acknowledged to {session.actor} and to {line.actor}"
+        journals.problems.append(_one(Kind.ORDER, line.session, line.sequence, what))
+    if line.sequence in session.digests:
+        what = "acknowledged twice to the same actor"
+        journals.problems.append(_one(Kind.DOUBLED, line.session, line.sequence, what))
+    session.digests[line.sequence] = bytes.fromhex(line.sha256)[:DIGEST_BYTES]
+    if line.kind == _SHADOW:
+        session.shadow.add(line.sequence)
+    journals.problems += check_versions(journals.updates, line.weights)
+
+
+def check_versions(updates: dict[int, int], weights: Sequence[tuple[int, int]]) -> Iterator[Problem]:
+    """Note the update of each version; yields a problem for a version of two updates."""
+    for version, update in weights:
+        known = updates.setdefault(version, update)
+        if known != update:
+            what = f"weight version {version} is of update {known} and of update {update}: used twice"
+            yield Problem(kind=Kind.ORDER, what=what)
+
+
+class SessionHistory:
+    """Experience of a session only moves forward: episode and first step of a slot rise with the sequence.
+
+    So do the weights that a slot acted with. Slots may differ: each episode that a policy server acts for
+    takes newer weights where its own experience is cut.
+    """
+
+    def __init__(self, session: int) -> None:
+        self._session = session
+        self._reached: dict[int, tuple[int, int, int]] = {}
+        self._versions: dict[int, int] = {}
+
+    def follow(
+        self, sequence: int, slots: Sequence[Beginning], weights: Sequence[tuple[int, int]]
+    ) -> Iterator[Problem]:
+        """Check the next fragment; yields a problem where it repeats experience or its weights went back."""
+        for slot, episode, step in slots:
+            at_episode, at_step, at = self._reached.get(slot, (-1, -1, 0))
+            if (episode, step) <= (at_episode, at_step):
+                what = (
+                    (
+                        f"slot {slot}, episode {episode}, first step {step}: this experience is in sequence "
+                        f"{at} already"
+                    )
+                    if (episode, step) == (at_episode, at_step)
+                    else f"slot {slot} goes back to episode {episode}, step {step}, behind sequence {at}"
+                )
+                yield _one(Kind.DOUBLED, self._session, sequence, what)
+            self._reached[slot] = (episode, step, sequence)
+        newest = max((version for version, _ in weights), default=0)
+        held = max((self._versions.get(slot, 0) for slot, _, _ in slots), default=0)
+        if 0 < newest < held:
+            what = f"acted with weights {newest} after {held}"
+            yield _one(Kind.ORDER, self._session, sequence, what)
+        self._versions |= {slot: max(newest, self._versions.get(slot, 0)) for slot, _, _ in slots}
+
+
+class Twins:
+    """Finds the same payload made at the same moment by the same actor under two names.
+
+    Sent again, renumbered.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int, str], tuple[int, int]] = {}
+
+    def look(
+        self, actor: str, session: int, sequence: int, created_us: int, sha256: str
+    ) -> Iterator[Problem]:
+        """Check the next fragment of any session."""
+        if not created_us or not sha256:
+            return
+        other = self._seen.setdefault((actor, created_us, sha256[:16]), (session, sequence))
+        if other != (session, sequence):
+            what = f"the same experience as session {other[0]}, sequence {other[1]}"
+            yield _one(Kind.DOUBLED, session, sequence, what)
+
+
+def _one(kind: Kind, session: int, sequence: int, what: str) -> Problem:
+    return Problem(kind=kind, session=session, first=sequence, last=sequence, what=what)
+
 
 TRAINED: Final = "trained"
 RESIDENT: Final = "resident"
@@ -90,23 +233,23 @@ class Books:
     def _check_session(self, session: int) -> Iterator[Problem]:
         place, journal = self._places[session], self._journals.sessions.get(session)
         found = place.all_ranges()
-        yield from problems_of(Kind.DOUBLED, session, ranges.overlaps(found), self._where_twice(place))
-        held = ranges.merge(found)
-        shadow = ranges.merge([*place.of[SHADOW], *_runs(journal.shadow if journal else ())])
-        acked = ranges.subtract(_runs(journal.digests), shadow) if journal else []
+        yield from problems_of(Kind.DOUBLED, session, findings.overlaps(found), self._where_twice(place))
+        held = findings.merge(found)
+        shadow = findings.merge([*place.of[SHADOW], *_runs(journal.shadow if journal else ())])
+        acked = findings.subtract(_runs(journal.digests), shadow) if journal else []
         # A session's log holds 1..s in order, so every sequence before a known one was acknowledged as well.
         through = max((last for _, last in [*held, *acked]), default=0)
-        absent = ranges.subtract(ranges.subtract([(1, through)] if through else [], held), shadow)
+        absent = findings.subtract(findings.subtract([(1, through)] if through else [], held), shadow)
         excuses = self._lost_with_redis(session)
-        excused = ranges.intersect(absent, excuses)
-        lost = ranges.subtract(absent, excused) if self._lineage.names_fragments else []
+        excused = findings.intersect(absent, excuses)
+        lost = findings.subtract(absent, excused) if self._lineage.names_fragments else []
         yield from problems_of(
-            Kind.LOST, session, ranges.intersect(lost, acked), self._nowhere("acknowledged")
+            Kind.LOST, session, findings.intersect(lost, acked), self._nowhere("acknowledged")
         )
-        behind = ranges.subtract(lost, acked)
+        behind = findings.subtract(lost, acked)
         yield from problems_of(Kind.LOST, session, behind, self._nowhere("its session went on behind it"))
         if self._log is not None:
-            booked = ranges.subtract(ranges.merge(place.of.get(LOG_LOST, [])), excuses)
+            booked = findings.subtract(findings.merge(place.of.get(LOG_LOST, [])), excuses)
             what = "booked log_lost, and Redis knows of no loss"
             yield from problems_of(Kind.LOST, session, booked, what)
         self._count(place, excused, lost, acked, shadow)
@@ -114,13 +257,13 @@ class Books:
     def _count(
         self, place: RecordedRanges, excused: Ranges, lost: Ranges, acked: Ranges, shadow: Ranges
     ) -> None:
-        places = {name: ranges.merge(found) for name, found in place.of.items() if name != SHADOW}
-        places[LOG_LOST] = ranges.merge([*places.get(LOG_LOST, []), *excused])
+        places = {name: findings.merge(found) for name, found in place.of.items() if name != SHADOW}
+        places[LOG_LOST] = findings.merge([*places.get(LOG_LOST, []), *excused])
         places[NOWHERE] = lost
         for name, found in places.items():
-            self.fragments[name] += ranges.count(found)
-            self.journalled[name] += ranges.count(ranges.intersect(found, acked))
-        self.fragments[SHADOW] += ranges.count(shadow)
+            self.fragments[name] += findings.count(found)
+            self.journalled[name] += findings.count(findings.intersect(found, acked))
+        self.fragments[SHADOW] += findings.count(shadow)
 
     def _lost_with_redis(self, session: int) -> Ranges:
         """Return the sequences of a session that Redis recorded as lost, or a resume gave up.
@@ -130,10 +273,10 @@ class Books:
         found = list(self._excuses.get(session, []))
         if self._log is not None and any(one.first <= session <= one.last for one in self._log.lost_sessions):
             found.append((1, _FOREVER))
-        return ranges.merge(found)
+        return findings.merge(found)
 
     def _where_twice(self, place: RecordedRanges) -> str:
-        twice = [name for name, found in place.of.items() if ranges.overlaps(found)]
+        twice = [name for name, found in place.of.items() if findings.overlaps(found)]
         return f"more than once in {', '.join(twice)}" if twice else f"in {' and in '.join(sorted(place.of))}"
 
     def _nowhere(self, why: str) -> str:
@@ -161,7 +304,7 @@ class Books:
     def _compare_line(
         self, line: LineageEntry, session: int, digests: bytes, held: dict[tuple[int, int], HeldEntry]
     ) -> Iterator[Problem]:
-        sequences = list(ranges.numbers(line.sessions[str(session)]))
+        sequences = list(findings.numbers(line.sessions[str(session)]))
         if len(digests) != DIGEST_BYTES * len(sequences):
             what = f"checkpoint {line.checkpoint}: session {session} has not one digest for each fragment"
             yield Problem(kind=Kind.UNACCOUNTED, what=what)
@@ -195,8 +338,8 @@ class Books:
             if entry.session and entry.number <= self._lineage.position:
                 retained[entry.session].append(entry.sequence)
         for session, sequences in retained.items():
-            held = ranges.merge(self._places[session].all_ranges())
-            unnamed = ranges.subtract(ranges.of_numbers(sequences), held)
+            held = findings.merge(self._places[session].all_ranges())
+            unnamed = findings.subtract(findings.of_numbers(sequences), held)
             what = "in the log behind the position, and no checkpoint names it"
             yield from problems_of(Kind.UNACCOUNTED, session, unnamed, what)
 
@@ -206,9 +349,9 @@ def _excuses(lineage: Lineage, log: HeldLog | None) -> dict[int, Ranges]:
     found: defaultdict[int, Ranges] = defaultdict(list)
     for one in log.lost_fragments if log is not None else ():
         found[one.session].append((one.first, _FOREVER if one.last is None else one.last))
-    given_up = ranges.merge(one for line in lineage.lines for one in line.given_up)
+    given_up = findings.merge(one for line in lineage.lines for one in line.given_up)
     for line in lineage.others:
-        if ranges.intersect([(line.first, line.last)], given_up):
+        if findings.intersect([(line.first, line.last)], given_up):
             for sessions in (line.sessions, *line.left_out.values()):
                 for session, of in sessions.items():
                     found[int(session)] += _pairs(of)
@@ -245,7 +388,7 @@ def _check_counters(log: HeldLog, lineage: Lineage) -> Iterator[Problem]:
     commit, line = log.commits[-1], lineage.lines[-1]
     dropped: Counter[str] = Counter()
     for one in lineage.lines:
-        dropped.update({reason: ranges.count(found) for reason, found in one.exceptions.items()})
+        dropped.update({reason: findings.count(found) for reason, found in one.exceptions.items()})
     whole = lineage.lines[0].first == 1
     if (commit.position, commit.totals.trained) != (line.last, line.trained):
         what = (
@@ -307,4 +450,4 @@ def _pairs(found: Iterable[Iterable[int]]) -> Ranges:
 
 
 def _runs(sequences: Iterable[int]) -> Ranges:
-    return ranges.of_numbers(sequences)
+    return findings.of_numbers(sequences)

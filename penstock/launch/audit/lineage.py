@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from penstock.launch.audit import ranges
+from penstock.launch.audit import findings
 from penstock.launch.audit.findings import Kind, Problem
 from penstock.learner.ledger import Drop, LineageEntry
 
@@ -161,7 +161,7 @@ def _check_follows(before: LineageEntry, line: LineageEntry) -> Iterator[Problem
 
 def _check_adds_up(before: LineageEntry, line: LineageEntry) -> Iterator[Problem]:
     entries = line.last - line.first + 1
-    dropped = sum(ranges.count(of) for of in line.exceptions.values())
+    dropped = sum(findings.count(of) for of in line.exceptions.values())
     trained = line.trained - before.trained if line.parent == before.checkpoint else entries - dropped
     if trained + dropped != entries:
         yield Problem(
@@ -171,7 +171,7 @@ def _check_adds_up(before: LineageEntry, line: LineageEntry) -> Iterator[Problem
         )
     if not line.sessions and not line.left_out:
         return
-    named = sum(ranges.count(of) for of in line.sessions.values())
+    named = sum(findings.count(of) for of in line.sessions.values())
     if named != entries - dropped:
         yield Problem(
             kind=Kind.UNACCOUNTED,
@@ -179,8 +179,8 @@ def _check_adds_up(before: LineageEntry, line: LineageEntry) -> Iterator[Problem
             f"{named} fragments named",
         )
     for reason, of in line.exceptions.items():
-        left_out = sum(ranges.count(these) for these in line.left_out.get(reason, {}).values())
-        whole = ranges.count(of)
+        left_out = sum(findings.count(these) for these in line.left_out.get(reason, {}).values())
+        whole = findings.count(of)
         if left_out > whole or (left_out < whole and reason != Drop.LOG_LOST):
             yield Problem(
                 kind=Kind.UNACCOUNTED,

@@ -15,16 +15,14 @@ from typing import Annotated, Any
 import typer
 
 from penstock.launch.cli.plugin_commands import WithPluginCommands
-from penstock.launch.commands.flag_options import with_flags_of
-from penstock.launch.commands.service_commands import actor, broker, learner, redis, serve
+from penstock.launch.commands.service_commands import actor, broker, learner, redis, serve, with_flags_of
 from penstock.launch.control.control_commands import control_commands
 from penstock.launch.gateway.gateway_commands import gateway_commands
 from penstock.launch.jobs.job_commands import job_commands
 from penstock.launch.policy.policy_commands import policy_commands
 from penstock.launch.run.request import Request
 from penstock.protocol.limits import MAX_NUMBER
-from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import (
+from penstock.runtime.foreground import (
     AsJson,
     Assignments,
     ConfigFile,
@@ -32,9 +30,10 @@ from penstock.runtime.command_options import (
     Runs,
     Trust,
     assigned,
+    finish,
     finite,
 )
-from penstock.runtime.exit import EXIT_USAGE
+from penstock.runtime.lifecycle import EXIT_USAGE
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -286,7 +285,7 @@ def graph(
     """Draw the learning curve of a run in the terminal, until it ends."""
 
     def body() -> int:
-        from penstock.launch.commands.graph import main
+        from penstock.launch.commands.plot import main
 
         return main(run, once=once, interval_s=interval)
 
@@ -380,7 +379,7 @@ def main() -> Any:
     _open_what_is_closed()
     try:
         # Of a checkout that is installed as it lies our own packages are found last of all.
-        sys.path += [str(Path(__file__).parents[2]), str(Path.cwd())]
+        sys.path += [str(Path(__file__).parents[3]), str(Path.cwd())]
     except FileNotFoundError:
         sys.stderr.write("the working folder was deleted; change to one that is there\n")
         sys.exit(EXIT_USAGE)

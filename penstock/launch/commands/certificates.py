@@ -23,10 +23,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from penstock.config.settings import ConfigurationError
-from penstock.protocol.ids import check_id
-from penstock.rpc.bearer_tokens import digest, line
+from penstock.protocol.limits import check_id
+from penstock.rpc.auth import digest, line
 from penstock.rpc.identity import Identity, Party
-from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import EXIT_OK
 
 AUTHORITY: Final = "authority"
 AUTHORITY_DAYS: Final = 3650

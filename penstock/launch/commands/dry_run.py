@@ -15,22 +15,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from penstock.config.preparation import Progress, Rehearsal
-from penstock.config.settings import ConfigurationError, LearnerSection
+from penstock.config.settings import ConfigurationError, LearnerSection, Progress, Rehearsal
 from penstock.config.workload import find, load
-from penstock.launch.inspection.quantities import size, span
-from penstock.launch.inspection.returns import shown
-from penstock.launch.run.fork_server import ForkServer
+from penstock.launch.inspection.curve import shown, size, span
+from penstock.launch.run.fork_server import ForkServer, read_rows
 from penstock.launch.run.live_view import make_view
 from penstock.launch.run.memory import DeviceMemory, Memory, available, device_memory, together
 from penstock.launch.run.plan import Plan, prepare_folder
-from penstock.launch.run.progress import read_rows
 from penstock.launch.run.run import Run
 from penstock.launch.run.services import private_folder
 from penstock.launch.run.summary import RedisFacts
 from penstock.runtime import logs
-from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.lifecycle import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal, Lifecycle
 from penstock.runtime.retry import Interrupted
 
 MEASURED_S: Final = 20.0

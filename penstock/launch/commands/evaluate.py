@@ -12,14 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from penstock.actor.evaluation.runner import EvaluationRunner
-from penstock.actor.specification.sections import evaluation_section
+from penstock.actor.evaluation.evaluator import EvaluationRunner
+from penstock.actor.specification.run import evaluation_section
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
-from penstock.launch.inspection.returns import shown
+from penstock.launch.inspection.curve import shown
 from penstock.learner.publish.final_policy import FinalPolicy, read_final
-from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import EXIT_OK
 
 _NEVER: Final = threading.Event()
 

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.actor.acting.header_fields import HeaderFields
-from penstock.actor.acting.reward import learner_reward
-from penstock.actor.rollout.fragment_builder import FragmentBuilder
-from penstock.actor.rollout.observation_bounds import ObservationBounds
-from penstock.actor.rollout.seeds import action_seed, environment_seeds
+from penstock.actor.acting.local_policy import HeaderFields
+from penstock.actor.acting.masks import learner_reward
+from penstock.actor.rollout.fragment_builder import FragmentBuilder, ObservationBounds
+from penstock.actor.rollout.generator import action_seed, environment_seeds
 from penstock.actor.specification import run as actor_run
 from penstock.actor.specification.run import Run
 from penstock.config.service_settings import local_settings
@@ -23,7 +22,7 @@ from penstock.learner.publish.final_policy import FinalPolicy, read_final
 from penstock.learner.recording.writer import RecordingWriter
 from penstock.policy.weight_blob import sha256
 from penstock.protocol.messages import Publication
-from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import EXIT_OK
 
 _RECORDER = "recorder"
 """In place of an actor's name, in the seeds."""

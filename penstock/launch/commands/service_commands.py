@@ -1,22 +1,82 @@
 """The commands that serve in the foreground: exactly what `penstock train` and the manifests start."""
 
+import functools
+import inspect
 import os
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from penstock.launch.commands.flag_options import with_flags_of
+from penstock.config.flags import Flag, flags_of
 from penstock.learner.checkpoint.resume_options import ResumeOptions
-from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure, Trust
-from penstock.runtime.foreground import in_foreground
+from penstock.runtime.foreground import Assignments, ConfigFile, EndpointFile, Insecure, Trust, in_foreground
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
     from penstock.protocol.messages import Role
     from penstock.runtime.lifecycle import Lifecycle
+
+
+# ---- Commands that take their options as one value: its fields declare the flags
+# (`penstock.config.flags`).
+
+Command = Callable[..., None]
+
+
+def with_flags_of(kind: type) -> Callable[[Command], Command]:
+    """Give a command of Typer the options that `kind` declares; its argument `options` is an instance of it.
+
+    kind: a frozen dataclass whose fields have defaults; a field that is such a dataclass adds its own flags.
+    """
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        kept = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own if one.name != "options"]
+
+        @functools.wraps(command)
+        def called(**said: Any) -> None:
+            command(options=_taken(kind, said), **said)
+
+        signature = inspect.Signature([*_parameters(kind), *kept])
+        vars(called)["__signature__"] = signature
+        called.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+        return called
+
+    return decorate
+
+
+def _parameters(kind: type) -> Iterator[inspect.Parameter]:
+    kinds, flags = get_type_hints(kind), flags_of(kind)
+    for field in fields(kind):
+        if is_dataclass(kinds[field.name]):
+            yield from _parameters(kinds[field.name])
+        elif field.name in flags:
+            yield inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=_option(flags[field.name], field.default),
+                annotation=kinds[field.name],
+            )
+
+
+def _option(flag: Flag, default: Any) -> Any:
+    if not flag.name:
+        return typer.Argument(default, metavar=flag.metavar, help=flag.help)
+    return typer.Option(default, flag.name, metavar=flag.metavar, help=flag.help, min=flag.least)
+
+
+def _taken(kind: type, said: dict[str, Any]) -> Any:
+    """An instance of `kind` from its values, which leave `said`."""
+    kinds, flags = get_type_hints(kind), flags_of(kind)
+    inner = {
+        name: _taken(one, said) for name, one in kinds.items() if isinstance(one, type) and is_dataclass(one)
+    }
+    return kind(**inner, **{name: said.pop(name) for name in flags})
 
 
 SERVING_EXPERIMENTS: Final = "-event_engine_listener"
@@ -34,7 +94,7 @@ On two cores that much else wanted, the 99th percentile of an answer was 97 ms w
 
 def _id(name: str | None) -> str | None:
     """The name of an actor; raises typer.BadParameter for what is no id."""
-    from penstock.protocol.ids import check_id
+    from penstock.protocol.limits import check_id
 
     try:
         return None if name is None else check_id("actor_id", name)
@@ -99,7 +159,7 @@ def actor(
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         if role == "evaluation":
-            from penstock.runtime.priority import giving_way
+            from penstock.runtime.lifecycle import giving_way
 
             giving_way(partial(import_module, "penstock.actor.process"), EVALUATOR_NICENESS)
         _let_clients_go_first(settings)
@@ -174,10 +234,10 @@ def learner(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         _let_clients_go_first(settings)
         from penstock.config.configuration_error import ConfigurationError
-        from penstock.launch.run.rank_processes import beside
+        from penstock.launch.run.services import beside
         from penstock.learner.process.entry import main
         from penstock.runtime import metrics
-        from penstock.runtime.exit import EXIT_OK
+        from penstock.runtime.lifecycle import EXIT_OK
 
         if run_dir.exists() and not run_dir.is_dir():
             raise ConfigurationError(f"--run-dir {run_dir}: is a file; name the folder of a run")
@@ -204,6 +264,6 @@ def _role(text: str) -> "Role":
 def _let_clients_go_first(settings: "Settings") -> None:
     """Give way to the run's policy server on this machine, whose clients wait for each answer."""
     if settings.serving.listen:
-        from penstock.runtime.priority import give_way
+        from penstock.runtime.lifecycle import give_way
 
         give_way(LEARNING_NICENESS)

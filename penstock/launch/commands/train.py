@@ -16,11 +16,10 @@ from typing import Any
 
 from penstock.config.run_folder import held_folder
 from penstock.config.workload import find, load
-from penstock.launch.run.fork_server import ForkServer
+from penstock.launch.run.fork_server import ForkServer, WatchedStream
 from penstock.launch.run.live_view import make_view
 from penstock.launch.run.memory import DeviceMemory
-from penstock.launch.run.plan import Plan, make_folders, prepare_folder
-from penstock.launch.run.preparation import prepared
+from penstock.launch.run.plan import Plan, make_folders, prepare_folder, prepared
 from penstock.launch.run.run import Run
 from penstock.launch.run.services import private_folder
 from penstock.launch.run.summary import (
@@ -32,10 +31,8 @@ from penstock.launch.run.summary import (
     summary_lines,
     write_summary,
 )
-from penstock.launch.run.watched_stream import WatchedStream
 from penstock.runtime import logs
-from penstock.runtime.exit import EXIT_INTERRUPTED
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.lifecycle import EXIT_INTERRUPTED, Lifecycle
 from penstock.runtime.retry import Interrupted
 
 
@@ -120,7 +117,7 @@ def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
     """Return what is known of the server before the start: all of one that the user brings."""
     if not plan.settings.broker.redis:
         return RedisFacts(version="", durability=plan.settings.broker.durability)
-    from penstock.launch.run.external_redis import examine
+    from penstock.launch.run.redis_service import examine
 
     logs.configure("launcher")
     return examine(plan.settings, lifecycle)

@@ -15,12 +15,11 @@ from google.protobuf.json_format import MessageToDict
 from penstock.config.credentials import credentials
 from penstock.config.service_settings import calling_security
 from penstock.config.settings import ConfigurationError
-from penstock.launch.inspection.observation import is_going_on
-from penstock.launch.inspection.processes import broker_of, read_endpoints
+from penstock.launch.inspection.processes import broker_of, is_going_on, read_endpoints
 from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.protocol.messages import RunState
 from penstock.rpc.channel import open_channel
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal, NoAnswer
+from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal, NoAnswer
 from penstock.v1 import control_pb2 as pb
 from penstock.v1.control_pb2_grpc import ControlServiceStub
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.protocol.limits import MAX_NUMBER
-from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson, Assignments, ConfigFile, Insecure, assigned
+from penstock.runtime.foreground import AsJson, Assignments, ConfigFile, Insecure, assigned, finish
 
 if TYPE_CHECKING:
     from penstock.launch.control.control_calls import ControlCalls

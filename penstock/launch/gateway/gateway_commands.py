@@ -12,14 +12,26 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from penstock.config.extras import how_to_install
-from penstock.launch.gateway.agent_options import FurtherAgents, checked_address, named_agents
-from penstock.launch.gateway.callers_options import HostNames, Origins, Proxies
-from penstock.launch.gateway.site_commands import WithSites
-from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile, Insecure, assigned
-from penstock.runtime.exit import EXIT_USAGE
-from penstock.runtime.foreground import in_foreground
+from penstock.config.settings import how_to_install
+from penstock.launch.gateway.site_commands import (
+    FurtherAgents,
+    HostNames,
+    Origins,
+    Proxies,
+    WithSites,
+    checked_address,
+    named_agents,
+)
+from penstock.runtime.foreground import (
+    Assignments,
+    ConfigFile,
+    EndpointFile,
+    Insecure,
+    assigned,
+    finish,
+    in_foreground,
+)
+from penstock.runtime.lifecycle import EXIT_USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +137,7 @@ def gateway(
         return
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.gateway.accounts.quotas import Quotas
+        from penstock.gateway.accounts.audit import Quotas
         from penstock.gateway.frame.doors import Doors
         from penstock.gateway.process import Places, main
         from penstock.launch.gateway.oidc_file import read_provider
@@ -192,7 +204,7 @@ def text(
     """Serve agents the API that they know (OpenAI's chat completions), over one server of text or several."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.gateway.text.text_process import main
+        from penstock.gateway.text.chat_routes import main
 
         return main(lifecycle, settings, agents=_text_servers(server, agents or (), settings), listen=listen)
 
@@ -391,8 +403,7 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, regi
 
 def _services() -> "list[Service]":
     """Return what the installed workloads add to a gateway."""
-    from penstock.config.plugins import installed
-    from penstock.config.workload import find, load
+    from penstock.config.workload import find, installed, load
 
     paths = [workload.http for workload in map(find, installed()) if workload.http]
     return [cast("Service", load(path)()) for path in paths]

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 from penstock.config.run_folder import keep_private
-from penstock.gateway.accounts.signing_keys import make_keys as write_keys
-from penstock.gateway.accounts.signing_keys import read_keys
+from penstock.gateway.accounts.sessions import make_keys as write_keys
+from penstock.gateway.accounts.sessions import read_keys
 from penstock.gateway.process import Places, open_accounts_database, open_registry
-from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import EXIT_OK
 
 
 def migrate(places: Places) -> int:

@@ -54,12 +54,10 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.extras import how_to_install
 from penstock.config.run_files import read_whole
-from penstock.gateway.jobs.job_records import Job, Outcome
-from penstock.gateway.jobs.runner import CannotBegin, CannotLook, Stage
+from penstock.config.settings import how_to_install
+from penstock.gateway.jobs.job_records import CannotBegin, CannotLook, Job, Outcome, Stage
 from penstock.gateway.store.tables import JobState
-from penstock.launch.gateway.job_folders import CONFIG_FILE, RUN_FOLDER, JobFolders, dry_run, read_noted
 from penstock.launch.gateway.job_process import (
     ENDED_FILE,
     EXIT_BEGUN_BEFORE,
@@ -67,7 +65,8 @@ from penstock.launch.gateway.job_process import (
     LOG_FILE,
     write_durably,
 )
-from penstock.launch.run.child_process import last_line
+from penstock.launch.gateway.local_runner import CONFIG_FILE, RUN_FOLDER, JobFolders, dry_run, read_noted
+from penstock.launch.run.supervised_service import last_line
 
 REFUSED_FILE: Final = "refused.json"
 OUTPUT_FILE: Final = "output"

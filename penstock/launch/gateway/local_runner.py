@@ -9,6 +9,7 @@ it does anything; it is started again, a few times.
 """
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -19,16 +20,180 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from penstock.config.run_files import NoPlainFile, open_regular, opener
-from penstock.gateway.jobs.job_records import Job, Outcome
-from penstock.gateway.jobs.runner import CannotBegin, Stage
-from penstock.launch.gateway.job_folders import CONFIG_FILE, RUN_FOLDER, JobFolders, dry_run, try_lock
-from penstock.launch.gateway.job_process import LOG_FILE
-from penstock.launch.run.child_process import last_line, penstock, without_configuration
-from penstock.launch.run.disk import problem
-from penstock.runtime.lifecycle import LIFELINE_VARIABLE
+import tomli_w
+
+from penstock.config.run_files import NoPlainFile, guard, open_regular, opener, read_whole
+from penstock.config.run_folder import make_private
+from penstock.gateway.jobs.job_records import CannotBegin, Job, Outcome, Stage, Template
+from penstock.gateway.store.tables import JobState
+from penstock.launch.gateway.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
+from penstock.launch.gateway.job_templates import TemplateFolder, chosen_settings
+from penstock.launch.inspection.curve import Curve
+from penstock.launch.inspection.processes import METRICS_FILE
+from penstock.launch.run.memory import problem
+from penstock.launch.run.summary import SUMMARY_FILE
+from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
+from penstock.runtime.lifecycle import EXIT_INTERRUPTED, EXIT_OK, LIFELINE_VARIABLE
+from penstock.runtime.output_file import sync_folder, write_once
+from penstock.training import lay_over
+
+# ---- The folders of jobs: what runners on one place of files have in common, wherever the processes are.
+
+RUN_FOLDER: Final = "run"
+CONFIG_FILE: Final = "job.toml"
+CURVE_POINTS: Final = 300
+_LOST: Final = "its processes were killed, or the machine went down: nothing says how it ended"
+
+
+class JobFolders:
+    """The folders below `jobs`. templates: folder of the templates' files.
+
+    Raises ConfigurationError for a template that is wrong, OSError for a folder that cannot be used.
+    """
+
+    def __init__(self, jobs: Path, templates: Path) -> None:
+        self._templates = TemplateFolder(templates)
+        make_private(jobs)
+        self.jobs = jobs.absolute()
+        guard(self.jobs)  # trainings write there
+        self.place = _place(self.jobs / "place")
+
+    def templates(self) -> Mapping[str, Template]:
+        """Return the templates by name."""
+        return self._templates.templates()
+
+    @contextmanager
+    def hold(self) -> Iterator[bool]:
+        """Hold the place, where no other gateway does; the kernel lets go of it when a process ends."""
+        with (self.jobs / "place.lock").open("a") as file:
+            yield try_lock(file, fcntl.LOCK_EX)
+
+    def folder(self, job: str) -> Path:
+        """Return the folder of a job, made where it is absent; raises OSError."""
+        folder = self.jobs / job
+        make_private(folder)
+        return folder
+
+    def run_folder(self, job: str) -> Path:
+        """Return the folder of a job's run, whether it is there or not."""
+        return self.jobs / job / RUN_FOLDER
+
+    def read_log(self, job: str, begin: int, most: int) -> bytes:
+        """Return at most `most` bytes of a job's log from byte `begin` on; raises OSError."""
+        try:
+            with open_regular(self.jobs / job / LOG_FILE) as file:
+                file.seek(begin)
+                return file.read(most)
+        except FileNotFoundError:
+            return b""
+
+    def heard(self, job: str) -> float:
+        """Return when a job's run has last written to its log or its metrics, in Unix seconds; 0.0: never."""
+        files = self.jobs / job / LOG_FILE, self.run_folder(job) / METRICS_FILE
+        return max(map(_written, files))
+
+    def read_curve(self, job: str) -> Mapping[str, list[Any]]:
+        """Return steps and mean return of a job's run as columns, oldest first; raises OSError."""
+        points = Curve(self.run_folder(job) / METRICS_FILE, CURVE_POINTS).poll()
+        return {
+            "updates": [point.updates for point in points],
+            "envSteps": [point.env_steps for point in points],
+            "meanReturn": [point.mean_return for point in points],
+        }
+
+    def has_begun(self, job: str) -> bool:
+        """Return whether a job has begun: whatever stands in the place of its note, it is not begun again."""
+        return os.path.lexists(self.jobs / job / BEGUN_FILE)
+
+    def begun(self, job: str) -> dict[str, Any] | None:
+        """Return what a job noted when it began; None: it has not."""
+        return read_noted(self.jobs / job / BEGUN_FILE)
+
+    def write_recipe(
+        self, folder: Path, template: str, numbers: Mapping[str, float], settings: Mapping[str, Any]
+    ) -> None:
+        """Write what a job is configured by: its template, numbers over it, `settings` over both.
+
+        Raises CannotBegin for a template that is there no more, OSError.
+        """
+        found, recipe = self.templates().get(template), self._templates.recipe(template)
+        if found is None or recipe is None:
+            raise CannotBegin(f"there is no template {template!r} any more")
+        for layer in (chosen_settings(found, numbers), settings):
+            lay_over(recipe, layer)
+        with open(folder / CONFIG_FILE, "w", opener=opener) as file:
+            file.write(tomli_w.dumps(recipe))
+
+    def outcome(self, job: str, lost: str = _LOST) -> Outcome:
+        """Return how a job that was begun, and whose processes are gone, has ended.
+
+        lost: the cause where nothing in its folder says one.
+        """
+        folder = self.jobs / job
+        summary, ended = read_noted(folder / RUN_FOLDER / SUMMARY_FILE), read_noted(folder / ENDED_FILE)
+        code = None if ended is None else ended["code"]
+        is_whole = summary is not None and not summary["interrupted"] and "failure" not in summary
+        if is_whole and code in {EXIT_OK, None}:
+            return Outcome(state=JobState.FINISHED, summary=summary)
+        if code is None or code == EXIT_OK:
+            full = problem((folder, folder / RUN_FOLDER))
+            return Outcome(state=JobState.LOST, cause=lost if full is None else full, summary=summary)
+        if code == EXIT_INTERRUPTED:
+            return Outcome(state=JobState.CANCELLED, cause="it was asked to end", summary=summary)
+        said = (summary or {}).get("failure") or last_line(folder / LOG_FILE)
+        return Outcome(
+            state=JobState.FAILED, cause=said or f"it ended with exit code {code}", summary=summary
+        )
+
+
+def try_lock(file: IO[Any], kind: int) -> bool:
+    """Lock a file as `flock` does, and return whether it was free."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read_noted(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None where there is none."""
+    try:
+        return dict(json.loads(read_whole(file)))
+    except (FileNotFoundError, NoPlainFile, ValueError, TypeError, RecursionError):
+        return None
+
+
+def dry_run(said: bytes, last: str, code: int) -> dict[str, Any]:
+    """Return the dry run that a process has printed; raises CannotBegin with its last word where it has none.
+
+    said: its standard output. last: line of its log, "" for none. code: with which it ended.
+    """
+    try:
+        return dict(json.loads(said))
+    except ValueError as error:
+        raise CannotBegin(last or f"the dry run ended with {code}") from error
+
+
+def _written(file: Path) -> float:
+    """Return when a file was written last, in Unix seconds; 0.0 where there is none."""
+    try:
+        with open_regular(file) as opened:
+            return os.fstat(opened.fileno()).st_mtime
+    except (FileNotFoundError, NoPlainFile):
+        return 0.0
+
+
+def _place(file: Path) -> str:
+    """Return the name of a place, made once, also where gateways of several machines share it.
+
+    Jobs are found again by it: it is on the disk, with the folder that it names, before a row has it.
+    """
+    if write_once(file, os.urandom(8).hex().encode()):
+        sync_folder(file.parent.parent)
+    return file.read_text()
+
 
 LOCK_FILE: Final = "lock"
 STARTS_FILE: Final = "starts"

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.sites.site import RunSettings
-from penstock.launch.run.child_process import last_line, penstock, without_configuration
+from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from penstock.config.run_folder import keep_private
 from penstock.gateway.accounts import api_tokens, projects, users
 from penstock.gateway.accounts.account_errors import AccountError, BadInput
 from penstock.gateway.accounts.accounts import Accounts
-from penstock.gateway.accounts.passwords import check_password, hash_password
+from penstock.gateway.accounts.users import check_password, hash_password
 from penstock.gateway.process import Places, open_accounts
 from penstock.gateway.store.tables import Role
-from penstock.registry.registry_errors import RegistryError
-from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.registry.records import RegistryError
+from penstock.runtime.lifecycle import EXIT_OK, Fatal
 
 OPERATOR: Final = "operator"
 

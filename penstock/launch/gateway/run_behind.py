@@ -21,17 +21,15 @@ from typing import IO, Final, Self
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import registry_with_password
 from penstock.config.run_folder import CONFIG_FILE, make_private
-from penstock.config.run_seal import check_own
 from penstock.config.settings import Settings, load, parse_toml
+from penstock.config.trusted import check_own
 from penstock.gateway.sites.site import RunAddresses, RunSettings, Site
-from penstock.launch.gateway.job_folders import RUN_FOLDER
 from penstock.launch.gateway.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
-from penstock.launch.gateway.local_runner import LOCK_FILE
-from penstock.launch.inspection.observation import is_going_on
-from penstock.launch.inspection.processes import read_endpoints
-from penstock.launch.run.child_process import last_line, penstock, without_configuration
+from penstock.launch.gateway.local_runner import LOCK_FILE, RUN_FOLDER
+from penstock.launch.inspection.processes import is_going_on, read_endpoints
+from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
 from penstock.registry.weight_files import registry_url
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 
 END_S: Final = 60.0
 """Longest wait for a run that drains, in seconds."""

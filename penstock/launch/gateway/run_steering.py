@@ -11,12 +11,11 @@ from penstock.gateway.jobs import steering
 from penstock.gateway.jobs.steering import Action, CannotSteer, Order, TrafficChange, VersionFile
 from penstock.launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
 from penstock.launch.policy.policy_steering import Wish, rolled_back, wished
-from penstock.launch.policy.policy_view import traffic_json, version_json
-from penstock.launch.policy.registry_place import RegistryPolicy, find_place, opened
+from penstock.launch.policy.policy_view import RegistryPolicy, find_place, opened, traffic_json, version_json
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept
-from penstock.runtime.exit import Fatal, NoAnswer
+from penstock.runtime.lifecycle import Fatal, NoAnswer
 
 _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.STOP: "Stop"}
 

@@ -7,6 +7,7 @@ written is read next time.
 """
 
 import itertools
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,32 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.run_files import open_regular
-from penstock.launch.inspection.metrics_lines import parse_line
+
+# ---- Lines of a `metrics.jsonl`, read as they are: a crash may have torn one, or somebody written others.
+
+COUNTS: Final = ("env_steps", "updates", "version")
+_MOST: Final = 2**63
+"""No count is larger; an integer of JSON may be, and be no float."""
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The figures of a line, numbers or None by name; None for a line that no learner has written whole."""
+    if not (line.startswith(b"{") and line.endswith(b"}")):
+        return None
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not all(map(_is_figure, row.values())):
+        return None
+    return row if all(math.isfinite(row.get(name) or 0) for name in COUNTS) else None
+
+
+def _is_figure(value: object) -> bool:
+    if isinstance(value, int):
+        return abs(value) <= _MOST
+    return value is None or isinstance(value, float)
+
 
 MAX_POINTS: Final = 2000
 _READ_BYTES: Final = 1024 * 1024
@@ -115,3 +141,40 @@ def _point(row: dict[str, Any], before: Point | None) -> Point:
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+# ---- Format bytes and seconds for people.
+
+_MIB: Final = 1024 * 1024
+_GIB: Final = 1024 * _MIB
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+
+
+def size(count: float) -> str:
+    """Return bytes as text."""
+    return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / _MIB:.1f} MiB"
+
+
+def span(seconds: float) -> str:
+    """Return seconds as text, in the largest two units that they fill."""
+    if seconds < 2 * _MINUTE_S:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if seconds < 2 * _HOUR_S:
+        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
+    return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
+
+
+# ---- Format returns for people: one decimal where they are hundreds, three where they are between −1 and
+# 1.
+
+_SMALL: Final = 10.0
+
+
+def shown(value: float | None, like: float | None = None) -> str:
+    """Return a return as text, or with `like` a spread of returns around that one; "–" for None and NaN."""
+    if value is None or math.isnan(value):
+        return "–"
+    digits = 3 if abs(value if like is None else like) < _SMALL else 1
+    return f"{value:.{digits}f}"

@@ -7,22 +7,147 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
+
 from penstock.config.credentials import credentials
 from penstock.config.service_settings import calling_security
-from penstock.launch.inspection.bottleneck import Verdict, judge
-from penstock.launch.inspection.broker import ask
-from penstock.launch.inspection.flow import Flow, figures_between, flow_between
-from penstock.launch.inspection.observation import Ask, Observation, observe
-from penstock.launch.inspection.processes import broker_of, read_endpoints
-from penstock.launch.inspection.roles import RoleRow, role_rows
+from penstock.config.settings import ConfigurationError
+from penstock.launch.inspection.flow import Flow, Verdict, figures_between, flow_between, judge
+from penstock.launch.inspection.processes import (
+    Ask,
+    Observation,
+    ProcessSnapshot,
+    broker_of,
+    observe,
+    read_endpoints,
+)
+from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.rpc.auth import Credentials
-from penstock.runtime.exit import Fatal
-from penstock.v1 import control_pb2
+from penstock.rpc.channel import open_channel
+from penstock.runtime.lifecycle import Fatal
+from penstock.v1 import control_pb2, control_pb2_grpc
+
+# ---- The one call behind `penstock status`: ask a broker for the status of its run.
+
+
+def ask(
+    address: str, credentials: Credentials, *, timeout_s: float = CALL_DEADLINE_S
+) -> control_pb2.StatusReply:
+    """Return the broker's reply.
+
+    Raises Fatal when it does not answer, ConfigurationError for a bad address.
+    """
+    try:
+        with open_channel(address, credentials) as channel:
+            stub = control_pb2_grpc.ControlServiceStub(channel)
+            return stub.Status(control_pb2.StatusRequest(), timeout=timeout_s)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    except grpc.RpcError as error:
+        raise Fatal(
+            f"broker at {address} does not answer: {error.details()}; is the run still going?"
+        ) from error
+
+
+# ---- A line per role of a run: number of processes, rates, lag, weight version, health.
+
+_ORDER: Final = ("actor", "server", "evaluator", "broker", "redis", "learner", "launcher")
+_SESSION_ROLES: Final = {"actor": "rollout", "server": "server", "evaluator": "evaluation"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleRow:
+    """Texts for people. healthy, of: processes that are healthy, and all. problems: which are not and why."""
+
+    role: str
+    healthy: int
+    of: int
+    rate: str
+    lag: str
+    version: str
+    restarts: int
+    problems: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return asdict(self)
+
+
+def role_rows(now: Observation, flow: Flow) -> list[RoleRow]:
+    """Return a row for each role, in the order in which a fragment passes them."""
+    found = {snapshot.role for snapshot in now.sights}
+    return [_row(role, now, flow) for role in _ORDER if role in found]
+
+
+def _row(role: str, now: Observation, flow: Flow) -> RoleRow:
+    sights = now.of_role(role)
+    return RoleRow(
+        role=role,
+        healthy=sum(not snapshot.problem for snapshot in sights),
+        of=len(sights),
+        rate=_RATES[role](flow) if role in _RATES else "",
+        lag=_LAGS[role](flow) if role in _LAGS else _versions_behind(role, now),
+        version=_version(role, now),
+        restarts=_restarts(role, now.of_role("launcher")),
+        problems=tuple(f"{snapshot.name} {snapshot.problem}" for snapshot in sights if snapshot.problem),
+    )
+
+
+def _per_second(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:,.0f} {unit}/s" if value >= 10 else f"{value:,.1f} {unit}/s"
+
+
+def _milliseconds(value: float | None, what: str) -> str:
+    return "" if value is None else f"{what} {1000 * value:,.1f} ms"
+
+
+_RATES: Final[dict[str, Callable[[Flow], str]]] = {
+    "actor": lambda flow: _per_second(flow.environment_steps, "steps"),
+    "server": lambda flow: _per_second(flow.answers, "answers"),
+    "broker": lambda flow: _per_second(flow.fragments_appended, "fragments"),
+    "learner": lambda flow: _per_second(flow.updates, "updates"),
+}
+_LAGS: Final[dict[str, Callable[[Flow], str]]] = {
+    "broker": lambda flow: _milliseconds(flow.append_s, "append"),
+    "learner": lambda flow: "" if flow.staleness is None else f"staleness {flow.staleness:.1f} updates",
+}
+
+
+def _applied(role: str, now: Observation) -> list[int]:
+    wanted = _SESSION_ROLES.get(role)
+    rows = now.status.sessions if now.status else ()
+    return [row.applied_version for row in rows if row.role == wanted and row.applied_version]
+
+
+def _version(role: str, now: Observation) -> str:
+    if role in ("broker", "learner"):
+        return str(now.status.latest.version) if now.status else ""
+    applied = _applied(role, now)
+    if not applied:
+        return ""
+    return f"{min(applied)}" if min(applied) == max(applied) else f"{min(applied)} to {max(applied)}"
+
+
+def _versions_behind(role: str, now: Observation) -> str:
+    """Return the lag in versions as text.
+
+    An evaluator plays the version that it was asked for and has none.
+    """
+    applied = _applied(role, now) if role != "evaluator" else []
+    if not applied or now.status is None:
+        return ""
+    worst = max(0, now.status.latest.version - min(applied))
+    return f"{worst} version{'' if worst == 1 else 's'} behind"
+
+
+def _restarts(role: str, launchers: tuple[ProcessSnapshot, ...]) -> int:
+    return round(sum(snapshot.total("restarts_total", role=role) or 0.0 for snapshot in launchers))
+
 
 WINDOW_S: Final = 5.0
 """Seconds over which rates and shares are means."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson
+from penstock.runtime.foreground import AsJson, finish
 
 if TYPE_CHECKING:
     from penstock.launch.jobs.background_jobs import BackgroundJob

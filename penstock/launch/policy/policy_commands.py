@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.protocol.limits import MAX_NUMBER
-from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson, Trust, finite
+from penstock.runtime.foreground import AsJson, Trust, finish, finite
 
 if TYPE_CHECKING:
-    from penstock.launch.policy.registry_place import RegistryPolicy
+    from penstock.launch.policy.policy_view import RegistryPolicy
 
 policy_commands = typer.Typer(
     help="Versions that were registered: look, promote, roll back, export.", no_args_is_help=True
@@ -202,7 +201,7 @@ def export(
     """Write a version's weights, or the whole network, to a file."""
 
     def body() -> int:
-        from penstock.launch.policy.policy_export import export
+        from penstock.launch.policy.policy_view import export
 
         return export(_place(run, registry, policy), version, kind=kind, output=output, trust=trust)
 
@@ -210,6 +209,6 @@ def export(
 
 
 def _place(run: str, registry: str | None, policy: str | None) -> "RegistryPolicy":
-    from penstock.launch.policy.registry_place import find_place
+    from penstock.launch.policy.policy_view import find_place
 
     return find_place(run, registry, policy)

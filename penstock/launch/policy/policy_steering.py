@@ -13,13 +13,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.settings import ConfigurationError
-from penstock.launch.policy.policy_view import say, traffic_json, traffic_line, version_json, version_line
-from penstock.launch.policy.registry_place import RegistryPolicy, opened, operator
+from penstock.launch.policy.policy_view import (
+    RegistryPolicy,
+    opened,
+    operator,
+    say,
+    traffic_json,
+    traffic_line,
+    version_json,
+    version_line,
+)
 from penstock.protocol.limits import MAX_NUMBER
 from penstock.registry.records import PolicyVersion, Status, Traffic
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import forget_kept, hold, read_kept, write_kept
-from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import EXIT_OK
 
 LEAP: Final = 2**20
 """Distance above every registered number, as when a log is opened again.

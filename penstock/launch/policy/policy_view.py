@@ -1,16 +1,104 @@
 """Versions, events and traffic on the screen: plain columns, or JSON."""
 
+import getpass
 import json
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.launch.policy.registry_place import RegistryPolicy, opened
-from penstock.registry.records import MAX_EVENTS, Event, PolicyVersion, Traffic
-from penstock.registry.weight_files import read_kept
-from penstock.runtime.exit import EXIT_OK
+from penstock.config.credentials import registry_with_password
+from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.service_settings import local_settings
+from penstock.config.settings import ConfigurationError, Settings, how_to_install, load, parse_toml
+from penstock.config.trusted import check_places
+from penstock.registry.records import (
+    MAX_EVENTS,
+    Conflict,
+    Event,
+    PolicyVersion,
+    RegistryError,
+    Traffic,
+    Unavailable,
+)
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import read_kept, read_specification, registry_url
+from penstock.runtime.lifecycle import EXIT_OK, Fatal, NoAnswer
+from penstock.runtime.output_file import check_output, output_file
+
+# ---- Find the registry that a command of `penstock policy` means, and map its errors to exit codes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryPolicy:
+    """A policy in a registry. folder: of the run, None where only a URL was given."""
+
+    url: str
+    policy: str
+    folder: Path | None
+
+
+def find_place(run: str, registry: str | None, policy: str | None) -> RegistryPolicy:
+    """Return the policy that the user means; raises ConfigurationError for a folder that holds no run.
+
+    Args:
+        run: folder of a run, or "" with `registry`.
+        registry: URL of a registry; None: the run's own, of a folder that was made here.
+        policy: name of the policy; None: the run's own.
+    """
+    if "://" in run:
+        return RegistryPolicy(url=registry or run, policy=policy or Settings().serving.policy, folder=None)
+    folder, config = Path(run), Path(run) / CONFIG_FILE
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"{run}: no such folder; name a run's folder (`ls runs`) or a registry's URL"
+        )
+    settings = load([parse_toml(config)]) if os.path.lexists(config) else Settings()
+    if registry is None:
+        check_places(folder, settings, "name the registry with --registry")
+    return RegistryPolicy(
+        url=registry or registry_url(folder, registry_with_password(settings.registry)),
+        policy=policy or settings.serving.policy,
+        folder=folder,
+    )
+
+
+@contextmanager
+def opened(place: RegistryPolicy, *, to_write: bool = False) -> Iterator[Registry]:
+    """Open the registry inside the block, to read it or `to_write` to it.
+
+    Its errors become ConfigurationError, or Fatal where trying again may help: NoAnswer where it is away.
+    """
+    _check_file(place)
+    try:
+        with Registry.open(place.url, migrate=True) if to_write else Registry.read(place.url) as registry:
+            yield registry
+    except Unavailable as error:
+        raise NoAnswer(str(error)) from error
+    except Conflict as error:
+        raise Fatal(str(error)) from error
+    except (RegistryError, ValueError) as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def operator() -> str:
+    """Return the name of the operator for the audit."""
+    try:
+        return f"operator/{getpass.getuser()}"
+    except (KeyError, OSError):
+        return "operator"
+
+
+def _check_file(place: RegistryPolicy) -> None:
+    file = place.url.removeprefix("sqlite:///")
+    if file != place.url and not Path(file).exists():
+        raise ConfigurationError(
+            f"{file}: not there: no version is registered yet; a learner registers its best and its last"
+        )
+
 
 _HEADINGS = ("version", "status", "origin", "update", "evaluation", "parent", "registered", "reason")
 
@@ -133,3 +221,69 @@ def _weights(place: RegistryPolicy, version: PolicyVersion) -> str:
 def _event_json(event: Event) -> dict[str, Any]:
     content = {"action": event.action.value, "time": event.time.isoformat(), "detail": dict(event.detail)}
     return {"number": event.number, "by": event.by, "reason": event.reason} | content
+
+
+# ---- `penstock policy export`: write a version to a file for other programs.
+
+
+def export(
+    place: RegistryPolicy, version: int | None, *, kind: str, output: Path, trust: bool = False
+) -> int:
+    """Write a version, or the active one, and return the exit code.
+
+    Raises ConfigurationError for a version whose weights are not here.
+
+    Args:
+        place: the policy and its registry.
+        version: number; None: the active version.
+        kind: format of the file.
+        output: file to write.
+        trust: the run's folder although it was not made here.
+    """
+    if kind not in ("safetensors", "onnx"):
+        raise ConfigurationError(f"--format {kind!r}: use safetensors or onnx")
+    if place.folder is None:
+        raise ConfigurationError(
+            f"{place.url}: a registry holds no weights; name the run's folder, with --registry beside it"
+        )
+    check_output(output)
+    chosen = _chosen(place, version)
+    try:
+        blob = read_kept(place.folder, chosen.version, chosen.sha256)
+        data = blob if kind == "safetensors" else _onnx(place.folder, chosen, blob, trust=trust)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    with output_file(output, "wb") as file:
+        file.write(data)
+    sys.stdout.write(f"{output}: version {chosen.version} of {chosen.policy}, {len(data)} bytes\n")
+    return EXIT_OK
+
+
+def _chosen(place: RegistryPolicy, version: int | None) -> PolicyVersion:
+    with opened(place) as registry:
+        chosen = registry.active(place.policy) if version is None else registry.get(place.policy, version)
+    if chosen is None:
+        raise ConfigurationError(f"policy={place.policy!r} has no active version: name the one to export")
+    return chosen
+
+
+def _onnx(folder: Path, version: PolicyVersion, blob: bytes, *, trust: bool) -> bytes:
+    from penstock.actor.specification.policy_maker import policy_maker
+    from penstock.policy.weights import load_into
+
+    try:
+        from penstock.policy.onnx_export import to_onnx
+    except ImportError as error:
+        raise Fatal(f"{error}; {how_to_install('onnx')}") from error
+    specification = read_specification(folder)
+    # No environment is made: this machine need not have it.
+    policy = policy_maker(specification, local_settings(folder, trust=trust).actor)()
+    load_into(policy, blob)
+    content = {
+        "run": version.run,
+        "policy": version.policy,
+        "version": version.version,
+        "sha256": version.sha256,
+    }
+    masks = [rule.name for rule in specification.schema.tensors if rule.name.startswith("mask/")]
+    return to_onnx(policy, {name: str(value) for name, value in content.items()}, masks=masks)

@@ -21,7 +21,7 @@ from typing import Any, Final
 from setproctitle import setproctitle, setthreadtitle
 
 from penstock.launch.run.fork_server import PENSTOCK, PID
-from penstock.runtime.garbage_collection import collect_seldom
+from penstock.runtime.health import collect_seldom
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 
 _MODULES: Final = (

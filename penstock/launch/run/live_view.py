@@ -15,9 +15,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from penstock.launch.inspection.returns import shown
-from penstock.launch.run.progress import Progress
-from penstock.launch.run.watched_stream import WatchedStream
+from penstock.launch.inspection.curve import shown
+from penstock.launch.run.fork_server import Progress, WatchedStream
 
 PLAIN_INTERVAL_S: Final = 2.0
 _REFRESHES_PER_SECOND: Final = 4

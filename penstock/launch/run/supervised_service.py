@@ -6,16 +6,210 @@ when the service was ready for HEALTHY_S (SOUND_S, where it was killed because i
 where one that has helped the run on was killed: from outside, or an actor that made no progress.
 """
 
+import os
+import re
 import signal
+import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
 from typing import Final
 
-from penstock.launch.run.child_process import Exit, ServiceProcess, ServiceSpec
+from penstock.config.run_files import NoPlainFile, open_regular
+from penstock.launch.inspection.processes import probe
+from penstock.launch.run.fork_server import PENSTOCK, Descriptors, ForkServer
 from penstock.launch.run.memory import NO_MEMORY, Memory
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
+from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, ended_file, read_endpoint
+from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, LIFELINE_VARIABLE
 from penstock.runtime.retry import full_jitter
+
+# ---- One service as a child process: its own process group, log file and endpoint file.
+
+_TAIL_BYTES: Final = 8192
+_PENSTOCK_SECTION: Final = re.compile(r"PENSTOCK_[A-Z]+__")
+
+
+class CleanExit(Enum):
+    """What it means when a service ends in order without being asked to."""
+
+    DONE = "done"
+    """Its work is done: the learner, whose end is the end of the run."""
+    DIED = "died"
+    """Somebody else has made it drain: it is needed, so it is started again."""
+    STOPPED = "stopped"
+    """Either: actors also end when an operator stops the run. Started again unless the run ends soon."""
+
+
+class DrainStage(Enum):
+    """When a service drains, first to last: the way of a fragment."""
+
+    ACTING = "acting"
+    SERVING = "serving"
+    """Those that act or answer for others: the policy server and the services of a workload."""
+    LEARNER = "learner"
+    BROKER = "broker"
+    REDIS = "redis"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """What to start: `command`, with `on_restart` behind it from the second time on.
+
+    role: its name in metrics and in the summary. stage: when it drains.
+    """
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    on_restart: tuple[str, ...] = ()
+    clean_exit: CleanExit = CleanExit.DIED
+    stage: DrainStage = DrainStage.SERVING
+
+
+def penstock(*arguments: str) -> tuple[str, ...]:
+    """The command line of `penstock ARGUMENTS` by this interpreter; -P: a folder here hides no package."""
+    return (*PENSTOCK, *arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """The end of a child: exit code as the shell counts it, CPU seconds with those of its children.
+
+    in_order: the child said that it ends because it was asked to or has done its work.
+    """
+
+    name: str
+    pid: int
+    code: int
+    cpu_seconds: float
+    in_order: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """Where services of one run write."""
+
+    logs: Path
+    endpoints: Path
+
+
+class ServiceProcess:
+    """A running child. Created running; `on_exit` is called once, from a thread, when it ends.
+
+    `environment`: what the child reads over its configuration file, and the secrets, which no file holds.
+    """
+
+    def __init__(
+        self,
+        spec: ServiceSpec,
+        *,
+        folder: Folder,
+        lifeline_fd: int,
+        environment: Mapping[str, str],
+        restarted: bool,
+        on_exit: Callable[[Exit], None],
+        fork_server: ForkServer | None = None,
+    ) -> None:
+        self.spec = spec
+        self._log = folder.logs / f"{spec.name}.log"
+        self._endpoint = folder.endpoints / f"{spec.name}.json"
+        self._endpoint.unlink(missing_ok=True)
+        self._ended = ended_file(self._endpoint)
+        self._ended.unlink(missing_ok=True)
+        own = {LIFELINE_VARIABLE: str(lifeline_fd), ENDPOINT_VARIABLE: str(self._endpoint)}
+        command = (*spec.command, *(spec.on_restart if restarted else ()))
+        environment = without_configuration(os.environ) | dict(environment) | own
+        with self._log.open("ab") as log:
+            descriptors = Descriptors(log=log.fileno(), lifeline=lifeline_fd)
+            pid = fork_server.start(command, environment, descriptors) if fork_server else None
+            self._program: subprocess.Popen[bytes] | None = None
+            if pid is None:
+                self._program = _program(command, environment, descriptors)
+                pid = self._program.pid
+        self.pid = pid
+        threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{spec.name}", daemon=True).start()
+
+    def _wait(self, on_exit: Callable[[Exit], None]) -> None:
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        # Whatever it started and left behind goes too; while it is not reaped its group is surely its own.
+        self.kill()
+        _, status, usage = os.wait4(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if self._program is not None:
+            self._program.returncode = code
+        cpu_seconds = usage.ru_utime + usage.ru_stime
+        in_order = code == EXIT_OK and self._ended.exists()
+        on_exit(
+            Exit(name=self.spec.name, pid=self.pid, code=code, cpu_seconds=cpu_seconds, in_order=in_order)
+        )
+
+    def terminate(self) -> None:
+        """Ask the child to drain."""
+        self._signal(signal.SIGTERM, group=False)
+
+    def ask_stacks(self) -> None:
+        """Have the child write the stacks of its threads to its log."""
+        self._signal(signal.SIGUSR1, group=False)
+
+    def kill(self) -> None:
+        """End the child and whatever it started."""
+        self._signal(signal.SIGKILL, group=True)
+
+    def _signal(self, number: signal.Signals, *, group: bool) -> None:
+        try:
+            (os.killpg if group else os.kill)(self.pid, number)
+        except ProcessLookupError:
+            return
+
+    def endpoint(self) -> Endpoint | None:
+        """Return where the child can be reached, None until it says so."""
+        return read_endpoint(self._endpoint)
+
+    def is_ready(self) -> bool:
+        """Return whether the child's `/readyz` is green."""
+        endpoint = self.endpoint()
+        if endpoint is None:
+            return False
+        return probe(endpoint, "/readyz") is None
+
+    def last_line(self) -> str:
+        """The last line that the child wrote, which names the cause when it failed."""
+        return last_line(self._log)
+
+
+def _program(
+    command: Sequence[str], environment: Mapping[str, str], descriptors: Descriptors
+) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=descriptors.log,
+        stderr=descriptors.log,
+        env=environment,
+        pass_fds=(descriptors.lifeline,),
+        process_group=0,
+    )
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log file that is not empty; "" when there is none."""
+    try:
+        with open_regular(log) as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except (FileNotFoundError, NoPlainFile):
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def without_configuration(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without configuration: the run's file holds it, resolved."""
+    return {name: value for name, value in environ.items() if not _PENSTOCK_SECTION.match(name)}
+
 
 MAX_FAILURES: Final = 5
 HEALTHY_S: Final = 30.0

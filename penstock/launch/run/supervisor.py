@@ -15,12 +15,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from penstock.launch.inspection.health_probe import probe
-from penstock.launch.inspection.processes import has_delivered
-from penstock.launch.run.child_process import CleanExit, DrainStage, Exit, Folder, ServiceProcess, ServiceSpec
+from penstock.actor.serving.experience.drain_bounds import SERVER_GONE_S
+from penstock.launch.inspection.processes import has_delivered, probe
 from penstock.launch.run.fork_server import ForkServer
 from penstock.launch.run.memory import Trees
-from penstock.launch.run.supervised_service import Account, Service, how
+from penstock.launch.run.supervised_service import (
+    Account,
+    CleanExit,
+    DrainStage,
+    Exit,
+    Folder,
+    Service,
+    ServiceProcess,
+    ServiceSpec,
+    how,
+)
 from penstock.runtime import metrics
 from penstock.runtime.health import Endpoint
 
@@ -249,3 +258,17 @@ class Supervisor:
             for death in self._deaths(left_s):
                 self._settle(death)
         return []
+
+
+# ---- By when the services of each stage of a drain shall be gone, in order, in seconds since it began.
+
+_ACTING_S: Final = 4.0
+_BEHIND_S: Final = {DrainStage.LEARNER: 7.0, DrainStage.BROKER: 8.5, DrainStage.REDIS: 10.5}
+"""Since the stages before the learner's are over."""
+
+
+def gone_by(*, serves: bool) -> Mapping[DrainStage, float]:
+    """Return the bounds of a run. serves: it has services between actors and learner, which may flush."""
+    before = _ACTING_S + (SERVER_GONE_S if serves else 0.0)
+    behind = {stage: before + after for stage, after in _BEHIND_S.items()}
+    return {DrainStage.ACTING: _ACTING_S, DrainStage.SERVING: before, **behind}

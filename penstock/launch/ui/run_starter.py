@@ -4,9 +4,13 @@ A training is a process of its own, in a session of its own: it goes on when the
 for and its output lie in a folder of the page's state, `STARTS/NAME`, of the newest start of each name.
 """
 
+import ast
+import functools
+import inspect
 import os
 import shutil
 import subprocess
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,12 +19,63 @@ from typing import Any, Final
 
 import tomli_w
 
+from penstock.config.algorithm_sections import SECTIONS, algorithm_sections
 from penstock.config.run_folder import make_private
-from penstock.config.settings import ConfigurationError, load
+from penstock.config.sections import Section
+from penstock.config.settings import ConfigurationError, Settings, load
 from penstock.gateway.personal.shown_runs import CannotStart
-from penstock.launch.inspection.observation import is_going_on
-from penstock.launch.run.child_process import last_line, penstock, without_configuration
-from penstock.launch.ui.settings_schema import settings_schema
+from penstock.launch.inspection.processes import is_going_on
+from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
+
+# ---- The JSON schema of a run's settings, with their lines of help, and with the section of every
+# algorithm.
+
+ALGORITHMS: Final = "algorithms"
+"""Key of the schema under which those of `algorithm` lie, by `algorithm.name`."""
+
+
+@functools.cache
+def settings_schema() -> dict[str, Any]:
+    """Return the schema: an object of sections; raises ConfigurationError for a workload's that is none."""
+    schema = _described(Settings)
+    schema[ALGORITHMS] = {
+        name: _described(kind) for name, kind in {**SECTIONS, **algorithm_sections()}.items()
+    }
+    return schema
+
+
+def _described(kind: type[Section]) -> dict[str, Any]:
+    """Return the schema of a section, references resolved, each property with its help and its place."""
+    schema = kind.model_json_schema()
+    for name, field in kind.model_fields.items():
+        shown = schema["properties"][name]
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section) and name != "algorithm":
+            shown = schema["properties"][name] = _described(inner)
+        shown["description"] = _help(kind).get(name) or shown.get("description", "")
+        shown["advanced"] = kind.is_advanced(name)
+    return schema
+
+
+@functools.cache
+def _help(kind: type[Section]) -> dict[str, str]:
+    """Return the line below each field of a section and of those that it is made from."""
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        if issubclass(one, Section) and one is not Section:
+            body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+            assert isinstance(body, ast.ClassDef)
+            for field, line in zip(body.body, body.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    found[field.target.id] = _text(line)
+    return found
+
+
+def _text(line: ast.stmt) -> str:
+    if not isinstance(line, ast.Expr) or not isinstance(line.value, ast.Constant):
+        return ""
+    return inspect.cleandoc(str(line.value.value)).replace("\n", " ")
+
 
 WAIT_S: Final = 120.0
 """Seconds in which the run of a training that was started must be there."""

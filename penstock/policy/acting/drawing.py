@@ -4,13 +4,16 @@
 of the network that belong to the leaf.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.protocol.tensor import Array
+from penstock.protocol.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from penstock.protocol.tensor import FEW, Array
 
 Reals = NDArray[np.floating]
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
@@ -114,3 +117,404 @@ class Drawing:
     def describe(self, parameters: Reals) -> dict[str, Reals]:
         """Return the distribution that `draw` draws from, by name: arrays [N, size]."""
         raise NotImplementedError
+
+
+# ---- Drawing of choices and bits, in numpy.
+
+
+class CategoricalDrawing(Drawing):
+    """Draws one of n choices; parameters are logits [N, n], actions indices [N], masks bool [N, n]."""
+
+    def __init__(self, path: str, space: Discrete) -> None:
+        super().__init__(path, space.n, space.dtype)
+        self.start = space.start
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Draw by Gumbel-max: argmax of logits − log of exponentials."""
+        noise = random.standard_exponential(parameters.shape, dtype=np.float32)
+        if len(noise) == 1 and self.size <= FEW:
+            return self._of_one(parameters, noise)
+        # A draw of exactly 0 has no logarithm; the smallest normal number stands in for it.
+        np.maximum(noise, SMALLEST_NORMAL, out=noise)
+        np.log(noise, out=noise)
+        return self._at(parameters, (parameters - noise).argmax(-1))
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """Return the choice with the largest logit."""
+        return self._at(parameters, parameters.argmax(-1))
+
+    def to_environment(self, action: Array) -> Array:
+        """Return indices counted from the space's start."""
+        return np.add(action, self.start) if self.start else action
+
+    def from_environment(self, action: Array) -> Array:
+        """Return indices counted from 0; raises ValueError for one that is not in the space."""
+        index = np.subtract(action, self.start, dtype=np.int64)
+        if not ((index >= 0) & (index < self.size)).all():
+            raise ValueError(
+                f"{self.path}={np.unique(action)[:4].tolist()}: must lie in "
+                f"{self.start}..{self.start + self.size - 1}"
+            )
+        return index.astype(self.action_dtype)
+
+    def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
+        """Return parameters with a logit of minus infinity where a choice is not allowed.
+
+        Raises ValueError for a row that allows nothing.
+        """
+        if not allowed.any(-1).all():
+            row = int(allowed.any(-1).argmin())
+            raise ValueError(f"{self.path}: the mask of row {row} allows nothing")
+        return np.where(allowed, parameters, parameters.dtype.type(-np.inf))
+
+    def chance(self, parameters: Reals, action: Array) -> Reals:
+        """Return the log-softmax at the index, [N]."""
+        return self._at(parameters, action.astype(np.intp))[1]
+
+    def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the element of the mask at the index."""
+        return allowed[np.atleast_1d(action).astype(np.intp)]
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Return the softmax as `probability`."""
+        probability = np.exp(parameters - parameters.max(-1, keepdims=True))
+        return {"probability": probability / probability.sum(-1, keepdims=True)}
+
+    def _at(self, parameters: Reals, index: NDArray[np.intp]) -> tuple[Array, Reals]:
+        shifted = parameters - parameters.max(-1, keepdims=True)
+        log_p = shifted[np.arange(len(index)), index] - np.log(np.exp(shifted).sum(-1))
+        return index.astype(self.action_dtype, copy=False), log_p
+
+    def _of_one(self, parameters: Reals, noise: Reals) -> tuple[Array, Reals]:
+        """Draw for a single row of few choices, equal to `draw` but for rounding.
+
+        For so few numbers plain Python takes less time than a call of numpy.
+        """
+        logits: list[float] = parameters[0].tolist()
+        draws: list[float] = noise[0].tolist()
+        scores = [
+            logit - math.log(draw or SMALLEST_NORMAL) for logit, draw in zip(logits, draws, strict=True)
+        ]
+        index, top = scores.index(max(scores)), max(logits)
+        log_p = logits[index] - top - math.log(sum([math.exp(logit - top) for logit in logits]))
+        return np.array([index], self.action_dtype), np.array([log_p], parameters.dtype)
+
+
+class MultiCategoricalDrawing(Drawing):
+    """Draws p independent choices; parameters are their logits behind one another, [N, size].
+
+    Actions are indices [N, p], masks bool [N, size].
+    """
+
+    def __init__(self, path: str, space: MultiDiscrete) -> None:
+        super().__init__(path, sum(space.nvec), space.dtype)
+        self.drawn_parts = [CategoricalDrawing(path, Discrete(n)) for n in space.nvec]
+        ends = np.cumsum(space.nvec).tolist()
+        self.cuts = [slice(end - n, end) for end, n in zip(ends, space.nvec, strict=True)]
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Draw each part independently."""
+        pieces = zip(self.drawn_parts, self.cuts, strict=True)
+        return self._join([part.draw(parameters[:, cut], random) for part, cut in pieces])
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """Return the mode of each part."""
+        pieces = zip(self.drawn_parts, self.cuts, strict=True)
+        return self._join([part.mode(parameters[:, cut]) for part, cut in pieces])
+
+    def chance(self, parameters: Reals, action: Array) -> Reals:
+        """Return the sum over the parts, [N]."""
+        pieces = zip(self.drawn_parts, self.cuts, np.moveaxis(action, -1, 0), strict=True)
+        total: Reals = np.sum([part.chance(parameters[:, cut], column) for part, cut, column in pieces], 0)
+        return total
+
+    def from_environment(self, action: Array) -> Array:
+        """Convert each part; raises ValueError for one that is not in the space."""
+        columns = zip(self.drawn_parts, np.moveaxis(action, -1, 0), strict=True)
+        return np.stack([part.from_environment(column) for part, column in columns], -1)
+
+    def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return, for each choice, the element of its own part of the mask."""
+        each: NDArray[np.bool_] = allowed[action.astype(np.intp) + [cut.start for cut in self.cuts]]
+        return each
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Return the softmaxes of the parts behind one another."""
+        pieces = zip(self.drawn_parts, self.cuts, strict=True)
+        probabilities = [part.describe(parameters[:, cut])["probability"] for part, cut in pieces]
+        return {"probability": np.concatenate(probabilities, -1)}
+
+    def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
+        """Mask each part independently."""
+        pieces = zip(self.drawn_parts, self.cuts, strict=True)
+        return np.concatenate([part.masked(parameters[:, cut], allowed[:, cut]) for part, cut in pieces], -1)
+
+    def _join(self, drawn: Sequence[tuple[Array, Reals]]) -> tuple[Array, Reals]:
+        action = np.stack([a for a, _ in drawn], -1).astype(self.action_dtype, copy=False)
+        return action, np.sum([p for _, p in drawn], 0)
+
+
+class BernoulliDrawing(Drawing):
+    """Draws n independent bits; parameters are logits [N, n], actions [N, n]."""
+
+    def __init__(self, path: str, space: MultiBinary) -> None:
+        super().__init__(path, space.n, space.dtype)
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Draw by comparing each logit with a logistic draw."""
+        uniform = random.random(parameters.shape)
+        return self._at(parameters, parameters > np.log(np.maximum(uniform, 1e-300)) - np.log1p(-uniform))
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """Return the bits whose logit is positive as 1."""
+        return self._at(parameters, parameters > 0)
+
+    def chance(self, parameters: Reals, action: Array) -> Reals:
+        """Return Σ log σ(±logit), [N]."""
+        return self._at(parameters, action.astype(np.bool_))[1]
+
+    def from_environment(self, action: Array) -> Array:
+        """Return the bits; raises ValueError for other numbers than 0 and 1."""
+        if not np.isin(action, (0, 1)).all():
+            raise ValueError(f"{self.path}: bits are 0 or 1")
+        return action
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Return the probability that each bit is set."""
+        return {"probability": 1 / (1 + np.exp(-parameters))}
+
+    def _at(self, parameters: Reals, bits: NDArray[np.bool_]) -> tuple[Array, Reals]:
+        log_p = -np.logaddexp(0, np.where(bits, -parameters, parameters)).sum(-1)
+        return bits.astype(self.action_dtype), log_p
+
+
+# ---- Drawing of real numbers, in numpy.
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+_LOG_STD_RANGE = (-20.0, 2.0)
+
+
+class GaussianDrawing(Drawing):
+    """Independent normals around the network's outputs, with a standard deviation of their own.
+
+    Parameters are means [N, A]. Actions [N, *shape] are drawn unbounded, and the environment gets them
+    clipped to the bounds. A = elements of the action.
+    """
+
+    def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
+        count = math.prod(space.shape)
+        super().__init__(path, count, space.dtype)
+        self._take_bounds(space)
+        self._drawn_log_std: Reals = np.full(count, initial_log_std, np.float32)
+
+    def _take_bounds(self, space: Box) -> None:
+        self.shape = space.shape
+        self.low: Reals = np.asarray(space.low, self.action_dtype)
+        self.high: Reals = np.asarray(space.high, self.action_dtype)
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Draw mean + σ·noise."""
+        noise = random.standard_normal(parameters.shape, dtype=np.float32)
+        return self._at(parameters, parameters + np.exp(self._log_std()) * noise)
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """Return the mean."""
+        return self._at(parameters, parameters)
+
+    def chance(self, parameters: Reals, action: Array) -> Reals:
+        """Return the log-density of an action as drawn, [N]."""
+        raw: Any = action.reshape(len(parameters), -1)
+        return self._at(parameters, raw)[1]
+
+    def own_weights(self) -> dict[str, Array]:
+        """Return the logarithms of the standard deviations, float32 [A]."""
+        return {"log_std": self._log_std()}
+
+    def to_environment(self, action: Array) -> Array:
+        """Clip actions to the bounds."""
+        return np.minimum(np.maximum(action, self.low), self.high)
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Return `mean` and `std` of the Gaussian, before clipping or squashing."""
+        std = np.broadcast_to(np.exp(self._log_std()), parameters.shape)
+        return {"mean": parameters, "std": std}
+
+    def _log_std(self) -> Reals:
+        return self._drawn_log_std
+
+    def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
+        # The log-probability belongs to the action as it is sent, rounded to its dtype.
+        action = raw.astype(self.action_dtype)
+        log_std = self._log_std()
+        scaled = (action - parameters) * np.exp(-log_std)
+        log_p = -0.5 * np.square(scaled).sum(-1) - (log_std.sum() + self.size * _HALF_LOG_TWO_PI)
+        return action.reshape(len(parameters), *self.shape), log_p
+
+
+class SquashedGaussianDrawing(GaussianDrawing):
+    """Draws the tanh of a Gaussian, stretched to the bounds.
+
+    Actions [N, *shape] are stored as before the tanh. Log-probability and entropy are those of tanh(u)
+    in (−1, 1); stretching adds a constant to both.
+    """
+
+    def to_environment(self, action: Array) -> Array:
+        """Return tanh of the actions, stretched from (−1, 1) to (low, high)."""
+        middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
+        return np.asarray(middle + half * np.tanh(np.asarray(action, self.action_dtype)), self.action_dtype)
+
+    def from_environment(self, action: Array) -> Array:
+        """Return actions before the tanh; raises ValueError for one outside the bounds."""
+        middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
+        inside = (np.asarray(action, self.action_dtype) - middle) / half
+        if not (np.abs(inside) < 1).all():
+            raise ValueError(
+                f"{self.path}: a squashed action lies inside its bounds, never on or beyond them"
+            )
+        return np.asarray(np.arctanh(inside), self.action_dtype)
+
+    def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
+        action, log_p = super()._at(parameters, raw)
+        flat: Reals = np.asarray(action, self.action_dtype).reshape(parameters.shape)
+        slope = 2.0 * (math.log(2.0) - flat - np.logaddexp(0, -2.0 * flat))
+        return action, log_p - slope.sum(-1)
+
+
+class ConditionalSquashedGaussianDrawing(SquashedGaussianDrawing):
+    """A squashed Gaussian whose standard deviations are outputs of the network as well.
+
+    See Haarnoja et al. 2018b, appendix C. Parameters, [N, 2 A], are A means and A logarithms of standard
+    deviations, held within −20..2. A = elements of the action.
+    """
+
+    def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
+        Drawing.__init__(self, path, 2 * math.prod(space.shape), space.dtype)
+        self._take(space, initial_log_std)
+
+    def _take(self, space: Box, initial_log_std: float) -> None:
+        self._take_bounds(space)
+        self.count = math.prod(space.shape)
+        self.initial_log_std = initial_log_std
+
+    def own_weights(self) -> dict[str, Array]:
+        """Return nothing: the standard deviations are outputs of the network."""
+        return {}
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Draw mean + σ·noise."""
+        mean, log_std = self._split(parameters)
+        noise = random.standard_normal(mean.shape, dtype=np.float32)
+        return self._at(parameters, mean + np.exp(log_std) * noise)
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """Return the mean."""
+        return self._at(parameters, self._split(parameters)[0])
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Return `mean` and `std` of the Gaussian, before squashing."""
+        mean, log_std = self._split(parameters)
+        return {"mean": mean, "std": np.exp(log_std)}
+
+    def _split(self, parameters: Reals) -> tuple[Reals, Reals]:
+        mean, log_std = parameters[..., : self.count], parameters[..., self.count :]
+        return mean, np.clip(log_std + parameters.dtype.type(self.initial_log_std), *_LOG_STD_RANGE)
+
+    def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
+        mean, log_std = self._split(parameters)
+        action = raw.astype(self.action_dtype)
+        scaled = (action - mean) * np.exp(-log_std)
+        slope = 2.0 * (math.log(2.0) - action - np.logaddexp(0, -2.0 * action))
+        log_p = -(0.5 * np.square(scaled) + log_std + _HALF_LOG_TWO_PI + slope).sum(-1)
+        return action.reshape(len(parameters), *self.shape), log_p
+
+
+# ---- Action values, and how an actor explores with them, in numpy.
+
+
+class EpsilonGreedyDrawing(CategoricalDrawing):
+    """One of n by its value: the best, but for a share ε of actions that are drawn uniformly (Watkins 1989).
+
+    The network's outputs are action values, or differ from them by the same amount for all actions. ε comes
+    with the weights as the scalar `epsilon`; environment i of N acts with ε^(1 + α·i/(N−1)), α the scalar
+    `epsilon_spread` (Horgan et al. 2018, section 4.1). Until the scalars arrive, and where none are given,
+    such as in an evaluation, ε is 0.
+
+    Where the scalar `temperature` is above 0, it draws from the softmax over values divided by it, and
+    ε does not count: a policy server gives it, so that probabilities say how much better an action is.
+
+    `log_prob` and `entropy` are of the softmax over values scaled to ±1. No algorithm learns from them: they
+    serve the probe, which tells weights apart by all values, whatever ε is.
+    """
+
+    def __init__(self, path: str, space: Discrete) -> None:
+        super().__init__(path, space)
+        self._epsilon, self._spread, self._place = 0.0, 0.0, ExplorationSlots()
+        self._temperature = 0.0
+        self._rates: Reals = np.zeros(0, np.float32)
+
+    @property
+    def chooses_by_value(self) -> bool:
+        """Return whether what is random in a draw is exploration alone; it is not where a softmax draws."""
+        return not self._temperature
+
+    def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
+        """Take ε, α and the temperature from `epsilon`, `epsilon_spread` and `temperature`."""
+        self._temperature = scalars.get("temperature", 0.0)
+        self._epsilon, self._spread = scalars.get("epsilon", 0.0), scalars.get("epsilon_spread", 0.0)
+        self._place, self._rates = place, np.zeros(0, np.float32)
+
+    def rates(self, rows: int) -> Reals:
+        """Return ε of each of so many rows, float32; rows beyond the last environment act as that one."""
+        if len(self._rates) != rows:
+            last = self._place.of - 1
+            number = np.minimum(self._place.first + np.arange(rows), last)
+            exponent = 1.0 + self._spread * number / max(last, 1)
+            self._rates = (self._epsilon**exponent).astype(np.float32)
+        return self._rates
+
+    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
+        """Draw ε-greedily, or from the softmax; parameters: values [N, n]."""
+        if self._temperature:
+            return super().draw(self._logits(parameters), random)
+        rates, rows = self.rates(len(parameters)), len(parameters)
+        # Of what may be chosen, the one with the largest draw; what is masked has no value.
+        uniform = np.where(np.isfinite(parameters), random.random(parameters.shape, np.float32), -1.0)
+        explores = random.random(rows, np.float32) < rates
+        return self._chosen(parameters, np.where(explores, uniform.argmax(-1), parameters.argmax(-1)))
+
+    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
+        """Return the best action, [N], and its log-probability; parameters: values [N, n]."""
+        if self._temperature:
+            return super().mode(self._logits(parameters))
+        return self._chosen(parameters, parameters.argmax(-1))
+
+    def chance(self, parameters: Reals, action: Array) -> Reals:
+        """Return the log-probability with which `draw` gives these actions, [N]."""
+        if self._temperature:
+            return super().chance(self._logits(parameters), action)
+        return self._chosen(parameters, action.astype(np.intp))[1]
+
+    def probe_log_prob(self, parameters: Reals, action: Array) -> Reals:
+        """Return the log-softmax over scaled values, [N]: all values tell weights apart, whatever ε is."""
+        most = np.abs(parameters, where=np.isfinite(parameters), out=np.zeros_like(parameters))
+        scaled = parameters / np.maximum(most.max(-1, keepdims=True), 1)
+        return super().chance(scaled, action)
+
+    def describe(self, parameters: Reals) -> dict[str, Reals]:
+        """Return the probabilities of the draw."""
+        if self._temperature:
+            return super().describe(self._logits(parameters))
+        allowed = np.isfinite(parameters)
+        rates = self.rates(len(parameters))[:, None]
+        probability = allowed * (rates / allowed.sum(-1, keepdims=True))
+        probability[np.arange(len(parameters)), parameters.argmax(-1)] += 1.0 - rates[:, 0]
+        return {"probability": probability}
+
+    def _logits(self, parameters: Reals) -> Reals:
+        return parameters / parameters.dtype.type(self._temperature)
+
+    def _chosen(self, parameters: Reals, index: NDArray[np.intp]) -> tuple[Array, Reals]:
+        probability = self.describe(parameters)["probability"][np.arange(len(index)), index]
+        # The best where ε is 1 of many is drawn with probability 0 by rounding at worst.
+        log_p = np.log(np.maximum(probability, SMALLEST_NORMAL))
+        return index.astype(self.action_dtype, copy=False), log_p

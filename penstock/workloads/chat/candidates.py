@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.workloads.chat.people.chat_texts import draw_prompt, draw_response, read_profile
-from penstock.workloads.chat.people.taste import Taste
+from penstock.workloads.chat.people import Taste, draw_prompt, draw_response, read_profile
 
 Array = NDArray[np.float64]
 

@@ -6,7 +6,126 @@ They are the layer under file, environment and flags.
 from typing import Any, Final
 
 from penstock.config.settings import merge
-from penstock.workloads.control import policy_gradient_defaults, replay_defaults
+
+# ---- What IMPALA and REINFORCE want otherwise than PPO: smaller batches, since each is one gradient step.
+
+GENERAL: Final = ""
+
+IMPALA: Final[dict[str, dict[str, Any]]] = {
+    GENERAL: {
+        "actor": {"unroll_length": 32},
+        "algorithm": {
+            "batch_steps": 1024, "entropy_coefficient": 0.01, "learning_rate": 1e-3,
+            "learning_rate_schedule": "linear", "normalise_advantages": True, "scale_rewards": True,
+        },
+    },
+    "CartPole": {
+        "actor": {"count": 2, "unroll_length": 32},
+        "algorithm": {
+            "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 2e-3,
+            "learning_rate_schedule": "linear", "normalise_advantages": True, "scale_rewards": True,
+        },
+        "learner": {"total_steps": 300_000},
+    },
+}  # fmt: skip
+
+REINFORCE: Final[dict[str, dict[str, Any]]] = {
+    GENERAL: {
+        "algorithm": {
+            "batch_steps": 2048, "entropy_coefficient": 0.01, "learning_rate": 1e-3,
+            "learning_rate_schedule": "linear", "scale_rewards": True,
+        },
+    },
+    "CartPole": {
+        "actor": {"count": 2, "unroll_length": 32},
+        "algorithm": {
+            "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 2e-3,
+            "learning_rate_schedule": "linear",
+        },
+        "learner": {"total_steps": 300_000},
+    },
+}  # fmt: skip
+
+
+# ---- Settings with which DQN and SAC are known to learn, by environment family.
+
+_DQN: Final[dict[str, Any]] = {
+    "environment": {"count": 8},
+    "actor": {"count": 1, "unroll_length": 16},
+    "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
+    "algorithm": {
+        "learning_rate": 5e-4, "replay_ratio": 0.5, "n_step": 3, "target_period": 500,
+        "epsilon_fraction": 0.15,
+    },
+    "learner": {"total_steps": 200_000},
+}  # fmt: skip
+
+DQN: Final[dict[str, dict[str, Any]]] = {
+    GENERAL: _DQN,
+    "CartPole": {
+        "environment": {"count": 8},
+        "actor": {"count": 1, "unroll_length": 16},
+        "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
+        "algorithm": {
+            "learning_rate": 1e-3, "batch_size": 64, "replay_ratio": 0.5, "target_period": 100,
+            "epsilon_fraction": 0.2, "epsilon_final": 0.04,
+        },
+        "learner": {"total_steps": 60_000},
+    },
+    "MountainCar": {
+        "environment": {"count": 8},
+        "actor": {"count": 1, "unroll_length": 16},
+        "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
+        "algorithm": {
+            "learning_rate": 4e-3, "learning_rate_schedule": "linear", "batch_size": 128, "replay_ratio": 0.5,
+            "n_step": 3, "discount": 0.98, "capacity": 50_000, "target_period": 300, "epsilon_fraction": 0.2,
+            "epsilon_final": 0.07,
+        },
+        "learner": {"total_steps": 120_000},
+    },
+    "LunarLander": {
+        "environment": {"count": 8},
+        "actor": {"count": 1, "unroll_length": 16},
+        "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
+        "algorithm": {
+            "learning_rate": 6.3e-4, "learning_rate_schedule": "linear", "batch_size": 128,
+            "replay_ratio": 0.5, "n_step": 3, "capacity": 50_000, "target_period": 250,
+            "epsilon_fraction": 0.12, "epsilon_final": 0.05,
+        },
+        "learner": {"total_steps": 200_000},
+    },
+}  # fmt: skip
+
+_SAC: Final[dict[str, Any]] = {
+    "environment": {"count": 4},
+    "actor": {"count": 1, "unroll_length": 16},
+    "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
+    "algorithm": {"learning_starts": 5_000, "batch_size": 128, "error_steps": 512, "capacity": 300_000},
+    "learner": {"total_steps": 300_000, "threads": 2},
+}
+
+SAC: Final[dict[str, dict[str, Any]]] = {
+    GENERAL: _SAC,
+    "Pendulum": {
+        "environment": {"count": 4},
+        "actor": {"count": 1, "unroll_length": 8},
+        "policy": {"hidden_sizes": [128, 128], "activation": "relu"},
+        "algorithm": {
+            "learning_rate": 1e-3, "batch_size": 128, "critic_hidden_sizes": [128, 128],
+            "learning_starts": 500, "error_steps": 128,
+        },
+        "learner": {"total_steps": 20_000, "target_return": -180.0},
+    },
+    "HalfCheetah": {
+        **_SAC,
+        "learner": {"total_steps": 300_000, "target_return": 4000.0, "threads": 2},
+    },
+    "Hopper": {
+        **_SAC,
+        "learner": {"total_steps": 200_000, "target_return": 1500.0, "threads": 2},
+    },
+}  # fmt: skip
+
 
 _GENERAL: Final = ""
 _ATARI: Final = "ALE"
@@ -151,8 +270,8 @@ _PPO: Final[dict[str, dict[str, Any]]] = {
 
 _ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "ppo": {family: {"algorithm": section} for family, section in _PPO.items()},
-    "impala": policy_gradient_defaults.IMPALA,
-    "reinforce": policy_gradient_defaults.REINFORCE,
+    "impala": IMPALA,
+    "reinforce": REINFORCE,
     "random": {_GENERAL: {"evaluation": {"deterministic": False}}},  # the most likely action is not random
 }
 """What lies over the task's settings."""
@@ -161,7 +280,7 @@ _OF_ATARI: Final[dict[str, Any]] = {
     "policy": {"frame_stack": 4},
 }
 """What every algorithm is shown of a game, and paid for it (Mnih et al. 2015)."""
-_LAYERS: Final = {"dqn": replay_defaults.DQN, "sac": replay_defaults.SAC}
+_LAYERS: Final = {"dqn": DQN, "sac": SAC}
 """Algorithms that want other networks, fragments and numbers of actors, too."""
 
 
@@ -180,6 +299,6 @@ def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
 def _of_family(family: str, algorithm: str) -> dict[str, Any]:
     if algorithm in _LAYERS:
         layers = _LAYERS[algorithm]
-        return layers.get(family, layers[replay_defaults.GENERAL])
+        return layers.get(family, layers[GENERAL])
     known = _ALGORITHMS.get(algorithm, {})
     return merge(_TASKS.get(family, _TASKS[_GENERAL]), known.get(family, known.get(_GENERAL, {})))

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Final
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.plugins import load
-from penstock.config.preparation import Progress, Rehearsal
-from penstock.config.settings import EnvironmentSection, Settings
+from penstock.config.settings import EnvironmentSection, Progress, Rehearsal, Settings
+from penstock.config.workload import load
 
 SOLVED: Final = 24.5
 """Mean return that counts as solved on the simulated host: 0.95 of its optimum."""

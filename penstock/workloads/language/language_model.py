@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from penstock.config.sections.token import TokenPPOSection
+from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Workload, load
 from penstock.protocol.specification import Probe

@@ -5,6 +5,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from penstock.config.settings import ConfigurationError
 
 LOADING: Final = threading.Lock()
@@ -61,3 +63,11 @@ def check_adapter(folder: Path) -> None:
         raise ConfigurationError(
             f"{folder / 'adapter_config.json'}: its megatron_config names a module to import: remove it"
         )
+
+
+# ---- Where a language model computes, by its name in a configuration.
+
+
+def device_of(name: str) -> str:
+    """Return a device as torch names it. name: that of one, or "auto": a GPU where there is one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

@@ -17,16 +17,14 @@ policy_maker                               makes the policy of a run, without it
 make_step_generator, make_step_runner      of workloads that act by one forward pass per step of environments
 """
 
-from penstock.actor.acting.health_watch import ENVIRONMENT as GENERATING
-from penstock.actor.acting.health_watch import note_lag, watch
-from penstock.actor.acting.local_policy import LocalPolicy
-from penstock.actor.evaluation import runner
-from penstock.actor.evaluation.play import Played
-from penstock.actor.evaluation.runner import EvaluationRunner
+from penstock.actor.acting.local_policy import ENVIRONMENT as GENERATING
+from penstock.actor.acting.local_policy import LocalPolicy, note_lag, watch
+from penstock.actor.evaluation import evaluator
+from penstock.actor.evaluation.evaluator import EvaluationRunner, Played
 from penstock.actor.link.session import Session
 from penstock.actor.rollout import generator
+from penstock.actor.rollout.generator import action_seed, environment_seeds, place_of
 from penstock.actor.rollout.loop import FragmentGenerator
-from penstock.actor.rollout.seeds import action_seed, environment_seeds, place_of
 from penstock.actor.specification.policy_maker import policy_maker
 from penstock.actor.specification.run import Run, read
 from penstock.config.settings import Settings
@@ -73,4 +71,4 @@ def make_step_runner(
     specification: of the run. settings: of this process. episodes: how many will be played at once; None: as
     the run's `evaluation.episodes` says. Raises as `make_step_generator`.
     """
-    return runner.make_runner(specification, settings, episodes)
+    return evaluator.make_runner(specification, settings, episodes)

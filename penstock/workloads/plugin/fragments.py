@@ -12,8 +12,8 @@ the run's schema names, has `Episodes` count them, and hands header and tensors 
 
 from collections.abc import Collection, Mapping
 
-from penstock.actor.acting.header_fields import HeaderFields
-from penstock.actor.acting.reward import LearnerReward, learner_reward
+from penstock.actor.acting.local_policy import HeaderFields
+from penstock.actor.acting.masks import LearnerReward, learner_reward
 from penstock.actor.rollout.episode_tracker import Ends, Episodes
 from penstock.protocol.fragment import Fragment, FragmentHeader, build
 from penstock.protocol.tensor import Array

@@ -32,10 +32,9 @@ from penstock.learner.algorithms import registry
 from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
 from penstock.learner.algorithms.registry import HardwareMaker as AlgorithmMaker
 from penstock.learner.algorithms.shared.containment import contained, verdict
-from penstock.learner.algorithms.shared.hardware import Hardware, hardware_of
 from penstock.learner.algorithms.shared.learn_once import LearnsOnce
 from penstock.learner.algorithms.shared.rank_group import RankGroup
-from penstock.learner.algorithms.shared.schedule import decayed, factor, warmup
+from penstock.learner.algorithms.shared.schedule import Hardware, decayed, factor, hardware_of, warmup
 from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch

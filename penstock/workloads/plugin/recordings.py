@@ -8,7 +8,7 @@ HeaderFields      what a fragment's header says beside its content
 single_rank       the group of a process that learns alone, as `make_step_model` takes it
 """
 
-from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Ended, Stepped
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup

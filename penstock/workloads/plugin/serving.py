@@ -24,7 +24,7 @@ from typing import Final
 
 from torch import Tensor
 
-from penstock.actor.link.sample_journal import SampleJournal
+from penstock.actor.link.ack_journal import SampleJournal
 from penstock.actor.serving.assembly import (
     Source,
     check_range,
@@ -33,15 +33,13 @@ from penstock.actor.serving.assembly import (
     no_weights,
     withdrawing,
 )
-from penstock.actor.serving.calls.request_errors import RequestErrors
-from penstock.actor.serving.calls.step_rewards import check_amount, check_count
+from penstock.actor.serving.calls.request_handler import RequestErrors, check_amount, check_count
 from penstock.actor.serving.codec.requests import check_request_id
-from penstock.actor.serving.episodes.caller_shares import CallerShares
-from penstock.actor.serving.episodes.episodes import Episode, Episodes, Opinion
+from penstock.actor.serving.episodes.episodes import CallerShares, Episode, Episodes, Opinion
+from penstock.actor.serving.experience.recorder import ServedQueue, count_not_learned
 from penstock.actor.serving.experience.run_follower import RunFollower
-from penstock.actor.serving.experience.served_queue import ServedQueue, count_not_learned
 from penstock.actor.serving.hosted_service import HostedService
-from penstock.actor.serving.inference.forward_pass import Loaded
+from penstock.actor.serving.inference.batcher import Loaded
 from penstock.actor.serving.release.canary_monitor import CanaryMonitor
 from penstock.actor.serving.release.traffic import Traffic
 from penstock.actor.serving.versions.answering import Answered
@@ -50,7 +48,7 @@ from penstock.config.workload import Services
 from penstock.learner.algorithms.shared.stored import under
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.publish.final_policy import FinalPolicy, read_final
-from penstock.runtime.background_tasks import BackgroundTasks
+from penstock.runtime.lifecycle import BackgroundTasks
 
 __all__ = [
     "Answered",

@@ -6,11 +6,12 @@ read, so that what mutations add to a prompt does not change its category.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
-from penstock.workloads.prompts.prompt_text import take_apart
+from penstock.workloads.prompts.features import Features, features_of, take_apart, token_count
 
 
 class Category(StrEnum):
@@ -99,3 +100,130 @@ def classify(prompt: str) -> Category:
     points = scores(prompt)
     best = max(points, key=lambda category: points[category])
     return best if points[best] > points[Category.GENERAL_QA] else Category.GENERAL_QA
+
+
+# ---- What the built-in prompts are about, by category: a dozen subjects each, for runs without a corpus.
+
+SUBJECTS: Final[dict[Category, tuple[str, ...]]] = {
+    Category.CODE_GENERATION: (
+        "parses dates in several formats", "merges two sorted lists", "validates an email address",
+        "counts words in a file", "reads settings from a file", "retries a failed download",
+        "rotates log files", "converts Roman numerals", "finds duplicates in a folder",
+        "caches results for an hour", "sends a reminder every Monday", "sorts invoices by due date",
+    ),
+    Category.CODE_REVIEW: (
+        "the login times out after a minute", "the printer queue never empties", "totals differ by a cent",
+        "the menu is empty after an update", "uploads stop at two gigabytes", "the cache grows all night",
+        "users are logged out at midnight", "the search ignores accents", "the clock is an hour late",
+        "two orders get one number", "the second page is blank", "passwords are written to the log",
+    ),
+    Category.CONTENT_WRITING: (
+        "the history of lighthouses", "saving water at home", "how cities plant trees", "the first railways",
+        "learning a language at sixty", "why bees matter", "the rules of a good meeting",
+        "old houses and their heating", "the life of a glacier", "reading to children",
+        "what libraries lend today", "the return of the night train",
+    ),
+    Category.MARKETING_COPY: (
+        "a bicycle for carrying children", "a bakery that opens at five", "a water filter without plastic",
+        "a repair shop for radios", "a language course by post", "a raincoat made of old sails",
+        "a coffee from one farm", "a museum of clocks", "a lamp that reads the weather",
+        "a tea for long evenings", "a garden in a box", "a hotel without screens",
+    ),
+    Category.DATA_ANALYSIS: (
+        "ticket sales of a theatre by weekday", "rainfall over forty years", "delays of a bus line",
+        "complaints by product and month", "power use of three schools", "heights of a class over a year",
+        "loans of a library by age", "prices of bread in ten cities", "visits to a page by hour",
+        "yield of an orchard by variety", "defects by machine and shift", "answers of a survey on noise",
+    ),
+    Category.GENERAL_QA: (
+        "the sky is blue", "ships float", "the moon has phases", "bread rises", "cats purr",
+        "leap years exist",        "metal feels colder than wood", "onions make people cry",
+        "magnets have two poles",
+        "glass is transparent", "planes leave trails", "the sea is salty",
+    ),
+    Category.CREATIVE_WRITING: (
+        "a lighthouse keeper and a whale", "the last tram of the night", "a clock that runs backwards",
+        "two rivers that meet", "a letter that came too late", "a fox in the city", "the colour of rain",
+        "a violin without strings", "the sleep of mountains", "a key without a door",
+        "a grandmother who was a pilot", "snow in July",
+    ),
+}  # fmt: skip
+
+
+# ---- What a prompt is worth, by its category and its features, and what a step from one to the next earns.
+
+TOKEN_PRICE: Final = 0.005
+"""Reward that each token more takes away."""
+
+
+class PromptReward(Protocol):
+    """What a step from one text to the next earns."""
+
+    def of(self, start: str, before: str, after: str) -> float:
+        """Return the reward of a step.
+
+        start: the prompt that the episode began with. before, after: texts of `read_prompt`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What features are worth for one category, in the order of the mutations.
+
+    pairs: what two features are worth together, beside what each is worth, by their numbers.
+    """
+
+    features: tuple[float, float, float, float, float]
+    pairs: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def quality(self, features: Features) -> float:
+        """Return the sum over the features that are there and over their pairs."""
+        there = features.there()
+        alone = sum(weight for weight, is_there in zip(self.features, there, strict=True) if is_there)
+        return alone + sum(
+            weight for (one, other), weight in self.pairs.items() if there[one] and there[other]
+        )
+
+
+_FALLBACK, _LEAN, _EXAMPLES, _CONSTRAINTS, _STEPS = range(5)
+BY_CATEGORY: Final[dict[Category, Weights]] = {
+    Category.CODE_GENERATION: Weights(
+        features=(0.3, 0.3, -0.3, 0.6, -0.3), pairs={(_EXAMPLES, _STEPS): 1.5}
+    ),
+    Category.CODE_REVIEW: Weights(
+        features=(-0.3, 0.2, -0.4, 0.5, 0.6),
+        pairs={(_FALLBACK, _EXAMPLES): 1.6, (_CONSTRAINTS, _STEPS): -0.8},
+    ),
+    Category.CONTENT_WRITING: Weights(
+        features=(-0.5, 0.2, 0.5, -0.3, -0.3), pairs={(_CONSTRAINTS, _STEPS): 1.5}
+    ),
+    Category.MARKETING_COPY: Weights(
+        features=(-0.6, 0.3, -0.4, 0.5, -0.3), pairs={(_EXAMPLES, _STEPS): 1.4, (_LEAN, _CONSTRAINTS): 0.2}
+    ),
+    Category.DATA_ANALYSIS: Weights(
+        features=(0.3, 0.2, -0.3, -0.3, 0.5), pairs={(_EXAMPLES, _CONSTRAINTS): 1.5}
+    ),
+    Category.GENERAL_QA: Weights(
+        features=(0.6, 0.3, 0.3, -0.6, -0.6), pairs={(_FALLBACK, _EXAMPLES): -0.7}
+    ),
+    Category.CREATIVE_WRITING: Weights(
+        features=(-0.5, -0.4, 0.7, -0.8, -0.6), pairs={(_EXAMPLES, _STEPS): -0.4}
+    ),
+}  # fmt: skip
+
+
+class QualityReward:
+    """The reward that comes with the workload: difference in quality, less the price of tokens."""
+
+    def __init__(self, *, token_price: float = TOKEN_PRICE) -> None:
+        """token_price: reward that a token takes away."""
+        self._token_price = token_price
+
+    def of(self, start: str, before: str, after: str) -> float:
+        """Return the reward of a step; 0 where the text stays."""
+        if before == after:
+            return 0.0
+        weights = BY_CATEGORY[classify(start)]
+        gained = weights.quality(features_of(after)) - weights.quality(features_of(before))
+        return gained - self._token_price * (token_count(after) - token_count(before))

@@ -5,11 +5,82 @@ words of its own: "for example", a numbered list, "at most 200 words".
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from penstock.workloads.prompts.prompt_text import CONSTRAINTS, EXAMPLES, FALLBACK, STEPS, Parts, take_apart
+# ---- What a prompt may be, and the sections that mutations add below it.
+
+MAX_CHARACTERS: Final = 20_000
+"""Length of the longest prompt that is read."""
+_SEPARATOR: Final = "\n\n"
+
+STEPS: Final = "Work in steps: first split the task into parts, then do one part after another, then check."
+EXAMPLES: Final = "Go into detail, and give an example of each point."
+CONSTRAINTS: Final = "Constraints: one page at most, one format throughout, nothing beside the matter."
+FALLBACK: Final = "If something cannot be done, say so and suggest the nearest alternative."
+SECTIONS: Final = (STEPS, EXAMPLES, CONSTRAINTS, FALLBACK)
+"""The sections, in the order in which they stand below the body."""
+
+
+class PromptError(ValueError):
+    """A text that is no prompt. The message names the cause and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A prompt taken apart.
+
+    body: what somebody wrote. sections: those of `SECTIONS` that stand below it.
+    """
+
+    body: str
+    sections: frozenset[str] = frozenset()
+
+    def text(self) -> str:
+        """Return the prompt, put together."""
+        return _SEPARATOR.join([self.body, *(one for one in SECTIONS if one in self.sections)])
+
+
+def read_prompt(text: object, field: str = "prompt") -> str:
+    """Return a prompt in the one form that the workload knows.
+
+    Composed characters (Unicode NFC), lines that end in a line feed, no space around it.
+
+    Args:
+        text: what came.
+        field: its name, for the message.
+
+    Raises:
+        PromptError: no text, only blanks, longer than MAX_CHARACTERS, or characters that no text has.
+    """
+    if not isinstance(text, str):
+        raise PromptError(f"{field}: must be a text, is a {type(text).__name__}")
+    if len(text) > MAX_CHARACTERS:
+        raise PromptError(f"{field}: {len(text)} characters, at most {MAX_CHARACTERS}; send a shorter one")
+    if "\0" in text or any("\ud800" <= one <= "\udfff" for one in text):
+        raise PromptError(
+            f"{field}: holds a null character or half of a surrogate pair; send well-formed Unicode"
+        )
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    prompt = unicodedata.normalize("NFC", lines).strip()
+    if not any(one.isprintable() and not one.isspace() for one in prompt):
+        raise PromptError(f"{field}: is empty, or holds only blanks; write what is wanted")
+    if len(prompt) > MAX_CHARACTERS:  # few characters have a longer composed form
+        raise PromptError(f"{field}: {len(prompt)} characters when composed, at most {MAX_CHARACTERS}")
+    return prompt
+
+
+def take_apart(prompt: str) -> Parts:
+    """Return body and sections of a prompt that `read_prompt` returned."""
+    body, found = prompt, set[str]()
+    for section in reversed(SECTIONS):
+        rest = body.removesuffix(_SEPARATOR + section)
+        if rest != body and rest.strip():
+            body = rest
+            found.add(section)
+    return Parts(body, frozenset(found))
 
 
 def _words(*alternatives: str) -> re.Pattern[str]:
@@ -155,3 +226,59 @@ def _shortened(body: str) -> str:
 
 def _capitalised(line: str) -> str:
     return line[:1].upper() + line[1:]
+
+
+# ---- The five mutations, as functions of text.
+
+MUTATION_TYPES: Final = (
+    "try-catch-style",
+    "context-reduction",
+    "expansion",
+    "constraint-addition",
+    "task-decomposition",
+)
+"""Names of the mutations, by the number of the action."""
+LONGEST_TOKENS: Final = 400
+"""Where a prompt is longer, masks offer no mutation that makes it longer still."""
+_REDUCTION: Final = 1
+_ADDED: Final = {0: FALLBACK, 2: EXAMPLES, 3: CONSTRAINTS, 4: STEPS}
+
+
+def mutate(prompt: str, action: int) -> str:
+    """Return the prompt that a mutation makes of a prompt.
+
+    It is the same prompt where there is nothing to do, or where the text would become longer than any that
+    is read.
+
+    Args:
+        prompt: what somebody wrote, or what a mutation made of it.
+        action: number of the mutation, 0 to 4.
+
+    Raises:
+        PromptError: a text that is no prompt, or no such action.
+    """
+    check_action(action)
+    original = read_prompt(prompt)
+    parts = take_apart(original)
+    if features_of_parts(parts).there()[action]:
+        return original
+    if action == _REDUCTION:
+        return Parts(without_padding(parts.body), parts.sections).text()
+    longer = Parts(parts.body, parts.sections | {_ADDED[action]}).text()
+    return longer if len(longer) <= MAX_CHARACTERS else original
+
+
+def check_action(action: object, field: str = "action") -> None:
+    """Raise PromptError that names `field` for what is no number of a mutation."""
+    if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(MUTATION_TYPES):
+        listed = ", ".join(f"{number} {name}" for number, name in enumerate(MUTATION_TYPES))
+        raise PromptError(f"{field}={action!r}: is no mutation; choose one of {listed}")
+
+
+def offered(prompt: str) -> tuple[bool, ...]:
+    """Return which mutations a prompt implies: all of them, but for a long one those that lengthen it.
+
+    There is always one that may be chosen. Raises PromptError for a text that is no prompt.
+    """
+    is_long = token_count(read_prompt(prompt)) >= LONGEST_TOKENS
+    return tuple(action == _REDUCTION or not is_long for action in range(len(MUTATION_TYPES)))

@@ -1,16 +1,326 @@
 """What a task embeds and rewards with, as its settings say; the API over HTTP reads them alike."""
 
-from collections.abc import Mapping
+import hashlib
+import json
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from hashlib import sha256
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, Literal, get_args
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.prompts.checked_reward import CheckedReward
-from penstock.workloads.prompts.embeddings import Embedder, HashingEmbedder
-from penstock.workloads.prompts.http_embeddings import HttpEmbedder
-from penstock.workloads.prompts.prompt_reward import PromptReward, QualityReward
-from penstock.workloads.prompts.prompt_sources import PromptSource
-from penstock.workloads.prompts.source_reward import source_reward
+from penstock.rpc.address import is_local
+from penstock.workloads.prompts.categories import SUBJECTS, Category, PromptReward, QualityReward
+from penstock.workloads.prompts.checked_reward import CheckedReward, source_reward
+from penstock.workloads.prompts.features import read_prompt
+from penstock.workloads.prompts.optimise import WIDTH, Embedder, EmbeddingError, HashingEmbedder, Rows
+
+# ---- Embeddings from a server that speaks as OpenAI's does, and what is remembered of them.
+
+DEADLINE_S: Final = 30.0
+MAX_REPLY_BYTES: Final = 32 * 1024 * 1024
+_BATCH: Final = 64
+_REMEMBERED: Final = 4_096
+_LATER: Final = (408, 429)
+_SHOWN: Final = 200
+_MAP_SEED: Final = 1536
+
+
+class HttpEmbedder:
+    """An `Embedder` behind HTTP; safe for threads, which take turns.
+
+    The newest 4,096 embeddings (24 MiB) are remembered by the sha256 of their texts. What may pass by itself
+    (no connection, 408, 429, 5xx) is asked again until `deadline_s` is over.
+    """
+
+    def __init__(self, url: str, *, model: str, key_file: str = "", deadline_s: float = DEADLINE_S) -> None:
+        """Describe where to ask.
+
+        Args:
+            url: of the route, such as https://HOST/v1/embeddings.
+            model: what the server calls the model.
+            key_file: a file with the key and nothing else; "": none is sent.
+            deadline_s: of a call with all its repetitions.
+
+        Raises:
+            ConfigurationError: no such URL, no readable key, or one that would leave this machine in plain
+                words.
+        """
+        parts = urlsplit(url)
+        if parts.username or parts.password:
+            raise ConfigurationError("embedding_url: holds a name or a password; name an embedding_key_file")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError(f"embedding_url={url!r}: write http://HOST/PATH or https://HOST/PATH")
+        self._is_safe, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._path = parts.path or "/"
+        self._shown = f"{parts.scheme}://{self._host}{f':{self._port}' if self._port else ''}{self._path}"
+        self._model, self._deadline_s = model, deadline_s
+        self._headers = {"Content-Type": "application/json"} | _authorization(key_file)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        if key_file and not self._is_safe and not is_local(f"{host}:80"):
+            raise ConfigurationError(
+                f"embedding_url={self._shown}: the key would cross the network in plain words; use https://"
+            )
+        self._known: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
+        self._turn = Lock()
+
+    def embed(self, texts: Sequence[str]) -> Rows:
+        """Return embeddings float32 [n, WIDTH] of unit length; raises EmbeddingError."""
+        keys = [sha256(text.encode()).digest() for text in texts]
+        with self._turn:
+            missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._known}
+            fresh = dict(zip(missing, self._ask_all(list(missing.values())), strict=True))
+            rows = np.zeros((len(texts), WIDTH), np.float32)
+            for index, key in enumerate(keys):
+                rows[index] = fresh[key] if key in fresh else self._known[key]
+            self._known.update(fresh)
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return rows
+
+    def _ask_all(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
+        rows: list[NDArray[np.float32]] = []
+        for start in range(0, len(texts), _BATCH):
+            rows += self._ask(texts[start : start + _BATCH])
+        return rows
+
+    def _ask(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
+        body = json.dumps({"model": self._model, "input": list(texts), "encoding_format": "float"}).encode()
+        until_s, delay_s = time.monotonic() + self._deadline_s, 0.05
+        while True:
+            try:
+                return read_reply(self._post(body, until_s), len(texts), self._shown)
+            except _Later as error:
+                if time.monotonic() + delay_s > until_s:
+                    raise EmbeddingError(
+                        f"{self._shown}: no embeddings within {self._deadline_s:g} s: {error}"
+                    ) from error
+                time.sleep(delay_s)
+                delay_s = min(2 * delay_s, 2.0)
+
+    def _post(self, body: bytes, until_s: float) -> bytes:
+        kind = HTTPSConnection if self._is_safe else HTTPConnection
+        line = kind(self._host, self._port, timeout=max(0.1, until_s - time.monotonic()))
+        try:
+            line.request("POST", self._path, body, self._headers)
+            reply = line.getresponse()
+            data = reply.read(MAX_REPLY_BYTES + 1)
+        except (OSError, HTTPException) as error:
+            raise _Later(f"{type(error).__name__}: {error}") from error
+        finally:
+            line.close()
+        if reply.status in _LATER or reply.status >= 500:
+            raise _Later(f"status {reply.status}")
+        if reply.status != 200:
+            raise EmbeddingError(
+                f"{self._shown}: status {reply.status}: {data[:_SHOWN].decode(errors='replace')}"
+            )
+        if len(data) > MAX_REPLY_BYTES:
+            raise EmbeddingError(f"{self._shown}: a reply above {MAX_REPLY_BYTES} bytes; ask another server")
+        return data
+
+
+class _Later(Exception):
+    """An answer that may be another one soon."""
+
+
+def read_reply(data: bytes, count: int, whose: str) -> list[NDArray[np.float32]]:
+    """Return the embeddings of a reply, float32 [WIDTH] each, of unit length.
+
+    Raises EmbeddingError that names what is wrong with it: no JSON, too few, out of order, not finite, all 0,
+    or more numbers than WIDTH.
+    """
+    try:
+        held: Any = json.loads(data)
+        items = sorted(held["data"], key=lambda item: int(item["index"]))
+        rows = [np.asarray(item["embedding"], np.float64) for item in items]
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        raise EmbeddingError(f"{whose}: the reply has no list `data` of embeddings: {error!r}") from error
+    if [item["index"] for item in items] != list(range(count)):
+        raise EmbeddingError(f"{whose}: {len(rows)} embeddings for {count} texts, or with other indices")
+    return [spread(row, whose) for row in rows]
+
+
+def spread(row: NDArray[np.float64], whose: str) -> NDArray[np.float32]:
+    """Return numbers float64 [d], d at most WIDTH, as float32 [WIDTH] of unit length.
+
+    Raises EmbeddingError for another shape, numbers that are not finite, and zeros only.
+    """
+    if row.ndim != 1 or not 1 <= len(row) <= WIDTH:
+        raise EmbeddingError(
+            f"{whose}: an embedding of shape {row.shape}; take a model of at most {WIDTH} numbers"
+        )
+    length = float(np.linalg.norm(row))
+    if not math.isfinite(length) or length == 0.0:
+        raise EmbeddingError(f"{whose}: an embedding that is all 0 or not finite")
+    wide = row / length
+    if len(row) < WIDTH:
+        wide = wide @ orthonormal(len(row))
+    return wide.astype(np.float32)
+
+
+@lru_cache(4)
+def orthonormal(width: int) -> NDArray[np.float64]:
+    """Return a fixed map float64 [width, WIDTH] with orthonormal rows."""
+    drawn = np.random.default_rng(_MAP_SEED).normal(size=(WIDTH, width))
+    rows: NDArray[np.float64] = np.linalg.qr(drawn)[0].T
+    return rows
+
+
+def _authorization(key_file: str) -> dict[str, str]:
+    if not key_file:
+        return {}
+    try:
+        key = Path(key_file).expanduser().read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"embedding_key_file={key_file!r}: cannot be read as a key") from error
+    if not key or not key.isprintable():
+        raise ConfigurationError(f"embedding_key_file={key_file!r}: holds no key of one line")
+    return {"Authorization": f"Bearer {key}"}
+
+
+# ---- Prompts to train on, and others to test on: subjects in templates of the seven categories.
+
+Source = Literal["builtin", "chatterbot"]
+Split = Literal["train", "test"]
+_PACKAGE: Final = "chatterbot_corpus"
+_TEST_SHARE: Final = 4
+"""One of so many subjects belongs to the tests."""
+_SHORTEST, _LONGEST = 8, 120
+"""Characters of a subject from the corpus."""
+
+TEMPLATES: Final[dict[Category, tuple[str, ...]]] = {
+    Category.CODE_GENERATION: (
+        "Write a Python function for this: {}", "Implement a class in TypeScript for this request: {}",
+        "Create a script for the following. {}", "Build a small program for this: {}",
+    ),
+    Category.CODE_REVIEW: (
+        "Review this code. Users report: {}", "Debug the function behind this report: {}",
+        "Do a code review of the patch for this bug: {}", "Find the bug in this code. It shows as: {}",
+    ),
+    Category.CONTENT_WRITING: (
+        "Write an article about this: {}", "Draft a blog post on the following subject: {}",
+        "Write a newsletter piece, an essay of sorts, on: {}", "Outline a guide for readers who ask: {}",
+    ),
+    Category.MARKETING_COPY: (
+        "Write ad copy for a brand that stands for: {}", "Create a slogan and a product description for: {}",
+        "Write a landing page for customers who say: {}", "Plan a marketing campaign around: {}",
+    ),
+    Category.DATA_ANALYSIS: (
+        "Analyze the dataset on this question: {}", "Summarize the survey data on: {}",
+        "Plot the trends in a spreadsheet of answers to: {}", "Look for outliers in the statistics about: {}",
+    ),
+    Category.GENERAL_QA: (
+        "Explain this to me: {}", "Answer this question: {}", "Tell me what is known of this: {}",
+        "What would you say to this: {}",
+    ),
+    Category.CREATIVE_WRITING: (
+        "Write a poem about this: {}", "Tell a story that begins so: {}",
+        "Compose a song in rhyme on: {}", "Invent a fable with a character who says: {}",
+    ),
+}  # fmt: skip
+_PADDING: Final = (
+    "I hope you are well. {} Thank you so much in advance!",
+    "I was wondering if you could help. {} I would just like something basically good.",
+    "Please, {} Thanks a lot!",
+)
+_EXTRAS: Final = (
+    ("If you cannot do it, say why.", "If this is impossible, answer with a question."),
+    ("Give an example.", "Show it with examples, such as one from daily life."),
+    ("Use at most 200 words.", "It must fit on a postcard."),
+    ("Go through it step by step.", "First say what is asked, then answer."),
+)
+"""Features in words of the user's own: fallback, examples, constraints, steps."""
+_EXTRA_SHARE: Final = 0.15
+_PADDED_SHARE: Final = 0.5
+
+_TOPICS: Final[dict[Category, tuple[str, ...]]] = {
+    Category.CODE_GENERATION: ("coding",),
+    Category.CODE_REVIEW: ("tech_support", "computers"),
+    Category.CONTENT_WRITING: ("literature", "history", "politics", "health"),
+    Category.MARKETING_COPY: ("money", "food", "sports", "movies"),
+    Category.DATA_ANALYSIS: ("science", "psychology"),
+    Category.GENERAL_QA: ("trivia", "ai", "botprofile"),
+    Category.CREATIVE_WRITING: ("humor", "emotion", "gossip", "greetings", "conversations"),
+}
+"""Topics of the corpus by the category that their dialogues are put in."""
+
+
+class PromptSource:
+    """Draws prompts: each category is as likely, and so is each of its subjects.
+
+    source: where the subjects are from. split: those to train on, or those that training never sees.
+    Raises ConfigurationError for another name, and where the corpus is not installed.
+    """
+
+    def __init__(self, source: str = "builtin", split: str = "train") -> None:
+        if source not in get_args(Source):
+            raise ConfigurationError(
+                f"environment.kwargs.prompts={source!r}: must be one of {', '.join(get_args(Source))}"
+            )
+        if split not in get_args(Split):
+            raise ConfigurationError(
+                f"environment.kwargs.split={split!r}: must be one of {', '.join(get_args(Split))}"
+            )
+        every = SUBJECTS if source == "builtin" else _corpus()
+        self._subjects = {
+            category: [one for one in subjects if is_for_tests(one) == (split == "test")]
+            for category, subjects in every.items()
+        }
+
+    def draw(self, random: np.random.Generator) -> tuple[str, Category]:
+        """Return a prompt in the form of `read_prompt`, and the category that its template is of."""
+        category = list(Category)[int(random.integers(len(Category)))]
+        subjects, templates = self._subjects[category], TEMPLATES[category]
+        subject = subjects[int(random.integers(len(subjects)))]
+        prompt = templates[int(random.integers(len(templates)))].format(subject)
+        prompt += "" if prompt[-1] in ".?!" else "."
+        for extra in _EXTRAS:
+            if random.random() < _EXTRA_SHARE:
+                prompt += f" {extra[int(random.integers(len(extra)))]}"
+        if random.random() < _PADDED_SHARE:
+            prompt = _PADDING[int(random.integers(len(_PADDING)))].format(prompt)
+        return read_prompt(prompt), category
+
+
+def is_for_tests(subject: str) -> bool:
+    """Return whether a subject belongs to the tests; on every machine the same ones do."""
+    return hashlib.sha256(subject.encode()).digest()[0] % _TEST_SHARE == 0
+
+
+def _corpus() -> Mapping[Category, tuple[str, ...]]:
+    """Return the lines of the dialogues, each once, by category."""
+    specification = find_spec(_PACKAGE)
+    if specification is None or not specification.submodule_search_locations:
+        raise ConfigurationError(
+            "environment.kwargs.prompts='chatterbot': chatterbot-corpus is not installed; install "
+            "penstock-rl[data], or use 'builtin'"
+        )
+    folder = Path(specification.submodule_search_locations[0]) / "data" / "english"
+    return {
+        category: tuple(dict.fromkeys(line for topic in topics for line in _lines(folder, topic)))
+        for category, topics in _TOPICS.items()
+    }
+
+
+def _lines(folder: Path, topic: str) -> list[str]:
+    import yaml  # noqa: PLC0415 - of the extra that has the corpus
+
+    held = yaml.safe_load((folder / f"{topic}.yml").read_text(encoding="utf-8"))
+    lines = (" ".join(str(line).split()) for dialogue in held["conversations"] for line in dialogue)
+    return [line for line in lines if _SHORTEST <= len(line) <= _LONGEST]
+
 
 RATINGS: Final = "ratings"
 """The reward that people give, over HTTP alone."""

@@ -26,9 +26,8 @@ from penstock.runtime.retry import Interrupted
 from penstock.training import Job, estimate, lay_over, start
 from penstock.training import TrainingConfig as RunConfig
 from penstock.training import TrainingResult as RunResult
-from penstock.workloads.language.feedback.examples import BadRows
-from penstock.workloads.language.feedback.reading import Source
-from penstock.workloads.language.feedback.scale import parse_scale
+from penstock.workloads.language.feedback.examples import BadRows, parse_scale
+from penstock.workloads.language.feedback.feedback_places import Source
 from penstock.workloads.language.generation.prompt_set import Prompts, read_prompts
 from penstock.workloads.language.reward.dataset import Collate, Item
 from penstock.workloads.language.reward.reward_model import RewardModel

@@ -3,11 +3,11 @@
 It says which prompts, how long the responses are, and what rewards them.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
-from penstock.config.sections.section import Fraction, Positive, PositiveReal, Section
+from penstock.config.sections import Fraction, Positive, PositiveReal, Section
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 
 
@@ -102,3 +102,21 @@ def _explain(error: dict[str, object]) -> str:
     if error["type"] == "extra_forbidden":
         return f"environment.kwargs.{key}: unknown key; use one of {', '.join(Language.model_fields)}"
     return f"environment.kwargs.{key}={error['input']!r}: {error['msg']}"
+
+
+# ---- Settings for language models of any size: the layer under file, environment and flags.
+
+
+def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
+    """Return the defaults of a task, as nested settings.
+
+    environment_id: any name for the task. algorithm: "" means token-level PPO.
+    """
+    del environment_id
+    layers: dict[str, Any] = {
+        "environment": {"count": 64},
+        "actor": {"count": 1, "unroll_length": 128},
+        "learner": {"total_steps": 1_000_000, "stop_at_target": False},
+        "evaluation": {"episodes": 128, "deterministic": False, "both": True, "base": True},
+    }
+    return layers | ({"algorithm": {"name": "token_ppo"}} if algorithm == "ppo" else {})

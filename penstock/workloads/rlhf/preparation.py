@@ -13,22 +13,34 @@ preparation left is made again, and what is whole is kept.
 import gc
 import json
 import logging
+import math
 import shutil
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.config.preparation import Progress
-from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.settings import ConfigurationError, Progress, Rehearsal, Scores, Settings
 from penstock.config.workload import Services
 from penstock.registry.weight_files import replace_file
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.language.guard.guard_files import read_guard_files
+from penstock.workloads.language.feedback.examples import BadRows, Scored
+from penstock.workloads.language.feedback.feedback_places import read
+from penstock.workloads.language.guard.text_classifier import read_guard_files
+from penstock.workloads.language.pretraining.conversation_files import (
+    Conversation,
+    packaged_conversations,
+    read_conversations,
+)
 from penstock.workloads.language.quiet import quieten
 from penstock.workloads.rlhf.language_section import Language, language
+
+if TYPE_CHECKING:
+    from penstock.workloads.language.reward.training import Order
+
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +86,6 @@ def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[d
     if section.task == "sentiment":
         made |= _sentiment(section, run_dir, settings.seed, progress)
     if section.task == "chat":
-        from penstock.workloads.rlhf.chat_task import made_for_chat  # noqa: PLC0415 - only for this task
-
         made |= made_for_chat(section, run_dir, run_dir / BASE_MODEL, settings.seed, progress)
     if section.task == "words" and not section.model:
         made["model"] = str(_model_of_words(section, run_dir / BASE_MODEL, settings.seed, progress))
@@ -214,8 +224,10 @@ def _words(texts: Iterable[tuple[str, str]]) -> list[str]:
 
 def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progress) -> str:
     """Trained on the feedback; a training that was interrupted is gone on with."""
-    from penstock.workloads.language.reward.measures import doubt  # noqa: PLC0415 - as what follows, which loads torch
-    from penstock.workloads.language.reward.reward_model import CARD  # noqa: PLC0415
+    from penstock.workloads.language.reward.reward_model import (  # noqa: PLC0415
+        CARD,
+        doubt,
+    )
     from penstock.workloads.language.reward.training import train  # noqa: PLC0415
 
     folder = (run_dir / REWARD_MODEL).absolute()
@@ -251,8 +263,8 @@ def release_device() -> None:
 
 def order_of(section: Language, folder: Path, seed: int) -> Any:
     """Return how the reward model is trained; raises ConfigurationError."""
-    from penstock.workloads.language.feedback.reading import Source  # noqa: PLC0415 - loads transformers
-    from penstock.workloads.language.feedback.scale import parse_scale  # noqa: PLC0415
+    from penstock.workloads.language.feedback.examples import parse_scale  # noqa: PLC0415
+    from penstock.workloads.language.feedback.feedback_places import Source  # noqa: PLC0415 - loads transformers
     from penstock.workloads.language.reward.training import (  # noqa: PLC0415
         CHECKPOINTS,
         Order,
@@ -301,3 +313,117 @@ def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
 def _absolute(place: str) -> str:
     """Of a folder or file that is there; a name on the hub or an address stays as it is."""
     return str(Path(place).absolute()) if place and Path(place).exists() else place
+
+
+# ---- The preparation of a run of language models in short, for a dry run.
+
+STEPS: Final = 12
+LEAST_STEPS: Final = 4
+WITHIN_S: Final = 20.0
+"""Seconds after which no further step is begun where there are LEAST_STEPS: large models are slow."""
+WARMUP_STEPS: Final = 2
+"""First steps, which allocate and compile."""
+
+
+def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
+    """Rehearse as `Workload.rehearse` says; raises ConfigurationError, Interrupted."""
+    made, section = made_first(settings, folder, progress)
+    if section.reward:
+        return Rehearsal(settings=with_places(settings, made))
+    order = order_of(section, (folder / REWARD_MODEL).absolute(), settings.seed)
+    progress.say(f"rehearsing: up to {STEPS} steps of the reward model's training on {section.feedback}")
+    more_s = _train(order, progress)
+    made["reward"] = str(order.out)
+    scores = [example.score for example in read(order.source).examples if isinstance(example, Scored)]
+    return Rehearsal(
+        settings=with_places(settings, made), more_seconds=more_s, scores={"feedback": Scores.of(scores)}
+    )
+
+
+def _train(order: "Order", progress: Progress) -> float:
+    """Make a few steps of the training; returns the seconds of those that are missing."""
+    from penstock.workloads.language.reward.step_watch import StepWatch  # noqa: PLC0415 - loads transformers
+    from penstock.workloads.language.reward.training import train  # noqa: PLC0415 - loads torch
+
+    watch = StepWatch(STEPS, least=LEAST_STEPS, within_s=WITHIN_S)
+    if train(order, progress.stop, [watch]) is None:
+        raise Interrupted
+    release_device()
+    return missing_seconds([later - earlier for earlier, later in pairwise(watch.at_s)], watch.steps)
+
+
+def missing_seconds(made: list[float], steps: int) -> float:
+    """Return the seconds of the steps of a training that were not made.
+
+    made: seconds of each that was. steps: of the whole training.
+    """
+    later = made[WARMUP_STEPS:] or made
+    return max(0, steps - len(made)) * math.fsum(later) / max(len(later), 1)
+
+
+# ---- The task `chat`: a small model that has learned conversations, and the questions of those to ask it.
+
+PROMPTS: Final = "prompts.jsonl"
+
+
+def made_for_chat(
+    section: Language, run_dir: Path, base: Path, seed: int, progress: Progress
+) -> dict[str, str]:
+    """Return the places of model and prompts, which are made unless they are named or there.
+
+    base: folder of the model. Raises ConfigurationError for conversations that cannot be used, Interrupted.
+    """
+    model = section.model or str(_base(section, base, seed, progress))
+    return {"model": model, "prompts": section.prompts or str(_prompts(section, run_dir / PROMPTS))}
+
+
+def _base(section: Language, folder: Path, seed: int, progress: Progress) -> Path:
+    from penstock.workloads.language.pretraining.supervised_base import (  # noqa: PLC0415 - loads torch
+        pretrain,
+        pretraining_settings,
+    )
+
+    if not folder.is_dir():
+        said = tuple(f"{key}={json.dumps(value)}" for key, value in section.base_training.items())
+        try:
+            settings = pretraining_settings((f"seed={seed}", *said))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"environment.kwargs.base_training.{error}") from error
+        progress.say(f"preparing: a small model learns {_name(section)}, in {folder}")
+        temporary = folder.with_suffix(".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        result = pretrain(_files(section), temporary, settings, stop=progress.stop)
+        temporary.rename(folder)
+        progress.say(f"the model has learned {result['conversations']} conversations{_measured(result)}")
+    return folder.absolute()
+
+
+def _measured(result: dict[str, Any]) -> str:
+    if result["loss"] is None:
+        return ""
+    before, after = result["loss_before"], result["loss"]
+    return f"; of {result['held_out']} held out: loss {before:.3g} before, {after:.3g} after"
+
+
+def _prompts(section: Language, file: Path) -> Path:
+    if not file.exists():
+        conversations, _ = _conversations(section)
+        begun = dict.fromkeys(
+            one.messages[0].content for one in conversations if one.messages[0].role == "user"
+        )
+        rows = [json.dumps({"prompt": [{"role": "user", "content": text}]}) for text in begun]
+        replace_file(file, "".join(f"{row}\n" for row in rows).encode())
+    return file.absolute()
+
+
+def _conversations(section: Language) -> tuple[list[Conversation], BadRows]:
+    files = _files(section)
+    return read_conversations(files) if files else (packaged_conversations(), BadRows())
+
+
+def _files(section: Language) -> list[Path]:
+    return [Path(section.conversations)] if section.conversations else []
+
+
+def _name(section: Language) -> str:
+    return section.conversations or "the conversations of a package"

@@ -11,7 +11,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from argon2 import PasswordHasher
 
-from penstock.gateway.accounts import passwords
+from penstock.gateway.accounts import users
 from tests.support.gateway.small_gateway import SmallGateway
 
 _numbers = count()
@@ -21,8 +21,8 @@ _numbers = count()
 def quick_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of little memory; what a hash costs in earnest is tested in `tests/unit/gateway/accounts`."""
     hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
-    monkeypatch.setattr(passwords, "_hasher", hasher)
-    monkeypatch.setattr(passwords, "_nobodys", hasher.hash("of no account"))
+    monkeypatch.setattr(users, "_hasher", hasher)
+    monkeypatch.setattr(users, "_nobodys", hasher.hash("of no account"))
 
 
 @pytest.fixture(params=DATABASES)

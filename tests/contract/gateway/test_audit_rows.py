@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.config.plugins import installed
-from penstock.config.workload import find, load
-from penstock.gateway.accounts import audit, passwords, users
+from penstock.config.workload import find, installed, load
+from penstock.gateway.accounts import audit, users
+from penstock.gateway.accounts import users as passwords
 from penstock.gateway.frame.route_access import ACCESS, PROJECT_HEADER, Access, Table
 from penstock.gateway.jobs.steering import CannotSteer, NoAnswer, Order
 from penstock.gateway.store.tables import Role

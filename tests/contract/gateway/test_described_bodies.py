@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.gateway.accounts import passwords, users
+from penstock.gateway.accounts import users
+from penstock.gateway.accounts import users as passwords
 from penstock.gateway.store.tables import Role
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.workloads.goals.http.goals_service import service as goals

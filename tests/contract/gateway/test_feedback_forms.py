@@ -9,9 +9,8 @@ import pytest
 from penstock.gateway.feedback.feedback_rows import MAX_ROWS
 from penstock.gateway.store.tables import Role
 from penstock.workloads.goals.traces.late_rewards import read_late
-from penstock.workloads.language.feedback.examples import Preference, Scored
-from penstock.workloads.language.feedback.reading import Source, read
-from penstock.workloads.language.feedback.scale import parse_scale
+from penstock.workloads.language.feedback.examples import Preference, Scored, parse_scale
+from penstock.workloads.language.feedback.feedback_places import Source, read
 from tests.support.gateway.small_gateway import SmallGateway
 
 AGENT = "/api/projects/alpha/agents/my_agent"

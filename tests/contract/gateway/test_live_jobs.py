@@ -14,7 +14,7 @@ from penstock.gateway.jobs.live_jobs import LiveJobs
 from penstock.gateway.store.tables import Role
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.launch.gateway.run_steering import RunSteering
-from penstock.registry.registry_errors import Unavailable
+from penstock.registry.records import Unavailable
 from tests.contract.gateway.test_log_streams import JOBS, member_of
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway

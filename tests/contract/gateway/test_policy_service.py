@@ -15,9 +15,8 @@ from penstock.gateway.store.tables import JobState, Role
 from penstock.launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.training import lay_over
-from penstock.workloads.language.feedback.examples import summary
-from penstock.workloads.language.feedback.reading import Source, read
-from penstock.workloads.language.feedback.scale import parse_scale
+from penstock.workloads.language.feedback.examples import parse_scale, summary
+from penstock.workloads.language.feedback.feedback_places import Source, read
 from penstock.workloads.language.reward.training_section import RewardTraining
 from penstock.workloads.rlhf.feedback_training import FeedbackTraining
 from penstock.workloads.rlhf.policy_service import service

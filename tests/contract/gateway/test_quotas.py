@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import func, insert, select
 
 from penstock.gateway.accounts import sessions, users
-from penstock.gateway.accounts.expiry import delete_expired
-from penstock.gateway.accounts.quotas import Quotas
+from penstock.gateway.accounts.accounts import delete_expired
+from penstock.gateway.accounts.audit import Quotas
 from penstock.gateway.store.tables import (
     ApiTokenRow,
     ConversationRow,

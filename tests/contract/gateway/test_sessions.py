@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from penstock.gateway.accounts.attempts import MOST_OF_ADDRESS, MOST_OF_BOTH
+from penstock.gateway.accounts.users import MOST_OF_ADDRESS, MOST_OF_BOTH
 from penstock.gateway.store.tables import AttemptRow, Role
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 

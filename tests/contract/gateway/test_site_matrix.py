@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from penstock.gateway.sites.sign_in_routes import OPEN
 from penstock.gateway.sites.site import RunAddresses, Site, Upstream
-from penstock.gateway.sites.site_process import Reach, guarded_app
+from penstock.gateway.sites.site_process import OPEN, Reach, guarded_app
 from penstock.gateway.store.tables import Role
 from penstock.rpc.auth import Credentials
 from penstock.workloads.chat.http.chat_site import site as chat

@@ -7,9 +7,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import penstock.gateway.application
-import penstock.gateway.personal.action_routes
+import penstock.gateway.personal.personal_application
 import penstock.workloads.goals.http.goals_service
-from penstock.gateway.frame.request_text import Body
+from penstock.gateway.frame.requests import Body
 from penstock.gateway.store.tables import Role
 from penstock.gateway.text.chat_requests import ChatRequest, Extension, RewardRequest
 from penstock.workloads.chat.http import chat_bodies
@@ -21,7 +21,7 @@ KNOWN_ELSEWHERE: Final = {(TrainingRequest, "maxSteps"), (TrainingRequest, "lear
 """Programs that know the original service may have sent them as texts."""
 LOADED: Final = (
     penstock.gateway.application,
-    penstock.gateway.personal.action_routes,
+    penstock.gateway.personal.personal_application,
     penstock.workloads.goals.http.goals_service,
 )
 """What defines bodies."""

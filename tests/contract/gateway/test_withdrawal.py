@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import func, select
 
 from penstock.gateway.accounts import users
-from penstock.gateway.accounts.expiry import delete_expired
+from penstock.gateway.accounts.accounts import delete_expired
 from penstock.gateway.store.tables import FeedbackLinkRow, InvitationRow, RefreshRow, Role, SessionRow
 from tests.support.gateway.small_gateway import SmallGateway
 

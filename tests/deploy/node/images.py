@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from penstock.broker.log.guard import UnsuitableRedis, check_version
+from penstock.broker.log.connection import UnsuitableRedis, check_version
 from tests.deploy.dockerfiles import VENV, stages
 from tests.deploy.manifests import ROOT
 from tests.support.storage.guarded_redis import tls_binary

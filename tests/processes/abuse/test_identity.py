@@ -19,9 +19,7 @@ from penstock.actor.link.broker_client import BrokerClient, SessionReply
 from penstock.launch.commands.certificates import Order, main
 from penstock.protocol.messages import Role
 from penstock.protocol.refusal import Reason
-from penstock.rpc.access import ACCESS
-from penstock.rpc.auth import Credentials
-from penstock.rpc.bearer_tokens import AcceptedTokens, digest
+from penstock.rpc.auth import ACCESS, AcceptedTokens, Credentials, digest
 from penstock.rpc.channel import open_channel
 from penstock.rpc.identity import Party, Unidentified
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, weights_pb2

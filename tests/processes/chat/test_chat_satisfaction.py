@@ -12,7 +12,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
-from penstock.workloads.chat.http.answer_book import AnswerBook
+from penstock.workloads.chat.http.chat_api import AnswerBook
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
 from tests.support.chat.chat_stand import chat_app, page_of, upstream_of
 from tests.support.language.text_stand import make_model

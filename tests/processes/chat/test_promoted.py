@@ -18,8 +18,8 @@ from penstock.workloads.chat.loop.loop_state import (
     read_state,
     round_folder,
 )
-from penstock.workloads.chat.loop.round_files import has_checkpoint
-from penstock.workloads.chat.people.chat_texts import draw_prompt
+from penstock.workloads.chat.loop.step_process import has_checkpoint
+from penstock.workloads.chat.people import draw_prompt
 from tests.support.chat.chat_gateway import ChatGateway
 from tests.support.chat.people_who_rate import talks
 from tests.support.run.broker_process import eventually

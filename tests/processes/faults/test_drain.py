@@ -18,7 +18,7 @@ import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.actor.link import outbox
-from penstock.actor.rollout import worker
+from penstock.actor.rollout import loop
 from penstock.broker.log import keys
 from penstock.broker.log.script import load as script
 from penstock.config.settings import load
@@ -173,11 +173,11 @@ def test_an_actor_flushes_its_outbox_and_closes_its_session(
         assert abandoned._value.get() == before
 
 
-@pytest.mark.parametrize("flush_s", [1.0, pytest.param(worker.FLUSH_S, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flush_s", [1.0, pytest.param(loop.FLUSH_S, marks=pytest.mark.slow)])
 def test_an_actor_without_a_broker_gives_up_its_flush(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush_s: float
 ) -> None:
-    monkeypatch.setattr(worker, "FLUSH_S", flush_s)
+    monkeypatch.setattr(loop, "FLUSH_S", flush_s)
     abandoned = metrics.FRAGMENTS_ABANDONED.labels("drain")
     with network_run(redis_server, tmp_path) as run:
         before = abandoned._value.get()

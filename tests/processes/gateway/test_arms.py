@@ -12,8 +12,8 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 import numpy as np
 
 from penstock.client import PolicyClient
-from penstock.launch.run.child_process import penstock
-from penstock.registry.version_ranges import RANGE
+from penstock.launch.run.supervised_service import penstock
+from penstock.registry.registry import RANGE
 from penstock.runtime.health import read_endpoint
 from tests.processes.gateway.test_gateway_process import new_token
 from tests.processes.gateway.test_jobs import JOBS, Client, until

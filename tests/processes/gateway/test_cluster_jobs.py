@@ -16,8 +16,7 @@ pytest.importorskip("kubernetes_validate", reason="what objects are checked by")
 import psutil
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.jobs.job_records import Outcome
-from penstock.gateway.jobs.runner import CannotBegin, CannotLook, Stage
+from penstock.gateway.jobs.job_records import CannotBegin, CannotLook, Outcome, Stage
 from penstock.gateway.store.tables import JobState
 from penstock.launch.gateway import kubernetes_runner
 from penstock.launch.gateway.job_process import EXIT_BEGUN_BEFORE

@@ -19,11 +19,10 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 from penstock.gateway.accounts.principal import Membership, Principal
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_dispatcher import JobDispatcher
-from penstock.gateway.jobs.job_records import Job
-from penstock.gateway.jobs.runner import Stage
+from penstock.gateway.jobs.job_records import Job, Stage
 from penstock.gateway.store.tables import JobState, Role
 from penstock.launch.gateway.local_runner import MAX_STARTS, LocalRunner
-from penstock.registry.registry_errors import Unavailable
+from penstock.registry.records import Unavailable
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.leftover_jobs import end_jobs
 from tests.support.gateway.small_gateway import SmallGateway

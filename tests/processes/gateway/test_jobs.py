@@ -20,8 +20,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 import httpx2
 import psutil
 
-from penstock.gateway.jobs.job_records import Outcome
-from penstock.gateway.jobs.runner import CannotBegin, Stage
+from penstock.gateway.jobs.job_records import CannotBegin, Outcome, Stage
 from penstock.gateway.store.tables import JobState
 from penstock.launch.gateway.local_runner import ESTIMATE_S, LocalRunner
 from tests.processes.gateway.test_gateway_process import (

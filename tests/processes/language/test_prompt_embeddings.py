@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.launch.run.child_process import penstock
-from penstock.workloads.prompts.http_embeddings import HttpEmbedder
+from penstock.launch.run.supervised_service import penstock
+from penstock.workloads.prompts.task_parts import HttpEmbedder
 
 STARTS_S = 120.0
 

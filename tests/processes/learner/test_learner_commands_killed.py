@@ -7,9 +7,8 @@ from typing import Final
 import pytest
 import torch
 
-from penstock.broker.log.commands import Answer
-from penstock.learner.checkpoint.named_checkpoints import FOLDER
-from penstock.learner.checkpoint.store import CheckpointStore
+from penstock.broker.log.replies import Answer
+from penstock.learner.checkpoint.store import FOLDER, CheckpointStore
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from tests.processes.learner.test_learner_restore import is_same, learned, tensors_of, updated
 from tests.processes.learner.test_learner_resume import endless

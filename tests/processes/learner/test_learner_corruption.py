@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.broker.log.learner_records import Commit, Lease, LogState, Totals
+from penstock.broker.log.replies import Commit, Lease, LogState, Totals
 from penstock.learner.checkpoint.resume import Beginning, choose
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.model.model import make_model
 from penstock.learner.progress import Progress, sections
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 from tests.support.run.learner_run import settings
 
 FILES = ("tensors.safetensors", "state.json", "manifest.json")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.log.commands import CommandRefusal
+from penstock.broker.log.replies import CommandRefusal
 from penstock.learner.recording.reader import Recording
 from penstock.protocol.messages import Role
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from penstock.broker.log.commands import CommandRefusal
-from penstock.learner.checkpoint.named_checkpoints import FOLDER, MAX_NAMED
-from penstock.learner.checkpoint.store import CheckpointStore
+from penstock.broker.log.replies import CommandRefusal
+from penstock.learner.checkpoint.store import FOLDER, MAX_NAMED, CheckpointStore
 from tests.processes.learner.test_learner_replay import replaying
 from tests.processes.learner.test_learner_resume import endless
 from tests.support.run.learner_run import BATCH, CHARGE, LearnerThread, Producer, audited, settings, until

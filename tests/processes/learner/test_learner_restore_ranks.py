@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from penstock.broker.log.commands import Answer
+from penstock.broker.log.replies import Answer
 from penstock.learner.checkpoint.store import CheckpointStore
 from tests.processes.learner.test_learner_restore import is_same, learned, tensors_of, updated
 from tests.spine.test_ranks import PATIENCE_S, endless, two_ranks

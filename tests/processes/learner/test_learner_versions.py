@@ -10,15 +10,13 @@ import redis
 from penstock.broker.log import keys
 from penstock.config.settings import Settings
 from penstock.launch.policy.policy_steering import rollback
-from penstock.launch.policy.registry_place import RegistryPolicy
+from penstock.launch.policy.policy_view import RegistryPolicy
 from penstock.learner.publish import kept_versions
 from penstock.learner.publish.final_policy import read_final
 from penstock.learner.publish.kept_versions import MAX_WAITING
 from penstock.protocol.messages import Role
-from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, Status
-from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import SchemaMismatch
-from penstock.registry.version_ranges import RANGE
+from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, SchemaMismatch, Status
+from penstock.registry.registry import RANGE, Registry
 from penstock.registry.weight_files import (
     kept_files,
     read_kept,

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.actor.link import broker_client
 from penstock.actor.link.broker_client import BrokerClient
-from penstock.actor.link.session_opening import open_session
+from penstock.actor.link.session import open_session
 from penstock.protocol.messages import Role
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics

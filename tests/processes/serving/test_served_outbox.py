@@ -16,19 +16,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.outbox import Outbox
-from penstock.actor.link.session import Session
-from penstock.actor.link.session_opening import open_session
-from penstock.actor.serving.experience.served_queue import NumberedWhenSent, ServedQueue
-from penstock.broker.log.learner_records import Commit
+from penstock.actor.link.session import Session, open_session
+from penstock.actor.serving.experience.recorder import NumberedWhenSent, ServedQueue
+from penstock.broker.log.replies import Commit
 from penstock.client import PolicyClient
-from penstock.client.arrays import to_parts
+from penstock.client.calls import to_parts
 from penstock.protocol.fragment import Fragment, Slot, WeightSpan, check
 from penstock.protocol.messages import Episode, Role
 from penstock.protocol.refusal import Reason
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
-from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.lifecycle import EXIT_OK, Lifecycle
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.control_pb2 import ControlRequest
 from penstock.v1.control_pb2_grpc import ControlServiceStub

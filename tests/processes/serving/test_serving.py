@@ -26,9 +26,9 @@ from penstock.client import (
     Unreachable,
     calls,
 )
-from penstock.client.arrays import to_parts
+from penstock.client.calls import to_parts
 from penstock.registry.registry import Registry
-from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import EXIT_OK
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from tests.support.run.broker_process import BrokerProcess, eventually

@@ -16,8 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from penstock.client import PolicyClient
 from penstock.launch.commands.certificates import Order
 from penstock.launch.commands.certificates import main as make_certificates
-from penstock.rpc.access import ACCESS, CLIENT
-from penstock.rpc.auth import Credentials
+from penstock.rpc.auth import ACCESS, CLIENT, Credentials
 from penstock.rpc.channel import open_channel
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub

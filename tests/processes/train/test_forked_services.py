@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from penstock.launch.run.child_process import penstock
+from penstock.launch.run.supervised_service import penstock
 from tests.support.run.training import LONG, children, trainings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="who is whose child is read from /proc")

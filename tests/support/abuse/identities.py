@@ -12,8 +12,7 @@ import redis
 
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.launch.commands.certificates import Order, authority_of, issue, main
-from penstock.rpc.auth import Credentials
-from penstock.rpc.bearer_tokens import line
+from penstock.rpc.auth import Credentials, line
 from penstock.rpc.identity import Identity, Party
 from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import code_of

@@ -18,22 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.actor.acting.health_watch import ENVIRONMENT
+from penstock.actor.acting.local_policy import ENVIRONMENT
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.session import Session
 from penstock.actor.process import make_generator
-from penstock.actor.rollout.loop import FragmentGenerator
-from penstock.actor.rollout.worker import Worker
+from penstock.actor.rollout.loop import FragmentGenerator, Worker
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings, from_environment, load, parse_assignment
 from penstock.protocol.fragment import Fragment, build
-from penstock.protocol.ids import check_id
+from penstock.protocol.limits import check_id
 from penstock.protocol.messages import Episode
 from penstock.protocol.spaces import Discrete, Space
 from penstock.protocol.specification import RunSpecification
-from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import ENDPOINT_VARIABLE, Health, announce, serve_http
-from penstock.runtime.lifecycle import Lifecycle, leave, run_service
+from penstock.runtime.lifecycle import EXIT_OK, Lifecycle, leave, run_service
 from tests.support.abuse.poison import (
     OF_BOXES,
     OF_CHOICES,

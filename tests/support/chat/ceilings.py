@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.workloads.chat.candidates import CANDIDATES
-from penstock.workloads.chat.people.chat_texts import FEATURES, REFERENCE, Reference
-from penstock.workloads.chat.people.taste import Criterion, Taste
+from penstock.workloads.chat.people import FEATURES, REFERENCE, Criterion, Reference, Taste
 
 Array = NDArray[np.float64]
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.launch.run.child_process import penstock
+from penstock.launch.run.supervised_service import penstock
 from penstock.runtime.health import read_endpoint
-from penstock.workloads.chat.people.chat_texts import draw_prompt
+from penstock.workloads.chat.people import draw_prompt
 from tests.support.chat.chat_people import TURNS, Plan
 from tests.support.chat.liked_answers import LIKED
 from tests.support.chat.people_base import make_people_base

@@ -18,9 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.workloads.chat.people.chat_texts import read_profile
-from penstock.workloads.chat.people.population import Population, population
-from penstock.workloads.chat.people.users import ChatUser
+from penstock.workloads.chat.people import ChatUser, Population, population, read_profile
 
 TURNS: Final = 3
 PEOPLE: Final = 60

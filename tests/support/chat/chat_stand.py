@@ -17,13 +17,12 @@ from penstock.gateway.sites.site import RunAddresses, RunSettings, Upstream
 from penstock.gateway.sites.site_process import Reach, guarded_app
 from penstock.registry.registry import Registry
 from penstock.rpc.auth import Credentials
+from penstock.workloads.chat import people
 from penstock.workloads.chat.http.chat_site import site
-from penstock.workloads.chat.loop.ensemble import member_heads, member_weights, with_members
-from penstock.workloads.chat.loop.labels import write_rows
-from penstock.workloads.chat.loop.loop_state import folder_of
+from penstock.workloads.chat.loop.loop_state import folder_of, member_heads, member_weights, with_members
+from penstock.workloads.chat.loop.loop_view import write_rows
 from penstock.workloads.chat.loop.served_judge import ServedJudge, judge_address, keep_judge
-from penstock.workloads.chat.people import chat_texts
-from penstock.workloads.chat.people.population import population
+from penstock.workloads.chat.people import population
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.heads.head import parse_heads, parse_weights
 from penstock.workloads.language.heads.heads_model import HeadsOrder, train_heads
@@ -93,7 +92,7 @@ def page_of(app: FastAPI) -> Iterator[str]:
 @contextmanager
 def served_judge(folder: Path) -> Iterator[str]:
     """The address of a reward model with an ensemble, in a process of its own."""
-    tokenizer = chat_tokenizer(*chat_texts.WORDS, *WORDS)
+    tokenizer = chat_tokenizer(*people.WORDS, *WORDS)
     tiny_models.save(tiny_models.build_model(tokenizer, seed=0), tokenizer, folder / "base")
     said = population(9, seed=0).feedback(np.random.default_rng(0), rated=80, compared=0)
     write_rows(folder / "said.jsonl", with_members(said))

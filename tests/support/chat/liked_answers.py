@@ -5,8 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.workloads.chat.people.chat_texts import read_profile
-from penstock.workloads.chat.people.taste import USUAL
+from penstock.workloads.chat.people import USUAL, read_profile
 from penstock.workloads.language.prompt import Prompt
 
 LIKED: Final = "tests.support.chat.liked_answers:liked"

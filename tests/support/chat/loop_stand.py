@@ -10,18 +10,16 @@ from typing import Any
 from penstock.config import toml_text
 from penstock.config.settings import Settings, load
 from penstock.policy.weights import sha256
-from penstock.registry.bounds import Bounds, ClientReturn
+from penstock.registry.canary import Bounds, ClientReturn
 from penstock.registry.judgement import Trial
 from penstock.registry.ratings import Rating
 from penstock.registry.records import NewVersion, Origin, PolicyVersion, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import write_kept
 from penstock.workloads.chat.loop import loop_state
-from penstock.workloads.chat.loop.learning_loop import WAITS_S, LearningLoop
-from penstock.workloads.chat.loop.loop_order import LoopOrder
-from penstock.workloads.chat.loop.loop_state import LoopState, Step
-from penstock.workloads.chat.loop.round_recipe import run_name
-from penstock.workloads.chat.loop.served_run import ServedRun, read_run
+from penstock.workloads.chat.loop.learning_loop import WAITS_S, LearningLoop, run_name
+from penstock.workloads.chat.loop.loop_state import LoopOrder, LoopState, Step
+from penstock.workloads.chat.loop.step_process import ServedRun, read_run
 
 POLICY = "default"
 

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.workloads.chat.people.chat_texts import draw_response
-from penstock.workloads.chat.people.population import population
-from penstock.workloads.chat.people.users import ChatUser
+from penstock.workloads.chat.people import ChatUser, draw_response, population
 from penstock.workloads.chat.tasks.chat_environment import people_tokenizer
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.prompt import Message, Prompt

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.workloads.chat.people.chat_texts import draw_prompt, draw_response
-from penstock.workloads.chat.people.population import Population
+from penstock.workloads.chat.people import Population, draw_prompt, draw_response
 from tests.support.chat.chat_gateway import ChatGateway
 
 

@@ -21,10 +21,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from penstock.launch.run.child_process import penstock
-from penstock.workloads.chat.people.chat_texts import FEATURES, REFERENCE, draw_prompt, read_profile
-from penstock.workloads.chat.people.population import population
-from penstock.workloads.chat.people.taste import USUAL
+from penstock.launch.run.supervised_service import penstock
+from penstock.workloads.chat.people import FEATURES, REFERENCE, USUAL, draw_prompt, population, read_profile
 from penstock.workloads.language.generation.cached_generation import CachedGeneration
 from penstock.workloads.language.loading import check_adapter
 from penstock.workloads.language.prompt import Message, plain

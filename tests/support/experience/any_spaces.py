@@ -11,18 +11,18 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Stepper
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.config.settings import PolicySection
 from penstock.learner.batch import Batch, assemble
-from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.payloads import check_meaning
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import fragment_schema
-from penstock.workloads.control.spaces import to_space
+from penstock.workloads.control.environment import to_space
 
 SLOTS, STEPS, FRAGMENTS = 3, 8, 2
 AnySpace = spaces.Space[Any]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.config.sections.token import TokenPPOSection
+from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from tests.support.experience.token_experience import Response, SmallTokenPolicy, batch_of, fragment, sample

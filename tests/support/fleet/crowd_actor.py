@@ -25,11 +25,11 @@ from typing import Any, Final
 import numpy as np
 from prometheus_client import Counter
 
-from penstock.actor.acting.health_watch import ENVIRONMENT
+from penstock.actor.acting.local_policy import ENVIRONMENT
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.session import Session
 from penstock.actor.rollout.episode_tracker import Ends, Episodes
-from penstock.actor.rollout.worker import Worker
+from penstock.actor.rollout.loop import Worker
 from penstock.config.credentials import credentials
 from penstock.config.settings import (
     ActorSection,
@@ -40,16 +40,15 @@ from penstock.config.settings import (
     parse_assignment,
 )
 from penstock.protocol.fragment import Fragment, FragmentHeader, WeightSpan, build
-from penstock.protocol.ids import check_id
+from penstock.protocol.limits import check_id
 from penstock.protocol.messages import Episode, Publication
 from penstock.protocol.schema import Axes
 from penstock.protocol.specification import RunSpecification
 from penstock.protocol.tensor import DTYPES
 from penstock.runtime import metrics
-from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.lifecycle import Lifecycle, leave, run_service
+from penstock.runtime.lifecycle import EXIT_OK, Lifecycle, leave, run_service
 
 EPISODE_FRAGMENTS: Final = 8
 LOG_PROB: Final = -0.7

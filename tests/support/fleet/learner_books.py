@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import redis
 
 from penstock.broker.log import keys
-from penstock.broker.log.learner_records import Commit
+from penstock.broker.log.replies import Commit
 from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore
 from tests.support.fleet.one_parameter_learner import DEFAULTS
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.launch.run.child_process import Exit, ServiceProcess, ServiceSpec, penstock
+from penstock.launch.run.supervised_service import Exit, ServiceProcess, ServiceSpec, penstock
 from penstock.runtime.failpoint import Phase, read_phases
 
 

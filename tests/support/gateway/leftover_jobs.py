@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from penstock.gateway.jobs.runner import Stage
+from penstock.gateway.jobs.job_records import Stage
 from penstock.launch.gateway.local_runner import LocalRunner
 
 

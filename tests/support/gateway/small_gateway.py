@@ -10,20 +10,20 @@ from fastapi.testclient import TestClient
 
 from penstock.gateway.accounts import api_tokens, sessions, users
 from penstock.gateway.accounts.accounts import Accounts
+from penstock.gateway.accounts.audit import Quotas
 from penstock.gateway.accounts.oidc_provider import Provider, ProviderSettings
 from penstock.gateway.accounts.oidc_sign_in import OidcSignIn
-from penstock.gateway.accounts.quotas import Quotas
-from penstock.gateway.accounts.signing_keys import Keys, make_keys, read_keys
+from penstock.gateway.accounts.sessions import Keys, make_keys, read_keys
 from penstock.gateway.application import Service, make_app
-from penstock.gateway.frame.call_limits import CallLimits
+from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.doors import Doors
 from penstock.gateway.frame.parts import Parts
 from penstock.gateway.jobs.job_dispatcher import JobDispatcher
-from penstock.gateway.jobs.runner import Runner
+from penstock.gateway.jobs.job_records import Runner
 from penstock.gateway.store.accounts_database import open_database
 from penstock.gateway.store.tables import AuditRow, Role
 from penstock.registry.registry import Registry
-from penstock.rpc.rate_limits import Rates
+from penstock.rpc.gate import Rates
 from tests.support.gateway.described_answers import hold_to_document
 from tests.support.storage.ready_tables import with_registry, with_tables
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.workloads.chat.people.chat_texts import WORDS, draw_prompt, draw_response
+from penstock.workloads.chat.people import WORDS, draw_prompt, draw_response
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.quiet import quieten
 

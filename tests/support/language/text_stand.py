@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from penstock.actor.serving.experience.served_queue import NumberedWhenSent
+from penstock.actor.serving.experience.recorder import NumberedWhenSent
 from penstock.config.settings import CanarySection, ServingSection
 from penstock.policy.weights import encode
 from penstock.protocol.fragment import Fragment
@@ -24,8 +24,7 @@ from penstock.protocol.spaces import Discrete
 from penstock.protocol.specification import RunSpecification
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
-from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
-from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
+from penstock.workloads.language.engine.continuous_engine import ContinuousEngine, LoadedAdapters
 from penstock.workloads.language.language_model import make_probe
 from penstock.workloads.language.policy.language_policy import LanguagePolicy
 from penstock.workloads.language.policy.policy_section import LanguageSection
@@ -35,9 +34,9 @@ from penstock.workloads.language.serving.answer_guard import AnswerGuard
 from penstock.workloads.language.serving.asks import Ask, TextReply
 from penstock.workloads.language.serving.column_experience import ColumnExperience
 from penstock.workloads.language.serving.conversations import Conversations, Limits
+from penstock.workloads.language.serving.talk import Thinker, ThinkingForm
 from penstock.workloads.language.serving.text_answerer import TextAnswerer, no_show
 from penstock.workloads.language.serving.text_service import TextService
-from penstock.workloads.language.serving.thinking import Thinker, ThinkingForm
 from penstock.workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
 from tests.support.language.chat_words import chat_tokenizer
 

@@ -20,10 +20,8 @@ import numpy as np
 import pytest
 
 from penstock.actor.link.broker_client import BrokerClient
-from penstock.actor.link.fragment_queue import RolloutQueue
-from penstock.actor.link.outbox import Outbox
-from penstock.actor.link.session import Session
-from penstock.actor.link.session_opening import count_strikes, open_session
+from penstock.actor.link.outbox import Outbox, RolloutQueue
+from penstock.actor.link.session import Session, count_strikes, open_session
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Role

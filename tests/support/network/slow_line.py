@@ -19,15 +19,13 @@ import psutil
 import redis
 
 from penstock.actor.link.broker_client import BrokerClient
-from penstock.actor.link.session import Session
-from penstock.actor.link.session_opening import open_session
+from penstock.actor.link.session import Session, open_session
 from penstock.broker.log import keys
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.config.settings import LearnerSection, PolicySection
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.probe import Quarantine, make_probe
-from penstock.learner.publish.publish_interval import PublishInterval
-from penstock.learner.publish.publisher import PendingPublication, Publisher
+from penstock.learner.publish.publisher import PendingPublication, Publisher, PublishInterval
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.policy.weights import snapshot

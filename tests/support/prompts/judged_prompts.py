@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.settings import parse_toml
-from penstock.launch.run.child_process import penstock
+from penstock.launch.run.supervised_service import penstock
 from penstock.policy.weights import load_into
 from penstock.workloads.plugin.acting import policy_maker
 from penstock.workloads.plugin.serving import read_final
-from penstock.workloads.prompts.embeddings import Embedder
-from penstock.workloads.prompts.mutations import MUTATION_TYPES
-from penstock.workloads.prompts.prompt_reward import QualityReward
-from penstock.workloads.prompts.prompt_sources import PromptSource
-from penstock.workloads.prompts.task_parts import parts_of
+from penstock.workloads.prompts.categories import QualityReward
+from penstock.workloads.prompts.features import MUTATION_TYPES
+from penstock.workloads.prompts.optimise import Embedder
+from penstock.workloads.prompts.task_parts import PromptSource, parts_of
 from tests.support.prompts.text_graph import TextGraph, text_graph
 
 CORPUS: Final = "chatterbot"

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.workloads.prompts.mutations import MUTATION_TYPES, mutate
-from penstock.workloads.prompts.prompt_reward import PromptReward
-from penstock.workloads.prompts.prompt_text import read_prompt
+from penstock.workloads.prompts.categories import PromptReward
+from penstock.workloads.prompts.features import MUTATION_TYPES, mutate, read_prompt
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.actor import process
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Pacing
+from penstock.broker.log.replies import Pacing
 from penstock.config import settings as configuration
 from penstock.config.workload import find, load
 from penstock.policy.policy import Policy

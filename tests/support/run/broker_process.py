@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Pacing
+from penstock.broker.log.replies import Pacing
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
 from tests.support.run.forked_process import ForkedProcess
 from tests.support.run.small_run import CHARGE, RUN, STEPS, specification

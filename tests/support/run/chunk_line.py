@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.broker.log.replies import Opened
 from penstock.broker.log.store import Store
-from penstock.broker.log.store_records import Opened
-from penstock.broker.service.changes import Changes
-from penstock.broker.service.last_credit import LastCredit
-from penstock.broker.service.session_owners import SessionOwners
-from penstock.broker.service.weight_cache import WeightCache
-from penstock.broker.service.weight_service import WeightService
+from penstock.broker.service.admission import LastCredit, SessionOwners
+from penstock.broker.service.weight_service import Changes, WeightCache, WeightService
 from penstock.protocol.messages import Role
 from penstock.rpc.boundary import Absent
 from penstock.v1 import weights_pb2 as pb

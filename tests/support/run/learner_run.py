@@ -18,9 +18,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from penstock.actor.link.ack_journal import AckJournal
-from penstock.broker.log.commands import Answer, Command
+from penstock.broker.log.replies import Answer, Appended, AppendItem, Command, Status
 from penstock.broker.log.store import Store, StoreUnavailable
-from penstock.broker.log.store_records import Appended, AppendItem, Status
 from penstock.config.settings import Settings, load
 from penstock.launch.audit.audit_command import audit
 from penstock.learner.checkpoint.resume_options import ResumeOptions

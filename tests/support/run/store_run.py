@@ -5,9 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Pacing
+from penstock.broker.log.replies import Appended, AppendItem, Opened, Pacing
 from penstock.broker.log.store import Store, StoreUnavailable
-from penstock.broker.log.store_records import Appended, AppendItem, Opened
 from penstock.protocol.fragment import Kind, header_bytes
 from penstock.protocol.messages import Credit, Role, Watch
 from tests.support.run import small_run

@@ -7,7 +7,7 @@ import torch
 
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
-from penstock.policy.layers import BatchNorm
+from penstock.policy.networks import BatchNorm
 from penstock.policy.policy import Policy
 from penstock.protocol.schema import choices
 from penstock.protocol.spaces import (

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.workloads.goals.host.goal_reward import GoalReward
-from penstock.workloads.goals.host.host_model import HEALTHY, STATES, host_model
+from penstock.workloads.goals.host import HEALTHY, STATES, GoalReward, host_model
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from penstock.config.settings import ActorSection, PolicySection
-from penstock.launch.run.child_process import penstock
+from penstock.launch.run.supervised_service import penstock
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete
 from penstock.protocol.specification import Probe, RunSpecification
-from penstock.workloads.goals.executors.history import NUMBERS
+from penstock.workloads.goals.executors.simulated import NUMBERS
 from tests.support.run.serving_run import RUN, ServedRun
 
 GOALS: Final = ("leave_a_file", "leave_another")

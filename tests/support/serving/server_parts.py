@@ -8,22 +8,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.actor.serving.calls.episode_requests import EpisodeRequests
-from penstock.actor.serving.calls.episode_steps import EpisodeSteps
 from penstock.actor.serving.calls.policy_service import PolicyService
-from penstock.actor.serving.calls.request_handler import RequestHandler
+from penstock.actor.serving.calls.request_handler import EpisodeRequests, EpisodeSteps, RequestHandler
 from penstock.actor.serving.episodes.episodes import Episodes
-from penstock.actor.serving.experience.recorder import Learning
-from penstock.actor.serving.experience.served_queue import ServedQueue
-from penstock.actor.serving.inference.batcher import Batcher
-from penstock.actor.serving.inference.forward_pass import Loaded, Question
+from penstock.actor.serving.experience.recorder import Learning, ServedQueue
+from penstock.actor.serving.inference.batcher import Batcher, Loaded, Question
 from penstock.actor.serving.release.canary_monitor import CanaryMonitor
-from penstock.actor.serving.versions.answering import Answered
+from penstock.actor.serving.versions.answering import Answered, ShadowRecord
 from penstock.actor.serving.versions.loaded_versions import LoadedVersions, Weights
-from penstock.actor.serving.versions.shadow import ShadowRecord
 from penstock.actor.specification.policy_maker import policy_maker
 from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection
-from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.payloads import check_meaning
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode

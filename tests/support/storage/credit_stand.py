@@ -16,11 +16,9 @@ from typing import Any, Final
 from redis.exceptions import NoScriptError
 
 from penstock.broker.log import keys, replies
-from penstock.broker.log.envelope import unpack
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Pacing
+from penstock.broker.log.replies import Pacing, Scope, unpack
 from penstock.broker.log.script import load
-from penstock.broker.log.store_records import Scope
 from penstock.protocol.limits import STAGING_EXPIRY_S
 from tests.support.storage.virtual_time import Clock
 

@@ -4,11 +4,10 @@ import asyncio
 from dataclasses import replace
 from typing import Any, Final
 
-from penstock.broker.log import guard
-from penstock.broker.log.commands import Answer
+from penstock.broker.log import connection
 from penstock.broker.log.connection import connect_async
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.learner_records import Commit, LogState
+from penstock.broker.log.replies import Answer, Commit, LogState
 from penstock.broker.log.store import Store
 from penstock.config.settings import BrokerSection
 from penstock.protocol.fragment import Kind
@@ -36,7 +35,7 @@ async def play(server: GuardedRedis, broker: str, learner: str) -> None:
     store = Store.connect(server.url_of(broker), password=server.password("broker"), tls=tls)
     log = await asyncio.to_thread(_connect, server, learner)
     try:
-        await guard.examine(inspector, server.url_of(broker), replace_patched(admin))
+        await connection.examine(inspector, server.url_of(broker), replace_patched(admin))
         await _begin(store, log)
         changes: Any = store.changes()
         await anext(changes)

@@ -6,22 +6,21 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from penstock.config.sections.policy_section import PolicySection
+from penstock.config.sections import PolicySection
 from penstock.learner.batch import Batch, assemble
 from penstock.protocol.fragment import FragmentHeader, WeightSpan, build, check
 from penstock.protocol.header import Slot
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.conversation.column import Column, SampledTurn, column_tensors
+from penstock.workloads.language.conversation.live_conversation import Column, SampledTurn, column_tensors
 from penstock.workloads.language.policy.language_policy import LanguagePolicy
-from penstock.workloads.thoughts.algorithm.thought_reinforce import ThoughtReinforce
-from penstock.workloads.thoughts.start.transformer import build_transformer, save_transformer
-from penstock.workloads.thoughts.tasks.example import draw_mixed
-from penstock.workloads.thoughts.tasks.rings import Rings
-from penstock.workloads.thoughts.thinking_model import ThinkingModel
-from penstock.workloads.thoughts.thinking_policy import build as build_policy
-from penstock.workloads.thoughts.thought_layout import Layout
-from penstock.workloads.thoughts.thought_settings import ThoughtReinforceSection
+from penstock.workloads.thoughts.algorithm.reinforce import ThoughtReinforce
+from penstock.workloads.thoughts.environment import Layout
+from penstock.workloads.thoughts.model import ThinkingModel
+from penstock.workloads.thoughts.model import build as build_policy
+from penstock.workloads.thoughts.settings import ThoughtReinforceSection
+from penstock.workloads.thoughts.start.warm_start import build_transformer, save_transformer
+from penstock.workloads.thoughts.tasks import Rings, draw_mixed
 
 TASK: Final = Rings(6, 3)
 LAYOUT: Final = Layout(TASK)

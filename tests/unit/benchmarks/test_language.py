@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import language
 from benchmarks.language import Loop
-from penstock.config.sections.token import TokenPPOSection
+from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.tokens.responses import read_responses
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.workloads.language.policy.language_policy import LanguagePolicy

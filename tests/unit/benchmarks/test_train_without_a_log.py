@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks.train import Ended, Messages, piped_settings
-from penstock.config.sections.algorithms import PPOSection
+from penstock.config.algorithm_sections import PPOSection
 
 
 def test_messages_come_whole_and_in_order() -> None:

@@ -6,7 +6,7 @@ from benchmarks import update
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.learner.algorithms.on_policy.ppo import PPO
 from penstock.learner.batch import assemble
-from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.payloads import check_meaning
 from penstock.policy.build import build
 from penstock.protocol.fragment import check
 

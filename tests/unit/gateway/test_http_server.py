@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway import people_metrics
 from penstock.gateway.application import make_app
-from penstock.gateway.frame.call_limits import CallLimits
+from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.doors import Doors
 from penstock.gateway.frame.envelope import HEADERS
 from penstock.gateway.http_server import HttpServer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.log.learner_records import Totals
+from penstock.broker.log.replies import Totals
 from penstock.learner.ledger import Drop, Ledger, Origin, append_lineage, ranges
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from penstock.broker.log.learner_records import ProbeAnswer
+from penstock.broker.log.replies import ProbeAnswer
 from penstock.config.settings import PolicySection
 from penstock.learner.probe import ROWS, Quarantine, make_probe
 from penstock.policy import weights

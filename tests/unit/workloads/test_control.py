@@ -15,8 +15,7 @@ from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.config.workload import find, load
 from penstock.learner.model.model import make_model
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from penstock.workloads.control.environment import make, spaces, target
-from penstock.workloads.control.spaces import to_space
+from penstock.workloads.control.environment import make, spaces, target, to_space
 from tests.support.experience.counting_environments import Counting
 
 WAYS: list[Any] = ["auto", "sync", "async", "vector", "envpool"]

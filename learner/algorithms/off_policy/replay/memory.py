@@ -18,10 +18,115 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from penstock.learner.algorithms.off_policy.replay.frame_ring import FrameRing
-from penstock.learner.algorithms.off_policy.replay.sum_tree import SumTree
 from penstock.learner.algorithms.off_policy.replay.transitions import Steps, Transitions
 from penstock.policy.frames import FrameStack
+
+# ---- The observations that replay holds, each once: transitions name them by number.
+
+_GROWTH: Final = 1.25
+
+
+class FrameRing:
+    """Frames by path, [room, *shape] each, on one device; room: how many it holds before it grows."""
+
+    def __init__(self, room: int, device: torch.device) -> None:
+        self._room, self._device = room, device
+        self._frames: dict[str, Tensor] = {}
+        self.first = self.end = 0
+        """Numbers of the oldest frame and of the one behind the newest."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of its room, of which the system provides those that were written."""
+        return sum(frames.nbytes for frames in self._frames.values())
+
+    def append(self, new: Mapping[str, Tensor]) -> int:
+        """Append frames by path, [F, *shape] each; returns the number of the first."""
+        start = self.end
+        count = len(next(iter(new.values())))
+        if self.end + count - self.first > self._room:
+            self._grow(self.end + count - self.first)
+        for path, frames in new.items():
+            if path not in self._frames:
+                self._frames[path] = self._empty(frames, self._room)
+            self._frames[path][self._places(start, start + count)] = frames.to(self._device)
+        self.end += count
+        return start
+
+    def keep(self, first: int, end: int) -> None:
+        """Forget all frames but those from `first` to the one before `end`."""
+        self.first, self.end = first, end
+
+    def at(self, path: str, number: Tensor) -> Tensor:
+        """Return the frames of a path, [..., *shape]. number: int64 [...]."""
+        return self._frames[path][number % self._room]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the paths of which there are frames."""
+        return tuple(self._frames)
+
+    def _grow(self, least: int) -> None:
+        room = max(least, int(self._room * _GROWTH))
+        held = torch.arange(self.first, self.end, device=self._device)
+        grown = {}
+        for path, frames in self._frames.items():
+            grown[path] = self._empty(frames, room)
+            grown[path][held % room] = frames[held % self._room]
+        self._frames, self._room = grown, room
+
+    def _places(self, start: int, end: int) -> Tensor:
+        return torch.arange(start, end, device=self._device) % self._room
+
+    def _empty(self, like: Tensor, room: int) -> Tensor:
+        """Return room that is not written yet; the system provides pages as they are."""
+        return torch.empty((room, *like.shape[1:]), dtype=like.dtype, device=self._device)
+
+
+# ---- A sum tree over priorities.
+
+
+class SumTree:
+    """Holds `capacity` leaves of priority ≥ 0, float64; 0 at first."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self._depth = max(capacity - 1, 1).bit_length()
+        self._first = 1 << self._depth
+        self._nodes = torch.zeros(2 * self._first, dtype=torch.float64, device=device)
+
+    @property
+    def total(self) -> Tensor:
+        """Return the sum of all priorities, a scalar on the device."""
+        return self._nodes[1]
+
+    def get(self, index: Tensor) -> Tensor:
+        """Return the priorities [n] of leaves int64 [n]."""
+        return self._nodes[self._first + index]
+
+    def set(self, index: Tensor, priority: Tensor) -> None:
+        """Set the priorities [n] of leaves int64 [n]; an index that occurs twice must have one priority."""
+        node = self._first + index
+        self._nodes[node] = priority.to(self._nodes)
+        for _ in range(self._depth):
+            node = node >> 1
+            self._nodes[node] = self._nodes[2 * node] + self._nodes[2 * node + 1]
+
+    def find(self, mass: Tensor) -> Tensor:
+        """Return the leaf int64 [n] in which each `mass`, float64 [n] of 0..total, falls.
+
+        All priorities lie end to end. It never returns a leaf of priority 0 while any is above 0, even when
+        `mass` is rounded.
+        """
+        rest = mass.clone()
+        node = torch.ones_like(mass, dtype=torch.int64)
+        for _ in range(self._depth):
+            left = self._nodes[2 * node]
+            goes_right = (rest >= left) & (self._nodes[2 * node + 1] > 0)
+            rest = torch.where(goes_right, rest - left, rest)
+            node = 2 * node + goes_right
+        return node - self._first
+
 
 _MOVED_AT_ONCE: Final = 65_536
 

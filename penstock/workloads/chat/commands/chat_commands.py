@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson
+from penstock.runtime.foreground import AsJson, finish
 from penstock.workloads.chat.commands.loop_commands import loop_commands
 
 if TYPE_CHECKING:

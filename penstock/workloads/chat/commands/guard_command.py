@@ -6,13 +6,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
-from penstock.workloads.language.guard.guard import Guard
-from penstock.workloads.language.guard.guard_rows import packaged_rows, read_rows
-from penstock.workloads.language.guard.guard_rules import BUILT_IN, read_rules
-from penstock.workloads.language.guard.guard_training import Share, train_guard
-from penstock.workloads.language.guard.text_classifier import load_classifier
-from penstock.workloads.language.guard.verdict import Direction
+from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from penstock.workloads.language.guard.guard_rules import (
+    BUILT_IN,
+    Direction,
+    packaged_rows,
+    read_rows,
+    read_rules,
+)
+from penstock.workloads.language.guard.text_classifier import Guard, Share, load_classifier, train_guard
 
 
 def train(output: Path, rows: Path | None, *, threshold: float, as_json: bool) -> int:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson
+from penstock.runtime.foreground import AsJson, finish
 
 if TYPE_CHECKING:
     from penstock.runtime.lifecycle import Lifecycle
-    from penstock.workloads.chat.loop.loop_order import LoopOrder
+    from penstock.workloads.chat.loop.loop_state import LoopOrder
 
 loop_commands = typer.Typer(
     help="Learn from ratings: run, status, weigh, pause, resume, abandon.", no_args_is_help=True
@@ -65,9 +64,9 @@ def run(
 
     def body(lifecycle: "Lifecycle") -> int:
         from penstock.config.run_folder import keep_private
-        from penstock.runtime.exit import EXIT_OK
+        from penstock.runtime.lifecycle import EXIT_OK
         from penstock.workloads.chat.loop.learning_loop import LearningLoop
-        from penstock.workloads.chat.loop.served_run import read_run
+        from penstock.workloads.chat.loop.step_process import read_run
 
         keep_private()
         order = _order(
@@ -107,7 +106,7 @@ def check_options(words: Sequence[str]) -> None:
 
 def _order(**said: Any) -> "LoopOrder":
     """Return how the loop goes. said: options of `run` by name; None of a list: nothing."""
-    from penstock.workloads.chat.loop.loop_order import LoopOrder
+    from penstock.workloads.chat.loop.loop_state import LoopOrder
 
     lists = ("heads", "weights", "reward", "train")
     return LoopOrder(**{**said, **{name: tuple(said[name] or ()) for name in lists}})
@@ -119,11 +118,11 @@ def status(run: Run, as_json: AsJson = False) -> None:
 
     def body() -> int:
         from penstock.config.configuration_error import ConfigurationError
+        from penstock.registry.records import RegistryError
         from penstock.registry.registry import Registry
-        from penstock.registry.registry_errors import RegistryError
-        from penstock.runtime.exit import EXIT_OK
+        from penstock.runtime.lifecycle import EXIT_OK
         from penstock.workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
-        from penstock.workloads.chat.loop.served_run import read_run
+        from penstock.workloads.chat.loop.step_process import read_run
 
         served = read_run(run)
         try:
@@ -152,9 +151,9 @@ def weigh(
     """Change what heads count in the reward, from the next reward model of the loop on."""
 
     def body() -> int:
-        from penstock.runtime.exit import EXIT_OK
-        from penstock.workloads.chat.loop.weighing import shown_weights
-        from penstock.workloads.chat.loop.weighing import weigh as change
+        from penstock.runtime.lifecycle import EXIT_OK
+        from penstock.workloads.chat.loop.served_judge import shown_weights
+        from penstock.workloads.chat.loop.served_judge import weigh as change
         from penstock.workloads.language.heads.head import parse_weights
 
         every = change(_folder(run), parse_weights(weights), _why(reason), getpass.getuser())
@@ -169,7 +168,7 @@ def pause(run: Run, reason: Annotated[str, typer.Option("--reason", help="Why.")
     """Have the loop wait: it trains and promotes nothing. Servers still withdraw a canary that is worse."""
 
     def body() -> int:
-        from penstock.runtime.exit import EXIT_OK
+        from penstock.runtime.lifecycle import EXIT_OK
         from penstock.workloads.chat.loop import loop_state
 
         loop_state.pause(_folder(run), _why(reason), getpass.getuser())
@@ -183,7 +182,7 @@ def resume(run: Run) -> None:
     """Let the loop go on; a step that failed is tried again."""
 
     def body() -> int:
-        from penstock.runtime.exit import EXIT_OK
+        from penstock.runtime.lifecycle import EXIT_OK
         from penstock.workloads.chat.loop import loop_state
 
         loop_state.resume(_folder(run))
@@ -197,7 +196,7 @@ def abandon(run: Run, reason: Annotated[str, typer.Option("--reason", help="Why.
     """Give up the round that goes on: its canary is withdrawn, and the next one begins by new ratings."""
 
     def body() -> int:
-        from penstock.runtime.exit import EXIT_OK
+        from penstock.runtime.lifecycle import EXIT_OK
         from penstock.workloads.chat.loop import loop_state
 
         number = loop_state.abandon(_folder(run), _why(reason), getpass.getuser())
@@ -211,7 +210,7 @@ def abandon(run: Run, reason: Annotated[str, typer.Option("--reason", help="Why.
 
 def _folder(run: Path) -> Path:
     from penstock.workloads.chat.loop import loop_state
-    from penstock.workloads.chat.loop.served_run import read_run
+    from penstock.workloads.chat.loop.step_process import read_run
 
     read_run(run)
     return loop_state.folder_of(run)
@@ -228,8 +227,8 @@ def _why(reason: str) -> str:
 
 
 def _lines(told: dict[str, Any]) -> list[str]:
-    from penstock.registry.canary_trial import Verdict
-    from penstock.workloads.chat.loop.weighing import shown_weights
+    from penstock.registry.canary import Verdict
+    from penstock.workloads.chat.loop.served_judge import shown_weights
 
     found, canaries = told["loop"], told["canaries"]
     trial = canaries["trial"]

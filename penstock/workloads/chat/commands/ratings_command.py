@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.runtime.exit import EXIT_OK
-from penstock.workloads.chat.people.population import THUMB
-from penstock.workloads.chat.ratings.agreement import Expected
-from penstock.workloads.chat.ratings.rating_filter import Filtered, filter_ratings
-from penstock.workloads.chat.ratings.rating_rules import RatingRules
+from penstock.runtime.lifecycle import EXIT_OK
+from penstock.workloads.chat.people import THUMB
+from penstock.workloads.chat.ratings import Expected, Filtered, RatingRules, filter_ratings
 from penstock.workloads.language.feedback.examples import BadRows
 from penstock.workloads.language.feedback.feedback_places import rows_of
 from penstock.workloads.language.prompt import parse_prompt

@@ -8,11 +8,16 @@ memory and end with the gateway; ratings and counts are on the disk before a cal
 """
 
 import asyncio
+import hashlib
 import logging
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+import sqlite3
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Literal
 
 from penstock.client import AsyncTextClient, InvalidRequest, PolicyError
 from penstock.client.text_async import AsyncAnswerStream
@@ -27,21 +32,305 @@ from penstock.gateway.surface import (
     not_yet,
     of_run,
 )
-from penstock.registry.ratings import Rating
-from penstock.registry.registry_errors import RegistryError
-from penstock.workloads.chat.http import kept_ratings
-from penstock.workloads.chat.http.answer_book import INPUT, AnswerBook
-from penstock.workloads.chat.http.asking import Asking
-from penstock.workloads.chat.http.chat_bodies import Correction, OfTurn, Prefer, Stars, Thumb
-from penstock.workloads.chat.http.judged import Judge
-from penstock.workloads.chat.http.kept_ratings import CORRECTED, THUMB, rating_of
-from penstock.workloads.chat.http.message_limit import MessageLimit
-from penstock.workloads.chat.http.talk_record import Answered, TalkRecord
-from penstock.workloads.chat.loop.ensemble import disagreement, told
-from penstock.workloads.chat.loop.loop_state import folder_of
+from penstock.registry.ratings import RatedConversation, Rating
+from penstock.registry.records import RegistryError
+from penstock.workloads.chat.http import chat_bodies
+from penstock.workloads.chat.http.chat_bodies import (
+    CORRECTED,
+    THUMB,
+    Answered,
+    Correction,
+    OfTurn,
+    Prefer,
+    Stars,
+    TalkRecord,
+    Thumb,
+    rating_of,
+)
+from penstock.workloads.chat.loop.loop_state import disagreement, folder_of, told
 from penstock.workloads.chat.loop.served_judge import judge_address
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.reward.reward_client import RewardClient
+from penstock.workloads.language.reward.reward_source import RewardError, Sample
+
+# ---- Which answers there were, in a file of SQLite: of which version, whether by the fallback, whether
+# blocked.
+
+FILE: Final = "chat.sqlite"
+INPUT: Final = "input "
+"""Before what blocked a message, which was answered by nothing."""
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS answers (
+    conversation TEXT NOT NULL, turn INTEGER NOT NULL, version INTEGER NOT NULL, fallback INTEGER NOT NULL,
+    blocked TEXT NOT NULL, at_s REAL NOT NULL
+)
+"""
+_ASKED: Final = """
+CREATE TABLE IF NOT EXISTS asked (
+    conversation TEXT NOT NULL, turn INTEGER NOT NULL, PRIMARY KEY (conversation, turn)
+)
+"""
+_PEOPLE: Final = """
+CREATE TABLE IF NOT EXISTS people (conversation TEXT PRIMARY KEY, person TEXT NOT NULL)
+"""
+_RATED: Final = """
+CREATE TEMP TABLE rated (conversation TEXT PRIMARY KEY, rater TEXT NOT NULL, is_well INTEGER NOT NULL)
+"""
+_BY_DAY_AND_PERSON: Final = """
+WITH talks AS (
+    SELECT people.person AS person, MIN(answers.at_s) AS at_s, rated.rater AS rater, rated.is_well AS is_well
+    FROM answers
+    LEFT JOIN asked ON asked.conversation = answers.conversation AND asked.turn = answers.turn
+    LEFT JOIN people ON people.conversation = answers.conversation
+    LEFT JOIN rated ON rated.conversation = answers.conversation
+    WHERE asked.turn IS NULL AND blocked NOT LIKE 'input %' GROUP BY answers.conversation
+)
+SELECT * FROM (
+    SELECT 'day', date(at_s, 'unixepoch') AS day, COUNT(*), COUNT(is_well), COALESCE(SUM(is_well), 0)
+    FROM talks GROUP BY day ORDER BY day DESC LIMIT ?
+)
+UNION ALL
+SELECT * FROM (
+    SELECT 'person', MAX(rater) AS name, COUNT(*), COUNT(is_well), SUM(is_well)
+    FROM talks GROUP BY person HAVING person IS NOT NULL AND name > ''
+    ORDER BY COUNT(*) DESC, name LIMIT ?
+)
+"""
+_COUNTED: Final = """
+SELECT version,
+    COUNT(DISTINCT answers.conversation) FILTER (WHERE asked.turn IS NULL AND blocked NOT LIKE 'input %'),
+    SUM(blocked NOT LIKE 'input %'), SUM(fallback), SUM(blocked != ''), COUNT(asked.turn)
+FROM answers
+LEFT JOIN asked ON asked.conversation = answers.conversation AND asked.turn = answers.turn
+GROUP BY version ORDER BY version DESC
+"""
+_WAIT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionCounts:
+    """Counts what came of a version. version 0: the model without an adapter.
+
+    conversations: with an answer that nobody was asked about. blocked: answers, and messages to it, that did
+    not pass the guard. asked: answers that somebody was asked about.
+    """
+
+    version: int
+    conversations: int
+    answers: int
+    fallbacks: int
+    blocked: int
+    asked: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TalkCounts:
+    """Counts conversations, rated or not, of a day or of a person.
+
+    name: of the day, as 2026-11-27 in UTC, or of the person, as they rated. well: rated so.
+    """
+
+    by: Literal["day", "person"]
+    name: str
+    conversations: int
+    rated: int
+    well: int
+
+
+def hashed(person: str) -> str:
+    """Return what the book calls somebody."""
+    return hashlib.sha256(person.encode()).hexdigest()
+
+
+class AnswerBook:
+    """The file; any thread may use it. Making it raises OSError or sqlite3.Error where it cannot be made."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file = folder / FILE
+        with closing(self._open()) as opened, opened:
+            opened.execute(_TABLE)
+            opened.execute(_ASKED)
+            opened.execute(_PEOPLE)
+
+    def note(
+        self,
+        conversation: str,
+        turn: int,
+        version: int,
+        *,
+        fallback: bool,
+        blocked: str = "",
+        person: str = "",
+        at_s: float | None = None,
+    ) -> None:
+        """Note an answer.
+
+        blocked: by what it was blocked, or behind `INPUT` the message to it; "": it passed. person: who was
+        answered; "": not known. at_s: when, in Unix seconds; None: now.
+        """
+        row = (conversation, turn, version, fallback, blocked, time.time() if at_s is None else at_s)
+        with closing(self._open()) as opened, opened:
+            opened.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", row)
+            if person:
+                whose = (conversation, hashed(person))
+                opened.execute("INSERT OR IGNORE INTO people VALUES (?, ?)", whose)
+
+    def forget(self, person: str) -> None:
+        """Forget all conversations of somebody."""
+        with closing(self._open()) as opened, opened:
+            for table in ("asked", "answers", "people"):
+                opened.execute(
+                    f"DELETE FROM {table} WHERE conversation IN "  # noqa: S608 - a name of above
+                    "(SELECT conversation FROM people WHERE person = ?)",
+                    (hashed(person),),
+                )
+
+    def note_asked(self, conversation: str, turn: int) -> None:
+        """Note that somebody was asked about an answer."""
+        with closing(self._open()) as opened, opened:
+            opened.execute("INSERT OR IGNORE INTO asked VALUES (?, ?)", (conversation, turn))
+
+    def counts(self) -> list[VersionCounts]:
+        """Return what came of each version, newest first."""
+        with closing(self._open()) as opened:
+            rows = opened.execute(_COUNTED).fetchall()
+        return [
+            VersionCounts(
+                version=version,
+                conversations=talks,
+                answers=answers,
+                fallbacks=fallbacks,
+                blocked=blocked,
+                asked=asked,
+            )
+            for version, talks, answers, fallbacks, blocked, asked in rows
+        ]
+
+    def by_day_and_person(
+        self, rated: Iterable[RatedConversation], *, most_days: int, most_people: int
+    ) -> list[TalkCounts]:
+        """Return the conversations by day, newest first, then by person who has rated, most talkative first.
+
+        rated: those that somebody rated. A conversation is of the day on which it was answered first.
+        """
+        rows = [(one.conversation, one.rater, one.is_well) for one in rated]
+        with closing(self._open()) as opened:
+            opened.execute(_RATED)
+            opened.executemany("INSERT INTO rated VALUES (?, ?, ?)", rows)
+            opened.commit()  # so that answers are noted meanwhile
+            found = opened.execute(_BY_DAY_AND_PERSON, (most_days, most_people)).fetchall()
+        return [
+            TalkCounts(by=by, name=name, conversations=talks, rated=rated, well=well)
+            for by, name, talks, rated, well in found
+        ]
+
+    def blocked(self) -> dict[str, int]:
+        """Return how often each rule, or the classifier, has blocked."""
+        wanted = "SELECT blocked, COUNT(*) FROM answers WHERE blocked != '' GROUP BY blocked ORDER BY blocked"
+        with closing(self._open()) as opened:
+            return dict(opened.execute(wanted).fetchall())
+
+    def _open(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._file, timeout=_WAIT_S)
+
+
+# ---- Which answers somebody is asked to rate: those of which an ensemble of heads is least sure, one in
+# five.
+
+SHARE: Final = 0.2
+"""Of the answers."""
+LEAST: Final = 20
+"""Answers that are looked at before somebody is asked."""
+REMEMBERED: Final = 200
+
+
+class Asking:
+    """For one event loop."""
+
+    def __init__(self, share: float = SHARE) -> None:
+        self._share = share
+        self._recent: deque[float] = deque(maxlen=REMEMBERED)
+
+    def asks(self, disagreement: float | None) -> bool:
+        """Return whether to ask about an answer; None: nothing is known of it."""
+        if disagreement is None:
+            return False
+        lower = sum(one < disagreement for one in self._recent)
+        is_asked = len(self._recent) >= LEAST and lower >= (1.0 - self._share) * len(self._recent)
+        self._recent.append(disagreement)
+        return is_asked
+
+
+# ---- What the newest reward model of the loop expects people to say of an answer, where there is one.
 
 log = logging.getLogger(__name__)
+
+DEADLINE_S: Final = 1.0
+"""So long an answer waits for what is expected of it."""
+
+
+class Judge:
+    """Used by one event loop. address: returns where the model answers; "" where it does not."""
+
+    def __init__(self, address: Callable[[], str]) -> None:
+        self._address = address
+        self._clients: dict[str, RewardClient] = {}
+        """The one of the newest address."""
+
+    async def shares(self, before: Sequence[dict[str, Any]], answer: str) -> dict[str, float]:
+        """Return what is expected, 0 to 1 by head; nothing where no model answers in time."""
+        client = self._client(await asyncio.to_thread(self._address))
+        if client is None:
+            return {}
+        prompt = tuple(Message(str(one["role"]), str(one["content"])) for one in before)
+        try:
+            return await asyncio.to_thread(client.judge, Sample(prompt=prompt, response=answer))
+        except RewardError as error:
+            log.warning("an answer was not judged", extra={"why": str(error)})
+            return {}
+
+    def close(self) -> None:
+        """Close the connection."""
+        while self._clients:
+            self._clients.popitem()[1].close()
+
+    def _client(self, address: str) -> RewardClient | None:
+        if address not in self._clients:
+            self.close()
+            if address:
+                self._clients[address] = RewardClient(address, deadline_s=DEADLINE_S)
+        return self._clients.get(address)
+
+
+# ---- How many messages of one person are answered in a minute; beyond it the answer is 429.
+
+MOST_A_MINUTE: Final = 30
+MOST_PEOPLE: Final = 4096
+"""Of whom is remembered when they asked."""
+_WINDOW_S: Final = 60.0
+
+
+class MessageLimit:
+    """For one event loop. now: seconds, monotonic."""
+
+    def __init__(self, most: int = MOST_A_MINUTE, now: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._now = most, now
+        self._asked: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def count(self, person: str) -> None:
+        """Count a message of somebody; raises ApiError 429 for one too many, which is not counted."""
+        now_s, asked = self._now(), self._asked.setdefault(person, deque())
+        self._asked.move_to_end(person)
+        while asked and now_s - asked[0] >= _WINDOW_S:
+            asked.popleft()
+        if len(asked) >= self._most:
+            wait_s = asked[0] + _WINDOW_S - now_s
+            raise ApiError(429, f"{self._most} messages a minute are answered: wait a while", retry_s=wait_s)
+        asked.append(now_s)
+        if len(self._asked) > MOST_PEOPLE:
+            self._asked.popitem(last=False)
+
 
 MOST_TALKS: Final = 1024
 MOST_OF_ONE: Final = 32
@@ -350,17 +639,17 @@ class ChatApi:
 
     async def export(self, person: str) -> list[dict[str, Any]]:
         """Return everything that somebody has said of answers, oldest first."""
-        return await asyncio.to_thread(kept_ratings.ratings_by, *await self.kept(), person)
+        return await asyncio.to_thread(chat_bodies.ratings_by, *await self.kept(), person)
 
     async def forget(self, person: str) -> int:
         """Delete everything that somebody has said of answers; returns how many ratings it was.
 
         What they said of other policies in the same registry goes, too.
         """
-        return await asyncio.to_thread(kept_ratings.delete, (await self.run()).registry, person)
+        return await asyncio.to_thread(chat_bodies.delete, (await self.run()).registry, person)
 
     async def _keep(self, rating: Rating) -> int:
-        return await asyncio.to_thread(kept_ratings.store, *await self.kept(), rating)
+        return await asyncio.to_thread(chat_bodies.store, *await self.kept(), rating)
 
 
 def person_of(caller: str, me: str) -> str:

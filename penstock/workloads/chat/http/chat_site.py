@@ -13,7 +13,7 @@ from penstock.workloads.chat.commands.loop_commands import check_options
 from penstock.workloads.chat.http.chat_api import ChatApi
 from penstock.workloads.chat.http.chat_routes import router
 
-_REPOSITORY: Final = Path(__file__).resolve().parents[3]
+_PACKAGE: Final = Path(__file__).resolve().parents[3]
 _FILES: Final = {file.name: file for file in (Path(__file__).parent / "static").iterdir()}
 _OF_CONSOLE: Final = frozenset({"api.js", "console.css", "elements.js", "icon.svg"})
 _TALKING: Final = ("agents", "begin", "say", "thumb", "stars", "prefer", "correct", "end", "mine", "forget")
@@ -65,7 +65,7 @@ def site() -> Site:
     Beyond loopback a viewer's token suffices to talk and to rate; the overview needs an editor's.
     """
     return Site(
-        recipe=_REPOSITORY / "penstock" / "recipes" / "chat-tiny.toml",
+        recipe=_PACKAGE / "recipes" / "chat-tiny.toml",
         settings=(),
         make_app=make_app,
         open_paths=("/health", "/chat"),

@@ -5,11 +5,10 @@ from typing import Any
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.surface import ApiError, RunSettings
-from penstock.registry.records import PolicyVersion
+from penstock.registry.records import PolicyVersion, RegistryError, Unavailable, UnknownVersion
 from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import RegistryError, Unavailable, UnknownVersion
 from penstock.workloads.chat.http.chat_bodies import OfVersion, Reasoned, Weigh
-from penstock.workloads.chat.loop import loop_state, weighing
+from penstock.workloads.chat.loop import loop_state, served_judge
 
 
 def promote(url: str, policy: str, body: OfVersion, by: str) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def weigh(run: RunSettings, body: Weigh, by: str) -> dict[str, Any]:
     """
     folder = _loop_of(run)
     try:
-        return {"weights": weighing.weigh(folder, body.weights, body.reason, by)}
+        return {"weights": served_judge.weigh(folder, body.weights, body.reason, by)}
     except ConfigurationError as error:
         raise ApiError(422, str(error), field="weights") from error
 

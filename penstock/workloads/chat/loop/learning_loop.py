@@ -21,19 +21,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.config import toml_text
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import make_private
-from penstock.registry.canary_trial import Verdict
-from penstock.registry.records import PolicyVersion, Status
+from penstock.config.settings import ActorSection, LearnerSection, RegistrySection, ServingSection, Settings
+from penstock.registry.canary import Verdict
+from penstock.registry.records import NotAllowed, PolicyVersion, RegistryError, Status
 from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import NotAllowed, RegistryError
-from penstock.registry.weight_files import replace_file
-from penstock.runtime.exit import Fatal
-from penstock.workloads.chat.loop import labels, loop_state
-from penstock.workloads.chat.loop.ensemble import with_members
-from penstock.workloads.chat.loop.loop_order import LoopOrder
-from penstock.workloads.chat.loop.loop_state import Abandonment, LoopState, Outcome, Step
-from penstock.workloads.chat.loop.round_files import (
+from penstock.registry.weight_files import registry_url, replace_file
+from penstock.runtime.lifecycle import Fatal
+from penstock.workloads.chat.loop import loop_state, loop_view
+from penstock.workloads.chat.loop.loop_state import (
+    Abandonment,
+    LoopOrder,
+    LoopState,
+    Outcome,
+    Step,
+    with_members,
+)
+from penstock.workloads.chat.loop.served_judge import ServedJudge, keep_judge, read_weighed
+from penstock.workloads.chat.loop.step_process import (
     BEGIN,
     BELIEVED,
     CARD,
@@ -41,19 +48,74 @@ from penstock.workloads.chat.loop.round_files import (
     PROMPTS,
     RECIPE,
     RUN,
+    ServedRun,
+    StepFailed,
+    StepInterrupted,
     facts_of,
     forget_texts,
     has_checkpoint,
     is_done,
     name_of,
     rated_heads,
+    run_step,
+    serving_version,
     told_apart,
 )
-from penstock.workloads.chat.loop.round_recipe import recipe_of
-from penstock.workloads.chat.loop.served_judge import ServedJudge, keep_judge
-from penstock.workloads.chat.loop.served_run import ServedRun, serving_version
-from penstock.workloads.chat.loop.step_process import StepFailed, StepInterrupted, run_step
-from penstock.workloads.chat.loop.weighing import read_weighed
+
+# ---- The training of a round, as a recipe for `penstock train`.
+
+TOKENS: Final = 20_000
+"""Tokens of answers that a round trains on, where the order does not say."""
+_RESPONSES: Final = 16
+_BATCH_TOKENS: Final = 1024
+_KEPT: Final = ("model", "response_tokens", "held_out", "device", "true_reward")
+
+
+def run_name(run: ServedRun, number: int) -> str:
+    """Return the name of a round's training, which gets a suffix of its own when it begins."""
+    return f"{run.settings.run}-round-{number}"
+
+
+def recipe_of(run: ServedRun, folder: Path, number: int) -> str:
+    """Return the recipe of a round, as TOML. folder: of the round, absolute. number: of the round."""
+    given = run.settings
+    kwargs: dict[str, Any] = {
+        name: given.environment.kwargs[name] for name in _KEPT if name in given.environment.kwargs
+    }
+    kwargs |= {"prompts": str(folder / PROMPTS), "reward": str(folder / JUDGE)}
+    policy = {**given.policy.kwargs, "begin_with": str(folder / BEGIN)}
+    registry = RegistrySection(
+        url=registry_url(run.folder, given.registry.url),
+        password_file=given.registry.password_file,
+        activate_first=False,
+    )
+    settings = Settings(
+        workload=given.workload,
+        run=run_name(run, number),
+        seed=given.seed + number,
+        environment=given.environment.model_copy(update={"count": _RESPONSES, "kwargs": kwargs}),
+        policy=given.policy.model_copy(update={"kwargs": policy}),
+        algorithm=given.algorithm.model_copy(update={"batch_steps": _batch_tokens(given)}),
+        actor=ActorSection(count=1, unroll_length=given.actor.unroll_length),
+        learner=LearnerSection(
+            total_steps=TOKENS,
+            stop_at_target=False,
+            device=given.learner.device,
+            precision=given.learner.precision,
+            threads=given.learner.threads,
+        ),
+        evaluation=given.evaluation,
+        registry=registry,
+        serving=ServingSection(policy=run.policy),
+    )
+    return toml_text.dump(settings)
+
+
+def _batch_tokens(given: Settings) -> int:
+    """Return the tokens of an update, so many that what may be outstanding holds a whole fragment."""
+    charge = given.actor.unroll_length * _RESPONSES
+    return max(_BATCH_TOKENS, given.algorithm.update_steps, -(-charge // 2))
+
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +145,7 @@ class LearningLoop:
         self._run, self._order, self._draining, self._once = run, order, draining, once
         self._folder = loop_state.folder_of(run.folder)
         self._state = LoopState()
-        self._new: labels.NewRatings | None = None
+        self._new: loop_view.NewRatings | None = None
         """Ratings behind the last round, or, while a canary is on trial, since that began."""
         self._seen = 0
         """How many of them there were when they were last looked through."""
@@ -172,7 +234,7 @@ class LearningLoop:
         if self._state.step is not Step.REWARD:
             self._to(failure="")
             return
-        new = labels.NewRatings(self._run.policy, self._state.through)
+        new = loop_view.NewRatings(self._run.policy, self._state.through)
         new.look(registry)
         self._to(failure="", step=Step.RATINGS, through=new.newest)
 
@@ -204,9 +266,9 @@ class LearningLoop:
         new, wanted = self._new_behind(self._state.taken), self._order.labels
         count = new.look(registry)
         if count > self._seen and self._state.labels + count - self._seen >= wanted:
-            kept = labels.believed(registry, self._run.policy, self._order.rules, new.newest)
+            kept = loop_view.believed(registry, self._run.policy, self._order.rules, new.newest)
             self._seen = count
-            self._to(labels=labels.new_among(kept, self._state.taken))
+            self._to(labels=loop_view.new_among(kept, self._state.taken))
         if self._state.labels < wanted:
             return False
         if serving_version(registry, self._run.policy, by=BY) is None:
@@ -220,11 +282,11 @@ class LearningLoop:
         return True
 
     def _leave_out(self, registry: Registry) -> bool:
-        rows = labels.believed(registry, self._run.policy, self._order.rules, self._state.through)
+        rows = loop_view.believed(registry, self._run.policy, self._order.rules, self._state.through)
         given = str(self._run.settings.environment.kwargs.get("prompts", ""))
-        labels.write_rows(self._round / PROMPTS, labels.replayed_prompts(rows, given))
-        labels.write_rows(self._round / BELIEVED, with_members(rows))
-        self._to(step=Step.REWARD, labels=labels.new_among(rows, self._state.taken))
+        loop_view.write_rows(self._round / PROMPTS, loop_view.replayed_prompts(rows, given))
+        loop_view.write_rows(self._round / BELIEVED, with_members(rows))
+        self._to(step=Step.REWARD, labels=loop_view.new_among(rows, self._state.taken))
         return True
 
     def _train_reward(self, registry: Registry) -> bool:
@@ -263,7 +325,7 @@ class LearningLoop:
         made = self._made(registry)
         if made is None:
             raise StepFailed(f"{run}: the training registered no version; its logs say why")
-        new = labels.NewRatings(self._run.policy, self._state.through)
+        new = loop_view.NewRatings(self._run.policy, self._state.through)
         new.look(registry)
         self._to(step=Step.TRIAL, version=made.version, trial_from=new.newest, tries=0)
         return True
@@ -331,9 +393,9 @@ class LearningLoop:
     def _round(self) -> Path:
         return loop_state.round_folder(self._folder, self._state.number)
 
-    def _new_behind(self, after: int) -> labels.NewRatings:
+    def _new_behind(self, after: int) -> loop_view.NewRatings:
         if self._new is None:
-            self._new, self._seen = labels.NewRatings(self._run.policy, after), 0
+            self._new, self._seen = loop_view.NewRatings(self._run.policy, after), 0
         return self._new
 
     def _to(self, **changes: Any) -> None:

@@ -5,15 +5,25 @@ still on its way out: no two of them ever write into the folder of a round.
 """
 
 import fcntl
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
-from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.lifecycle import LIFELINE_VARIABLE
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.credentials import registry_with_password
+from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.settings import Settings, load, parse_toml
+from penstock.config.trusted import check_own
+from penstock.registry.records import PolicyVersion, Status
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import read_kept, registry_url
+from penstock.runtime.lifecycle import EXIT_OK, LIFELINE_VARIABLE
 
 LOG: Final = "steps.log"
 LOCK: Final = "lock"
@@ -95,3 +105,148 @@ def _last_line(log: Path, begin: int) -> str:
         file.seek(max(begin, file.tell() - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+# ---- What lies in the folder of a round: made by one step, read by the next, and gone when the round is
+# over.
+
+BELIEVED: Final = "believed.jsonl"
+PROMPTS: Final = "prompts.jsonl"
+JUDGE: Final = "judge"
+CARD: Final = "heads.json"
+BEGIN: Final = "begin.safetensors"
+RECIPE: Final = "round.toml"
+RUN: Final = "run"
+_SUMMARY: Final = "summary.json"
+KNOWN: Final = {"thumb": "thumbs", "relevance": "stars", "helpfulness": "stars", "safety": "stars"}
+"""What the page asks for, and its scale."""
+_LASTS: Final = frozenset({RUN, LOCK, LOG})
+_LASTS_OF_RUN: Final = frozenset({"policies", "config.toml", "seal", _SUMMARY, "logs"})
+
+
+def rated_heads(believed: Path) -> list[str]:
+    """Return NAME=SCALE for what was rated, of what the page asks for; raises StepFailed without any."""
+    with believed.open() as file:
+        keys = {json.loads(line)["key"] for line in file}
+    found = [f"{name}={scale}" for name, scale in KNOWN.items() if name in keys]
+    if not found:
+        known = ", ".join(KNOWN)
+        raise StepFailed(f"no rating is of {known}: say what people rate with --head NAME=SCALE")
+    return found
+
+
+def told_apart(card: Path) -> tuple[float | None, float | None]:
+    """Return the thumb's area under the curve on what was held out, and the number that judges the model.
+
+    That is the same, or the share of pairs in the right order where no thumb was held out; None: nothing was.
+    """
+    measures: dict[str, Any] = json.loads(card.read_bytes())["trained"]["measures"]
+    thumb: float | None = measures["heads"].get("thumb", {}).get("auc")
+    return thumb, measures["pair_accuracy"] if thumb is None else thumb
+
+
+def facts_of(card: Path) -> dict[str, Any]:
+    """Return the weights of a reward model, and its measures on what was held out: no text of anybody."""
+    found = json.loads(card.read_bytes())
+    return {"weights": found["weights"], "measures": found["trained"]["measures"]}
+
+
+def is_done(run: Path) -> bool:
+    """Return whether a training has ended by itself, as its folder says."""
+    summary = _summary(run)
+    return bool(summary) and not summary["interrupted"] and "failure" not in summary
+
+
+def name_of(run: Path) -> str:
+    """Return the name of a training that has ended, under which its versions are registered."""
+    return str(_summary(run)["run"])
+
+
+def has_checkpoint(run: Path) -> bool:
+    """Return whether there is something of a training to go on with."""
+    return any((run / "checkpoints").glob("[!.]*/state.json"))
+
+
+def forget_texts(folder: Path) -> None:
+    """Remove what people wrote from a round's folder, and what only a training needs; raises OSError."""
+    for path in folder.glob("*"):
+        if path.name not in _LASTS:
+            _remove(path)
+    for path in (folder / RUN).glob("*"):
+        if path.name not in _LASTS_OF_RUN:
+            _remove(path)
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((run / _SUMMARY).read_bytes()))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# ---- The run whose chat is made better: its settings, its registry, and the version that answers people.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRun:
+    """A run by its folder, absolute. url: of its registry, with the password that a connection needs."""
+
+    folder: Path
+    settings: Settings
+    url: str
+
+    @property
+    def policy(self) -> str:
+        """Return the name under which its versions are registered."""
+        return self.settings.serving.policy
+
+    @property
+    def model(self) -> str:
+        """Return the folder of its base model."""
+        return str(self.settings.environment.kwargs["model"])
+
+    def weights(self, version: PolicyVersion) -> bytes:
+        """Return the weights of a version; raises ValueError for those that are not here, or damaged."""
+        place = Path(version.place) if version.place else self.folder
+        return read_kept(place, version.version, version.sha256)
+
+
+def read_run(folder: Path) -> ServedRun:
+    """Return the run in a folder.
+
+    Raises ConfigurationError for a folder that holds none, that was not made here, or no language model's.
+    """
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        raise ConfigurationError(f"{folder}: no folder of a run; name one, such as chat-state/run")
+    settings = load([parse_toml(file)])
+    check_own(folder, settings, (), "start the loop where, and as whom, the run was made")
+    if not settings.environment.kwargs.get("model") or settings.algorithm.name != "token_ppo":
+        raise ConfigurationError(
+            f"{folder}: is a run of workload {settings.workload!r} by {settings.algorithm.name!r}: the loop "
+            "trains language models by token_ppo (docs/rlhf.md)"
+        )
+    url = registry_url(folder, registry_with_password(settings.registry))
+    return ServedRun(folder=folder.absolute(), settings=settings, url=url)
+
+
+def serving_version(registry: Registry, policy: str, *, by: str) -> PolicyVersion | None:
+    """Return the version that answers people, made active first where none is; None: none is registered.
+
+    A canary is judged against an active version, and the newest one that is registered becomes that.
+    """
+    active = registry.active(policy)
+    if active is not None:
+        return active
+    candidates = registry.list(policy, Status.CANDIDATE)
+    if not candidates:
+        return None
+    reason = "what the loop begins with: canaries are judged against an active version"
+    return registry.promote(policy, candidates[-1].version, reason, by=by)

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.chat.candidates import CANDIDATES, PROMPTS, liked, questions
-from penstock.workloads.chat.people.population import population
-from penstock.workloads.chat.people.taste import CHANGED, USUAL, Taste
+from penstock.workloads.chat.people import CHANGED, USUAL, Taste, population
 
 TASTES: Final[dict[str, Taste]] = {"usual": USUAL, "changed": CHANGED}
 """What people may like, by the name that a run says."""

@@ -8,9 +8,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.chat.people.chat_texts import WORDS, read_profile
-from penstock.workloads.chat.people.population import population
-from penstock.workloads.chat.people.users import ChatUser
+from penstock.workloads.chat.people import WORDS, ChatUser, population, read_profile
 from penstock.workloads.chat.tasks.candidate_task import TASTES
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder

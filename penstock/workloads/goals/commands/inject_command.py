@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson, Assignments, ConfigFile, Insecure
-from penstock.runtime.foreground import in_foreground
+from penstock.runtime.foreground import AsJson, Assignments, ConfigFile, Insecure, finish, in_foreground
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings

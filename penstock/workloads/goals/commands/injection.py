@@ -12,21 +12,23 @@ from penstock.client import PolicyClient
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
-from penstock.runtime.lifecycle import Lifecycle
-from penstock.workloads.goals.executors.command_file import read_commands
-from penstock.workloads.goals.executors.commands import Commands
+from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Lifecycle
+from penstock.workloads.goals.executors.commands import Commands, read_commands
 from penstock.workloads.goals.executors.executor import Executor
-from penstock.workloads.goals.executors.history import History
-from penstock.workloads.goals.executors.simulated import SimulatedHost
+from penstock.workloads.goals.executors.simulated import History, SimulatedHost
 from penstock.workloads.goals.injector.asked_policy import AskedPolicy
-from penstock.workloads.goals.injector.auto_switch import AutoSwitch, last_switch, switch
-from penstock.workloads.goals.injector.explanation import as_text, explain
-from penstock.workloads.goals.injector.gate import Gate
 from penstock.workloads.goals.injector.injection_journal import InjectionJournal, veto
-from penstock.workloads.goals.injector.injection_rules import InjectionRules, QuietHours
-from penstock.workloads.goals.injector.injector import Drifted, Injector, Parts
-from penstock.workloads.goals.injector.pulse import Pulse
+from penstock.workloads.goals.injector.injection_records import InjectionRules, Pulse, QuietHours
+from penstock.workloads.goals.injector.injector import (
+    AutoSwitch,
+    Drifted,
+    Gate,
+    Injector,
+    Parts,
+    last_switch,
+    switch,
+)
+from penstock.workloads.goals.injector.injector_view import as_text, explain
 
 OPERATOR: Final = "operator"
 """Who uses the command line, in the files of a folder."""

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson, Trust
+from penstock.runtime.foreground import AsJson, Trust, finish
 
 trace_commands = typer.Typer(
     help="Logs of tasks: check, import, evaluate policies on them.", no_args_is_help=True

@@ -10,14 +10,14 @@ import numpy as np
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.service_settings import local_settings
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
-from penstock.workloads.goals.off_policy.judgement import TooLittle, judge
-from penstock.workloads.goals.traces.encoding import Encoding
+from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from penstock.workloads.goals.off_policy import TooLittle, judge
+from penstock.workloads.goals.traces.answers import Encoding
 from penstock.workloads.goals.traces.judged_policy import read_policy
 from penstock.workloads.goals.traces.late_rewards import Late, read_late
 from penstock.workloads.goals.traces.log_evaluation import Question, ask
 from penstock.workloads.goals.traces.trace_file import Log, need_episodes
-from penstock.workloads.goals.traces.trace_reward import RewardWeights
+from penstock.workloads.goals.traces.trace_line import RewardWeights
 
 _ESTIMATES = ("ips", "self_normalised", "doubly_robust", "mean_ratio")
 
@@ -87,7 +87,7 @@ def _of_recording(request: Request, name: str) -> dict[str, Any]:
         raise ConfigurationError(
             f"{request.file}: a recording has its rewards; leave --late and --reward out"
         )
-    from penstock.workloads.goals.traces.recorded_decisions import ask_recording
+    from penstock.workloads.goals.traces.trace_recording import ask_recording
 
     local = local_settings(Path(name), trust=request.trust).actor
     asked = ask_recording(

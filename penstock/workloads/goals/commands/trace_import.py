@@ -12,13 +12,13 @@ import torch
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.service_settings import over_defaults
 from penstock.config.workload import find
-from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import EXIT_OK
 from penstock.workloads.goals.commands.trace_evaluation import reward_weights
-from penstock.workloads.goals.traces.encoding import Encoding
-from penstock.workloads.goals.traces.measured_sample import MOST_HELD, write_sample
+from penstock.workloads.goals.traces.answers import Encoding
+from penstock.workloads.goals.traces.trace_file import MOST_HELD, write_sample
 from penstock.workloads.goals.traces.trace_index import TraceIndex
+from penstock.workloads.goals.traces.trace_line import RewardWeights
 from penstock.workloads.goals.traces.trace_recording import record_log
-from penstock.workloads.goals.traces.trace_reward import RewardWeights
 from penstock.workloads.plugin.learning import make_step_model
 from penstock.workloads.plugin.recordings import RecordingWriter, single_rank
 

@@ -10,10 +10,10 @@ Trainings, their curves and versions are the gateway's own routes of jobs.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import StrictBool
@@ -21,6 +21,7 @@ from pydantic import StrictBool
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.surface import (
     Access,
+    Answer,
     ApiError,
     Body,
     GuardedRoute,
@@ -34,11 +35,128 @@ from penstock.gateway.surface import (
     noted,
     state_folder,
 )
-from penstock.workloads.goals.http.goals_answers import InjectorList, InjectorShown
-from penstock.workloads.goals.http.injector_folders import NoSuchInjector, injector_folder, injector_folders
-from penstock.workloads.goals.injector.auto_switch import switch
-from penstock.workloads.goals.injector.injection_journal import TooLate, UnknownGoal, veto
+from penstock.workloads.goals.injector.injection_journal import INJECTIONS, TooLate, UnknownGoal, veto
+from penstock.workloads.goals.injector.injector import switch
 from penstock.workloads.goals.injector.injector_view import summary_of, view_of
+
+# ---- Answers about injectors, as the document describes them.
+
+
+class RulesShown(Answer):
+    """The rules that an injector keeps. quiet: hours of the day in which it carries nothing out."""
+
+    threshold: float
+    explore: float
+    interval_s: float
+    daily_limit: int
+    veto_s: float
+    quiet: list[str]
+
+
+class InjectorListed(Answer):
+    """An injector. stopped: why it carries nothing out any more. version: of the policy that it asks."""
+
+    name: str
+    state: Literal["running", "silent", "stopped", "ended"]
+    seen: float | None
+    auto: bool
+    stopped: str | None
+    trouble: str
+    version: int | None
+    rules: RulesShown | None
+
+
+class InjectorList(Answer):
+    """The injectors of a project."""
+
+    injectors: list[InjectorListed]
+
+
+class LastDay(Answer):
+    """What an injector did in the last day. held: goals that were held back, by why."""
+
+    proposed: int
+    injected: int
+    succeeded: int
+    failed: int
+    held: dict[str, int]
+    perHour: float  # noqa: N815 - as all names of the API
+
+
+class SuccessShown(Answer):
+    """The share of the last goals that succeeded; null: none was told of."""
+
+    of: int
+    share: float | None
+
+
+class ReliabilityShown(Answer):
+    """How well the probabilities fit what happened. gap: between probability and rate, on average."""
+
+    brier: float
+    gap: float
+    outcomes: int
+
+
+class GoalShown(Answer):
+    """A goal. learned: whether its reward was taken for training; null: it has none yet."""
+
+    goal_id: str
+    goal: str
+    timestamp: float
+    reasoning: str
+    priority: float
+    confidence: float
+    expected_reward: float | None
+    outcome: str
+    held: str | None
+    learned: bool | None
+    vetoed: bool
+    mayVeto: bool  # noqa: N815
+
+
+class InjectorShown(InjectorListed):
+    """An injector with what it did. confidence: how many goals of the day, in ten equal parts of 0 to 1."""
+
+    day: LastDay
+    success: SuccessShown
+    confidence: list[int]
+    reliability: ReliabilityShown | None
+    goals: list[GoalShown]
+
+
+# ---- The injectors of a project: folders below `STATE/injectors/PROJECT` of the gateway's machine.
+
+INJECTORS: Final = "injectors"
+
+
+class NoSuchInjector(Exception):
+    """There is no injector of that name in the project."""
+
+
+def injector_folders(state: Path, project: str) -> Mapping[str, Path]:
+    """Return the folders of a project's injectors by name, sorted. state: the gateway's folder."""
+    projects = _folders(state / INJECTORS)
+    found = _folders(projects[project]) if project in projects else {}
+    return {name: folder for name, folder in sorted(found.items()) if (folder / INJECTIONS).is_file()}
+
+
+def injector_folder(state: Path, project: str, name: str) -> Path:
+    """Return the folder of one injector; raises NoSuchInjector."""
+    try:
+        return injector_folders(state, project)[name]
+    except KeyError as error:
+        raise NoSuchInjector(
+            f"this project has no such injector: start one with --folder STATE/{INJECTORS}/PROJECT/NAME"
+        ) from error
+
+
+def _folders(place: Path) -> dict[str, Path]:
+    try:
+        return {one.name: one for one in place.iterdir() if one.is_dir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+
 
 router = APIRouter(route_class=GuardedRoute, tags=["goals"])
 

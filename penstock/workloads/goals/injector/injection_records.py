@@ -8,7 +8,12 @@
 injected: it is carried out, or was. processed: its outcome is known, and what learns has been told.
 """
 
+import json
+import re
+import time
+from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -95,3 +100,126 @@ def read_record(kind: type[_Line], file: str, number: int | None, line: dict[str
             f"{where}: {field}={str(first['input'])[:80]!r}: {first['msg'].lower()}; "
             "move the file away, or repair the line"
         ) from error
+
+
+# ---- What an injector says of itself while it lives, for those who look at its folder: `pulse.json`.
+
+PULSE: Final = "pulse.json"
+_LEAST_S: Final = 1.0
+_MOST_BYTES: Final = 65_536
+
+
+class Beat(BaseModel):
+    """The state at one interval. at: Unix time in seconds. auto: whether goals are carried out.
+
+    trouble: why nothing was proposed, "" where that went well. ended: it has ended as it should.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    at: float
+    auto: bool
+    trouble: str
+    version: int
+    threshold: float
+    explore: float
+    interval_s: float
+    daily_limit: int
+    veto_s: float
+    quiet: list[str]
+    ended: bool = False
+
+
+class Pulse:
+    """Writes the beats of one injector."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / PULSE
+        self._next_s = 0.0
+
+    def beat(self, beat: Beat) -> None:
+        """Write a beat, unless one of the same second was; the last one is always written. Raises OSError."""
+        if time.monotonic() < self._next_s and not beat.ended:
+            return
+        self._next_s = time.monotonic() + _LEAST_S
+        made = self._file.with_suffix(".tmp")
+        made.write_text(beat.model_dump_json())
+        made.replace(self._file)
+
+
+def last_beat(folder: Path) -> Beat | None:
+    """Return the newest beat of a folder; None where there is none that can be read."""
+    try:
+        with (folder / PULSE).open("rb") as file:
+            content: Any = json.loads(file.read(_MOST_BYTES))
+        return Beat.model_validate(content)
+    except (OSError, ValueError, ValidationError):
+        return None
+
+
+# ---- When a goal may be carried out: by the hour, by the day, by the operator's leave.
+
+_HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+_MINUTES: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class QuietHours:
+    """Hours of the local day in which nothing is injected. begin, end: minutes after midnight.
+
+    They may go over midnight.
+    """
+
+    begin: int
+    end: int
+
+    @classmethod
+    def parse(cls, text: str) -> "QuietHours":
+        """Return the hours of HH:MM-HH:MM; raises ValueError that says how they are written."""
+        found = _HOURS.fullmatch(text)
+        if found is None:
+            raise ValueError(f"quiet hours {text!r}: write HH:MM-HH:MM, such as 22:00-06:30")
+        first, second, third, fourth = map(int, found.groups())
+        begin, end = first * _MINUTES + second, third * _MINUTES + fourth
+        if begin == end:
+            raise ValueError(f"quiet hours {text!r}: begin and end are the same; leave them out for none")
+        return cls(begin, end)
+
+    def __str__(self) -> str:
+        begin, end = (divmod(one, _MINUTES) for one in (self.begin, self.end))
+        return f"{begin[0]:02}:{begin[1]:02}-{end[0]:02}:{end[1]:02}"
+
+    def hold(self, at: float) -> bool:
+        """Return whether a moment, Unix time in seconds, lies in them."""
+        local = time.localtime(at)
+        minute = local.tm_hour * _MINUTES + local.tm_min
+        if self.begin < self.end:
+            return self.begin <= minute < self.end
+        return minute >= self.begin or minute < self.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectionRules:
+    """What holds whatever the policy draws.
+
+    interval_s: seconds between two goals, at least. daily_limit: most goals of a local day. veto_s: seconds
+    that an operator has to veto a goal.
+    """
+
+    interval_s: float = 30.0
+    daily_limit: int = 1000
+    quiet: tuple[QuietHours, ...] = ()
+    veto_s: float = 0.0
+
+    def forbids(self, at: float, injected_today: int, *, auto: bool) -> str:
+        """Return why nothing may be injected at a moment, Unix time in seconds; "" where it may.
+
+        auto: goals are carried out; without it they are only proposed.
+        """
+        if not auto:
+            return "auto is off"
+        if any(hours.hold(at) for hours in self.quiet):
+            return "quiet hours"
+        if injected_today >= self.daily_limit:
+            return "daily limit"
+        return ""

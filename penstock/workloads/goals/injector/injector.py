@@ -9,29 +9,185 @@ daily limit, a veto) is told as a step without a probability, from which no on-p
 """
 
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.client import PolicyError
+from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.failpoint import failpoint
 from penstock.workloads.goals.executors.executor import Executor, Outcome
-from penstock.workloads.goals.executors.history import History
-from penstock.workloads.goals.host.goal_reward import GoalReward
+from penstock.workloads.goals.executors.simulated import History
+from penstock.workloads.goals.host import GoalReward
 from penstock.workloads.goals.injector.asked_policy import AskedPolicy, Suggestion, Unanswered
-from penstock.workloads.goals.injector.auto_switch import AutoSwitch
-from penstock.workloads.goals.injector.drift import drifted
-from penstock.workloads.goals.injector.gate import NOTHING, Gate, Gated
-from penstock.workloads.goals.injector.injection_journal import INTERRUPTED, VETO, InjectionJournal
-from penstock.workloads.goals.injector.injection_records import Feedback, Injection, goal_id
-from penstock.workloads.goals.injector.injection_rules import InjectionRules
-from penstock.workloads.goals.injector.pulse import Beat, Pulse
+from penstock.workloads.goals.injector.injection_journal import (
+    INTERRUPTED,
+    VETO,
+    FollowedLines,
+    InjectionJournal,
+    add_alone,
+    read_lines,
+)
+from penstock.workloads.goals.injector.injection_records import (
+    Beat,
+    Feedback,
+    Injection,
+    InjectionRules,
+    Pulse,
+    Switch,
+    goal_id,
+    read_record,
+)
 from penstock.workloads.goals.injector.success_probability import fit_success
+
+# ---- The switch of a folder: whether goals are carried out, changed while the injector goes on.
+
+SWITCHES: Final = "auto_switches.jsonl"
+
+
+class AutoSwitch:
+    """Reads the switch of one folder. default: what counts before it was ever used."""
+
+    def __init__(self, folder: Path, *, default: bool) -> None:
+        self._lines, self._on = FollowedLines(folder / SWITCHES), default
+
+    def is_on(self) -> bool:
+        """Return whether goals are carried out; raises ConfigurationError for a line that is no switch."""
+        for one in _switches(self._lines.new()):
+            self._on = one.on
+        return self._on
+
+
+def switch(folder: Path, *, on: bool, by: str = "") -> None:
+    """Switch the injector of a folder; raises ConfigurationError where there is no such folder."""
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"--folder {folder}: is no folder; name the one that `penstock inject` works in"
+        )
+    add_alone(folder / SWITCHES, Switch(on=on, by=by, timestamp=time.time()).model_dump())
+
+
+def last_switch(folder: Path) -> Switch | None:
+    """Return how a folder was switched last; None where it never was."""
+    found = list(_switches(read_lines(folder / SWITCHES)))
+    return found[-1] if found else None
+
+
+def _switches(lines: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[Switch]:
+    for number, line in lines:
+        yield read_record(Switch, SWITCHES, number, line)
+
+
+# ---- Whether goals succeed less often than they did: the newest outcomes against those before.
+
+NEWEST: Final = 30
+BEFORE: Final = 200
+FEWEST_BEFORE: Final = 50
+CHANCE: Final = 1e-6
+"""How often so bad a streak would come by chance, were outcomes independent of one another.
+
+They are not, since a host that is healthy gives little to mend for a while, and it is looked for at every
+outcome: in twelve days of a policy that got better the worst streak came to 7e-5.
+"""
+
+
+def drifted(successes: Sequence[bool], versions: Sequence[int]) -> str:
+    """Return what is wrong, "" where nothing is.
+
+    successes, versions: of the injected goals, oldest first. The newest outcomes are those of the newest
+    version, at most 30; where it has fewer than 15, the last 30 of all. Up to 200 before them count.
+    """
+    own = _length_of_last(versions)
+    count = min(own, NEWEST) if own >= NEWEST // 2 else NEWEST
+    new, old = successes[-count:], successes[: -count or None][-BEFORE:]
+    if len(old) < FEWEST_BEFORE or len(new) < count:
+        return ""
+    # Drawn a little towards one half, so that a rate of 1 or 0 is never certain.
+    rate = (sum(old) + 1) / (len(old) + 2)
+    if _at_most(sum(new), len(new), rate) >= CHANCE:
+        return ""
+    return (
+        f"of the last {len(new)} injected goals {sum(new)} succeeded, of the {len(old)} before "
+        f"{sum(old)}: version {versions[-1]} or the system has changed"
+    )
+
+
+def _at_most(successes: int, of: int, rate: float) -> float:
+    """Return the probability of so many successes or fewer, by the binomial distribution."""
+    return sum(math.comb(of, k) * rate**k * (1 - rate) ** (of - k) for k in range(successes + 1))
+
+
+def _length_of_last(versions: Sequence[int]) -> int:
+    length = 0
+    for version in reversed(versions):
+        if version != versions[-1]:
+            break
+        length += 1
+    return length
+
+
+# ---- Whether a goal that a policy has drawn is carried out, and with which probability that happens.
+
+NOTHING: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """What is done. log_prob: log ν of it. why: in words, for those who ask why nothing happened."""
+
+    action: int
+    log_prob: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """threshold: τ, a probability. explore: ε. safe: bool [A], goals that may be tried below τ."""
+
+    threshold: float
+    explore: float
+    safe: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("threshold", "explore"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}={value}: must be a probability")
+
+    def done_with(self, chances: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return ν, float64 [A]; chances: μ, float64 [A], which add up to 1."""
+        passed = np.where(chances >= self.threshold, 1.0, self.explore * np.array(self.safe))
+        done = chances * passed
+        done[NOTHING] = 0.0
+        done[NOTHING] = max(1.0 - float(done.sum()), 0.0)
+        return done
+
+    def decide(self, chances: NDArray[np.float64], drawn: int, draw: float) -> Gated:
+        """Return what is done where `drawn` came from μ.
+
+        chances: μ, float64 [A]. draw: uniform in [0, 1), for ε alone.
+        """
+        done = self.done_with(chances)
+        certainty = float(chances[drawn])
+        if drawn == NOTHING:
+            return self._gated(NOTHING, done, "the policy would do nothing")
+        if certainty >= self.threshold:
+            return self._gated(drawn, done, f"certainty {certainty:.2f} ≥ {self.threshold:.2f}")
+        below = f"certainty {certainty:.2f} < {self.threshold:.2f}"
+        if self.safe[drawn] and draw < self.explore:
+            return self._gated(drawn, done, f"{below}, tried as one of {self.explore:.0%} of safe goals")
+        return self._gated(NOTHING, done, below)
+
+    def _gated(self, action: int, done: NDArray[np.float64], why: str) -> Gated:
+        return Gated(action, math.log(done[action]), why)
+
 
 EPISODE_STEPS: Final = 50
 """An episode is cut after so many intervals, as one of `Goals-v0` is."""

@@ -9,12 +9,10 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.executors.command_file import read_commands
-from penstock.workloads.goals.executors.commands import Commands
+from penstock.workloads.goals.executors.commands import Commands, read_commands
 from penstock.workloads.goals.executors.executor import Executor
-from penstock.workloads.goals.executors.history import History
-from penstock.workloads.goals.executors.simulated import SimulatedHost
-from penstock.workloads.goals.host.goal_reward import GoalReward
+from penstock.workloads.goals.executors.simulated import History, SimulatedHost
+from penstock.workloads.goals.host import GoalReward
 
 _EXECUTORS: Final = ("simulated", "commands")
 
@@ -22,7 +20,7 @@ _EXECUTORS: Final = ("simulated", "commands")
 class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
     """A step is a goal, or action 0: nothing. Episodes are cut after 50 steps.
 
-    Observation: as `penstock.workloads.goals.executors.history` says. Rewards: those of `GoalReward`.
+    Observation: as `penstock.workloads.goals.executors.simulated` says. Rewards: those of `GoalReward`.
 
     Args:
         executor: `simulated`, or `commands`, which starts programs of this machine.

@@ -9,17 +9,15 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.traces.answers import answers
-from penstock.workloads.goals.traces.encoding import Encoding
+from penstock.workloads.goals.traces.answers import Encoding, answers
 from penstock.workloads.goals.traces.trace_file import Log, shared_episodes
-from penstock.workloads.goals.traces.trace_line import Trace
-from penstock.workloads.goals.traces.trace_reward import RewardWeights
+from penstock.workloads.goals.traces.trace_line import RewardWeights, Trace
 
 
 class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
     """Plays logged episodes in random order; an episode is a logged one and never goes across two.
 
-    Observation: as `penstock.workloads.goals.traces.encoding` says. `info["mode"]` marks every step with the
+    Observation: as `penstock.workloads.goals.traces.answers` says. `info["mode"]` marks every step with the
     mode; `info["known"]` says whether the log knew what became of the action.
 
     Args:

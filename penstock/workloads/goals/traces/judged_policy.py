@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.protocol.spaces import Box, Discrete
-from penstock.workloads.goals.traces.encoding import Encoding
+from penstock.workloads.goals.traces.answers import Encoding
 
 _ALWAYS: Final = "always:"
 

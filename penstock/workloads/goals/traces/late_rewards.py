@@ -14,8 +14,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.registry.records import RegistryError
 from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import RegistryError
 
 _PAGE = 1000
 _SCHEMES = ("sqlite:", "postgresql:")

@@ -8,14 +8,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.workloads.goals.off_policy.decisions import Decisions
-from penstock.workloads.goals.off_policy.outcome_model import cross_fitted, returns_from
-from penstock.workloads.goals.traces.encoding import Encoding
+from penstock.workloads.goals.off_policy import Decisions, cross_fitted, returns_from
+from penstock.workloads.goals.traces.answers import Encoding
 from penstock.workloads.goals.traces.judged_policy import JudgedPolicy
 from penstock.workloads.goals.traces.late_rewards import Late
 from penstock.workloads.goals.traces.trace_file import Log
-from penstock.workloads.goals.traces.trace_line import Trace
-from penstock.workloads.goals.traces.trace_reward import RewardWeights
+from penstock.workloads.goals.traces.trace_line import RewardWeights, Trace
 
 _NONE: Final[Late] = MappingProxyType({})
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.goals.traces.trace_index import Fault, TraceIndex
-from penstock.workloads.goals.traces.trace_line import Trace
+from penstock.workloads.goals.traces.trace_line import Trace, parse
 
 MOST_LINES: Final = 500_000
 """Lines of one file: a log is held in memory, some 4 kB a line."""
@@ -103,3 +103,31 @@ def shared_episodes(path: Path) -> Log:
 @lru_cache(maxsize=1)
 def _shared(path: Path, _inode: int, _changed: int, _size: int) -> Log:
     return need_episodes(path)
+
+
+# ---- What of a log an environment holds: all of it, or a sample of its episodes where it is large.
+
+MOST_HELD: Final = 100_000
+"""Decisions that an environment holds in memory, some 4 kB each."""
+
+
+def write_sample(index: TraceIndex, path: Path) -> int:
+    """Write every n-th whole episode, n such that they have at most MOST_HELD decisions or are one episode.
+
+    Returns how many episodes were written.
+    """
+    every = -(-index.decisions // MOST_HELD)
+    number = -1
+    written = decisions = 0
+    with path.open("wb") as file:
+        for line in index.whole_lines():
+            begins = parse(line).step == 0
+            number += begins
+            if number % every:
+                continue
+            if begins and decisions >= MOST_HELD:
+                break
+            written += begins
+            decisions += 1
+            file.write(line + b"\n")
+    return written

@@ -16,11 +16,103 @@ rewarded, whether it is over or not.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
+
+from penstock.config.settings import ConfigurationError
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.header import WeightSpan
+from penstock.protocol.messages import Episode
+from penstock.protocol.schema import FragmentSchema
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder, NotContinued, Tools
-from penstock.workloads.language.conversation.column import Column, SampledTurn
 from penstock.workloads.language.prompt import Message
+from penstock.workloads.plugin.fragments import Ends, Episodes, HeaderFields, LearnerReward, make
+
+# ---- A conversation as a column: all its tokens in order, of which the assistant's were sampled.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTurn:
+    """Tokens that were sampled, and what they earned.
+
+    start: index of the first among the column's ids, from 1. log_prob: of each, when it was sampled.
+    version, update: of the weights that sampled it.
+    """
+
+    start: int
+    log_prob: tuple[float, ...]
+    version: int
+    update: int
+    reward: float = 0.0
+
+    @property
+    def end(self) -> int:
+        """Index behind the last."""
+        return self.start + len(self.log_prob)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """ids: all tokens. turns: in order, apart or beside one another. terminated: it was over, not cut."""
+
+    ids: tuple[int, ...]
+    turns: tuple[SampledTurn, ...] = field(default=())
+    terminated: bool = True
+
+    @property
+    def rows(self) -> int:
+        """T that it needs."""
+        return max(1, len(self.ids) - 1)
+
+
+def column_tensors(columns: Sequence[Column], pad_id: int) -> dict[str, Any]:
+    """The tensors of the module's table, by name: [T, N], `observation` [T + 1, N], `final/…` [K]."""
+    steps, count = max(column.rows for column in columns), len(columns)
+    tokens = np.full((steps + 1, count), pad_id, np.int64)
+    tensors: dict[str, Any] = {
+        "observation": tokens,
+        "action": tokens[1:],
+        "reward": np.zeros((steps, count), np.float32),
+        "log_prob": np.zeros((steps, count), np.float32),
+        **{name: np.zeros((steps, count), np.bool_) for name in ("valid", "terminated", "truncated")},
+    }
+    ends: list[tuple[int, int]] = []
+    for slot, column in enumerate(columns):
+        tokens[: len(column.ids), slot] = column.ids
+        for turn in column.turns:
+            rows = slice(turn.start - 1, turn.end - 1)
+            tensors["valid"][rows, slot] = True
+            tensors["log_prob"][rows, slot] = turn.log_prob
+            tensors["reward"][turn.end - 2, slot] += turn.reward
+        if column.turns:
+            last = column.turns[-1].end - 2
+            tensors["terminated" if column.terminated else "truncated"][last, slot] = True
+            ends.append((last, slot))
+    step, slot_of = np.array(sorted(ends), np.int32).reshape(-1, 2).T
+    final = {"final/slot": slot_of, "final/step": step, "final/observation": tokens[step + 1, slot_of]}
+    return {**tensors, **final}
+
+
+def weight_spans(columns: Sequence[Column], steps: int) -> tuple[WeightSpan, ...]:
+    """Return which weights sampled what.
+
+    One span of all steps where they are the same everywhere, else one a turn.
+
+    steps: T of the fragment. Raises ValueError where nothing was sampled.
+    """
+    sampled = {(turn.version, turn.update) for column in columns for turn in column.turns}
+    if not sampled:
+        raise ValueError("columns: nothing was sampled in any of them, so no weights did it")
+    if len(sampled) == 1:
+        ((version, update),) = sampled
+        return (WeightSpan(0, 0, steps, version, update),)
+    return tuple(
+        WeightSpan(slot, turn.start - 1, len(turn.log_prob), turn.version, turn.update)
+        for slot, column in enumerate(columns)
+        for turn in column.turns
+    )
 
 
 class NoRoom(ValueError):
@@ -204,3 +296,48 @@ def _rewarded(turns: Sequence[SampledTurn], index: int, amount: float) -> list[S
     changed = list(turns)
     changed[index] = replace(changed[index], reward=changed[index].reward + amount)
     return changed
+
+
+# ---- Columns as fragments of one run: a column is an episode, and each slot numbers its own.
+
+
+class ColumnFragments:
+    """Makes fragments of N columns and numbers the episodes of each slot."""
+
+    def __init__(
+        self, schema: FragmentSchema, slots: int, pad_id: int, reward: LearnerReward | None = None
+    ) -> None:
+        """Raise ConfigurationError for a schema with tensors that columns do not have."""
+        self._schema, self._pad, self._reward = schema, pad_id, reward
+        self._episodes = Episodes(slots)
+        unknown = sorted(schema.by_name.keys() - column_tensors([Column(ids=(pad_id,))], pad_id).keys())
+        if unknown:
+            raise ConfigurationError(
+                f"schema: tensors {unknown} are not made by a generator of language models"
+            )
+
+    def restart(self, slots: int) -> None:
+        """For another session."""
+        self._episodes = Episodes(slots)
+
+    def cut(
+        self, columns: Sequence[Column], fields: HeaderFields, attributes: bytes = b"", first_slot: int = 0
+    ) -> tuple[Fragment, list[Episode]]:
+        """The fragment of one column per slot, and the episodes that ended in it, with rewards as given.
+
+        fields: its weights are those of a fragment in which nothing was sampled, and of the episodes.
+        first_slot: number of the first column's slot; what one slot has sampled with never gets older.
+        """
+        tensors = column_tensors(columns, self._pad)
+        slots = tuple(one._replace(slot_id=first_slot + one.slot_id) for one in self._episodes.slots())
+        ends = Ends(tensors["final/slot"], tensors["final/step"])
+        episodes = self._episodes.advance(
+            tensors["reward"], tensors["valid"], tensors["terminated"], ends, fields.weights.version
+        )
+        if self._reward is not None:
+            tensors["reward"] = self._reward(tensors)
+        steps = len(tensors["reward"])
+        header = fields.header(self._schema, steps, slots, attributes)
+        if any(column.turns for column in columns):
+            header = replace(header, weights=weight_spans(columns, steps))
+        return make(header, tensors), [replace(one, slot_id=first_slot + one.slot_id) for one in episodes]

@@ -6,20 +6,246 @@ A request joins between two tokens of the others and waits for none of them to e
 it: a newer one that is loaded meanwhile answers those that come after. A version in use is not dropped.
 """
 
+import copy
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from transformers.cache_utils import Cache
 
+from penstock.config.settings import ConfigurationError
+from penstock.policy.weights import decode
 from penstock.protocol.specification import Probe
-from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
-from penstock.workloads.language.engine.loaded_networks import LoadedNetworks
 from penstock.workloads.language.engine.requests import Growing, Request
-from penstock.workloads.language.engine.running_batch import RunningBatch
-from penstock.workloads.language.generation.drawing import draw, only_likely
+from penstock.workloads.language.generation.cached_generation import (
+    GrowingLayer,
+    draw,
+    left_padded,
+    only_likely,
+)
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
+
+# ---- One base model in memory, and beside it the adapter of each version that answers.
+
+_OWN: Final = "default"
+"""The adapter that the policy was made with; no request is answered with it."""
+
+
+class LoadedAdapters:
+    """Used by one thread at a time. Owns the policy's network from now on."""
+
+    def __init__(self, policy: LanguagePolicy) -> None:
+        """Raises ConfigurationError for a policy without an adapter."""
+        if not policy.section.lora:
+            raise ConfigurationError(
+                "policy.kwargs.lora=false: versions share one base model by their adapters; hold whole "
+                "networks instead"
+            )
+        self._policy = policy
+        self._network: Any = policy.network
+        self._shapes = {name: tensor.shape for name, tensor in policy.state_dict().items()}
+        (self._config,) = self._network.peft_config.values()
+        self._versions: set[int] = set()
+
+    @property
+    def versions(self) -> list[int]:
+        """Those that are loaded, ascending; version 0, the base model, always answers."""
+        return sorted(self._versions)
+
+    def load(self, version: int, blob: bytes) -> None:
+        """Hold the adapter of a version, as `weights.encode` wrote it; one that is held stays.
+
+        Raises ValueError that names the tensor for weights of another policy; nothing is held then.
+        """
+        if version < 1:
+            raise ValueError(f"version={version}: versions are numbered from 1")
+        if version in self._versions:
+            return
+        arrays = decode(blob)
+        self._check(arrays)
+        name = _name(version)
+        with torch.random.fork_rng(devices=()):
+            self._network.add_adapter(name, self._config)
+        with torch.no_grad():
+            for path, parameter in self._network.named_parameters():
+                if f".{name}." in path:
+                    parameter.copy_(torch.from_numpy(arrays[path.replace(f".{name}.", ".")].copy()))
+        self._network.eval()
+        self._versions.add(version)
+
+    def drop(self, version: int) -> None:
+        """Let go of a version; one that is not held is no error."""
+        if version in self._versions:
+            self._versions.discard(version)
+            self._network.set_adapter(_OWN)
+            self._network.delete_adapter(_name(version))
+
+    @contextmanager
+    def using(self, version: int) -> Iterator[Any]:
+        """The network under a version. Raises ValueError for one that is not held."""
+        if version == 0:
+            with self._network.disable_adapter():
+                yield self._network
+            return
+        if version not in self._versions:
+            raise ValueError(f"version={version}: is not loaded; loaded are {self.versions}")
+        self._network.set_adapter(_name(version))
+        yield self._network
+
+    def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
+        """Joint log-probability of each of the probe's rows under a version.
+
+        Raises ValueError for one that is not held.
+        """
+        with self.using(version):
+            return tuple(self._policy.acting_log_prob(probe.observation, probe.action).tolist())
+
+    def _check(self, arrays: Any) -> None:
+        if arrays.keys() != self._shapes.keys():
+            raise ValueError(f"weights: {sorted(arrays.keys() ^ self._shapes.keys())[:8]} on one side only")
+        for name, shape in self._shapes.items():
+            if tuple(arrays[name].shape) != tuple(shape):
+                raise ValueError(f"weights.{name}: {tuple(arrays[name].shape)} for {tuple(shape)}")
+
+
+def _name(version: int) -> str:
+    return f"version{version}"
+
+
+# ---- A whole network in memory for each version that answers, where all weights are trained.
+
+
+class LoadedNetworks:
+    """Used by one thread at a time; `LoadedAdapters` is the same for versions that are adapters."""
+
+    def __init__(self, policy: LanguagePolicy) -> None:
+        """policy: of version 0, which is never changed.
+
+        Raises ConfigurationError for one with an adapter: its versions are not whole.
+        """
+        if policy.section.lora:
+            raise ConfigurationError("policy.kwargs.lora=true: its versions are adapters, not whole networks")
+        self._policies = {0: policy}
+
+    @property
+    def versions(self) -> list[int]:
+        """Those that are loaded, ascending; version 0 always answers."""
+        return sorted(self._policies.keys() - {0})
+
+    def load(self, version: int, blob: bytes) -> None:
+        """Hold the weights of a version, as `weights.encode` wrote them; one that is held stays.
+
+        Raises ValueError that names the tensor for weights of another policy; nothing is held then.
+        """
+        if version < 1:
+            raise ValueError(f"version={version}: versions are numbered from 1")
+        if version in self._policies:
+            return
+        made = copy.deepcopy(self._policies[0])
+        made.load(blob)
+        self._policies[version] = made
+
+    def drop(self, version: int) -> None:
+        """Let go of a version; one that is not held is no error, and version 0 stays."""
+        if version:
+            self._policies.pop(version, None)
+
+    @contextmanager
+    def using(self, version: int) -> Iterator[Any]:
+        """The network of a version. Raises ValueError for one that is not held."""
+        yield self._held(version).network
+
+    def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
+        """Joint log-probability of each of the probe's rows under a version.
+
+        Raises ValueError for one that is not held.
+        """
+        return tuple(self._held(version).acting_log_prob(probe.observation, probe.action).tolist())
+
+    def _held(self, version: int) -> LanguagePolicy:
+        if version not in self._policies:
+            raise ValueError(f"version={version}: is not loaded; loaded are {self.versions}")
+        return self._policies[version]
+
+
+# ---- Rows of one version that are being continued, one token of all at a time; rows join and leave in
+# between.
+
+
+class RunningBatch:
+    """M rows. Used by one thread; every call is given the network under the batch's version."""
+
+    def __init__(self, pad_id: int, device: torch.device) -> None:
+        self._pad, self._device = pad_id, device
+        self._cache: Any = None
+        self._mask = torch.zeros((0, 0), dtype=torch.long, device=device)
+        self._positions = torch.zeros((0, 1), dtype=torch.long, device=device)
+
+    def __len__(self) -> int:
+        return len(self._mask)
+
+    @property
+    def places(self) -> int:
+        """Of keys and values in each row."""
+        return self._mask.shape[1]
+
+    def join(self, network: Any, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Read prompts, none of them empty, as the last rows. Logits of their next tokens, [k, V]."""
+        ids, mask = left_padded(prompts, self._pad, self._device)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        cache: Any = Cache(layer_class_to_replicate=GrowingLayer)
+        logits = _logits(network, ids, mask, positions, cache)
+        if len(self):
+            for mine, theirs in zip(self._cache.layers, cache.layers, strict=True):
+                mine.join(theirs)
+        else:
+            self._cache = cache
+            self._mask = self._mask.new_zeros((0, mask.shape[1]))
+        longest = max(self.places, mask.shape[1])
+        self._mask = torch.cat([_right_aligned(one, longest) for one in (self._mask, mask)])
+        self._positions = torch.cat([self._positions, positions[:, -1:]])
+        return logits
+
+    def forward(self, network: Any, newest: Tensor) -> Tensor:
+        """Read the newest token of each row, int64 [M]. Logits of the next, [M, V]."""
+        self._mask = functional.pad(self._mask, (0, 1), value=1)
+        self._positions = self._positions + 1
+        return _logits(network, newest[:, None], self._mask, self._positions, self._cache)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows, int64 [K], in this order."""
+        self._mask, self._positions = self._mask[rows], self._positions[rows]
+        if not len(rows):
+            self._cache, self._mask = None, self._mask[:, :0]
+            return
+        self._cache.batch_select_indices(rows)
+        unused = int(self._mask.any(0).long().argmax())
+        if unused:
+            self._mask = self._mask[:, unused:]
+            for layer in self._cache.layers:
+                layer.forget(unused)
+
+
+def _logits(network: Any, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+    made = network(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    logits: Tensor = made.logits[:, -1].float()
+    return logits
+
+
+def _right_aligned(mask: Tensor, length: int) -> Tensor:
+    return functional.pad(mask, (length - mask.shape[1], 0))
 
 
 class ContinuousEngine:

@@ -9,17 +9,25 @@ under the version that drew it: the learner corrects what differs from its own, 
 `algorithm.behaviour_weight_cap`.
 """
 
+import logging
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
 
+import numpy as np
+
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.specification import Probe
-from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
-from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
-from penstock.workloads.language.engine.loaded_networks import LoadedNetworks
+from penstock.runtime import metrics
+from penstock.runtime.lifecycle import RunFailed
+from penstock.workloads.language.engine.continuous_engine import (
+    ContinuousEngine,
+    LoadedAdapters,
+    LoadedNetworks,
+)
 from penstock.workloads.language.engine.requests import Growing, Request
 from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.plugin.serving import Weights
 
 GROUP: Final = "penstock.engines"
 OWN: Final = "transformers"
@@ -77,3 +85,46 @@ def open_engine(
         text = f"environment.kwargs.engine={name!r}: {offered[name].value} cannot be loaded: {error}"
         raise ConfigurationError(text) from error
     return make(policy, **own)
+
+
+# ---- How far an engine's answers to the probe are from those of a plain pass, measured when its server
+# starts.
+
+ROOM: Final = 2.0
+"""A tolerance that is advised is so many times what was measured: other versions round otherwise."""
+
+log = logging.getLogger(__name__)
+
+
+class EngineTolerance:
+    """Measures one engine.
+
+    name: of the engine. make_policy: the run's policy, another one with each call. most:
+    `learner.probe_tolerance`.
+    """
+
+    def __init__(self, name: str, make_policy: Callable[[], LanguagePolicy], most: float) -> None:
+        self._name, self._make_policy, self._most = name, make_policy, most
+
+    def measure(self, weights: Weights, probe: Probe, given: tuple[float, ...]) -> float:
+        """Return the largest |given − r| / (1 + |r|) over the probe's rows, r being the plain pass.
+
+        given: what the engine answers under these weights. Needs memory for one more base model meanwhile.
+        Raises RunFailed for an engine that the learner would quarantine, with both numbers.
+        """
+        policy = self._make_policy()
+        policy.load(weights.blob)
+        right = policy.log_prob(probe.observation, probe.action).astype(np.float64)
+        off = np.abs(np.asarray(given, np.float64) - right) / (1.0 + np.abs(right))
+        found = float(off.max()) if off.shape == right.shape and np.isfinite(off).all() else float("inf")
+        metrics.ENGINE_PROBE_DIFFERENCE.set(found)
+        said = {"engine": self._name, "difference": found, "tolerance": self._most}
+        log.info("the engine's answers to the probe were measured", extra=said)
+        if not found <= self._most:
+            advice = f"Set the tolerance to {ROOM * found:.1g}, or use" if np.isfinite(found) else "Use"
+            raise RunFailed(
+                f"environment.kwargs.engine={self._name!r}: answers the probe {found:.2g} off what "
+                f"transformers answers with the same weights, and learner.probe_tolerance={self._most:g}: "
+                f"all that it samples would be quarantined. {advice} another engine"
+            )
+        return found

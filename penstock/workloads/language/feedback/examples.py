@@ -1,12 +1,79 @@
 """What a reward model learns from: scored responses, and pairs of which one is better."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import hashlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from penstock.workloads.language.feedback.scale import Scale
-from penstock.workloads.language.prompt import Prompt, parse_prompt
+from penstock.config.settings import ConfigurationError
+from penstock.workloads.language.prompt import Prompt, identity, parse_prompt
+
+# ---- Scores of a source's own scale, mapped to [−1, 1].
+
+_THUMBS: Final[dict[str, float]] = {"up": 1.0, "down": -1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A declared mapping. name: as it was declared, kept beside what was learned by it."""
+
+    name: str
+    to_score: Callable[[Any], float]
+    """A raw score, normalised; raises ValueError that says why it is none of this scale."""
+
+
+def parse_scale(name: str) -> Scale:
+    """Return the scale of that name; raises ValueError that lists the names."""
+    if name == "thumbs":
+        return Scale(name, _thumb)
+    if name == "none":
+        return Scale(name, _number)
+    bounds = {"stars": (1.0, 5.0), "percent": (0.0, 100.0)}.get(name) or _bounds(name)
+    return Scale(name, lambda value: _within(value, *bounds, name=name))
+
+
+def _bounds(name: str) -> tuple[float, float]:
+    low, _, high = name.partition(":")
+    try:
+        bounds = float(low), float(high)
+    except ValueError:
+        bounds = math.nan, math.nan
+    if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1]) and bounds[0] < bounds[1]):
+        raise ValueError(f"scale={name!r}: use thumbs, stars, percent, LOW:HIGH (such as 0:10), or none")
+    return bounds
+
+
+def _within(value: Any, low: float, high: float, *, name: str) -> float:
+    number = _number(value)
+    if not low <= number <= high:
+        raise ValueError(f"score={number:g} is outside {low:g} to {high:g} (scale {name})")
+    return 2 * (number - low) / (high - low) - 1
+
+
+def _thumb(value: Any) -> float:
+    if isinstance(value, bool):
+        return 1.0 if value else -1.0
+    if isinstance(value, str) and value.lower() in _THUMBS:
+        return _THUMBS[value.lower()]
+    if isinstance(value, int | float) and value in (1, -1):
+        return float(value)
+    # A 0 is a thumb down to some and no opinion to others.
+    raise ValueError(
+        f"score={value!r} is no thumb: use true, false, 1, -1, up or down (for 0 and 1 scale 0:1)"
+    )
+
+
+def _number(value: Any) -> float:
+    if value is None:
+        raise ValueError("no score")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"score={value!r} is {type(value).__name__}, not a number")  # noqa: TRY004
+    if not math.isfinite(value):
+        raise ValueError(f"score={value} is not finite")
+    return float(value)
+
 
 SHOWN: Final = 10
 """Bad rows that are kept with their place; all are counted."""
@@ -98,3 +165,46 @@ def response_of(row: Mapping[str, Any], name: str) -> str:
     if isinstance(turns, str) or len(turns) != 1:
         raise ValueError(f"{name} holds {len(turns)} messages: give the last alone, the others in `prompt`")
     return turns[0].content
+
+
+# ---- Training and validation examples that share no prompt.
+
+
+class Split(NamedTuple):
+    """Both in the order of the source."""
+
+    train: tuple[Example, ...]
+    validation: tuple[Example, ...]
+
+
+def split(examples: Sequence[Example], *, share: float, seed: int) -> Split:
+    """`share` of the examples, to within those of one prompt, for validation; 0: none.
+
+    Raises ConfigurationError where one prompt has all examples.
+    """
+    if share == 0:
+        return Split(tuple(examples), ())
+    of_prompt: dict[str, int] = defaultdict(int)
+    for example in examples:
+        of_prompt[identity(example.prompt)] += 1
+    if len(of_prompt) < 2:
+        raise ConfigurationError(
+            "all examples are of one prompt, which cannot be on both sides: give more prompts, or "
+            "validation_share=0"
+        )
+    held: set[str] = set()
+    count = 0
+    for prompt in sorted(of_prompt, key=lambda prompt: place_of(prompt, seed))[:-1]:
+        if count >= share * len(examples):
+            break
+        held.add(prompt)
+        count += of_prompt[prompt]
+    sides: tuple[list[Example], list[Example]] = [], []
+    for example in examples:
+        sides[identity(example.prompt) in held].append(example)
+    return Split(tuple(sides[0]), tuple(sides[1]))
+
+
+def place_of(prompt: str, seed: int) -> bytes:
+    """Return what the order of prompts goes by, of a prompt's `identity`."""
+    return hashlib.sha256(f"{seed}\n{prompt}".encode()).digest()

@@ -7,17 +7,150 @@ and the cache, so that a long one does not keep all the others company.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from transformers.cache_utils import Cache
+from torch.nn import functional
+from transformers.cache_utils import Cache, DynamicLayer
 
-from penstock.workloads.language.device import device_of
-from penstock.workloads.language.generation.backend import Backend, Generated
-from penstock.workloads.language.generation.drawing import draw
-from penstock.workloads.language.generation.growing_cache import GrowingLayer
+from penstock.workloads.language.loading import device_of
 from penstock.workloads.language.tokenizer import Tokenizer
+
+# ---- What generates responses, as a generator sees it: prompts in; tokens, and the log-probability of
+# each, out.
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Responses to N prompts, padded on the right to the longest of L tokens.
+
+    tokens: int64 [N, L], the response's own, `<eos>` last where it ended with one.
+    log_prob: float32 [N, L], 0 behind the end.
+    lengths: int64 [N].
+    ended: bool [N], with `<eos>`.
+    whole: bool [N], with `<eos>` or at the most tokens there may be; false: generation was stopped before.
+    """
+
+    tokens: NDArray[np.int64]
+    log_prob: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    ended: NDArray[np.bool_]
+    whole: NDArray[np.bool_]
+
+    def response(self, row: int) -> tuple[int, ...]:
+        """Token ids of one response."""
+        return tuple(self.tokens[row, : self.lengths[row]].tolist())
+
+
+class Backend(Protocol):
+    """Generates with the weights of this moment."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        most: int,
+        *,
+        deterministic: bool = False,
+        is_over: Callable[[], bool] = lambda: False,
+        on_token: Callable[[], None] = lambda: None,
+    ) -> Generated:
+        """At most `most` tokens for each prompt, none of which is empty.
+
+        deterministic: the most likely token each time, not drawn. is_over: asked for each token; when it is,
+        what there is so far is returned. on_token: called for each.
+        """
+
+    def seed(self, seed: int) -> None:
+        """Draw from here on as every backend of this kind does after this seed."""
+
+
+# ---- Tokens drawn from log-probabilities by one number each.
+
+
+def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return a token for each row, int64 [N].
+
+    log_probs: [N, V], of which a row need not add up to 1. uniform: float64 [N], in [0, 1).
+    """
+    sums = log_probs.exp().cumsum(-1, dtype=torch.float64)
+    total = sums[:, -1]
+    # Below the total, which rounding could reach: a token without a share is never drawn.
+    point = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(sums, point[:, None], right=True)[:, 0]
+
+
+def only_likely(log_probs: Tensor, share: float) -> Tensor:
+    """Without the least likely tokens that are not needed for this share, [V] → [V] (nucleus sampling)."""
+    ordered, order = log_probs.sort(descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    before[0] = -1.0  # the likeliest stays, however the sum is rounded
+    return log_probs.index_fill(0, order[before >= share], -torch.inf)
+
+
+# ---- Keys and values of a layer for rows that come and go.
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values, [B, H, L, D] each, in memory that doubles when it is full.
+
+    Transformers copies all of it for each token.
+    """
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Begin without places; key_states, value_states: [B, H, L, D], as of `DynamicLayer`."""
+        super().lazy_initialization(key_states, value_states)
+        self._rooms = [states[:, :, :0] for states in (key_states, value_states)]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Append the states of new places and return those of all, [B, H, L, D] each."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        held = self.get_seq_length()
+        end = held + key_states.shape[2]
+        if end > self._rooms[0].shape[2]:
+            self._rooms = [_doubled(room, held, end) for room in self._rooms]
+        for room, states in zip(self._rooms, (key_states, value_states), strict=True):
+            room[:, :, held:end] = states
+        self.keys, self.values = (room[:, :, :end] for room in self._rooms)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows at int64 indices [b], in this order."""
+        held = self.get_seq_length()
+        self._rooms = [room[indices] for room in self._rooms]
+        self.keys, self.values = (room[:, :, :held] for room in self._rooms)
+
+    def forget(self, count: int) -> None:
+        """Drop the first `count` places of every row."""
+        self._hold(self.keys[:, :, count:], self.values[:, :, count:])
+
+    def join(self, other: "GrowingLayer") -> None:
+        """Take the rows of another; the shorter ones get places before them."""
+        longest = max(self.get_seq_length(), other.get_seq_length())
+        keys, values = (
+            torch.cat([_with_places_before(one, longest) for one in both])
+            for both in ((self.keys, other.keys), (self.values, other.values))
+        )
+        self._hold(keys, values)
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        self._rooms = [keys, values]
+        self.keys, self.values = keys, values
+
+
+def _doubled(room: Tensor, held: int, needed: int) -> Tensor:
+    """Room for twice of what is needed, [B, H, 2 · needed, D], with what is held."""
+    larger = room.new_empty((*room.shape[:2], 2 * needed, room.shape[3]))
+    larger[:, :, :held] = room[:, :, :held]
+    return larger
+
+
+def _with_places_before(states: Tensor, length: int) -> Tensor:
+    return functional.pad(states, (0, 0, length - states.shape[2], 0))
 
 
 class CachedGeneration:

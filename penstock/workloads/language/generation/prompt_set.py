@@ -4,7 +4,9 @@ Which side a prompt is on depends on the seed and its text alone, as for feedbac
 with one that leaves no room for a response, is named and counted.
 """
 
+import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +14,18 @@ from typing import Any
 import numpy as np
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.feedback.examples import BadRows
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.limits import MAX_ATTRIBUTES_BYTES
+from penstock.protocol.messages import Episode
+from penstock.protocol.schema import FragmentSchema
+from penstock.workloads.language.conversation.live_conversation import Column, ColumnFragments, SampledTurn
+from penstock.workloads.language.feedback.examples import BadRows, place_of
 from penstock.workloads.language.feedback.feedback_places import rows_of
-from penstock.workloads.language.feedback.split import place_of
+from penstock.workloads.language.generation.cached_generation import Generated
 from penstock.workloads.language.prompt import Prompt, identity, parse_prompt
+from penstock.workloads.language.reward.reward_source import ScoredBy
 from penstock.workloads.language.tokenizer import Encoder
+from penstock.workloads.plugin.fragments import HeaderFields, LearnerReward
 
 log = logging.getLogger(__name__)
 
@@ -93,3 +102,69 @@ def in_random_order(prompts: Sequence[Asked], seed: int) -> Iterator[Asked]:
     while True:
         for index in random.permutation(len(prompts)):
             yield prompts[index]
+
+
+# ---- A batch of responses as one fragment: a response is an episode, a column its tokens.
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Responses with their rewards: one prompt, response and reward (or None) per column."""
+
+    asked: Sequence[Asked]
+    generated: Generated
+    rewards: Sequence[float | None]
+    by: ScoredBy | None
+
+
+class TokenFragments:
+    """Makes fragments of one run: responses are columns of one turn (see `ColumnFragments`)."""
+
+    def __init__(
+        self, schema: FragmentSchema, slots: int, pad_id: int, reward: LearnerReward | None = None
+    ) -> None:
+        """Raises ConfigurationError for a schema with tensors that responses do not have."""
+        self._columns = ColumnFragments(schema, slots, pad_id, reward)
+
+    def restart(self, slots: int) -> None:
+        """For another session."""
+        self._columns.restart(slots)
+
+    def cut(self, scored: Scored, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
+        """Return the fragment and the episodes that ended in it, with the rewards as they were given."""
+        columns = [_column(scored, row, fields) for row in range(len(scored.asked))]
+        return self._columns.cut(columns, fields, _attributes(scored))
+
+
+def _column(scored: Scored, row: int, fields: HeaderFields) -> Column:
+    """A response behind its prompt; without a reward nothing of it counts as sampled."""
+    generated, prompt, reward = scored.generated, scored.asked[row].ids, scored.rewards[row]
+    ids = (*prompt, *generated.response(row))
+    if reward is None or len(ids) == len(prompt):
+        return Column(ids=ids)
+    turn = SampledTurn(
+        start=len(prompt),
+        log_prob=tuple(generated.log_prob[row, : generated.lengths[row]].tolist()),
+        version=fields.weights.version,
+        update=fields.weights.update,
+        reward=reward,
+    )
+    return Column(ids=ids, turns=(turn,), terminated=bool(generated.ended[row]))
+
+
+def _attributes(scored: Scored) -> bytes:
+    """Of which prompts, how the responses ended, whose rewards: JSON; the prompts only where they fit."""
+    generated = scored.generated
+    ways = Counter(
+        "stopped" if not whole else "eos" if ended else "length"
+        for whole, ended in zip(generated.whole.tolist(), generated.ended.tolist(), strict=True)
+    )
+    said: dict[str, Any] = {
+        "finish": dict(ways),
+        "unrewarded": sum(one is None for one in scored.rewards),
+    }
+    if scored.by is not None:
+        said["reward"] = {"name": scored.by.name[-200:], "sha256": scored.by.sha256}
+    full = {**said, "prompts": [one.index for one in scored.asked]}
+    encoded = json.dumps(full, separators=(",", ":")).encode()
+    return encoded if len(encoded) <= MAX_ATTRIBUTES_BYTES else json.dumps(said).encode()

@@ -5,8 +5,12 @@ each counted at one of WIDTH places; the counts have length 1. The weights have 
 quadratic penalty, found by steps of fixed size: two trainings on the same rows are equal.
 """
 
+import hashlib
 import itertools
 import json
+import logging
+import math
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.language.guard.guard_rules import fold
+from penstock.workloads.language.guard.guard_rules import (
+    BUILT_IN,
+    PASSED,
+    Direction,
+    GuardRow,
+    Rule,
+    Verdict,
+    fold,
+    matched,
+    read_rules,
+)
 
 Array = NDArray[np.float64]
 
@@ -105,3 +119,167 @@ def _parts(text: str) -> Iterator[str]:
     yield from (f"p {first} {second}" for first, second in itertools.pairwise(words))
     for size in (3, 4, 5):
         yield from (f"l {text[at : at + size]}" for at in range(len(text) - size + 1))
+
+
+# ---- The files of a guard that a run names: read before it is trained, and again by its server.
+
+
+def read_guard_files(rules: str, classifier: str) -> tuple[tuple[Rule, ...], TextClassifier | None]:
+    """Return the rules and the classifier of a run's files; "" names none.
+
+    Raises ConfigurationError for a file that cannot be used.
+    """
+    return (
+        read_rules(Path(rules), "environment.kwargs.guard_rules") if rules else (),
+        load_classifier(Path(classifier), "environment.kwargs.guard_classifier") if classifier else None,
+    )
+
+
+# ---- Trains the classifier of a guard, and measures it on texts that it was not trained on.
+
+FOLDS: Final = 5
+_Z: Final = 1.959964
+"""Of an interval that holds the true share in 95 of 100 cases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So many of so many, with the interval of 95 % (Wilson 1927)."""
+
+    count: int
+    of: int
+
+    def interval(self) -> tuple[float, float]:
+        """Return the least and the greatest that the true share may be; 0 and 1 of none."""
+        if not self.of:
+            return 0.0, 1.0
+        share, spread = self.count / self.of, _Z**2 / self.of
+        middle = (share + spread / 2) / (1 + spread)
+        half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
+        return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A classifier of all rows, and what classifiers of the other folds say of each fold.
+
+    recall: of the texts that should be blocked, how many were. false_alarms: of the others, how many were.
+    """
+
+    classifier: TextClassifier
+    recall: Share
+    false_alarms: Share
+
+
+def train_guard(rows: Sequence[GuardRow], *, threshold: float = 0.5) -> Trained:
+    """Return the classifier with its measures; raises ValueError where one side has fewer than FOLDS texts.
+
+    A text's fold is decided by the text alone; equal texts are in one fold.
+    """
+    for blocked in (False, True):
+        count = len({row.text for row in rows if row.blocked == blocked})
+        if count < FOLDS:
+            kind = "blocked" if blocked else "passed"
+            raise ValueError(f"{count} texts that should be {kind}: give at least {FOLDS}")
+    found = {True: 0, False: 0}
+    for part in range(FOLDS):
+        held = [row for row in rows if _fold(row.text) == part]
+        rest = [row for row in rows if _fold(row.text) != part]
+        other = _train(rest, threshold)
+        for row in held:
+            found[row.blocked] += other.chance(row.text) >= threshold
+    sides = {side: sum(row.blocked == side for row in rows) for side in (True, False)}
+    return Trained(
+        _train(rows, threshold), Share(found[True], sides[True]), Share(found[False], sides[False])
+    )
+
+
+def _train(rows: Sequence[GuardRow], threshold: float) -> TextClassifier:
+    return train_classifier([row.text for row in rows], [row.blocked for row in rows], threshold=threshold)
+
+
+def _fold(text: str) -> int:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0] % FOLDS
+
+
+# ---- Rules and a classifier as one guard.
+
+log = logging.getLogger(__name__)
+
+MAX_CHARS: Final = 32_768
+"""Longest text that is checked; a longer one is blocked, since checking it would take long."""
+
+
+class Guard:
+    """Checks texts. Any number of threads may use it.
+
+    classifier: for what people say; None: rules alone.
+    """
+
+    def __init__(self, rules: Sequence[Rule] = BUILT_IN, classifier: TextClassifier | None = None) -> None:
+        self._rules, self._classifier = tuple(rules), classifier
+
+    def check(self, text: str, direction: Direction) -> Verdict:
+        """Return whether a text may pass; it raises nothing: an error of a check blocks."""
+        try:
+            return self._checked(text, direction)
+        except Exception as error:  # noqa: BLE001 - a guard that fails open is none
+            # Neither text nor traceback, which may quote it: it is somebody's.
+            log.error("a guard could not check a text", extra={"error": type(error).__name__})  # noqa: TRY400
+            return Verdict("error")
+
+    def _checked(self, text: str, direction: Direction) -> Verdict:
+        if len(text) > MAX_CHARS:
+            return Verdict("rule:too_long")
+        if name := matched(fold(text), direction, self._rules):
+            return Verdict(f"rule:{name}")
+        judge = self._classifier
+        if judge is not None and direction is Direction.INPUT and judge.chance(text) >= judge.threshold:
+            return Verdict("classifier")
+        return PASSED
+
+
+# ---- An answer that streams through a guard: nothing leaves before its sentence was checked.
+
+MAX_HELD: Final = 2_000
+"""Characters after which what is held counts as a sentence."""
+_END: Final = re.compile(r"[.!?…。！？]+[\"')\]]*\s|\n")  # noqa: RUF001 - ends of sentences in other scripts
+
+
+class HeldText:
+    """One answer. Feed it pieces as they come, and finish it once there are no more."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._left = ""
+        self._held = ""
+        self.verdict: Verdict = PASSED
+        """Of all that was checked so far."""
+
+    @property
+    def left(self) -> str:
+        """Return all that has left."""
+        return self._left
+
+    def feed(self, piece: str) -> str:
+        """Take a piece; return what may leave now, often nothing, and nothing ever once it is blocked."""
+        if self.verdict.is_blocked:
+            return ""
+        self._held += piece
+        ends = [found.end() for found in _END.finditer(self._held)]
+        if ends:
+            return self._release(ends[-1])
+        return self._release(len(self._held)) if len(self._held) >= MAX_HELD else ""
+
+    def finish(self) -> str:
+        """Return the rest, where it may leave."""
+        return "" if self.verdict.is_blocked else self._release(len(self._held))
+
+    def _release(self, count: int) -> str:
+        sentence, rest = self._held[:count], self._held[count:]
+        self.verdict = self._guard.check(self._left + sentence, Direction.OUTPUT)
+        if self.verdict.is_blocked:
+            self._held = ""
+            return ""
+        self._left, self._held = self._left + sentence, rest
+        return sentence

@@ -5,8 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from penstock.config.sections.policy_section import PolicySection
-from penstock.config.sections.section import Positive, PositiveReal, Section
+from penstock.config.sections import PolicySection, Positive, PositiveReal, Section
 from penstock.config.settings import ConfigurationError
 
 

@@ -7,15 +7,20 @@
 A conversation that cannot be used is counted and named.
 """
 
+import importlib.resources
+import importlib.util
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.language.feedback.examples import BadRows
-from penstock.workloads.language.prompt import Message, parse_prompt
+from penstock.workloads.language.prompt import Message, Prompt, parse_prompt
 
 MAX_FILE_BYTES: Final = 2**30
 _ROLES: Final = {
@@ -127,3 +132,100 @@ def _shared(value: Any) -> Message:
     if role not in _ROLES or not isinstance(content, str):
         raise ValueError(f"has a message with from={role!r}: use {', '.join(_ROLES)}, with a text as value")
     return Message(_ROLES[role], content)
+
+
+# ---- Conversations of a package: small talk, trivia, questions about computers.
+
+PACKAGE: Final = "chatterbot_corpus"
+_LEFT_OUT: Final = frozenset({"coding", "tech_support"})
+_MARKS: Final = ".?!,;:"
+
+
+def packaged_conversations() -> list[Conversation]:
+    """Return the conversations of the package, each once; raises ConfigurationError where there is none."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise ConfigurationError(
+            f"the conversations of {PACKAGE} are not installed: pip install 'penstock-rl[data]', or name "
+            "files"
+        )
+    import yaml  # noqa: PLC0415 - of the extra that has the package
+
+    folder = importlib.resources.files(PACKAGE) / "data" / "english"
+    found: dict[tuple[str, ...], Conversation] = {}
+    for file in sorted(folder.iterdir(), key=lambda one: one.name):
+        topic = file.name.removesuffix(".yml")
+        if topic in _LEFT_OUT or topic == file.name:
+            continue
+        for number, lines in enumerate(yaml.safe_load(file.read_text("utf-8"))["conversations"], 1):
+            said = tuple(_said(lines))
+            if len(said) > 1:
+                found.setdefault(said, Conversation(_packaged_messages(said), f"{file.name} item {number}"))
+    return list(found.values())
+
+
+def as_typed(one: Conversation) -> Conversation:
+    """Return a conversation with what people say as many type it: in small letters, without marks."""
+    return replace(
+        one,
+        messages=tuple(
+            replace(message, content=_typed(message.content)) if message.role == "user" else message
+            for message in one.messages
+        ),
+    )
+
+
+def _typed(text: str) -> str:
+    return "".join(letter for letter in text if letter not in _MARKS).lower() or text
+
+
+def _said(lines: Any) -> Iterator[str]:
+    """Yield the texts of a dialogue, an even number of them: what has no answer is left out."""
+    texts = [text for line in lines if (text := " ".join(str(line).split()))]
+    yield from texts[: len(texts) // 2 * 2]
+
+
+def _packaged_messages(said: tuple[str, ...]) -> tuple[Message, ...]:
+    roles = ("user", "assistant")
+    return tuple(Message(roles[place % 2], text) for place, text in enumerate(said))
+
+
+# ---- How near an answer is to those of the packaged conversations: a measure, where people have said
+# nothing.
+
+
+def closeness(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float]:
+    """Return the measure of each response, as a source of rewards; 0 where the question is not known.
+
+    Raises ConfigurationError where the package is not installed.
+    """
+    return [
+        _nearest(_question(prompt), response) for prompt, response in zip(prompts, responses, strict=True)
+    ]
+
+
+def _question(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else prompt[-1].content
+
+
+def _nearest(question: str, response: str) -> float:
+    said = _words(response)
+    return max((_common(said, _words(one)) for one in _known().get(question, ())), default=0.0)
+
+
+def _common(first: Counter[str], second: Counter[str]) -> float:
+    total = first.total() + second.total()
+    return 2 * (first & second).total() / total if total else 0.0
+
+
+def _words(text: str) -> Counter[str]:
+    return Counter(re.findall(r"\w+", text.lower()))
+
+
+@cache
+def _known() -> dict[str, tuple[str, ...]]:
+    """Return the answers by question."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in packaged_conversations():
+        for asked, answer in zip(one.messages[::2], one.messages[1::2], strict=True):
+            found[asked.content] = (*found.get(asked.content, ()), answer.content)
+    return found

@@ -41,7 +41,7 @@ def open_source(
     leave this machine in plain words.
     """
     if text.startswith(("http://", "https://")):
-        from penstock.workloads.language.reward.http_rewards import HttpRewards  # noqa: PLC0415 - only who needs it
+        from penstock.workloads.language.reward.reward_client import HttpRewards  # noqa: PLC0415 - only who needs it
 
         if headers and text.startswith("http://") and not credentials.insecure:
             _check_plain(text)
@@ -69,11 +69,11 @@ def load_model(folder: Path, *, base: str | None, device: str) -> "RewardModel |
     ConfigurationError for a folder that holds none.
     """
     # All load torch.
-    from penstock.workloads.language.device import device_of  # noqa: PLC0415
     from penstock.workloads.language.heads.heads_model import (  # noqa: PLC0415
         CARD,
         HeadsModel,
     )
+    from penstock.workloads.language.loading import device_of  # noqa: PLC0415
     from penstock.workloads.language.reward.reward_model import RewardModel  # noqa: PLC0415
 
     kind = HeadsModel if (folder / CARD).exists() else RewardModel
@@ -90,7 +90,7 @@ def _check_plain(url: str) -> None:
 
 
 def _function(path: str, *, is_local: bool) -> RewardSource:
-    from penstock.workloads.language.reward.callable_rewards import CallableRewards  # noqa: PLC0415 - only who needs it
+    from penstock.workloads.language.reward.reward_source import CallableRewards  # noqa: PLC0415 - only who needs it
 
     if not is_local:
         raise ConfigurationError(

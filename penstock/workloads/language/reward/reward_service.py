@@ -9,9 +9,13 @@ time to try again.
 
 import asyncio
 import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 import torch
@@ -19,31 +23,153 @@ import torch
 from penstock.config.settings import Settings
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.refusal import Reason, Refusal, Refused
-from penstock.rpc.access import ACTOR, CLIENT, Calls
+from penstock.rpc.auth import ACTOR, CLIENT, Calls
 from penstock.rpc.boundary import Boundary, CallRule
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import ComputePool, run_loop
-from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import Health, serve_http
-from penstock.runtime.lifecycle import Lifecycle
-from penstock.runtime.loop_lag import EVENT_LOOP, watch_loop
+from penstock.runtime.lifecycle import EXIT_OK, Lifecycle
+from penstock.runtime.metrics import EVENT_LOOP, LATENCY_S, declare, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import reward_pb2 as pb
 from penstock.workloads.language.heads.heads_model import HeadsModel
 from penstock.workloads.language.reward.opening import load_model
-from penstock.workloads.language.reward.reward_batcher import Batcher
-from penstock.workloads.language.reward.reward_messages import (
+from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.reward.reward_source import (
     MAX_REWARD_SAMPLES,
+    BadReward,
     model_to_proto,
     read_score_request,
     reply_to_proto,
     sample_from_proto,
 )
-from penstock.workloads.language.reward.reward_metrics import ROLE
-from penstock.workloads.language.reward.reward_model import RewardModel
-from penstock.workloads.language.reward.reward_source import BadReward
+
+# ---- Metrics of the reward service.
+
+ROLE: Final = "reward"
+"""Role of the process, under which its metrics are served."""
+
+_families = declare(ROLE)
+REWARDS = _families.counter("rewards", "Responses that were scored")
+REWARD_VALUE = _families.summary("reward_value", "Scores, as the reward model gives them")
+REWARD_BATCH_ROWS = _families.histogram(
+    "reward_batch_rows", "Responses that were scored together", (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
+)
+REWARD_PASS_SECONDS = _families.histogram(
+    "reward_pass_seconds", "How long it took to score such a batch", LATENCY_S
+)
+
+
+# ---- Rows of calls that come at the same time are scored together.
 
 log = logging.getLogger(__name__)
+
+MAX_WAITING_ROWS: Final = 8192
+"""Rows that may wait; a caller with more is told to come again."""
+RETRY_MS: Final = 200
+
+T = TypeVar("T")
+Rows = Sequence[Sequence[int]]
+Scores = tuple[float | None, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    rows: Rows
+    future: "asyncio.Future[Scores]"
+
+
+class Batcher:
+    """See the module. score: rows of token ids to their scores, called by one thread at a time.
+
+    on_begin, on_end: told of each pass.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[Rows], Scores],
+        *,
+        max_rows: int,
+        on_begin: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._score, self._max_rows = score, max_rows
+        self._on_begin, self._on_end = on_begin, on_end
+        self._loop = asyncio.get_running_loop()
+        self._thread = ComputePool(1, "scoring")
+        self._waiting: deque[_Waiting] = deque()
+        self._rows = 0
+        self._is_busy = False
+
+    async def ask(self, rows: Rows) -> Scores:
+        """Scores of the rows in their order; raises Refused (OVERLOADED), and what scoring raises."""
+        if self._rows and self._rows + len(rows) > MAX_WAITING_ROWS:
+            text = f"{self._rows} samples wait; send it again"
+            raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=RETRY_MS))
+        waiting = _Waiting(rows, self._loop.create_future())
+        self._waiting.append(waiting)
+        self._rows += len(rows)
+        if not self._is_busy:
+            self._is_busy = True
+            self._loop.call_soon(self._pass)
+        return await waiting.future
+
+    async def alone(self, work: Callable[[], T]) -> T:
+        """Return what work of another kind gives, done between two passes."""
+        return await self._loop.run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Wait for the pass under way."""
+        self._thread.shutdown()
+
+    def _pass(self) -> None:
+        batch = self._take()
+        if not batch:
+            self._is_busy = False
+            return
+        self._on_begin()
+        running = self._loop.run_in_executor(
+            self._thread, self._timed, [row for one in batch for row in one.rows]
+        )
+        running.add_done_callback(lambda done: self._passed(batch, done))
+
+    def _take(self) -> list[_Waiting]:
+        """The next calls whose caller still waits, as many as one pass takes; a larger one alone."""
+        batch: list[_Waiting] = []
+        rows = 0
+        while self._waiting and (not batch or rows + len(self._waiting[0].rows) <= self._max_rows):
+            one = self._waiting.popleft()
+            self._rows -= len(one.rows)
+            if not one.future.done():
+                batch.append(one)
+                rows += len(one.rows)
+        return batch
+
+    def _timed(self, rows: Rows) -> Scores:
+        began = time.perf_counter()
+        scores = self._score(rows)
+        REWARD_PASS_SECONDS.observe(time.perf_counter() - began)
+        REWARD_BATCH_ROWS.observe(len(rows))
+        REWARDS.inc(len(rows))
+        for score in scores:
+            if score is not None:
+                REWARD_VALUE.observe(score)
+        return scores
+
+    def _passed(self, batch: Sequence[_Waiting], done: "asyncio.Future[Scores]") -> None:
+        """Hand out the scores; the error of a pass goes to each of its callers."""
+        self._on_end()
+        error = done.exception()
+        at = 0
+        for one in batch:
+            if not one.future.done():
+                if error is None:
+                    one.future.set_result(done.result()[at : at + len(one.rows)])
+                else:
+                    one.future.set_exception(error)
+            at += len(one.rows)
+        self._pass()
+
 
 NAME: Final = "penstock.v1.RewardService"
 CALLS: Final[Calls] = {

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from penstock.config.sections.section import Count, NonNegative, Positive, PositiveReal, Section
+from penstock.config.sections import Count, NonNegative, Positive, PositiveReal, Section
 from penstock.config.settings import ConfigurationError, merge, parse_assignment
 
 

@@ -11,8 +11,7 @@ from penstock.config.settings import ServingSection
 from penstock.policy.weights import sha256
 from penstock.protocol.specification import Probe
 from penstock.registry.routing import Arms
-from penstock.workloads.language.engine.engine_choice import TextEngine
-from penstock.workloads.language.engine.engine_tolerance import EngineTolerance
+from penstock.workloads.language.engine.engine_choice import EngineTolerance, TextEngine
 from penstock.workloads.plugin.serving import Choice, Loaded, LoadedVersions, Weights
 
 

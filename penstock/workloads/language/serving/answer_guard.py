@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from penstock.protocol.refusal import invalid
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
-from penstock.workloads.language.guard.guard import Guard
-from penstock.workloads.language.guard.guard_files import read_guard_files
-from penstock.workloads.language.guard.guard_rules import BUILT_IN
-from penstock.workloads.language.guard.held_text import HeldText
-from penstock.workloads.language.guard.verdict import Direction, Verdict
+from penstock.workloads.language.guard.guard_rules import BUILT_IN, Direction, Verdict
+from penstock.workloads.language.guard.text_classifier import Guard, HeldText, read_guard_files
 from penstock.workloads.language.prompt import Message
 
 

@@ -19,14 +19,12 @@ from penstock.rpc.identity import CALLER, Identity
 from penstock.runtime import metrics
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder, ForeignWord
 from penstock.workloads.language.conversation.live_conversation import LiveConversation, Sampled
-from penstock.workloads.language.serving import turn_rewards
+from penstock.workloads.language.serving import column_experience
 from penstock.workloads.language.serving.adapter_versions import AdapterVersions
-from penstock.workloads.language.serving.asks import Ask, TextReply, check_client_key
-from penstock.workloads.language.serving.column_experience import ColumnExperience
-from penstock.workloads.language.serving.held_memory import SAMPLED_BYTES, of_ask
+from penstock.workloads.language.serving.asks import SAMPLED_BYTES, Ask, TextReply, check_client_key, of_ask
+from penstock.workloads.language.serving.column_experience import MAX_TURNS, ColumnExperience, Rewards
 from penstock.workloads.language.serving.talk import Sibling, Talk
 from penstock.workloads.language.serving.text_answerer import Drawn, Prompt, Show, TextAnswerer
-from penstock.workloads.language.serving.turn_rewards import MAX_TURNS, Rewards
 from penstock.workloads.plugin.serving import (
     CallerShares,
     CanaryMonitor,
@@ -320,11 +318,13 @@ class Conversations:
         episode = self.episodes.find_any(conversation_id)
         if episode is not None and request_id in episode.rewarded:
             return episode.rewarded[request_id]
-        turn_rewards.check(rewards)
+        column_experience.check(rewards)
         talk = self._talks.get(conversation_id)
         if talk is not None:
             return await self._reward(talk, request_id, rewards, asked=asked)
-        late = turn_rewards.of_turns(rewards, None if episode is None else episode.segment_builder.length)
+        late = column_experience.of_turns(
+            rewards, None if episode is None else episode.segment_builder.length
+        )
         async with self._keeping:
             # The same request may have come again while the first was being kept.
             if episode is None or request_id not in episode.rewarded:

@@ -11,22 +11,21 @@ import torch
 
 from penstock.config.settings import ConfigurationError, ServingSection, Settings
 from penstock.protocol.specification import RunSpecification
-from penstock.rpc.access import Calls
+from penstock.rpc.auth import Calls
 from penstock.runtime.compute_threads import ComputeThread
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
-from penstock.workloads.language.device import device_of
-from penstock.workloads.language.engine.engine_choice import OWN, TextEngine, open_engine
-from penstock.workloads.language.engine.engine_tolerance import EngineTolerance
+from penstock.workloads.language.engine.engine_choice import OWN, EngineTolerance, TextEngine, open_engine
+from penstock.workloads.language.loading import device_of
 from penstock.workloads.language.policy.language_policy import LanguagePolicy
 from penstock.workloads.language.quiet import quieten
 from penstock.workloads.language.serving.adapter_versions import AdapterVersions
 from penstock.workloads.language.serving.answer_guard import AnswerGuard
 from penstock.workloads.language.serving.column_experience import ColumnExperience
 from penstock.workloads.language.serving.conversations import Conversations, Limits
+from penstock.workloads.language.serving.talk import Thinker, ThinkingForm
 from penstock.workloads.language.serving.text_answerer import TextAnswerer
 from penstock.workloads.language.serving.text_service import CALLS, NAME, TextService
-from penstock.workloads.language.serving.thinking import Thinker, ThinkingForm
 from penstock.workloads.language.tokenizer import Tokenizer
 from penstock.workloads.plugin.acting import Run
 from penstock.workloads.plugin.fragments import learner_reward

@@ -11,12 +11,12 @@ import grpc
 from penstock.config.settings import ServingSection
 from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
 from penstock.registry.routing import Arm, labels
-from penstock.rpc.access import CLIENT, Calls
+from penstock.rpc.auth import CLIENT, Calls
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2
 from penstock.v1 import text_pb2 as pb
 from penstock.workloads.language.prompt import Message, ToolCall
-from penstock.workloads.language.serving import turn_rewards
+from penstock.workloads.language.serving import column_experience
 from penstock.workloads.language.serving.asks import (
     MAX_BIASED,
     MAX_STOPS,
@@ -158,7 +158,7 @@ class TextService:
         """See text.proto."""
         metrics.POLICY_CALLS.labels("reward").inc()
         try:
-            rewards = turn_rewards.read(request)
+            rewards = column_experience.read(request)
             late = await self._conversations.reward(
                 request.conversation_id, request.request_id, rewards, asked=request.asked
             )

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.runtime.command_options import Assignments, ConfigFile, EndpointFile
-from penstock.runtime.foreground import in_foreground
+from penstock.runtime.foreground import Assignments, ConfigFile, EndpointFile, in_foreground
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from penstock.workloads.prompts.prompt_text import MAX_CHARACTERS
+from penstock.workloads.prompts.features import MAX_CHARACTERS
 
 SIZE: Final = 1536
 """Numbers of an embedding."""

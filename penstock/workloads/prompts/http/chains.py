@@ -31,7 +31,7 @@ from penstock.client import (
     UnknownVersion,
 )
 from penstock.protocol.tensor import Array
-from penstock.workloads.prompts.http.given_answers import StateKey, state_key
+from penstock.workloads.prompts.http.run_learning import StateKey, state_key
 
 MOST_CHAINS: Final = 64
 """Chains of one caller that go on at the same time; the one that was longest silent ends for a new one."""

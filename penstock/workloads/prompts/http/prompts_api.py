@@ -4,32 +4,238 @@ It holds nothing that outlives it: what was stored is in the run. When it ends, 
 """
 
 import asyncio
+import base64
 import logging
 import math
+import secrets
 import struct
 import time
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from penstock.client import (
-    Action,
-    Arm,
-    AsyncControlClient,
-    AsyncPolicyClient,
-    PolicyError,
-)
+import numpy as np
+
+from penstock.client import Action, Arm, AsyncControlClient, AsyncPolicyClient, PolicyError
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.surface import ApiError, RunAddresses, Upstream, answered, not_yet
 from penstock.protocol.tensor import Array
-from penstock.workloads.prompts.checked_reward import Better, Check
+from penstock.registry.ratings import Rating
+from penstock.registry.registry import Registry
+from penstock.workloads.language.reward.reward_source import RewardError
+from penstock.workloads.prompts.categories import QualityReward, classify
+from penstock.workloads.prompts.checked_reward import Better, Check, CheckedReward, NeedsPerson
+from penstock.workloads.prompts.features import MUTATION_TYPES, PromptError, mutate, offered, read_prompt
+from penstock.workloads.prompts.http import api_bodies as bodies
 from penstock.workloads.prompts.http.api_bodies import StoreRequest
 from penstock.workloads.prompts.http.chains import Chains, Step
-from penstock.workloads.prompts.http.given_answers import GivenAnswer, GivenAnswers, state_key
-from penstock.workloads.prompts.http.prompt_work import PromptWork
-from penstock.workloads.prompts.http.rated_paths import ShownPaths, keep_check, keep_rating
-from penstock.workloads.prompts.http.run_learning import RunLearning
-from penstock.workloads.prompts.task_parts import parts_of
+from penstock.workloads.prompts.http.run_learning import GivenAnswer, GivenAnswers, RunLearning, state_key
+from penstock.workloads.prompts.optimise import EmbeddingError, HashingEmbedder, Rows
+from penstock.workloads.prompts.task_parts import TaskParts, parts_of
+
+# ---- Work on the text of a prompt: its numbers, what mutations make of it, and paths of several.
+
+T = TypeVar("T")
+
+MOST_WORK_WAITING: Final = 64
+"""Texts that may be worked on, or wait for it, at the same time."""
+_THREADS: Final = 8
+_LONG: Final = 2000
+"""Characters above which a text is worked on beside the event loop."""
+
+
+class PromptWork:
+    """Work with the parts of a task; used by one event loop.
+
+    It has threads of its own, so that a source that is slow holds up nothing else.
+    """
+
+    def __init__(self, parts: TaskParts) -> None:
+        self.parts = parts
+        self._waiting, self._threads = 0, ThreadPoolExecutor(_THREADS, "prompts")
+        self._is_quick = isinstance(parts.embedder, HashingEmbedder) and isinstance(
+            parts.reward, QualityReward | None
+        )
+
+    @property
+    def rewarded_by(self) -> bodies.RewardedBy:
+        """Return what gives the rewards."""
+        if self.parts.reward is None:
+            return "ratings"
+        return "quality" if isinstance(self.parts.reward, QualityReward) else "source"
+
+    @property
+    def checked(self) -> CheckedReward | None:
+        """Return the reward that people check; None where they check none."""
+        return self.parts.reward if isinstance(self.parts.reward, CheckedReward) else None
+
+    def close(self) -> None:
+        """Let go of the parts; work that goes on is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.parts.close()
+
+    async def do(self, text: str, work: Callable[[], T]) -> T:
+        """Return the result of work on a text; raises ApiError for what a source does not give."""
+        if self._is_quick and len(text) <= _LONG:
+            return work()
+        return await self.do_beside(work)
+
+    async def do_beside(self, work: Callable[[], T]) -> T:
+        """Return the result of work, done in a thread; raises ApiError for what a source does not give."""
+        if self._waiting >= MOST_WORK_WAITING:
+            raise ApiError(503, f"{self._waiting} texts are being worked on: try again", retry_s=1)
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except NeedsPerson as error:
+            raise ApiError(409, str(error)) from error
+        except (EmbeddingError, RewardError) as error:
+            raise ApiError(502, str(error), error="bad_gateway") from error
+        finally:
+            self._waiting -= 1
+
+    def row(self, prompt: str) -> Rows:
+        """Return the embedding of a prompt, float32 [1536]."""
+        found: Rows = self.parts.embedder.embed([prompt])[0]
+        return found
+
+    def embedded(self, prompt: str, encoding: str) -> bodies.EmbedAnswer:
+        """Return a prompt as numbers."""
+        return bodies.EmbedAnswer(
+            embedding=self._encoded(prompt, encoding),
+            category=classify(prompt),
+            offered=list(offered(prompt)),
+        )
+
+    def earned(self, start: str, before: str, after: str) -> float | None:
+        """Return what a step is worth; None where people say so later."""
+        return None if self.parts.reward is None else self.parts.reward.of(start, before, after)
+
+    def mutated(self, start: str, prompt: str, body: bodies.MutateRequest) -> bodies.MutateAnswer:
+        """Return what a mutation makes of a prompt."""
+        text = mutate(prompt, body.action)
+        return bodies.MutateAnswer(
+            prompt=text,
+            action=body.action,
+            mutation_type=MUTATION_TYPES[body.action],
+            reward=self.earned(start, prompt, text) if body.rewarded else None,
+            category=classify(start),
+            changed=text != prompt,
+            embedding=None if body.encoding == "none" else self._encoded(text, body.encoding),
+        )
+
+    def _encoded(self, prompt: str, encoding: str) -> list[float] | str:
+        row = self.row(prompt)
+        if encoding == "base64":
+            return base64.b64encode(row.astype("<f4").tobytes()).decode()
+        return numbers(row)
+
+
+def numbers(array: Any) -> list[float]:
+    """Return an array's numbers in a row."""
+    return [float(number) for number in np.asarray(array).reshape(-1)]
+
+
+def checked_prompt(text: str, field: str = "prompt") -> str:
+    """Return a prompt in its one form; raises ApiError 422 that names the field."""
+    try:
+        return read_prompt(text, field)
+    except PromptError as error:
+        raise ApiError(422, str(error), field=field) from error
+
+
+# ---- Paths that were shown to somebody, and what people say of them.
+
+KEPT: Final = 64
+"""Paths that are remembered, of all callers."""
+POLICY: Final = "default"
+_SOURCE: Final = "prompts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPath:
+    """A path. steps: those that can be learned from; none of a path that was not drawn."""
+
+    id: str
+    caller: str
+    start: str
+    prompt: str
+    version: int
+    steps: tuple[Step, ...] = ()
+
+
+class ShownPaths:
+    """The newest paths; used by one event loop."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._paths: OrderedDict[str, ShownPath] = OrderedDict()
+
+    def keep(
+        self, caller: str, start: str, prompt: str, version: int, steps: tuple[Step, ...] = ()
+    ) -> ShownPath:
+        """Remember a path, and forget the oldest beyond those that are kept."""
+        made = ShownPath(
+            id=secrets.token_hex(12),
+            caller=caller,
+            start=start,
+            prompt=prompt,
+            version=version,
+            steps=steps,
+        )
+        self._paths[made.id] = made
+        while len(self._paths) > self._kept:
+            self._paths.popitem(last=False)
+        return made
+
+    def find(self, caller: str, id_: str) -> ShownPath | None:
+        """Return a path that was shown to this caller; None where it is not remembered."""
+        found = self._paths.get(id_)
+        return found if found is not None and found.caller == caller else None
+
+    def restore(self, path: ShownPath) -> None:
+        """Remember a path again that was forgotten."""
+        self._paths[path.id] = path
+
+    def forget(self, id_: str) -> None:
+        """Let a path be rated no further."""
+        self._paths.pop(id_, None)
+
+
+def keep_rating(registry: str, path: ShownPath, score: float) -> None:
+    """Keep what somebody says of a path, from 0 to 1, once; raises RegistryError."""
+    rating = Rating(
+        prompt=path.start,
+        response=path.prompt,
+        score=score,
+        source=_SOURCE,
+        version=path.version or None,
+        rater=path.caller,
+        request_key=f"path-{path.id}",
+    )
+    _keep(registry, rating)
+
+
+def keep_check(registry: str, check: Check, better: Better, caller: str) -> None:
+    """Keep which of two texts somebody prefers, once; raises RegistryError."""
+    better_text, worse = (check.before, check.after) if better == "before" else (check.after, check.before)
+    rating = Rating(
+        prompt=check.start,
+        response=better_text,
+        rejected=worse,
+        source=_SOURCE,
+        rater=caller,
+        request_key=f"check-{check.id}",
+    )
+    _keep(registry, rating)
+
+
+def _keep(registry: str, rating: Rating) -> None:
+    with Registry.open(registry, migrate=True) as opened:
+        opened.add_ratings(POLICY, (rating,))
+
 
 MOST_WAITING: Final = 4096
 """Steps that may wait for an update."""

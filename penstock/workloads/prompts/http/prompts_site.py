@@ -6,14 +6,47 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
 from penstock import __version__
-from penstock.gateway.surface import ERROR_SCHEMA, Site, Upstream, add_error_handlers, error_answer
-from penstock.workloads.prompts.http.prompt_page import page_router
+from penstock.gateway.surface import (
+    ERROR_SCHEMA,
+    Site,
+    Upstream,
+    add_error_handlers,
+    console_file,
+    error_answer,
+    file_answer,
+)
 from penstock.workloads.prompts.http.prompt_routes import router
 from penstock.workloads.prompts.http.prompts_api import PromptsApi
+
+# ---- The page of one prompt: `/prompts`, a few files that call the API like any other program.
+
+page_router = APIRouter(include_in_schema=False)
+
+_FILES: Final = {file.name: file for file in (Path(__file__).parent / "static").iterdir()}
+_OF_CONSOLE: Final = frozenset({"console.css", "elements.js", "icon.svg"})
+
+
+class Page(Response):
+    """The page itself."""
+
+    media_type = "text/html"
+
+
+@page_router.get("/prompts", response_class=Page)
+async def page() -> Page:
+    """Return the page."""
+    return Page(_FILES["index.html"].read_bytes())
+
+
+@page_router.get("/prompts/{file}", response_class=Response)
+async def file_of_page(file: str) -> Response:
+    """Return a file of the page."""
+    return console_file(file) if file in _OF_CONSOLE else file_answer(_FILES, file)
+
 
 _ERRORS: Final[dict[int | str, str]] = {
     400: "The body cannot be read.",
@@ -31,7 +64,7 @@ _ERRORS: Final[dict[int | str, str]] = {
     503: "The run is not ready; `Retry-After` says when to try again.",
     504: "The run did not answer in time; what was asked for still goes on.",
 }
-_REPOSITORY: Final = Path(__file__).resolve().parents[3]
+_PACKAGE: Final = Path(__file__).resolve().parents[3]
 
 
 def make_app(upstream: Upstream, make_api: Callable[[Upstream], PromptsApi] = PromptsApi) -> FastAPI:
@@ -77,7 +110,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
 def site() -> Site:
     """Return what the workload answers with under an address of its own."""
     return Site(
-        recipe=_REPOSITORY / "penstock" / "recipes" / "prompts.toml",
+        recipe=_PACKAGE / "recipes" / "prompts.toml",
         settings=(),
         make_app=make_app,
         open_paths=("/health", "/openapi.json", "/prompts"),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.runtime.command_exit import finish
+from penstock.runtime.foreground import finish
 
 feedback_commands = typer.Typer(
     help="Feedback: out of a registry, a data set or a file.", no_args_is_help=True

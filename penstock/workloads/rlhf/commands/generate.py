@@ -10,9 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson, Assignments, Trust, assigned
-from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.foreground import AsJson, Assignments, Trust, assigned, finish
+from penstock.runtime.lifecycle import EXIT_OK
 from penstock.workloads.rlhf.commands.reward_scoring import needs_rlhf
 
 _WORKLOAD: Final = "rlhf"
@@ -73,7 +72,7 @@ def main(
 
     with needs_rlhf():
         from penstock.workloads.plugin.serving import read_final
-        from penstock.workloads.rlhf.final_answers import generate as answers_of
+        from penstock.workloads.rlhf.artefacts import generate as answers_of
     try:
         final = read_final(run)
     except ValueError as error:

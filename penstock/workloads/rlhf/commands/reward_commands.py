@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.runtime.command_exit import finish
-from penstock.runtime.command_options import AsJson, Assignments, ConfigFile, EndpointFile, Insecure
-from penstock.runtime.foreground import in_foreground
+from penstock.runtime.foreground import (
+    AsJson,
+    Assignments,
+    ConfigFile,
+    EndpointFile,
+    Insecure,
+    finish,
+    in_foreground,
+)
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.settings import ConfigurationError
-from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.lifecycle import EXIT_OK, Lifecycle
 from penstock.workloads.rlhf.commands.reward_scoring import needs_rlhf, parse_columns
 
 
@@ -33,8 +32,8 @@ class Request:
 def main(lifecycle: Lifecycle, request: Request, *, as_json: bool) -> int:
     """Train and print the summary; raises ConfigurationError for what cannot be used."""
     with needs_rlhf():
-        from penstock.workloads.language.feedback.reading import Source
-        from penstock.workloads.language.feedback.scale import parse_scale
+        from penstock.workloads.language.feedback.examples import parse_scale
+        from penstock.workloads.language.feedback.feedback_places import Source
         from penstock.workloads.language.quiet import quieten
         from penstock.workloads.language.reward.training import Order, train
         from penstock.workloads.language.reward.training_section import training_settings
@@ -65,7 +64,7 @@ def main(lifecycle: Lifecycle, request: Request, *, as_json: bool) -> int:
 
 
 def _lines(out: Path, results: dict[str, Any]) -> Sequence[str]:
-    from penstock.workloads.language.reward.measures import doubt
+    from penstock.workloads.language.reward.reward_model import doubt
 
     feedback = results["feedback"]
     found = results["validation"] or {}

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.config.settings import ConfigurationError
-from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.lifecycle import EXIT_OK, Lifecycle
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.rlhf.commands.reward_scoring import needs_rlhf
 from penstock.workloads.rlhf.commands.reward_training import Request
@@ -19,9 +18,9 @@ def main(
     """Train and print the summary; raises ConfigurationError for what cannot be used."""
     _check_options(request)
     with needs_rlhf():
-        from penstock.workloads.language.device import device_of
         from penstock.workloads.language.heads.head import parse_heads, parse_weights
         from penstock.workloads.language.heads.heads_model import HeadsOrder, train_heads
+        from penstock.workloads.language.loading import device_of
         from penstock.workloads.language.quiet import quieten
         from penstock.workloads.language.reward.training_section import training_settings
     quieten()

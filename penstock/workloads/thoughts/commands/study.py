@@ -28,30 +28,24 @@ import tomli_w
 import torch
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.preparation import Progress
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import over_defaults
-from penstock.config.settings import EnvironmentSection, parse_assignment
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.config.settings import EnvironmentSection, Progress, parse_assignment
+from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.training import TrainingConfig, TrainingFailed, lay_over, resume, start
 from penstock.workloads.language.quiet import quieten
 from penstock.workloads.thoughts.commands.thought_check import final_network, losses_of_start
-from penstock.workloads.thoughts.start.lessons import Lesson, Lessons
+from penstock.workloads.thoughts.environment import Layout, task_of, thoughts_section
+from penstock.workloads.thoughts.model import ThinkingModel
 from penstock.workloads.thoughts.start.thoughts_start import (
     START_MODEL,
     check_lengths,
     check_words,
     make_start,
 )
-from penstock.workloads.thoughts.start.transformer import load_transformer
-from penstock.workloads.thoughts.start.warm_start import Teacher
-from penstock.workloads.thoughts.tasks.example import Example, Task, draw_mixed, draw_tests
-from penstock.workloads.thoughts.thinking_model import ThinkingModel
-from penstock.workloads.thoughts.thought_environment import task_of
-from penstock.workloads.thoughts.thought_layout import Layout
-from penstock.workloads.thoughts.thought_section import thoughts_section
-from penstock.workloads.thoughts.validation.probes import probe
-from penstock.workloads.thoughts.validation.theatre import validate
+from penstock.workloads.thoughts.start.warm_start import Lesson, Lessons, Teacher, load_transformer
+from penstock.workloads.thoughts.tasks import Example, Task, draw_mixed, draw_tests
+from penstock.workloads.thoughts.validation import probe, validate
 
 NAMES: Final = {
     1: "direct answers",

@@ -14,19 +14,15 @@ from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import PolicySection
 from penstock.policy.weights import load_into
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
+from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK
 from penstock.workloads.language.quiet import quieten
 from penstock.workloads.plugin.serving import read_final
+from penstock.workloads.thoughts.environment import Layout, Thoughts, task_of, thoughts_section
+from penstock.workloads.thoughts.model import ThinkingModel, build
 from penstock.workloads.thoughts.start.thoughts_start import START_MODEL
-from penstock.workloads.thoughts.start.transformer import load_transformer
-from penstock.workloads.thoughts.tasks.example import Example, draw_tests
-from penstock.workloads.thoughts.thinking_model import ThinkingModel
-from penstock.workloads.thoughts.thinking_policy import build
-from penstock.workloads.thoughts.thought_environment import task_of
-from penstock.workloads.thoughts.thought_layout import Layout
-from penstock.workloads.thoughts.thought_section import Thoughts, thoughts_section
-from penstock.workloads.thoughts.validation.probes import probe
-from penstock.workloads.thoughts.validation.theatre import Validation, validate
+from penstock.workloads.thoughts.start.warm_start import load_transformer
+from penstock.workloads.thoughts.tasks import Example, draw_tests
+from penstock.workloads.thoughts.validation import Validation, probe, validate
 
 _SEED = 4_000_000
 

@@ -11,12 +11,15 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from penstock.config.preparation import Progress
-from penstock.config.settings import ConfigurationError, EnvironmentSection, Settings
-from penstock.workloads.language.guard.guard_files import read_guard_files
+from penstock.config.settings import ConfigurationError, EnvironmentSection, Progress, Settings
+from penstock.workloads.language.guard.text_classifier import read_guard_files
 from penstock.workloads.language.quiet import quieten
-from penstock.workloads.thoughts.thought_environment import longest_legal_thought, longest_row, task_of
-from penstock.workloads.thoughts.thought_section import thoughts_section
+from penstock.workloads.thoughts.environment import (
+    longest_legal_thought,
+    longest_row,
+    task_of,
+    thoughts_section,
+)
 
 START_MODEL: Final = "start_model"
 CARD: Final = "warm_start.json"
@@ -26,7 +29,7 @@ _GUARD_FILES: Final = ("guard_rules", "guard_classifier")
 def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
     """Return the settings with the model named that was made; raises ConfigurationError, Interrupted."""
     quieten()
-    from penstock.workloads.thoughts.thinking_policy import mixing_width  # noqa: PLC0415 - loads torch
+    from penstock.workloads.thoughts.model import mixing_width  # noqa: PLC0415 - loads torch
 
     section = thoughts_section(settings.environment)
     if settings.learner.device == "cuda":
@@ -91,11 +94,11 @@ def make_start(
     """
     import torch  # noqa: PLC0415 - as what follows
 
-    from penstock.workloads.thoughts.start.transformer import (  # noqa: PLC0415 - load torch
+    from penstock.workloads.thoughts.start.warm_start import (  # noqa: PLC0415 - load torch
         build_transformer,
         save_transformer,
+        warm_start,
     )
-    from penstock.workloads.thoughts.start.warm_start import warm_start  # noqa: PLC0415
 
     if folder.is_dir():
         return folder.absolute()

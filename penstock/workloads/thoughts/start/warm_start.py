@@ -14,21 +14,96 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from penstock.config.preparation import Progress
-from penstock.config.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError, Progress
 from penstock.runtime.retry import Interrupted
+from penstock.workloads.language import tiny_models
+from penstock.workloads.language.policy.adapter_network import make_network
+from penstock.workloads.language.policy.policy_section import LanguageSection
 from penstock.workloads.language.tokenizer import pad
-from penstock.workloads.thoughts.start.lessons import Lesson, Lessons
-from penstock.workloads.thoughts.tasks.example import Example, Task, draw, draw_mixed, draw_tests
-from penstock.workloads.thoughts.thinking_model import ThinkingModel, answer_places, outputs
-from penstock.workloads.thoughts.thought_layout import Layout
-from penstock.workloads.thoughts.thought_section import Thoughts
+from penstock.workloads.thoughts.environment import Ids, Layout, Thoughts
+from penstock.workloads.thoughts.model import ThinkingModel, answer_places, outputs
+from penstock.workloads.thoughts.tasks import Example, Task, draw, draw_mixed, draw_tests, follow
+
+# ---- Rows that a model is taught with: answers without a thought, and thoughts of several kinds.
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """ids: the row. start: index of the first token that is learned."""
+
+    ids: Ids
+    start: int
+
+
+class Lessons:
+    """Makes lessons of one task; draws what it corrupts."""
+
+    def __init__(self, task: Task, layout: Layout, random: np.random.Generator) -> None:
+        self._task, self._layout, self._random = task, layout, random
+
+    def direct(self, example: Example) -> Lesson:
+        """Return the answer without a thought."""
+        layout = self._layout
+        question = layout.question(example.question)
+        return Lesson(layout.direct(question, layout.ids(example.answer)), len(question) + 1)
+
+    def thought(self, example: Example, words: Sequence[str], answer: Sequence[str]) -> Lesson:
+        """Return a thought of these words, and the answer behind it."""
+        layout = self._layout
+        question = layout.question(example.question)
+        row = layout.thinking(question, layout.thought(words), layout.ids(answer))
+        return Lesson(row, len(question) + 1)
+
+    def chain(self, example: Example) -> Lesson:
+        """Return the legal thought."""
+        return self.thought(example, example.steps, example.answer)
+
+    def filler(self, example: Example, most: int) -> Lesson:
+        """Return a thought that says nothing, as long as the legal one, or of `most` words where none is."""
+        return self.thought(example, ["."] * (len(example.steps) or most), example.answer)
+
+    def random(self, example: Example, most: int) -> Lesson:
+        """Return a thought of up to `most` words that say nothing, and the true answer.
+
+        They are symbols drawn at random, or what the task makes of them.
+        """
+        make = getattr(self._task, "random_thought", None)
+        if make is not None:
+            return self.thought(example, make(self._random, most), example.answer)
+        drawn = self._random.choice(self._task.symbols, size=self._random.integers(most + 1))
+        return self.thought(example, drawn.tolist(), example.answer)
+
+    def empty(self, example: Example) -> Lesson:
+        """Return a thought without a word, and the true answer."""
+        return self.thought(example, (), example.answer)
+
+    def corrupted(self, example: Example, wrong: float, most: int) -> Lesson:
+        """Return a thought in which each step is wrong with this probability, and the true answer.
+
+        It goes on legally from a wrong step, up to `most` words: from there the way may have no end. That the
+        answer is true all the same keeps the model from being sure of what its own bad thoughts lead to:
+        mistakes that are sure would cost so much that the first thing to be learned were not to think.
+        """
+        words: list[str] = []
+        while len(words) < most:
+            left = follow(self._task, example.question, words)
+            if left is None or not left.steps:
+                break
+            step = left.steps[0]
+            if self._random.random() < wrong:
+                others = [one for one in self._task.symbols if one != step]
+                step = others[self._random.integers(len(others))] if others else step
+            words.append(step)
+        return self.thought(example, words, example.answer)
+
 
 _RIGHT_STEPS: Final = 0.98
 _RIGHT_ANSWERS: Final = 0.99
@@ -256,3 +331,48 @@ def measure_loss(network: Any, layout: Layout, lessons: Sequence[Lesson]) -> flo
     with torch.no_grad():
         logits = network(input_ids=ids, attention_mask=mask).logits[:, :-1]
     return float(functional.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=_NOT_LEARNED))
+
+
+# ---- A Llama of some 0.1 million parameters that reads one task.
+
+_SPREAD: Final = 0.2
+"""Of the first weights: with the usual 0.02 hops are learned in twice the updates, or not at all."""
+_HEAD_WIDTH: Final = 16
+_POSITIONS: Final = 128
+
+
+def build_transformer(layout: Layout, *, seed: int, hidden: int = 64, layers: int = 2) -> Any:
+    """Return a LlamaForCausalLM in float32 with random weights and an output layer of its own.
+
+    hidden: its width, a multiple of 8; heads are 16 wide, or as little wider as divides it.
+    """
+    torch.manual_seed(seed)
+    # RoPE turns pairs of numbers: a head has an even number of them.
+    widths = range(_HEAD_WIDTH, hidden, 2)
+    heads = hidden // next((width for width in widths if hidden % width == 0), hidden)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=layout.vocabulary,
+            hidden_size=hidden,
+            intermediate_size=(hidden * 8 // 3 + 3) // 4 * 4,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            max_position_embeddings=_POSITIONS,
+            tie_word_embeddings=False,
+            initializer_range=_SPREAD,
+            pad_token_id=layout.pad,
+            bos_token_id=layout.bos,
+            eos_token_id=layout.end,
+        )
+    )
+
+
+def load_transformer(folder: Path) -> Any:
+    """Return the model of a folder, in float32 and ready to answer; raises ConfigurationError."""
+    return make_network(LanguageSection(model=str(folder), lora=False), seed=0)
+
+
+def save_transformer(model: Any, layout: Layout, folder: Path) -> None:
+    """Write model and tokenizer in Hugging Face's format."""
+    tiny_models.save(model, tiny_models.build_tokenizer(layout.words), folder)

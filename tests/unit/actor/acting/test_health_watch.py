@@ -1,6 +1,6 @@
 """Health watches that published weights arrive and that the broker answers."""
 
-from penstock.actor.acting.health_watch import note_lag, watch, watch_broker
+from penstock.actor.acting.local_policy import note_lag, watch, watch_broker
 from penstock.protocol.limits import MAX_WATCH_WAIT_MS, WATCH_GRACE_S
 from penstock.runtime.health import Health
 

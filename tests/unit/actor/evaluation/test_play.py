@@ -9,7 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.evaluation.play import Played, play
+from penstock.actor.evaluation.evaluator import Played, play
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
 from penstock.protocol.spaces import Discrete

@@ -8,14 +8,14 @@ from typing import Final
 
 import pytest
 
-from penstock.actor.link.journal_file import JournalFile
+from penstock.actor.link.ack_journal import JournalFile
 from penstock.config.settings import ConfigurationError
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 
 _WRITER: Final = """
 import os, signal, sys
 from pathlib import Path
-from penstock.actor.link.journal_file import JournalFile
+from penstock.actor.link.ack_journal import JournalFile
 file = JournalFile(Path(sys.argv[1]))
 file.write([{"a": 1}])
 os.kill(os.getpid(), signal.SIGKILL)

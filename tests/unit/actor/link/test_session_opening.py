@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.actor.link.session_opening import count_strikes
+from penstock.actor.link.session import count_strikes
 from penstock.protocol.refusal import Reason, Refusal
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 
 INVALID = Refusal(reason=Reason.INVALID, detail="reward: holds NaN")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Ended, Stepped, Stepper
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.config.settings import ConfigurationError

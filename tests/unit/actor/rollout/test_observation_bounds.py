@@ -8,17 +8,15 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.rollout.fragment_builder import FragmentBuilder
-from penstock.actor.rollout.observation_bounds import ObservationBounds
-from penstock.learner.feed.fragment_check import check_meaning
+from penstock.actor.rollout.fragment_builder import FragmentBuilder, ObservationBounds
+from penstock.learner.feed.payloads import check_meaning
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Publication
-from penstock.protocol.ranges import Ranges
-from penstock.protocol.schema import fragment_schema
+from penstock.protocol.schema import Ranges, fragment_schema
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiDiscrete, Space
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 
 SLOTS, UNROLL, LENGTH = 2, 3, 4
 ABSORBING = Discrete(16)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.actor.rollout.seeds import action_seed, environment_seeds, place_of
+from penstock.actor.rollout.generator import action_seed, environment_seeds, place_of
 from penstock.policy.acting.drawing import ExplorationSlots
 
 

@@ -11,10 +11,10 @@ import pytest
 from penstock.actor.specification import run
 from penstock.actor.specification.policy_maker import policy_maker
 from penstock.config.settings import ActorSection, ConfigurationError, EnvironmentSection
-from penstock.policy.custom_network import CustomBody
+from penstock.policy.actor_critic import CustomBody
 from penstock.policy.policy import Policy
 from penstock.protocol.specification import RunSpecification
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 from penstock.workloads.control.environment import spaces
 from tests.support.run import small_run
 

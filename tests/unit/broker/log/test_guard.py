@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.log import guard
-from penstock.broker.log.guard import UnsuitableRedis
+from penstock.broker.log import connection
+from penstock.broker.log.connection import UnsuitableRedis
 from penstock.config.settings import BrokerSection
 from penstock.protocol.limits import MIB
 from penstock.protocol.messages import Durability
@@ -16,31 +16,31 @@ from penstock.protocol.messages import Durability
 )
 @pytest.mark.parametrize("private", [True, False])
 def test_a_fixed_release_passes_everywhere(version: str, *, private: bool) -> None:
-    assert guard.check_version(version, private=private) == ""
+    assert connection.check_version(version, private=private) == ""
 
 
 @pytest.mark.parametrize("version", ["6.2.14", "7.0.15", "7.2.4", "7.4.5", "8.0.3", "8.6.2"])
 def test_a_release_below_its_security_floor_is_refused_over_tcp(version: str) -> None:
     with pytest.raises(UnsuitableRedis, match=f"redis_version={version}.*unix socket"):
-        guard.check_version(version, private=False)
-    assert version in guard.check_version(version, private=True)
+        connection.check_version(version, private=False)
+    assert version in connection.check_version(version, private=True)
 
 
 @pytest.mark.parametrize("version", ["5.0.14", "6.0.20", "2.8"])
 def test_a_version_below_the_functional_floor_is_refused_everywhere(version: str) -> None:
     with pytest.raises(UnsuitableRedis, match=r"below 6\.2"):
-        guard.check_version(version, private=True)
+        connection.check_version(version, private=True)
 
 
 def test_something_that_is_no_version_is_refused() -> None:
     with pytest.raises(UnsuitableRedis, match="redis_version='unstable'"):
-        guard.check_version("unstable", private=True)
+        connection.check_version("unstable", private=True)
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "allkeys-random"])
 def test_a_server_that_may_evict_is_refused(policy: str) -> None:
     with pytest.raises(UnsuitableRedis, match=f"maxmemory_policy={policy}.*noeviction"):
-        guard.check_eviction({"maxmemory_policy": policy})
+        connection.check_eviction({"maxmemory_policy": policy})
 
 
 @pytest.mark.parametrize(
@@ -56,27 +56,27 @@ def test_a_server_that_may_evict_is_refused(policy: str) -> None:
 )
 def test_a_server_that_would_forget_at_a_restart_is_refused(commands: list[str], keys: list[str]) -> None:
     with pytest.raises(UnsuitableRedis, match="user default off resetpass"):
-        guard.check_replay_rights(commands, keys)
+        connection.check_replay_rights(commands, keys)
 
 
 @pytest.mark.parametrize("commands", [["+@all", ""], ["+@all", "-@dangerous"]])
 def test_a_default_user_with_every_right_to_write_is_enough(commands: list[str]) -> None:
-    guard.check_replay_rights(commands, ["~*"])
+    connection.check_replay_rights(commands, ["~*"])
 
 
 @pytest.mark.parametrize("info", [{"role": "slave"}, {"role": "master", "cluster_enabled": 1}])
 def test_replicas_and_clusters_are_refused(info: dict[str, Any]) -> None:
     with pytest.raises(UnsuitableRedis):
-        guard.check_role(info)
+        connection.check_role(info)
 
 
 def test_ceilings_that_do_not_fit_below_maxmemory_are_refused_with_the_figures() -> None:
     section = BrokerSection(max_log_bytes=100 * MIB, max_staged_bytes=20 * MIB)
     needed = (100 + 20 + 16 + 64) * MIB
-    assert guard.check_memory({"maxmemory": needed}, section) == needed
-    assert guard.check_memory({"maxmemory": 0}, section) == 0
+    assert connection.check_memory({"maxmemory": needed}, section) == needed
+    assert connection.check_memory({"maxmemory": 0}, section) == 0
     with pytest.raises(UnsuitableRedis, match=f"maxmemory={needed - 1}: {needed} bytes are needed"):
-        guard.check_memory({"maxmemory": needed - 1}, section)
+        connection.check_memory({"maxmemory": needed - 1}, section)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_ceilings_that_do_not_fit_below_maxmemory_are_refused_with_the_figures()
     ],
 )
 def test_durability_is_what_the_configuration_gives(config: dict[str, str], given: Durability) -> None:
-    assert guard.durability_of(config) is given
+    assert connection.durability_of(config) is given
 
 
 @pytest.mark.parametrize("asked", list(Durability))
 @pytest.mark.parametrize("given", list(Durability))
 def test_less_durability_than_asked_is_refused(given: Durability, asked: Durability) -> None:
     if given >= asked:
-        guard.check_durability(given, asked)
+        connection.check_durability(given, asked)
     else:
         with pytest.raises(UnsuitableRedis, match=f"broker.durability={asked.label}.*appendfsync"):
-            guard.check_durability(given, asked)
+            connection.check_durability(given, asked)

@@ -2,8 +2,8 @@
 
 import json
 
-from penstock.broker.log.learner_records import Commit, LogEntry, LogState, Totals
-from penstock.broker.log.log_memory import LogMemory, to_lua
+from penstock.broker.log.learner_log import LogMemory, to_lua
+from penstock.broker.log.replies import Commit, LogEntry, LogState, Totals
 from penstock.broker.log.script import names, read_source
 from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan
 

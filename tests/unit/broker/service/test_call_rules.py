@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from penstock.broker.log.store import StoreUnavailable
-from penstock.broker.service.call_rules import (
+from penstock.broker.service.admission import (
     LARGEST_CALL_BYTES,
     ORDINARY,
     RULES,

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.broker.log.store_records import Change, Scope
-from penstock.broker.service.changes import Changes, Held
+from penstock.broker.log.replies import Change, Scope
+from penstock.broker.service.weight_service import Changes, Held
 
 Feed = asyncio.Queue[Change | None]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.log import guard
+from penstock.broker.log import connection
 from penstock.broker.log.connection import connect_async
 from penstock.broker.log.store import Store
-from penstock.broker.service.monitor import Monitor
+from penstock.broker.service.process import Monitor
 from penstock.config.settings import BrokerSection
 from penstock.runtime import metrics
 from penstock.runtime.health import Health
@@ -33,8 +33,8 @@ class Look:
         section = BrokerSection()
         self.monitor = Monitor(self.store, Health("broker"), section, self._examine, lambda _facts: None)
 
-    async def _examine(self) -> guard.ServerFacts:
-        facts = await guard.examine(self.redis, self._url, BrokerSection())
+    async def _examine(self) -> connection.ServerFacts:
+        facts = await connection.examine(self.redis, self._url, BrokerSection())
         return replace(facts, **self.changed)
 
 
@@ -99,5 +99,5 @@ async def test_the_guard_reads_what_redis_says_of_its_file(look: Look, field: st
             """With the status that Redis gives then."""
             return {**info, field: "err"}
 
-    facts = await guard.examine(Failing(), "unix:///redis", BrokerSection())  # type: ignore[arg-type]
+    facts = await connection.examine(Failing(), "unix:///redis", BrokerSection())  # type: ignore[arg-type]
     assert getattr(facts, fact)

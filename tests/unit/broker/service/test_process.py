@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from penstock.broker.log import guard
-from penstock.broker.service.monitor import Monitor
+from penstock.broker.log import connection
 from penstock.broker.service.process import (
+    Monitor,
     _cancel,
     _run,
     _until_first,
@@ -19,7 +19,7 @@ from penstock.broker.service.process import (
 )
 from penstock.config.settings import load
 from penstock.runtime.health import Health
-from penstock.runtime.loop_lag import EVENT_LOOP
+from penstock.runtime.metrics import EVENT_LOOP
 from tests.support.run.broker_process import eventually
 
 
@@ -72,7 +72,7 @@ async def test_a_broker_that_drains_for_longer_than_it_may_stall_stays_live(redi
     settings, clock, stop = load([{}]), Clock(), asyncio.Event()
     health = Health("broker", clock)
     inspector = connect_inspector(redis_url, settings.security)
-    examine = partial(guard.examine, inspector, redis_url, settings.broker)
+    examine = partial(connection.examine, inspector, redis_url, settings.broker)
     frame = build_frame(settings, "127.0.0.1:0")
     parts = assemble(frame, settings, redis_url, await examine())
     monitor = Monitor(parts.store, health, settings.broker, examine, parts.experience.note_facts)

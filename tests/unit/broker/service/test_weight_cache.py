@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from penstock.broker.service.weight_cache import MAX_CACHED_BYTES, CorruptWeights, WeightCache
+from penstock.broker.service.weight_service import MAX_CACHED_BYTES, CorruptWeights, WeightCache
 from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 from penstock.protocol.messages import Publication
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
-from penstock.gateway.accounts.passwords import hash_password, is_password
+from penstock.gateway.accounts.users import hash_password, is_password
 
 
 def test_a_hash_takes_64_mib_and_is_that_of_its_password_alone() -> None:

@@ -14,12 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat  # noqa: E402
 
 from penstock.config.configuration_error import ConfigurationError  # noqa: E402
-from penstock.gateway.accounts.signing_keys import (  # noqa: E402
-    BadToken,
-    Keys,
-    make_keys,
-    read_keys,
-)
+from penstock.gateway.accounts.sessions import BadToken, Keys, make_keys, read_keys  # noqa: E402
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
 CLAIMS: dict[str, Any] = {"sub": "user/a", "aud": "here", "iat": NOW, "exp": NOW + timedelta(minutes=15)}

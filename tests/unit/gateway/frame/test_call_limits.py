@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from penstock.gateway.store.tables import Role
-from penstock.rpc.rate_limits import Rates
+from penstock.rpc.gate import Rates
 from tests.support.gateway.small_gateway import SmallGateway
 
 ONE = Rates(calls=1e-6, bytes=1e9)

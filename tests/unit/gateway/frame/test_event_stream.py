@@ -8,8 +8,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the gateway needs its extra")
 
-from penstock.gateway.frame.event_stream import EventStream
-from penstock.gateway.frame.server_end import ENDING
+from penstock.gateway.frame.server_end import ENDING, EventStream
 
 
 class Listener:

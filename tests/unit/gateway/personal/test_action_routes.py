@@ -10,12 +10,11 @@ pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 from fastapi.testclient import TestClient
 
 from penstock.gateway.frame.doors import Doors
-from penstock.gateway.personal.admission import Admission
 from penstock.gateway.personal.personal_application import make_app
-from penstock.gateway.personal.shown_runs import Actions
+from penstock.gateway.personal.shown_runs import Actions, Admission
 from penstock.launch.gateway.run_steering import RunSteering
-from penstock.launch.ui.catalogue import Catalogue, is_run
 from penstock.launch.ui.run_starter import RunStarter
+from penstock.launch.ui.server import Catalogue, is_run
 from tests.support.run.left_run import make_run
 
 DONE: Any = {

@@ -10,8 +10,8 @@ from alembic.migration import MigrationContext
 from penstock.gateway.store.accounts_database import GATEWAY, open_database
 from penstock.gateway.store.tables import Base, Role
 from penstock.registry.database import Database
+from penstock.registry.records import SchemaMismatch
 from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import SchemaMismatch
 
 
 def tables(file: Path) -> dict[str, list[str]]:

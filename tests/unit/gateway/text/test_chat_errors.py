@@ -6,14 +6,14 @@ from typing import Any, Final
 import openai
 import pytest
 
-from penstock.gateway.frame.call_limits import CallLimits
+from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.http_server import HttpServer
 from penstock.gateway.sites.site import RunAddresses, Upstream
 from penstock.gateway.text.agents import FIRST
-from penstock.gateway.text.text_process import guarded_app
+from penstock.gateway.text.chat_routes import guarded_app
 from penstock.protocol.limits import MIB
 from penstock.rpc.auth import Credentials
-from penstock.rpc.rate_limits import Rates
+from penstock.rpc.gate import Rates
 from tests.support.language.text_address import agents_api, served_text, upstream_at
 from tests.support.language.text_stand import make_model
 

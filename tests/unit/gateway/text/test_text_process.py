@@ -9,7 +9,7 @@ import pytest
 
 from penstock.gateway.http_server import HttpServer
 from penstock.gateway.text.agents import FIRST
-from penstock.gateway.text.text_process import guarded_app
+from penstock.gateway.text.chat_routes import guarded_app
 from tests.support.language.text_address import upstream_at
 
 PATIENCE_S: Final = 30.0

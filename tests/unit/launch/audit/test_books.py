@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.broker.log.audit_log import HeldEntry, HeldLog, LostFragments, LostSessions
-from penstock.broker.log.learner_records import Commit, Totals
-from penstock.launch.audit.books import Books
+from penstock.broker.log.replies import Commit, Totals
+from penstock.launch.audit.books import Books, Journals, JournalSession
 from penstock.launch.audit.findings import Kind, Problem
-from penstock.launch.audit.journals import Journals, JournalSession
 from penstock.launch.audit.lineage import Lineage, read_lineage
 
 DIGEST = "ab" * 32

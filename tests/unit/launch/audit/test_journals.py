@@ -1,7 +1,7 @@
 """The experience of a session, and the weights that each slot acted with, only move forward."""
 
+from penstock.launch.audit.books import SessionHistory
 from penstock.launch.audit.findings import Kind
-from penstock.launch.audit.journals import SessionHistory
 
 
 def test_weights_of_a_slot_that_go_back_are_found() -> None:

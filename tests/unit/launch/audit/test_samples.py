@@ -8,18 +8,17 @@ from typing import Final
 
 import pytest
 
-from penstock.actor.link.sample_journal import SampleJournal, sample_files
+from penstock.actor.link.ack_journal import SampleJournal, sample_files
+from penstock.launch.audit.audit_command import Samples, check_samples, read_samples_of
+from penstock.launch.audit.books import Journals, JournalSession
 from penstock.launch.audit.findings import Kind, Problem
-from penstock.launch.audit.journals import Journals, JournalSession
 from penstock.launch.audit.lineage import Lineage
-from penstock.launch.audit.samples import Samples, check_samples, read_samples_of
 from penstock.learner.ledger import DIGEST_BYTES, LineageEntry
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.conversation.column import Column
-from penstock.workloads.language.conversation.column_fragments import ColumnFragments
+from penstock.workloads.language.conversation.live_conversation import Column, ColumnFragments
 from penstock.workloads.plugin.fragments import HeaderFields
 from tests.support.language.columns import TWO, turn
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.launch.cli.plugin_commands import plugin_paths
-from penstock.launch.run.child_process import penstock
+from penstock.launch.run.supervised_service import penstock
 
 HEAVY = ("torch", "gymnasium", "redis", "grpc", "matplotlib", "numpy", "pydantic", "transformers")
 RECORD = """

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from penstock.config.flags import Flag, words
-from penstock.launch.commands.flag_options import with_flags_of
+from penstock.launch.commands.service_commands import with_flags_of
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 
 

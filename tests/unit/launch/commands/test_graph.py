@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.launch.commands.graph import drawn, main
+from penstock.launch.commands.plot import drawn, main
 from penstock.launch.inspection.curve import Point
 
 

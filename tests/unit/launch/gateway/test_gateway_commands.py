@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.launch.cli.app import app
-from penstock.launch.cli.file_mistakes import encoding_mistake
+from penstock.launch.cli.plugin_commands import encoding_mistake
 
 
 @pytest.mark.parametrize("words", [("gateway",), ("gateway", "user", "add", "ann", "--project", "p")])

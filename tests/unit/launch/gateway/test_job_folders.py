@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.gateway.job_folders import JobFolders
+from penstock.launch.gateway.local_runner import JobFolders
 
 
 @pytest.fixture

@@ -5,12 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.launch.inspection.bottleneck import Bound, Figures, judge
-from penstock.launch.inspection.flow import figures_between, flow_between
-from penstock.launch.inspection.observation import Learnt, Observation
-from penstock.launch.inspection.processes import ProcessSnapshot, Sample
-from penstock.launch.inspection.roles import role_rows
-from penstock.launch.inspection.watch import comparable
+from penstock.launch.inspection.flow import Bound, Figures, figures_between, flow_between, judge
+from penstock.launch.inspection.processes import Learnt, Observation, ProcessSnapshot, Sample
+from penstock.launch.inspection.watch import comparable, role_rows
 from penstock.protocol.messages import RunState
 from penstock.v1 import control_pb2
 

@@ -11,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.inspection.observation import is_going_on, observe, read_learnt
-from penstock.launch.inspection.processes import is_alive, look, look_at_all
-from penstock.runtime.exit import Fatal
+from penstock.launch.inspection.processes import (
+    is_alive,
+    is_going_on,
+    look,
+    look_at_all,
+    observe,
+    read_learnt,
+)
 from penstock.runtime.health import Endpoint, Health, read_endpoint, serve_http
+from penstock.runtime.lifecycle import Fatal
 from penstock.v1 import control_pb2
 
 SERVICE = """

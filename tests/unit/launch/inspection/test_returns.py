@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.launch.inspection.returns import shown
+from penstock.launch.inspection.curve import shown
 
 
 @pytest.mark.parametrize(

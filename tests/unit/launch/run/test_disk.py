@@ -4,11 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.launch.run.disk import explain, problem
+from penstock.launch.run.memory import explain, problem
 
 LIMITED = """
 import pathlib, resource, sys
-from penstock.launch.run.disk import explain
+from penstock.launch.run.memory import explain
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 print(explain("learner: exit 3", pathlib.Path(sys.argv[1])))
 """

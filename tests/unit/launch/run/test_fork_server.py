@@ -15,8 +15,8 @@ from typing import Final
 
 import pytest
 
-from penstock.launch.run.child_process import penstock
 from penstock.launch.run.fork_server import PID, Descriptors, ForkServer
+from penstock.launch.run.supervised_service import penstock
 from tests.support.run.training import is_alive
 
 REFUSED = penstock("actor", "--broker", "127.0.0.1:1", "--actor-id", "not an id")
@@ -192,7 +192,7 @@ libc.execve(words[0], argv, environment)
 """Becomes a program whose environment has a variable with no name, which Python itself gives to none."""
 STARTS: Final = """
 import os, sys
-from penstock.launch.run.child_process import penstock
+from penstock.launch.run.supervised_service import penstock
 from penstock.launch.run.fork_server import Descriptors, ForkServer
 assert os.environ[""] == "nameless"
 server = ForkServer()

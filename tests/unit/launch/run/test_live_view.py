@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from penstock.launch.run.fork_server import MetricsTail, Progress
 from penstock.launch.run.live_view import LiveView, PlainView, make_view
-from penstock.launch.run.progress import MetricsTail, Progress
 
 HALF_WAY = Progress(
     env_steps=75_000,

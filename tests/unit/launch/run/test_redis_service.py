@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import load
-from penstock.launch.run.child_process import penstock
-from penstock.launch.run.redis_binary import CLOSED, candidates, newest
-from penstock.launch.run.redis_service import ServerPlace, arguments, ask
+from penstock.launch.run.redis_service import CLOSED, ServerPlace, arguments, ask, candidates, newest
+from penstock.launch.run.supervised_service import penstock
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
 from tests.support.storage.small_disk import SizeLimit
 

@@ -14,8 +14,14 @@ import pytest
 
 from penstock.launch.run import supervised_service
 from penstock.launch.run import supervisor as module
-from penstock.launch.run.child_process import CleanExit, Folder, ServiceSpec, last_line, without_configuration
-from penstock.launch.run.supervised_service import GaveUp
+from penstock.launch.run.supervised_service import (
+    CleanExit,
+    Folder,
+    GaveUp,
+    ServiceSpec,
+    last_line,
+    without_configuration,
+)
 from penstock.launch.run.supervisor import Supervisor
 from penstock.runtime import metrics
 

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 
 from penstock.gateway.personal.shown_runs import CannotStart
-from penstock.launch.ui.catalogue import is_run
 from penstock.launch.ui.run_starter import RunStarter
+from penstock.launch.ui.server import is_run
 from tests.support.run.left_run import make_run
 
 

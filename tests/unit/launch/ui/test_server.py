@@ -19,7 +19,7 @@ from penstock.config.run_files import MAX_BYTES
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
 from penstock.config.settings import ConfigurationError
 from penstock.launch.cli.app import ui
-from penstock.launch.run.child_process import penstock
+from penstock.launch.run.supervised_service import penstock
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from tests.support.run.left_run import SECRET, make_run
@@ -28,10 +28,12 @@ from tests.support.storage.ready_tables import with_registry
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs the extra `ui`")
 
 from penstock.gateway.frame.doors import Doors  # noqa: E402
-from penstock.gateway.personal.admission import Admission  # noqa: E402
 from penstock.gateway.personal.personal_application import make_app  # noqa: E402 - where FastAPI is
-from penstock.launch.ui.catalogue import Catalogue  # noqa: E402
-from penstock.launch.ui.server import Page  # noqa: E402
+from penstock.gateway.personal.shown_runs import Admission  # noqa: E402
+from penstock.launch.ui.server import (  # noqa: E402
+    Catalogue,
+    Page,
+)
 
 
 def client(folder: Path, *, any_host: bool = False, host: str = "127.0.0.1") -> Any:

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from penstock.config.sections.algorithms import SECTIONS
+from penstock.config.algorithm_sections import SECTIONS
 from penstock.config.settings import Settings
-from penstock.launch.ui.settings_schema import settings_schema
+from penstock.launch.ui.run_starter import settings_schema
 
 
 def properties(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

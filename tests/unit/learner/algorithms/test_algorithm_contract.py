@@ -24,9 +24,9 @@ from penstock.config.settings import (
 from penstock.learner.algorithms import clone
 from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.algorithms.off_policy import dqn, sac
-from penstock.learner.algorithms.on_policy import ppo, update_metrics
+from penstock.learner.algorithms.on_policy import on_policy, ppo
 from penstock.learner.algorithms.registry import ALGORITHMS
-from penstock.learner.algorithms.tokens import token_metrics
+from penstock.learner.algorithms.tokens import token_ppo
 from penstock.learner.batch import Batch
 from penstock.policy import weights
 from tests.support.experience import token_learner
@@ -88,7 +88,7 @@ def on_policy_case(
         name=f"{name}{options}",
         make=make,
         batch=of_another_policy,
-        metrics=frozenset(ppo.METRICS if name == "ppo" else update_metrics.METRICS),
+        metrics=frozenset(ppo.METRICS if name == "ppo" else on_policy.METRICS),
     )
 
 
@@ -131,7 +131,7 @@ def clone_case(options: str = "", **policy: Any) -> Case:
 def token_case(advantage: str, **section: Any) -> Case:
     """PPO of tokens, with the critic that its advantages ask for."""
     given = {"advantage": advantage, "kl_target": 1.0, "kl_horizon": 20.0, "epochs": 2} | section
-    critic = token_metrics.CRITIC_METRICS if advantage == "gae" else ()
+    critic = token_ppo.CRITIC_METRICS if advantage == "gae" else ()
 
     def make(seed: int) -> Algorithm:
         made = token_learner.make(SmallTokenPolicy(seed), **given)
@@ -144,7 +144,7 @@ def token_case(advantage: str, **section: Any) -> Case:
         make=make,
         batch=token_learner.stale,
         # Its batch is of older weights, of which no difference of the engine is told.
-        metrics=frozenset({*token_metrics.METRICS, *critic} - {"engine_difference"}),
+        metrics=frozenset({*token_ppo.METRICS, *critic} - {"engine_difference"}),
         poison=infinite_ends,
     )
 

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from penstock.config.settings import CloneSection
 from penstock.learner.algorithms.clone import METRICS, Clone
-from penstock.learner.algorithms.shared.seen_batch import see
+from penstock.learner.algorithms.shared.containment import see
 from penstock.learner.batch import Batch
-from penstock.policy.layers import BatchNorm
+from penstock.policy.networks import BatchNorm
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
 from penstock.protocol.spaces import Box

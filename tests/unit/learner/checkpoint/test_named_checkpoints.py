@@ -6,9 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.learner.checkpoint import named_checkpoints
-from penstock.learner.checkpoint.named_checkpoints import FOLDER, NamedCheckpoints, NameRefused, NoRoom
-from penstock.learner.checkpoint.store import CheckpointStore, Damaged
+from penstock.learner.checkpoint import store
+from penstock.learner.checkpoint.store import (
+    FOLDER,
+    CheckpointStore,
+    Damaged,
+    NamedCheckpoints,
+    NameRefused,
+    NoRoom,
+)
 
 TENSORS = {"policy/w": torch.arange(3.0)}
 STATE = {"updates": 7}
@@ -49,13 +55,13 @@ def test_an_unknown_name_is_refused_with_those_there_are(tmp_path: Path) -> None
 def test_beyond_the_bound_or_the_disk_there_is_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(named_checkpoints, "MAX_NAMED", 2)
+    monkeypatch.setattr(store, "MAX_NAMED", 2)
     named = NamedCheckpoints(tmp_path)
     for name in ("a", "b"):
         named.keep(name, name, TENSORS, STATE)
     with pytest.raises(NoRoom, match=f"remove a folder from {tmp_path / FOLDER}"):
         named.keep("c", "c", TENSORS, STATE)
-    monkeypatch.setattr(named_checkpoints, "MAX_NAMED", 3)
+    monkeypatch.setattr(store, "MAX_NAMED", 3)
 
     def full(*_arguments: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.log.learner_records import Commit, Lease
+from penstock.broker.log.replies import Commit, Lease
 from penstock.learner.checkpoint.resume import choose
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.progress import Progress
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 
 COMMITTED, WRITTEN = "000001-1", "000001-2"
 RESUME = ResumeOptions(resume=True)

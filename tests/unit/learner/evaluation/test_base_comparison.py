@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config.settings import ConfigurationError, EvaluationSection
 from penstock.config.workload import find
-from penstock.learner.evaluation.base_comparison import LEAST_STARTS, BaseComparison, Key, check_base, compare
+from penstock.learner.evaluation import LEAST_STARTS, BaseComparison, Key, check_base, compare
 from penstock.protocol.messages import Episode
 
 

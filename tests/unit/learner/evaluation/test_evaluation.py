@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from penstock.config.settings import ConfigurationError, EvaluationSection
-from penstock.learner.evaluation.early_stopping import Patience, check_patience
-from penstock.learner.evaluation.evaluation import (
+from penstock.learner.evaluation import (
     MISSED_EPISODES,
     RECENT_EPISODES,
     Candidate,
     Evaluation,
+    Patience,
     Score,
+    check_patience,
     scores_json,
 )
 from penstock.protocol.messages import Episode, Report

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.log.learner_records import ReportEntry
+from penstock.broker.log.replies import ReportEntry
 from penstock.config.settings import EvaluationSection
-from penstock.learner.evaluation.evaluation import Evaluation
-from penstock.learner.evaluation.reported_episodes import WINDOW, Episodes
+from penstock.learner.evaluation import WINDOW, Episodes, Evaluation
 from penstock.protocol.messages import Episode, Report
 from penstock.runtime import metrics
 

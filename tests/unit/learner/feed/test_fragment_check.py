@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.payloads import check_meaning
 from penstock.policy.policy import Policy
-from penstock.protocol.ranges import Ranges
+from penstock.protocol.schema import Ranges
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from penstock.runtime import metrics
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy

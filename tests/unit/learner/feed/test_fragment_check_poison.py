@@ -22,16 +22,14 @@ from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.algorithms.clone import Clone
 from penstock.learner.algorithms.off_policy.dqn import DQN
 from penstock.learner.algorithms.off_policy.sac import SAC
-from penstock.learner.algorithms.on_policy.impala import Impala
-from penstock.learner.algorithms.on_policy.ppo import PPO
-from penstock.learner.algorithms.on_policy.reinforce import Reinforce
+from penstock.learner.algorithms.on_policy.ppo import PPO, Impala, Reinforce
 from penstock.learner.batch import Batch, assemble
-from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.payloads import check_meaning
 from penstock.policy import build as building
 from penstock.policy.policy import Policy
 from penstock.protocol.conformance import check_content
 from penstock.protocol.fragment import build
-from penstock.protocol.ranges import Ranges
+from penstock.protocol.schema import Ranges
 from tests.support.abuse.poison import (
     OF_BOXES,
     OF_CHOICES,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from penstock.broker.log.learner_records import LogEntry
-from penstock.learner.feed.pending import Pending
+from penstock.broker.log.replies import LogEntry
+from penstock.learner.feed.log_feed import Pending
 from tests.support.run.small_run import SLOTS, STEPS, fragment
 
 CHARGE = STEPS * SLOTS

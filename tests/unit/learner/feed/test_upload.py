@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.learner.batch import Batch, assemble
-from penstock.learner.feed.upload import tensors, upload_to
+from penstock.learner.feed.source import tensors, upload_to
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
 
 CPU = torch.device("cpu")

@@ -1,7 +1,7 @@
 """When weights may be published again."""
 
 from penstock.config.settings import LearnerSection
-from penstock.learner.publish.publish_interval import PublishInterval
+from penstock.learner.publish.publisher import PublishInterval
 from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 
 LARGE = WEIGHT_CHUNK_BYTES + 1

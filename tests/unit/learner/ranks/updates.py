@@ -19,11 +19,10 @@ from torch import distributed as dist
 from penstock.config.settings import ImpalaSection, OnPolicySection, PPOSection, ReinforceSection
 from penstock.learner.algorithms.on_policy.on_policy import OnPolicy
 from penstock.learner.algorithms.registry import make
-from penstock.learner.algorithms.shared.hardware import Hardware
 from penstock.learner.algorithms.shared.rank_group import RankGroup
+from penstock.learner.algorithms.shared.schedule import Hardware
 from penstock.learner.batch import assemble, nothing
-from penstock.learner.ranks.collectives import TorchGroup
-from penstock.learner.ranks.division import divide
+from penstock.learner.ranks.rendezvous import TorchGroup, divide
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy

@@ -14,8 +14,7 @@ from penstock.learner.algorithms.algorithm import Imitator
 from penstock.learner.algorithms.clone import Clone
 from penstock.learner.algorithms.on_policy.ppo import PPO
 from penstock.learner.batch import Batch
-from penstock.learner.feed.log_batch import LogBatch
-from penstock.learner.feed.source import FeedEnded
+from penstock.learner.feed.source import FeedEnded, LogBatch
 from penstock.learner.recording.reader import Recording
 from penstock.learner.recording.recorded_feed import RecordedFeed
 from penstock.learner.recording.writer import RecordingWriter

@@ -6,11 +6,19 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.learner.recording.frames import FRAME_BYTES, Frame, Kind, Torn, read_frame
 from penstock.learner.recording.reader import Recording
-from penstock.learner.recording.recording_index import INDEX, FrameEntry, frames_file
+from penstock.learner.recording.recording_index import (
+    FRAME_BYTES,
+    INDEX,
+    Frame,
+    FrameEntry,
+    Kind,
+    Torn,
+    frames_file,
+    read_frame,
+)
 from penstock.learner.recording.writer import RecordingWriter
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 from tests.support.run.small_run import SCHEMA, specification
 from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from penstock.learner.algorithms.algorithm import Update
-from penstock.learner.feed.log_batch import LogBatch
-from penstock.learner.reporting.evidence import MOST_KEPT, keep_evidence
+from penstock.learner.feed.source import LogBatch
+from penstock.learner.reporting.recorder import MOST_KEPT, keep_evidence
 
 
 def _log_batch(last: int) -> LogBatch:

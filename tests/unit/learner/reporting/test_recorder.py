@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.launch.run.progress import read_rows
-from penstock.learner.feed.log_batch import LogBatch, reward_of
+from penstock.launch.run.fork_server import read_rows
+from penstock.learner.feed.source import LogBatch, reward_of
 from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final
-from penstock.learner.reporting.recorder import ProgressSnapshot, Recorder, Staleness
-from penstock.learner.reporting.training_clock import TrainingClock
+from penstock.learner.reporting.recorder import ProgressSnapshot, Recorder, Staleness, TrainingClock
 from penstock.policy import weights
 from penstock.runtime import metrics
 from tests.support.run.small_run import specification

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.client.arrays import from_parts, rows_of, to_mask_parts, to_parts
+from penstock.client.calls import from_parts, rows_of, to_mask_parts, to_parts
 from penstock.protocol import spaces
 from penstock.protocol.tensor import from_tensor, to_tensor
 from penstock.v1 import policy_pb2 as pb

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.plugin_sections import algorithm_sections
-from penstock.config.plugins import default_workload, installed, record_of
-from penstock.config.sections.token import TokenPPOSection
+from penstock.config.algorithm_sections import TokenPPOSection, algorithm_sections
 from penstock.config.settings import ConfigurationError, Settings, load
+from penstock.config.workload import default_workload, installed, record_of
 
 RECORD = """
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ WORKLOAD = SimpleNamespace(algorithms={algorithms!r})
 SECTION = """
 from typing import Literal
 
-from penstock.config.sections.algorithm_section import AlgorithmSection
+from penstock.config.algorithm_sections import AlgorithmSection
 
 
 class Section(AlgorithmSection):
@@ -95,7 +94,7 @@ def test_two_workloads_do_not_give_one_name_to_two_algorithms(
 ) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    shared = {"token_ppo": "penstock.config.sections.token:TokenPPOSection"}
+    shared = {"token_ppo": "penstock.config.algorithm_sections:TokenPPOSection"}
     install(tmp_path / "a", monkeypatch, "first", shared)
     assert algorithm_sections()["token_ppo"] is TokenPPOSection
     install(tmp_path / "b", monkeypatch, "second", {"token_ppo": "second_sections:Section"})

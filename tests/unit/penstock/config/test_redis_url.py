@@ -3,7 +3,7 @@
 import pytest
 import redis.connection
 
-from penstock.config.redis_url import split_password
+from penstock.config.url_secrets import split_password
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.run_seal import SEAL_FILE, check_own, modules_of, seal
 from penstock.config.settings import ConfigurationError, Settings, load
+from penstock.config.trusted import SEAL_FILE, check_own, modules_of, seal
 
 WITH_MODULE = {"actor": {"allow_modules": ["mine"]}}
 

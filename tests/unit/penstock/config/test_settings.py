@@ -12,8 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from penstock.config import toml_text
-from penstock.config.plugin_sections import algorithm_sections
-from penstock.config.sections.algorithms import SECTIONS
+from penstock.config.algorithm_sections import SECTIONS, algorithm_sections
 from penstock.config.settings import (
     AlgorithmSection,
     ConfigurationError,

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.url_secrets import secret_in
-from penstock.launch.cli.secret_words import check_words
+from penstock.launch.cli.plugin_commands import check_words
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.policy.layers import BatchNorm, Dropout
-from penstock.policy.networks import Inputs, Reader
+from penstock.policy.networks import BatchNorm, Dropout, Inputs, Reader
 
 WIDTH = 12
 

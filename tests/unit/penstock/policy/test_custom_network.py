@@ -94,7 +94,7 @@ BROKEN = {
     "Writes": "writes to its inputs",
     "Remembers": "a second call gives other features",
     "LooksAround": "depend on the rows beside it",
-    "TorchDropout": "training mode gives other features; use Dropout and BatchNorm of penstock.policy.layers",
+    "TorchDropout": "training mode gives other features; use Dropout and BatchNorm of penstock.policy",
     "TorchBatchNorm": "training mode gives other features",
     "Frozen": r"parameters \['layer.weight'\] take no gradient; make them buffers",
     "NoWidth": "width=None; say how many features it gives",

@@ -16,11 +16,11 @@ from penstock.policy.distributions import (
     EpsilonGreedy,
     Gaussian,
     MultiCategorical,
+    Numbers,
     SquashedGaussian,
     head_of,
 )
-from penstock.policy.masking import masked
-from penstock.policy.numbers import Numbers
+from penstock.policy.networks import masked
 from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
 from penstock.protocol.tensor import Array
 from tests.support.experience.experience import box

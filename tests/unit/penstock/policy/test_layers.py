@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.policy.layers import BatchNorm, Dropout, dropouts, measure, thinned
+from penstock.policy.networks import BatchNorm, Dropout, dropouts, measure, thinned
 from penstock.policy.normaliser import moments
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
-from penstock.policy.masking import masked
+from penstock.policy.networks import masked
 from penstock.policy.policy import Policy
 from penstock.protocol.schema import mask_rules
 from penstock.protocol.spaces import Discrete, MultiDiscrete, Space, Tuple

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from penstock.policy.acting.forward import NumpyNormaliser
+from penstock.policy.acting.array_policy import NumpyNormaliser
 from penstock.policy.normaliser import Normaliser, moments
 
 

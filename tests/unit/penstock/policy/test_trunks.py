@@ -6,7 +6,7 @@ from torch import nn
 
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
-from penstock.policy.trunks import ImageEncoder, ResidualBlock
+from penstock.policy.networks import ImageEncoder, ResidualBlock
 from penstock.protocol.spaces import Dict, Discrete
 from tests.support.experience.experience import box
 from tests.unit.penstock.policy.test_policy import image

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.registry.bounds import Bounds, ClientReturn, Window
+from penstock.registry.canary import Bounds, ClientReturn, Window
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.registry.bounds import MAX_PART, Bounds, ClientReturn, Seen, Window
-from penstock.registry.canary_trial import (
+from penstock.registry.canary import (
     BURN_IN,
+    MAX_PART,
     SHARES,
+    Bounds,
     Cause,
+    ClientReturn,
+    Seen,
     TrialState,
     Verdict,
+    Window,
     from_json,
     observe,
     observe_all,

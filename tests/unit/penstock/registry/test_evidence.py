@@ -6,7 +6,7 @@ from functools import reduce
 
 import pytest
 
-from penstock.registry.evidence import BETS, NONE, Evidence
+from penstock.registry.canary import BETS, NONE, Evidence
 
 
 def after(*gains: float) -> Evidence:

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.registry import judgement
-from penstock.registry.bounds import Bounds, ClientReturn, Seen, Window
-from penstock.registry.canary_trial import TrialState, Verdict
+from penstock.registry.canary import Bounds, ClientReturn, Seen, TrialState, Verdict, Window
 from penstock.registry.judgement import Trial
-from penstock.registry.records import NewVersion, Origin, Status
+from penstock.registry.records import NewVersion, NotAllowed, Origin, Status
 from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import NotAllowed
 from tests.support.storage.ready_tables import with_registry
 
 BOUNDS = Bounds()
@@ -149,7 +147,7 @@ def test_a_state_of_another_program_begins_anew(
     servers: tuple[Registry, Registry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge(servers[0], *map(client, range(10)))
-    monkeypatch.setattr("penstock.registry.canary_trial.from_json", _unreadable)
+    monkeypatch.setattr("penstock.registry.canary.from_json", _unreadable)
     assert judge(servers[1], client(50)).levels[0].canary == 1
 
 

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.registry.records import Traffic
-from penstock.registry.registry_errors import UnknownVersion
+from penstock.registry.records import Traffic, UnknownVersion
 from penstock.registry.routing import Arm, Arms, Route, assign, exactly, follow, position, route
 
 KEYS = [f"client-{number}" for number in range(20_000)]

@@ -10,8 +10,8 @@ from alembic.migration import MigrationContext
 
 from penstock.registry.database import Database, parse_url
 from penstock.registry.models import Base
+from penstock.registry.records import SchemaMismatch
 from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import SchemaMismatch
 from penstock.registry.table_schema import REGISTRY
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.registry.records import NewVersion, Origin
+from penstock.registry.records import NewVersion, NotAllowed, Origin, UnknownVersion
 from penstock.registry.registry import Registry
-from penstock.registry.registry_errors import NotAllowed, UnknownVersion
 from tests.support.storage.ready_tables import with_registry
 
 

@@ -4,8 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.registry.bounds import LEVEL_FACTOR, LEVELS, Bounds, ClientReturn
-from penstock.registry.canary_trial import TrialState, Verdict, observe
+from penstock.registry.canary import LEVEL_FACTOR, LEVELS, Bounds, ClientReturn, TrialState, Verdict, observe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

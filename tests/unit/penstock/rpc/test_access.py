@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from penstock.rpc.access import ACCESS, ACTOR, may_call
+from penstock.rpc.auth import ACCESS, ACTOR, may_call
 from penstock.rpc.identity import Party
 
 OWN: Final = {"/outside.Service/Ask": ACTOR, "/penstock.v1.ControlService/Stop": ACTOR}

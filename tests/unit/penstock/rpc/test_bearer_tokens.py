@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.rpc.bearer_tokens import AcceptedTokens, digest
+from penstock.rpc.auth import AcceptedTokens, digest
 from penstock.rpc.identity import Unidentified
 
 LINE = f"{digest('secret')} penstock://run-a/operator\n"

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.protocol.limits import MIB
 from penstock.rpc.auth import Proof
-from penstock.rpc.gate import Gate
-from penstock.rpc.rate_limits import RateLimits, Rates
+from penstock.rpc.gate import Gate, RateLimits, Rates
 from penstock.v1 import weights_pb2 as pb
 
 LARGE = bytes(3 * MIB)

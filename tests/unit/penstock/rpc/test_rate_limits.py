@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
-from penstock.rpc.rate_limits import (
+from penstock.rpc.gate import (
     MAX_ALL_UNREAD_BYTES,
     MAX_CALLER_UNREAD_BYTES,
     MAX_CALLERS,

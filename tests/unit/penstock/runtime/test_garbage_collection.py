@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.runtime.garbage_collection import MANY_OBJECTS, collect_seldom, leave_out_what_stays
-from penstock.runtime.health import Health
+from penstock.runtime.health import MANY_OBJECTS, Health, collect_seldom, leave_out_what_stays
 
 USUAL = (700, 10, 10)
 

@@ -13,7 +13,7 @@ from penstock.runtime.lifecycle import LIFELINE_VARIABLE, Lifecycle
 
 SERVICE = """
 import sys, threading
-from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Fatal
 from penstock.runtime.lifecycle import run_service
 from penstock.config.settings import ConfigurationError
 def main(lifecycle):

@@ -6,7 +6,7 @@ from functools import partial
 
 from penstock.runtime import metrics
 from penstock.runtime.health import Health
-from penstock.runtime.loop_lag import PERIOD_S, watch_loop
+from penstock.runtime.metrics import PERIOD_S, watch_loop
 
 PATIENCE_S = 60.0
 LOOP = "event loop"

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from penstock.runtime.priority import giving_way
+from penstock.runtime.lifecycle import giving_way
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a niceness for each thread is Linux's")
 

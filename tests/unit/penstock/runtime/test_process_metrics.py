@@ -8,7 +8,8 @@ import pytest
 
 from penstock.launch.commands.certificates import Order
 from penstock.launch.commands.certificates import main as certificates
-from penstock.runtime import metrics, process_metrics
+from penstock.runtime import metrics
+from penstock.runtime import metrics as process_metrics
 
 
 def expiry() -> float | None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol import append
+from penstock.protocol.append import Unfit
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.limits import (
     MAX_FIELDS,
@@ -19,7 +20,6 @@ from penstock.protocol.limits import (
     MAX_SLOTS,
     MAX_TENSORS,
 )
-from penstock.protocol.rawproto import Unfit
 from penstock.v1 import fragment_pb2
 from penstock.v1.experience_pb2 import AppendRequest
 from tests.support.experience.fragment_messages import to_proto

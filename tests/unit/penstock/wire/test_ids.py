@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.protocol.ids import MAX_ID_LENGTH, check_id, to_id
+from penstock.protocol.limits import MAX_ID_LENGTH, check_id, to_id
 
 
 @pytest.mark.parametrize("value", ["a", "0", "cartpole-v1-x", "a" * MAX_ID_LENGTH])

@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.rawproto import Unfit, read_beside, write_around
+from penstock.protocol.append import Unfit, read_beside, write_around
 from penstock.v1 import weights_pb2 as pb
 
 NUMBER = pb.WatchLatestReply.WEIGHTS_FIELD_NUMBER

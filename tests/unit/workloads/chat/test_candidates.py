@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.workloads.chat.candidates import CANDIDATES, PROMPTS, liked, questions
-from penstock.workloads.chat.people.chat_texts import read_profile
-from penstock.workloads.chat.people.taste import CHANGED, USUAL
+from penstock.workloads.chat.people import CHANGED, USUAL, read_profile
 from tests.support.chat.ceilings import best_policy, total_variation
 
 

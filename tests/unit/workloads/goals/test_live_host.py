@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.preparation import Progress
-from penstock.config.settings import Settings, load
+from penstock.config.settings import Progress, Settings, load
 from penstock.workloads.control.environment import spaces
 from penstock.workloads.goals.live_host import SOLVED, prepare, rehearse, target
 from tests.support.serving.goals_run import ACTION, OBSERVATION, done, goals_file

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.broker.log.learner_records import ProbeAnswer
+from penstock.broker.log.replies import ProbeAnswer
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.config.workload import Workload, find

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from penstock.workloads.prompts.categories import Category, classify
-from penstock.workloads.prompts.mutations import mutate
-from penstock.workloads.prompts.prompt_sources import PromptSource
-from penstock.workloads.prompts.prompt_text import read_prompt
+from penstock.workloads.prompts.features import mutate, read_prompt
+from penstock.workloads.prompts.task_parts import PromptSource
 
 OF_OTHERS = {
     "Write a Python function that reverses a linked list": Category.CODE_GENERATION,

@@ -9,8 +9,8 @@ from penstock.workloads.prompts.checked_reward import (
     CheckedReward,
     NeedsPerson,
     NoSuchCheck,
+    SourceReward,
 )
-from penstock.workloads.prompts.source_reward import SourceReward
 
 
 class Length:

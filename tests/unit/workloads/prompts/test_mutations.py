@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workloads.prompts.features import features_of, token_count
-from penstock.workloads.prompts.mutations import LONGEST_TOKENS, MUTATION_TYPES, mutate, offered
-from penstock.workloads.prompts.prompt_text import MAX_CHARACTERS, SECTIONS, PromptError, read_prompt
+from penstock.workloads.prompts.features import (
+    LONGEST_TOKENS,
+    MAX_CHARACTERS,
+    MUTATION_TYPES,
+    SECTIONS,
+    PromptError,
+    features_of,
+    mutate,
+    offered,
+    read_prompt,
+    token_count,
+)
 
 ACTIONS = range(len(MUTATION_TYPES))
 PIECES = (

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.workloads.prompts.embeddings import HashingEmbedder
-from penstock.workloads.prompts.mutations import mutate
-from penstock.workloads.prompts.optimise import Choose, Optimised, optimise
-from penstock.workloads.prompts.prompt_reward import QualityReward
-from penstock.workloads.prompts.prompt_text import PromptError
+from penstock.workloads.prompts.categories import QualityReward
+from penstock.workloads.prompts.features import PromptError, mutate
+from penstock.workloads.prompts.optimise import Choose, HashingEmbedder, Optimised, optimise
 
 PROMPT = "Please, write a Python script."
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.workloads.prompts.mutations import mutate
-from penstock.workloads.prompts.prompt_reward import TOKEN_PRICE, QualityReward
+from penstock.workloads.prompts.categories import TOKEN_PRICE, QualityReward
+from penstock.workloads.prompts.features import mutate
 
 REWARD = QualityReward()
 

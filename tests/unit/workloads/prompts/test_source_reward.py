@@ -4,9 +4,9 @@ import pytest
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.language.reward.reward_source import BadReward
-from penstock.workloads.prompts.mutations import mutate
-from penstock.workloads.prompts.prompt_reward import TOKEN_PRICE
-from penstock.workloads.prompts.source_reward import SourceReward, source_reward
+from penstock.workloads.prompts.categories import TOKEN_PRICE
+from penstock.workloads.prompts.checked_reward import SourceReward, source_reward
+from penstock.workloads.prompts.features import mutate
 from penstock.workloads.prompts.tasks.prompt_task import PromptTask
 
 PROMPT = "Write a poem."

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.config import settings as configuration
-from penstock.config.preparation import Progress
-from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.settings import ConfigurationError, Progress, Settings
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
 from penstock.workloads.language.prompt import Message

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.config import settings as configuration
-from penstock.config.preparation import Progress
-from penstock.config.settings import Settings
+from penstock.config.settings import Progress, Settings
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.language.reward.reward_model import CARD
-from penstock.workloads.rlhf import preparation, rehearsal
+from penstock.workloads.rlhf import preparation
+from penstock.workloads.rlhf import preparation as rehearsal
 from penstock.workloads.rlhf.language_section import language
-from penstock.workloads.rlhf.rehearsal import LEAST_STEPS, STEPS, missing_seconds, rehearse
+from penstock.workloads.rlhf.preparation import LEAST_STEPS, STEPS, missing_seconds, rehearse
 from tests.support.language.tiny_reward import make_reward_model
 
 FEEDBACK = (

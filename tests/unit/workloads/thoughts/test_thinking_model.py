@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.workloads.thoughts.tasks.example import draw_tests
-from penstock.workloads.thoughts.thinking_model import ThinkingModel
+from penstock.workloads.thoughts.model import ThinkingModel
+from penstock.workloads.thoughts.tasks import draw_tests
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base, thinking_policy
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.config.sections.policy_section import PolicySection
+from penstock.config.sections import PolicySection
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.thoughts.thinking_policy import build, head_of, mixed, mixing_width
+from penstock.workloads.thoughts.model import build, head_of, mixed, mixing_width
 from tests.support.thoughts.small_thoughts import small_base, thinking_policy
 
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.config.settings import EnvironmentSection
-from penstock.workloads.thoughts.tasks.example import Continuation, Example
-from penstock.workloads.thoughts.tasks.rings import Rings
-from penstock.workloads.thoughts.thought_environment import longest_legal_thought, longest_row
+from penstock.workloads.thoughts.environment import longest_legal_thought, longest_row
+from penstock.workloads.thoughts.tasks import Continuation, Example, Rings
 
 
 class Ragged(Rings):

@@ -4,10 +4,9 @@ import pytest
 
 from penstock.config.settings import ConfigurationError
 from penstock.workloads.language.tiny_models import SPECIAL, build_tokenizer
-from penstock.workloads.thoughts.tasks.rings import Rings
-from penstock.workloads.thoughts.tasks.task_choice import open_task
-from penstock.workloads.thoughts.thought_layout import SPECIAL as OURS
-from penstock.workloads.thoughts.thought_layout import Layout
+from penstock.workloads.thoughts.environment import SPECIAL as OURS
+from penstock.workloads.thoughts.environment import Layout
+from penstock.workloads.thoughts.tasks import Rings, open_task
 
 
 def test_its_tokens_are_those_of_a_tokenizer_of_its_words() -> None:

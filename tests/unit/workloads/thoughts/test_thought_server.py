@@ -8,11 +8,10 @@ import pytest
 from penstock.config.settings import ConfigurationError
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.serving.thinking import Thought
-from penstock.workloads.thoughts.tasks.example import Example
-from penstock.workloads.thoughts.tasks.rings import Rings
-from penstock.workloads.thoughts.thought_layout import Layout
-from penstock.workloads.thoughts.thought_server import length_of_answers, question_tokenizer, thinking_form
+from penstock.workloads.language.serving.talk import Thought
+from penstock.workloads.thoughts.environment import Layout
+from penstock.workloads.thoughts.server import length_of_answers, question_tokenizer, thinking_form
+from penstock.workloads.thoughts.tasks import Example, Rings
 
 TASK = Rings(6, 3)
 LAYOUT = Layout(TASK)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.client.arrays import from_plain_parts, to_plain_parts
-from penstock.learner.algorithms.shared.seen_batch import see
+from penstock.client.calls import from_plain_parts, to_plain_parts
+from penstock.learner.algorithms.shared.containment import see
 from penstock.learner.batch import Batch
 from penstock.policy.policy import Policy
 from penstock.protocol.refusal import Reason, Refused

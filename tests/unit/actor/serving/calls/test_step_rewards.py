@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.actor.serving.calls.step_rewards import MAX_REWARDS, of_steps
+from penstock.actor.serving.calls.request_handler import MAX_REWARDS, of_steps
 from penstock.protocol.limits import MAX_NUMBER
 from penstock.protocol.refusal import Refused
 from penstock.v1 import policy_pb2 as pb

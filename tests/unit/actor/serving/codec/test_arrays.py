@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.actor.serving.codec.arrays import Layout
+from penstock.actor.serving.codec.requests import Layout
 from penstock.protocol.refusal import Reason, Refused
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatten
 from penstock.protocol.tensor import to_tensor

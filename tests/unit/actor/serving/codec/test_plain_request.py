@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from penstock.actor.serving.calls.act_stream import ActStream
-from penstock.actor.serving.codec.arrays import Layout
-from penstock.actor.serving.codec.plain_request import PlainRequests
+from penstock.actor.serving.codec.requests import Layout, PlainRequests
 from penstock.actor.serving.versions.answering import Answered
 from penstock.protocol.refusal import Reason, Refusal
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiDiscrete, Space

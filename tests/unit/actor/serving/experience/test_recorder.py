@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.actor.acting.header_fields import HeaderFields
-from penstock.actor.acting.reward import LearnerReward
+from penstock.actor.acting.local_policy import HeaderFields
+from penstock.actor.acting.masks import LearnerReward
 from penstock.actor.acting.stepper import Ended, Stepped
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.actor.serving.experience.recorder import ARRAY_BYTES, STEP_BYTES
-from penstock.config.sections.environment import RewardWrapper
-from penstock.learner.feed.fragment_check import check_meaning
+from penstock.config.sections import RewardWrapper
+from penstock.learner.feed.payloads import check_meaning
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.header import Slot
 from penstock.protocol.messages import Episode, Publication
-from penstock.protocol.ranges import Ranges
 from penstock.protocol.refusal import Refused
+from penstock.protocol.schema import Ranges
 from penstock.protocol.spaces import Dict
 from penstock.rpc.identity import CALLER, Identity, Party
 from penstock.runtime import metrics

@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.actor.serving.inference.batcher import INLINE_S, Batcher
-from penstock.actor.serving.inference.forward_pass import Answer, Loaded, NotFinite
+from penstock.actor.serving.inference.batcher import INLINE_S, Answer, Batcher, Loaded, NotFinite
 from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime import metrics
 from tests.support.serving.server_parts import broken, loaded_of, question_of, reason_of, specification

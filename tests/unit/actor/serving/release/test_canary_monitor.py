@@ -9,9 +9,8 @@ from torch import nn
 
 from penstock.policy.policy import Policy
 from penstock.protocol.refusal import Refused
-from penstock.registry import canary_trial
-from penstock.registry.bounds import ClientReturn, Seen, Window
-from penstock.registry.canary_trial import Cause, TrialState, Verdict
+from penstock.registry import canary as canary_trial
+from penstock.registry.canary import Cause, ClientReturn, Seen, TrialState, Verdict, Window
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arm, Arms
 from penstock.runtime import metrics

@@ -15,18 +15,15 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from penstock.actor.serving.episodes.episodes import Episode
-from penstock.actor.serving.episodes.segments import SegmentBuilder
+from penstock.actor.serving.episodes.episodes import Episode, SegmentBuilder
 from penstock.actor.serving.release.canary_monitor import CanaryMonitor
 from penstock.config.settings import CanarySection
 from penstock.registry import routing, steering
-from penstock.registry.bounds import Bounds, ClientReturn, Seen
-from penstock.registry.canary_trial import TrialState, Verdict, observe
+from penstock.registry.canary import Bounds, ClientReturn, Seen, TrialState, Verdict, observe
 from penstock.registry.judgement import Trial, judge
-from penstock.registry.models import Base, VersionRow
+from penstock.registry.models import Base, VersionRow, now, traffic_row
 from penstock.registry.records import Origin, Status, Traffic
 from penstock.registry.routing import Arm, Arms
-from penstock.registry.rows import now, traffic_row
 
 POLICY = "default"
 FALSE_ALARM = 0.05

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.actor.serving.episodes.episodes import Episode, Opinion
-from penstock.actor.serving.episodes.segments import SegmentBuilder
-from penstock.actor.serving.release.client_returns import ClientReturns
-from penstock.registry.bounds import ClientReturn
+from penstock.actor.serving.episodes.episodes import Episode, Opinion, SegmentBuilder
+from penstock.actor.serving.release.canary_monitor import ClientReturns
+from penstock.registry.canary import ClientReturn
 from penstock.registry.routing import Arm
 
 SETTLE_S = 10.0

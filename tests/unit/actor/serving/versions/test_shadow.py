@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.actor.serving.inference import forward_pass
-from penstock.actor.serving.versions import shadow as shadow_module
+from penstock.actor.serving.inference import batcher
+from penstock.actor.serving.versions import answering as shadow_module
 from penstock.runtime import metrics
 from tests.support.serving.server_parts import Stand, rows_of, seen
 from tests.unit.actor.serving.versions.test_loaded_versions import arms
@@ -33,7 +33,7 @@ class Slow:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.has_begun, self.may_go_on = threading.Event(), threading.Event()
         self.passes: list[tuple[int, int]] = []
-        original = forward_pass.answer
+        original = batcher.answer
 
         def answer(loaded: Any, questions: Any) -> Any:
             niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

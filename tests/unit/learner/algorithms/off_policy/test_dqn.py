@@ -11,7 +11,7 @@ from penstock.config.settings import ConfigurationError, DQNSection, PolicySecti
 from penstock.learner.algorithms.algorithm import Algorithm, Settles
 from penstock.learner.algorithms.off_policy.dqn import DQN, epsilon, huber
 from penstock.learner.algorithms.off_policy.replay.transitions import fragments, transitions
-from penstock.learner.algorithms.shared.seen_batch import see
+from penstock.learner.algorithms.shared.containment import see
 from penstock.learner.batch import Batch
 from penstock.policy.build import build
 from penstock.protocol.spaces import MultiDiscrete

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.config.sections.algorithms import SECTIONS
+from penstock.config.algorithm_sections import SECTIONS
 from penstock.config.settings import ImpalaSection, ReinforceSection
 from penstock.learner.algorithms.algorithm import Algorithm
-from penstock.learner.algorithms.on_policy.impala import Impala
-from penstock.learner.algorithms.on_policy.reinforce import Reinforce
+from penstock.learner.algorithms.on_policy.ppo import Impala, Reinforce
 from penstock.learner.algorithms.registry import ALGORITHMS
 from penstock.learner.batch import Batch
 from penstock.policy import weights

@@ -10,7 +10,7 @@ import torch
 from penstock.config.settings import PPOSection
 from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.algorithms.on_policy import ppo as module
-from penstock.learner.algorithms.on_policy.gradient_steps import GradientRecord
+from penstock.learner.algorithms.on_policy.on_policy import GradientRecord
 from penstock.learner.algorithms.on_policy.ppo import PPO
 from penstock.learner.algorithms.shared.rows import Rows
 from penstock.learner.algorithms.shared.schedule import ScheduleValues

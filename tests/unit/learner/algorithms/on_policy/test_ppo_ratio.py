@@ -18,7 +18,7 @@ from penstock.learner.algorithms.on_policy.ppo import PPO
 from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
 from penstock.learner.batch import Batch
 from penstock.policy import weights
-from penstock.policy.layers import BatchNorm
+from penstock.policy.networks import BatchNorm
 from tests.support.experience.any_spaces import Acting, AnySpace
 
 ROUNDING = 2e-5

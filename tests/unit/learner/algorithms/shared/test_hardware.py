@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from penstock.config.settings import PPOSection
 from penstock.learner.algorithms.fast.network import AutogradNetwork, DenseNetwork
 from penstock.learner.algorithms.on_policy.ppo import PPO
-from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.shared.schedule import Hardware
 from penstock.learner.batch import Batch, assemble
 from penstock.policy import weights
 from tests.support.experience.experience import Collector, cartpoles, collect, small_policy

@@ -10,10 +10,10 @@ import torch
 from penstock.config.settings import PPOSection
 from penstock.learner.algorithms.fast.network import AutogradNetwork, DenseNetwork, network_of
 from penstock.learner.algorithms.fast.optimiser import FlatAdam
+from penstock.learner.algorithms.on_policy.on_policy import Prepared
 from penstock.learner.algorithms.on_policy.ppo import PPO
-from penstock.learner.algorithms.on_policy.preparation import Prepared
 from penstock.learner.algorithms.shared.rank_group import SingleRankGroup, evenly
-from penstock.learner.algorithms.shared.sequences import Sequences
+from penstock.learner.algorithms.shared.rows import Sequences
 from penstock.learner.batch import Batch
 from penstock.policy import weights
 from penstock.policy.policy import Policy

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.learner.algorithms.tokens.token_advantage import (
+from penstock.learner.algorithms.tokens.token_ppo import (
     DEVIATION_FLOOR,
     divergence_reward,
     group_relative,

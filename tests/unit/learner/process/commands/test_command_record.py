@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from penstock.broker.log.commands import Answer, Command
-from penstock.learner.process.commands.command_record import CommandRecord
+from penstock.broker.log.replies import Answer, Command
+from penstock.learner.process.run_checkpoints import CommandRecord
 
 
 def command(number: int, answer: Answer | None = None) -> Command:

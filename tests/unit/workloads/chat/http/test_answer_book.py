@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from penstock.registry.ratings import RatedConversation
-from penstock.workloads.chat.http.answer_book import INPUT, AnswerBook, TalkCounts, VersionCounts
+from penstock.workloads.chat.http.chat_api import INPUT, AnswerBook, TalkCounts, VersionCounts
 
 DAY_S = 86_400.0
 FIRST_S = 20_000 * DAY_S  # 2024-10-04

@@ -2,7 +2,7 @@
 
 import random
 
-from penstock.workloads.chat.http.asking import LEAST, Asking
+from penstock.workloads.chat.http.chat_api import LEAST, Asking
 
 
 def test_one_in_five_is_asked_about_and_they_are_the_least_sure() -> None:

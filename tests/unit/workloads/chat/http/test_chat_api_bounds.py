@@ -13,7 +13,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from fastapi.testclient import TestClient
 
-from penstock.workloads.chat.http import overview
+from penstock.workloads.chat.http import chat_routes
 from penstock.workloads.chat.http.chat_api import MOST_OF_ONE
 from penstock.workloads.chat.loop.loop_state import folder_of
 from tests.support.chat.chat_stand import chat_app, client_at, upstream_at
@@ -101,7 +101,7 @@ def test_a_damaged_file_of_the_loop_is_told_with_a_remedy(
 def test_what_is_known_without_the_server_is_shown_while_it_is_halted(
     tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "DESCRIBE_S", 1.0)
+    monkeypatch.setattr(chat_routes, "DESCRIBE_S", 1.0)
     with ExitStack() as stack:
         silent = stack.enter_context(socket.socket(socket.AF_UNIX))
         silent.bind(str(short_folder / "text.sock"))

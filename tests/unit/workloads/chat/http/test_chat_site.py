@@ -18,9 +18,8 @@ from penstock.gateway.store.tables import Role
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from penstock.workloads.chat.http.chat_site import site
-from penstock.workloads.chat.loop.loop_order import LoopOrder
-from penstock.workloads.chat.loop.loop_state import LoopState, Step, folder_of, write_state
-from penstock.workloads.chat.loop.weighing import read_weighed
+from penstock.workloads.chat.loop.loop_state import LoopOrder, LoopState, Step, folder_of, write_state
+from penstock.workloads.chat.loop.served_judge import read_weighed
 from tests.support.chat.chat_stand import beside, chat_app, served_judge, upstream_at, upstream_of
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 from tests.support.language.text_stand import make_model

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from penstock.gateway.surface import ApiError
-from penstock.workloads.chat.http.message_limit import MessageLimit
+from penstock.workloads.chat.http.chat_api import MessageLimit
 
 
 def test_a_person_waits_and_others_do_not() -> None:

@@ -1,8 +1,8 @@
 """The overview: a row for each version, judged by all its conversations."""
 
 from penstock.registry.ratings import Tally
-from penstock.workloads.chat.http.answer_book import VersionCounts
-from penstock.workloads.chat.http.overview import shown_name, versions_of
+from penstock.workloads.chat.http.chat_api import VersionCounts
+from penstock.workloads.chat.http.chat_routes import shown_name, versions_of
 
 
 def _counts(version: int, conversations: int) -> VersionCounts:

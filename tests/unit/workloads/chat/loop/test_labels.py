@@ -3,8 +3,14 @@
 import json
 from pathlib import Path
 
-from penstock.workloads.chat.loop.labels import NewRatings, believed, new_among, replayed_prompts, write_rows
-from penstock.workloads.chat.ratings.rating_rules import RatingRules
+from penstock.workloads.chat.loop.loop_view import (
+    NewRatings,
+    believed,
+    new_among,
+    replayed_prompts,
+    write_rows,
+)
+from penstock.workloads.chat.ratings import RatingRules
 from tests.support.chat.loop_stand import POLICY, loop_stand
 
 

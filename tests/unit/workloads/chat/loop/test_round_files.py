@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from penstock.workloads.chat.loop.round_files import forget_texts, is_done, rated_heads, told_apart
-from penstock.workloads.chat.loop.step_process import StepFailed
+from penstock.workloads.chat.loop.step_process import (
+    StepFailed,
+    forget_texts,
+    is_done,
+    rated_heads,
+    told_apart,
+)
 
 
 def test_of_a_round_that_is_over_the_weights_stay_and_the_texts_go(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.workloads.chat.people.chat_texts import (
+from penstock.workloads.chat.people import (
     FEATURES,
     LONG,
     PROFILES,

@@ -5,9 +5,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from penstock.workloads.chat.people.chat_texts import draw_prompt, draw_response
-from penstock.workloads.chat.people.population import DELAY_S, FLOODER, Person, flood, population
-from penstock.workloads.chat.people.taste import USUAL
+from penstock.workloads.chat.people import (
+    DELAY_S,
+    FLOODER,
+    USUAL,
+    Person,
+    draw_prompt,
+    draw_response,
+    flood,
+    population,
+)
 
 
 def test_kinds_are_equally_many_and_few_lie() -> None:

@@ -7,17 +7,20 @@ import numpy as np
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.chat.people.chat_texts import (
+from penstock.workloads.chat.people import (
     FEATURES,
+    FLOODER,
     PROFILES,
+    THUMB,
+    USUAL,
+    Population,
     draw_prompt,
     draw_response,
+    flood,
+    population,
     read_profile,
 )
-from penstock.workloads.chat.people.population import FLOODER, THUMB, Population, flood, population
-from penstock.workloads.chat.people.taste import USUAL
-from penstock.workloads.chat.ratings.rating_filter import DAY_S, filter_ratings
-from penstock.workloads.chat.ratings.rating_rules import RatingRules, Reason
+from penstock.workloads.chat.ratings import DAY_S, RatingRules, Reason, filter_ratings
 
 RULES = RatingRules()
 CHANCES = dict(zip(PROFILES, USUAL.thumb_chance(FEATURES), strict=True))

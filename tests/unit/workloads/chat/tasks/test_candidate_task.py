@@ -7,7 +7,7 @@ from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.chat.candidates import CANDIDATES, liked, questions
-from penstock.workloads.chat.people.taste import CHANGED, USUAL
+from penstock.workloads.chat.people import CHANGED, USUAL
 
 
 @pytest.mark.parametrize("reward", ["chance", "thumb"])

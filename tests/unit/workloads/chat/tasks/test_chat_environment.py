@@ -6,8 +6,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.chat.people.chat_texts import FEATURES, PROFILES, read_profile
-from penstock.workloads.chat.people.taste import USUAL
+from penstock.workloads.chat.people import FEATURES, PROFILES, USUAL, read_profile
 from penstock.workloads.chat.tasks.chat_environment import ChatEnvironment, people_tokenizer
 from penstock.workloads.language.tiny_models import build_tokenizer
 

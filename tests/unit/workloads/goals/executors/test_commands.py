@@ -12,8 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.executors.command_file import CommandFile, GoalCommand, read_commands
-from penstock.workloads.goals.executors.commands import Commands, NotAllowed
+from penstock.workloads.goals.executors.commands import (
+    CommandFile,
+    Commands,
+    GoalCommand,
+    NotAllowed,
+    read_commands,
+)
 
 TOUCH, PRINTF, SLEEP, CAT, RM, FIND = (
     f"/usr/bin/{name}" for name in ["touch", "printf", "sleep", "cat", "rm", "find"]

@@ -7,10 +7,15 @@ from typing import Final
 import numpy as np
 import pytest
 
-from penstock.workloads.goals.off_policy.decisions import Decisions
-from penstock.workloads.goals.off_policy.estimators import Estimates, estimate
-from penstock.workloads.goals.off_policy.judgement import TooLittle, judge
-from penstock.workloads.goals.off_policy.outcome_model import cross_fitted, returns_from
+from penstock.workloads.goals.off_policy import (
+    Decisions,
+    Estimates,
+    TooLittle,
+    cross_fitted,
+    estimate,
+    judge,
+    returns_from,
+)
 from tests.support.oracles import off_policy_truth as truth
 
 Policy = tuple[tuple[float, ...], ...]

@@ -18,7 +18,7 @@ from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
 from penstock.workloads.goals.commands.trace_commands import trace_commands
 from penstock.workloads.goals.traces.judged_policy import Learned
-from penstock.workloads.goals.traces.recorded_decisions import collected
+from penstock.workloads.goals.traces.trace_recording import collected
 from tests.support.experience.bandit_log import line, written
 from tests.support.oracles import off_policy_truth as truth
 

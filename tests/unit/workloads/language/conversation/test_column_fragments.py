@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-from penstock.actor.acting.header_fields import HeaderFields
+from penstock.actor.acting.local_policy import HeaderFields
 from penstock.config.settings import ConfigurationError
 from penstock.learner.algorithms.tokens.responses import Grid, read_responses
-from penstock.learner.feed.fragment_check import check_meaning
+from penstock.learner.feed.payloads import check_meaning
 from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import TensorRule, fragment_schema
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.conversation.column import Column
-from penstock.workloads.language.conversation.column_fragments import ColumnFragments
+from penstock.workloads.language.conversation.live_conversation import Column, ColumnFragments
 from tests.support.experience.token_experience import batch_of
 from tests.support.language.columns import CUT, NONE, TWO
 

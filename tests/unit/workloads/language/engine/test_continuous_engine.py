@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from penstock.policy import weights
-from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
-from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
-from penstock.workloads.language.engine.loaded_networks import LoadedNetworks
+from penstock.workloads.language.engine.continuous_engine import (
+    ContinuousEngine,
+    LoadedAdapters,
+    LoadedNetworks,
+)
 from penstock.workloads.language.engine.requests import Growing, Request
-from penstock.workloads.language.generation.drawing import only_likely
+from penstock.workloads.language.generation.cached_generation import only_likely
 from penstock.workloads.language.language_model import make_probe
 from penstock.workloads.language.policy.language_policy import LanguagePolicy
 from penstock.workloads.language.policy.policy_section import LanguageSection

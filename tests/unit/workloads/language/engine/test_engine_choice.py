@@ -11,7 +11,7 @@ from tests.support.language.text_stand import EOS, PAD, adapter, make_model, pol
 
 MODULE = """
 from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
-from penstock.workloads.language.engine.loaded_adapters import LoadedAdapters
+from penstock.workloads.language.engine.continuous_engine import LoadedAdapters
 
 def make(policy, **own):
     return ContinuousEngine(LoadedAdapters(policy), **own)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
-from penstock.workloads.chat.ratings.rating_filter import filter_ratings
-from penstock.workloads.chat.ratings.rating_rules import RatingRules
+from penstock.workloads.chat.ratings import RatingRules, filter_ratings
 from penstock.workloads.language.feedback.feedback_places import rows_of
 
 

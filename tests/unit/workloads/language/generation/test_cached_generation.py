@@ -8,9 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.workloads.language.generation.backend import Generated
-from penstock.workloads.language.generation.cached_generation import CachedGeneration
-from penstock.workloads.language.generation.drawing import draw
+from penstock.workloads.language.generation.cached_generation import CachedGeneration, Generated, draw
 from penstock.workloads.language.tokenizer import load_tokenizer
 
 MOST = 12

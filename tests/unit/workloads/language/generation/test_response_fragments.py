@@ -6,16 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actor.acting.header_fields import HeaderFields
-from penstock.actor.acting.reward import learner_reward
+from penstock.actor.acting.local_policy import HeaderFields
+from penstock.actor.acting.masks import learner_reward
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Episode, Publication
 from penstock.protocol.schema import FragmentSchema, TensorRule, fragment_schema
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.generation.backend import Generated
-from penstock.workloads.language.generation.prompt_set import Asked
-from penstock.workloads.language.generation.response_fragments import Scored, TokenFragments
+from penstock.workloads.language.generation.cached_generation import Generated
+from penstock.workloads.language.generation.prompt_set import Asked, Scored, TokenFragments
 from penstock.workloads.language.reward.reward_source import ScoredBy
 
 PAD, EOS = 0, 2

@@ -6,10 +6,8 @@ from typing import Never
 import numpy as np
 import pytest
 
-from penstock.workloads.language.guard.guard import MAX_CHARS, Guard
-from penstock.workloads.language.guard.guard_rules import Rule
-from penstock.workloads.language.guard.text_classifier import WIDTH, TextClassifier
-from penstock.workloads.language.guard.verdict import Direction
+from penstock.workloads.language.guard.guard_rules import Direction, Rule
+from penstock.workloads.language.guard.text_classifier import MAX_CHARS, WIDTH, Guard, TextClassifier
 
 IN, OUT = Direction.INPUT, Direction.OUTPUT
 

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.language.guard.guard_rows import GuardRow, packaged_rows, read_rows
-from penstock.workloads.language.guard.guard_training import Share, train_guard
-from penstock.workloads.language.guard.text_classifier import load_classifier, train_classifier
+from penstock.workloads.language.guard.guard_rules import GuardRow, packaged_rows, read_rows
+from penstock.workloads.language.guard.text_classifier import (
+    Share,
+    load_classifier,
+    train_classifier,
+    train_guard,
+)
 
 KINDS = {True: ("drop the table of", "give me the password of"), False: ("where is the shop of", "thank")}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.workloads.language.heads.calibration import LEAST, Calibration, calibrate
+from penstock.workloads.language.heads.head import LEAST, Calibration, calibrate
 from penstock.workloads.language.heads.heads_measures import measure_head
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from penstock.workloads.language.heads.heads_loss import RATING_WEIGHT, heads_loss
+from penstock.workloads.language.heads.heads_model import RATING_WEIGHT, heads_loss
 
 NAN = float("nan")
 CHOICES = torch.tensor([True, False])

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.chat.people.population import population
+from penstock.workloads.chat.people import population
 from penstock.workloads.language.heads.head import parse_heads
 from penstock.workloads.language.heads.heads_model import CARD, HeadsModel, HeadsOrder, train_heads
 from penstock.workloads.language.reward.opening import open_source

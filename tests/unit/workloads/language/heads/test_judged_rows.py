@@ -6,8 +6,7 @@ import pytest
 
 from penstock.config.settings import ConfigurationError
 from penstock.workloads.language.feedback.examples import Preference
-from penstock.workloads.language.heads.head import parse_heads
-from penstock.workloads.language.heads.judged_rows import Judged, read_opinions, split, to_opinions
+from penstock.workloads.language.heads.head import Judged, parse_heads, read_opinions, split, to_opinions
 
 HEADS = parse_heads(["thumb=thumbs", "relevance=stars"])
 

@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from penstock.config.sections.token import TokenPPOSection
+from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.learner.algorithms.algorithm import AlgorithmState
-from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.learner.algorithms.shared.schedule import Hardware
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.policy.critic import AdapterCritic, ValueHead
-from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
+from penstock.workloads.language.policy.language_policy import AdapterCritic, LanguagePolicy, ValueHead, build
 from penstock.workloads.language.policy.policy_section import language_section
 from tests.support.experience.experience import same
 from tests.support.experience.token_experience import batch_of, fragment

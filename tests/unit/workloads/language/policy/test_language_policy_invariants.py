@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.config.sections.token import TokenPPOSection
-from penstock.learner.algorithms.shared.hardware import Hardware
+from penstock.config.algorithm_sections import TokenPPOSection
+from penstock.learner.algorithms.shared.schedule import Hardware
 from penstock.learner.algorithms.tokens.responses import read_responses
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch

@@ -2,8 +2,11 @@
 
 import pytest
 
-from penstock.workloads.language.pretraining.known_answers import closeness
-from penstock.workloads.language.pretraining.packaged_conversations import as_typed, packaged_conversations
+from penstock.workloads.language.pretraining.conversation_files import (
+    as_typed,
+    closeness,
+    packaged_conversations,
+)
 
 pytest.importorskip("chatterbot_corpus", reason="needs the extra data")
 

@@ -12,7 +12,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.chat.commands.pretrain_command import main
-from penstock.workloads.chat.people.chat_texts import draw_prompt, draw_response
+from penstock.workloads.chat.people import draw_prompt, draw_response
 from penstock.workloads.chat.tasks.chat_environment import ChatEnvironment
 from penstock.workloads.language.pretraining.supervised_base import RESULT, pretrain, pretraining_settings
 from tests.support.language.thread_watch import ThreadWatch, two_threads

@@ -15,9 +15,13 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from penstock.config.settings import ConfigurationError
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.reward import reward_model
-from penstock.workloads.language.reward.reward_messages import sample_from_proto, sample_to_proto
 from penstock.workloads.language.reward.reward_model import Network, RewardModel
-from penstock.workloads.language.reward.reward_source import BadSample, Sample
+from penstock.workloads.language.reward.reward_source import (
+    BadSample,
+    Sample,
+    sample_from_proto,
+    sample_to_proto,
+)
 from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.rlhf.sentiment import WORDS
 from tests.support.language.tiny_reward import disturbed, make_reward_model, samples

@@ -20,12 +20,15 @@ from penstock.rpc.channel import open_channel
 from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.v1 import reward_pb2 as pb
-from penstock.workloads.language.reward import reward_batcher
-from penstock.workloads.language.reward.reward_batcher import Batcher
+from penstock.workloads.language.reward import reward_service
 from penstock.workloads.language.reward.reward_client import RewardClient
-from penstock.workloads.language.reward.reward_messages import MAX_REWARD_SAMPLES
-from penstock.workloads.language.reward.reward_service import CALLS, main
-from penstock.workloads.language.reward.reward_source import BadSample, Sample, Unavailable
+from penstock.workloads.language.reward.reward_service import CALLS, Batcher, main
+from penstock.workloads.language.reward.reward_source import (
+    MAX_REWARD_SAMPLES,
+    BadSample,
+    Sample,
+    Unavailable,
+)
 from tests.support.language.tiny_reward import make_reward_model, samples
 
 PATIENCE_S = 60.0
@@ -204,7 +207,7 @@ def test_a_closed_client_and_one_that_finds_no_server_are_unavailable(short_fold
 async def test_a_full_queue_is_overloaded_and_an_error_reaches_its_callers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reward_batcher, "MAX_WAITING_ROWS", 4)
+    monkeypatch.setattr(reward_service, "MAX_WAITING_ROWS", 4)
     gate = threading.Event()
 
     def score(rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:

@@ -14,14 +14,13 @@ import pytest
 
 from penstock.config.settings import ConfigurationError
 from penstock.workloads.language.prompt import Message, Prompt
-from penstock.workloads.language.reward import http_rewards
-from penstock.workloads.language.reward.callable_rewards import CallableRewards
-from penstock.workloads.language.reward.http_rewards import HttpRewards
+from penstock.workloads.language.reward import reward_client
 from penstock.workloads.language.reward.opening import open_source
-from penstock.workloads.language.reward.reward_client import RewardClient
+from penstock.workloads.language.reward.reward_client import HttpRewards, RewardClient
 from penstock.workloads.language.reward.reward_source import (
     BadReward,
     BadSample,
+    CallableRewards,
     RewardSource,
     Sample,
     Unavailable,
@@ -197,7 +196,7 @@ def test_a_wrong_answer_is_an_error_at_once(answer: Answer, kind: type[Exception
 
 
 def test_a_reply_without_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_rewards, "MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr(reward_client, "MAX_REPLY_BYTES", 1000)
     with served([(200, b" " * 5000)]) as (url, _), pytest.raises(BadReward, match="above 1000 bytes"):
         HttpRewards(url).score(SAMPLES)
 

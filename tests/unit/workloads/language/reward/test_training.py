@@ -15,13 +15,12 @@ from torch.nn import functional
 from transformers import TrainerCallback
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.feedback.reading import Source
-from penstock.workloads.language.feedback.scale import parse_scale
-from penstock.workloads.language.reward import trainer
+from penstock.workloads.language.feedback.examples import parse_scale
+from penstock.workloads.language.feedback.feedback_places import Source
+from penstock.workloads.language.reward import training
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.reward.reward_source import Sample
-from penstock.workloads.language.reward.trainer import loss_of
-from penstock.workloads.language.reward.training import Order, train
+from penstock.workloads.language.reward.training import Order, loss_of, train
 from penstock.workloads.language.reward.training_section import RewardTraining, training_settings
 from penstock.workloads.rlhf.sentiment import Sentiment
 
@@ -84,9 +83,9 @@ def test_a_mix_of_scores_and_pairs_is_learned_and_written_whole(base: Path, tmp_
 def test_scores_to_check_are_those_of_full_precision(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = trainer._arguments
+    plain = training._arguments
     monkeypatch.setattr(
-        trainer, "_arguments", lambda *given, **named: replace(plain(*given, **named), bf16=True)
+        training, "_arguments", lambda *given, **named: replace(plain(*given, **named), bf16=True)
     )
     out = tmp_path / "out"
     results = train(order(base, feedback(tmp_path, scored=40, pairs=0), out, learning_rate=0.05), NEVER)
@@ -138,12 +137,12 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(
     source = feedback(tmp_path, scored=40, pairs=20)
     assert train(order(base, source, tmp_path / "whole"), NEVER) is not None
     stop = threading.Event()
-    progress = trainer._Progress
-    monkeypatch.setattr(trainer, "_Progress", lambda: _StopAt(stop, 3))
+    progress = training._Progress
+    monkeypatch.setattr(training, "_Progress", lambda: _StopAt(stop, 3))
     parted = order(base, source, tmp_path / "parted")
     assert train(parted, stop) is None
     assert not (tmp_path / "parted" / "reward.json").exists()
-    monkeypatch.setattr(trainer, "_Progress", progress)
+    monkeypatch.setattr(training, "_Progress", progress)
 
     with pytest.raises(ConfigurationError, match="go on with --resume"):
         train(parted, NEVER)

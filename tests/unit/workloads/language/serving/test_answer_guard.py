@@ -9,9 +9,8 @@ from penstock.config.settings import ConfigurationError
 from penstock.protocol.refusal import Refused
 from penstock.runtime import metrics
 from penstock.v1 import text_pb2 as pb
-from penstock.workloads.language.guard.guard import Guard
-from penstock.workloads.language.guard.guard_rules import Rule
-from penstock.workloads.language.guard.verdict import Direction, Verdict
+from penstock.workloads.language.guard.guard_rules import Direction, Rule, Verdict
+from penstock.workloads.language.guard.text_classifier import Guard
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.answer_guard import AnswerGuard, open_guard
 from penstock.workloads.language.serving.asks import Ask

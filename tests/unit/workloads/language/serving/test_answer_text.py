@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.workloads.language.serving.answer_text import AnswerText, as_message
+from penstock.workloads.language.serving.text_answerer import AnswerText, as_message
 from tests.support.language.text_stand import ADD, LOOKUP, TOKENIZER, TOOLS
 
 CALL = f"<tool_call> {ADD} </tool_call>"

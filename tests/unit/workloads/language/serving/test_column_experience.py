@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from penstock.actor.link.sample_journal import Run, SampleJournal, digest, read_samples, runs_of, sample_files
-from penstock.launch.audit.journals import SessionHistory
+from penstock.actor.link.ack_journal import Run, SampleJournal, digest, read_samples, runs_of, sample_files
+from penstock.launch.audit.books import SessionHistory
 from tests.support.language.text_stand import TextStand, tool, user
 
 

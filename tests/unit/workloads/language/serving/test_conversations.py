@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actor.serving.episodes.caller_shares import CallerShares
-from penstock.actor.serving.episodes.episodes import REMEMBERED_EPISODES
+from penstock.actor.serving.episodes.episodes import REMEMBERED_EPISODES, CallerShares
 from penstock.protocol.fragment import Fragment, check
-from penstock.protocol.payload import read_payload
+from penstock.protocol.header import read_payload
 from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.workloads.prompts.http import chains
-from penstock.workloads.prompts.http.given_answers import GivenAnswers
+from penstock.workloads.prompts.http.run_learning import GivenAnswers
 from tests.support.prompts.small_prompts import SmallPrompts, as_base64, embedding
 from tests.support.serving.server_parts import column
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
-from penstock.workloads.prompts.http.prompt_work import MOST_WAITING
+from penstock.workloads.prompts.http.prompts_api import MOST_WORK_WAITING
 from tests.support.prompts.small_prompts import SmallPrompts, embedding, small_prompts
 from tests.support.serving.server_parts import column
 
@@ -120,14 +120,14 @@ def test_what_cannot_be_embedded_or_rewarded_is_told(short_folder: Path) -> None
 def test_a_source_that_is_slow_holds_up_nothing_else(short_folder: Path) -> None:
     held.clear()
     task = {"reward_source": f"{__name__}:slow"}
-    many = MOST_WAITING + 1
+    many = MOST_WORK_WAITING + 1
     with small_prompts(short_folder, task=task) as prompts, ThreadPoolExecutor(many) as programs:
         asked = [programs.submit(prompts.post, "/mutate", prompt=PROMPT, action=3) for _ in range(many)]
         refused = next(as_completed(asked)).result()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert prompts.select(embedding(0))["version"] == 1
         held.set()
-        assert sorted(one.result().status_code for one in asked) == [200] * MOST_WAITING + [503]
+        assert sorted(one.result().status_code for one in asked) == [200] * MOST_WORK_WAITING + [503]
 
 
 held = Event()

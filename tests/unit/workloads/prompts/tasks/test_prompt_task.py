@@ -6,8 +6,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.prompts.prompt_sources import PromptSource
-from penstock.workloads.prompts.task_parts import parts_of
+from penstock.workloads.prompts.task_parts import PromptSource, parts_of
 from penstock.workloads.prompts.tasks.prompt_task import LENGTH, PromptTask
 
 

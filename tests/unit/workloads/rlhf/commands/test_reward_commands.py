@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.launch.run.child_process import penstock
+from penstock.launch.run.supervised_service import penstock
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.workloads.rlhf.commands import reward_scoring, reward_training
 from penstock.workloads.rlhf.sentiment import Sentiment

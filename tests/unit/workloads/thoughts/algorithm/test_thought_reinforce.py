@@ -12,12 +12,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from penstock.learner.batch import Batch
-from penstock.workloads.thoughts.algorithm.thought_metrics import METRICS, ORIGINAL
-from penstock.workloads.thoughts.algorithm.thought_reinforce import ThoughtReinforce
-from penstock.workloads.thoughts.tasks.example import Continuation
-from penstock.workloads.thoughts.tasks.rings import Rings
-from penstock.workloads.thoughts.thinking_policy import head_of
-from penstock.workloads.thoughts.thought_settings import ThoughtReinforceSection
+from penstock.workloads.thoughts.algorithm.reinforce import ThoughtReinforce
+from penstock.workloads.thoughts.algorithm.rows import METRICS, ORIGINAL
+from penstock.workloads.thoughts.model import head_of
+from penstock.workloads.thoughts.settings import ThoughtReinforceSection
+from penstock.workloads.thoughts.tasks import Continuation, Rings
 from tests.support.thoughts.small_thoughts import (
     LAYOUT,
     TASK,

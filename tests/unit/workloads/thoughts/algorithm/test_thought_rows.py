@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.workloads.language.conversation.column import Column
-from penstock.workloads.thoughts.algorithm.thought_rows import read_rows, with_thoughts, without_thoughts
+from penstock.workloads.language.conversation.live_conversation import Column
+from penstock.workloads.thoughts.algorithm.rows import read_rows, with_thoughts, without_thoughts
 from tests.support.thoughts.small_thoughts import (
     LAYOUT,
     small_base,

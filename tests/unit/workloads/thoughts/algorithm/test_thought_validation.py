@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.workloads.thoughts.algorithm.thought_validation import ThoughtValidation
-from penstock.workloads.thoughts.start.transformer import load_transformer
-from penstock.workloads.thoughts.thought_settings import ThoughtReinforceSection
-from penstock.workloads.thoughts.validation.probes import probe
+from penstock.workloads.thoughts.algorithm.validation import ThoughtValidation
+from penstock.workloads.thoughts.settings import ThoughtReinforceSection
+from penstock.workloads.thoughts.start.warm_start import load_transformer
+from penstock.workloads.thoughts.validation import probe
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base
 
 NOTHING_FOUND: Final[dict[str, Any]] = {

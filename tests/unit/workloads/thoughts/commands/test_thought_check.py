@@ -6,8 +6,8 @@ import pytest
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.thoughts.commands.thought_check import check_run, start_of
+from penstock.workloads.thoughts.environment import Thoughts
 from penstock.workloads.thoughts.start.thoughts_start import START_MODEL
-from penstock.workloads.thoughts.thought_section import Thoughts
 
 
 @pytest.mark.parametrize("name", ["missing", "."])

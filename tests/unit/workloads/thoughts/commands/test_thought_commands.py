@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.workloads.thoughts.commands.thought_commands import thought_commands
-from penstock.workloads.thoughts.tasks.example import Example
-from penstock.workloads.thoughts.tasks.rings import Rings
+from penstock.workloads.thoughts.tasks import Example, Rings
 
 
 class Interrupted(Rings):

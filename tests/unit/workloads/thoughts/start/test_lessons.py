@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from penstock.workloads.thoughts.start.lessons import Lesson, Lessons
-from penstock.workloads.thoughts.tasks.example import Continuation, Example
-from penstock.workloads.thoughts.thought_layout import Layout
+from penstock.workloads.thoughts.environment import Layout
+from penstock.workloads.thoughts.start.warm_start import Lesson, Lessons
+from penstock.workloads.thoughts.tasks import Continuation, Example
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.config import settings as configuration
-from penstock.config.preparation import Progress
-from penstock.config.settings import ConfigurationError, PolicySection, Settings
+from penstock.config.settings import ConfigurationError, PolicySection, Progress, Settings
+from penstock.workloads.thoughts.settings import ThoughtReinforceSection
 from penstock.workloads.thoughts.start.thoughts_start import START_MODEL, check_lengths, prepare
-from penstock.workloads.thoughts.tasks.rings import Rings
-from penstock.workloads.thoughts.thought_settings import ThoughtReinforceSection
+from penstock.workloads.thoughts.tasks import Rings
 from tests.support.thoughts.small_thoughts import small_base
 
 

@@ -5,16 +5,19 @@ import threading
 import numpy as np
 import pytest
 
-from penstock.config.preparation import Progress
-from penstock.config.settings import ConfigurationError
+from penstock.config.settings import ConfigurationError, Progress
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.thoughts.start.lessons import Lesson, Lessons
-from penstock.workloads.thoughts.start.transformer import build_transformer
-from penstock.workloads.thoughts.start.warm_start import Teacher, measure_loss, right_steps, warm_start
-from penstock.workloads.thoughts.tasks.example import draw_tests
-from penstock.workloads.thoughts.tasks.text import Text
-from penstock.workloads.thoughts.thought_layout import Layout
-from penstock.workloads.thoughts.thought_section import Thoughts
+from penstock.workloads.thoughts.environment import Layout, Thoughts
+from penstock.workloads.thoughts.start.warm_start import (
+    Lesson,
+    Lessons,
+    Teacher,
+    build_transformer,
+    measure_loss,
+    right_steps,
+    warm_start,
+)
+from penstock.workloads.thoughts.tasks import Text, draw_tests
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.thoughts.tasks import example
-from penstock.workloads.thoughts.tasks.example import Example, Task, draw_mixed, draw_tests, is_held_out
-from penstock.workloads.thoughts.tasks.rings import Rings
+from penstock.workloads.thoughts import tasks
+from penstock.workloads.thoughts.tasks import Example, Rings, Task, draw_mixed, draw_tests, is_held_out
 
 
 def test_held_out_questions_are_never_trained_on() -> None:
@@ -22,7 +21,7 @@ def test_held_out_questions_are_never_trained_on() -> None:
 
 
 def test_a_task_without_a_question_of_a_side_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(example, "_TRIES", 50)
+    monkeypatch.setattr(tasks, "_TRIES", 50)
     task = Rings(7, 4)
     monkeypatch.setattr(
         task, "example", lambda random, level: replace(Rings.example(task, random, level), identity="one")
@@ -34,6 +33,6 @@ def test_a_task_without_a_question_of_a_side_is_refused(monkeypatch: pytest.Monk
 def draw_or_none(task: Task, *, held_out: bool) -> Example | None:
     """A question, or None where it is refused."""
     try:
-        return example.draw(task, np.random.default_rng(0), 1, held_out=held_out)
+        return tasks.draw(task, np.random.default_rng(0), 1, held_out=held_out)
     except ConfigurationError:
         return None

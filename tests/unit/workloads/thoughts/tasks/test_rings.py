@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from penstock.workloads.thoughts.tasks.rings import Rings, accuracy_without_thoughts
+from penstock.workloads.thoughts.tasks import Rings, accuracy_without_thoughts
 
 
 def test_a_question_shows_the_ring_that_its_answer_lies_on() -> None:

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.thoughts.tasks.example import Continuation, Example
-from penstock.workloads.thoughts.tasks.rings import Rings
-from penstock.workloads.thoughts.tasks.task_check import check_task
+from penstock.workloads.thoughts.tasks import Continuation, Example, Rings, check_task
 
 
 class Fine:

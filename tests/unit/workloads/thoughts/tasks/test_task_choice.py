@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.thoughts.tasks.example import Continuation, Example, draw_tests
-from penstock.workloads.thoughts.tasks.task_choice import open_task
+from penstock.workloads.thoughts.tasks import Continuation, Example, draw_tests, open_task
 
 
 class Sums:

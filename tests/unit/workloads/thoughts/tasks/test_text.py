@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.thoughts.tasks.example import draw, draw_tests, is_held_out
-from penstock.workloads.thoughts.tasks.task_choice import open_task
-from penstock.workloads.thoughts.tasks.text import RARE, Text, reference
-from penstock.workloads.thoughts.thought_layout import Layout
+from penstock.workloads.thoughts.environment import Layout
+from penstock.workloads.thoughts.tasks import RARE, Text, draw, draw_tests, is_held_out, open_task, reference
 
 PASSAGES = [f"the {one} sat on the mat. it was the {one} of the house, and it sat." for one in ("cat", "dog")]
 

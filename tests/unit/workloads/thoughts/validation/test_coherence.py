@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from penstock.workloads.thoughts.tasks.rings import Rings
-from penstock.workloads.thoughts.validation.coherence import coherence, edit_distance, legal_share
+from penstock.workloads.thoughts.tasks import Rings
+from penstock.workloads.thoughts.validation import coherence, edit_distance, legal_share
 
 QUESTION = ("a>b", "b>c", "c>d", "d>e", "e>a", "a", "k3")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.workloads.thoughts.validation.interval import correlation, interval
+from penstock.workloads.thoughts.validation import correlation, interval
 
 
 def test_an_interval_covers_the_mean_it_was_drawn_around() -> None:

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from penstock.workloads.thoughts.start.transformer import load_transformer
-from penstock.workloads.thoughts.tasks.example import Continuation, Example, draw_tests
-from penstock.workloads.thoughts.tasks.rings import Rings
-from penstock.workloads.thoughts.thinking_model import ThinkingModel
-from penstock.workloads.thoughts.validation.probes import Probed, probe
+from penstock.workloads.thoughts.model import ThinkingModel
+from penstock.workloads.thoughts.start.warm_start import load_transformer
+from penstock.workloads.thoughts.tasks import Continuation, Example, Rings, draw_tests
+from penstock.workloads.thoughts.validation import Probed, probe
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base
 
 

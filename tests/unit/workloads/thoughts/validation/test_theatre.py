@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.workloads.thoughts.thinking_model import Answered
-from penstock.workloads.thoughts.validation.probes import Probed
-from penstock.workloads.thoughts.validation.theatre import validate
+from penstock.workloads.thoughts.model import Answered
+from penstock.workloads.thoughts.validation import Probed, validate
 
 COUNT = 100
 START = np.full(COUNT, 2.3)

@@ -1,1 +1,0 @@
-"""When the policy is evaluated, and what the results mean for the run."""

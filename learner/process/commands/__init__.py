@@ -1,1 +1,0 @@
-"""Commands of operators that the learner answers: checkpoint by name, restore, flush."""

@@ -1,1 +1,0 @@
-"""The sections of the configuration, a file each; `penstock.config.settings` puts them together."""

@@ -1,0 +1,407 @@
+"""The statistics of a canary: what its clients earn, and when that is evidence against it."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+# ---- The bounds of a canary, and what servers see of its trial, by which `canary_trial` judges it.
+
+MAX_PART: Final = 0.8
+"""Largest part of the judged clients that may be the canary's: among fewer others it takes too long."""
+LEVELS: Final = 3
+"""How often a client's returns are compared: after a while, 8 and 64 times as long."""
+LEVEL_FACTOR: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The bounds within which a canary must stay."""
+
+    false_alarm: float = 0.05
+    """Chance that a canary that equals the active version is ever withdrawn or called better."""
+    horizon: int = 200
+    """Clients of the canary after which one without a verdict is called undecided; it is judged on."""
+    error_margin: float = 0.005
+    """Share of the canary's answers that may fail where the active version can answer."""
+    slow_margin: float = 0.05
+    """Rise in the share of slow answers that is tolerated."""
+
+    def __post_init__(self) -> None:
+        for name in ("false_alarm", "error_margin"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise ValueError(f"{name}={getattr(self, name)}: must lie between 0 and 1")
+        if not 0.0 <= self.slow_margin < 1.0:
+            raise ValueError(f"slow_margin={self.slow_margin}: must be 0 or more and below 1")
+        if self.horizon < 1:
+            raise ValueError(f"horizon={self.horizon}: must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientReturn:
+    """Holds what one client had earned by a certain time after its first episode of the trial began."""
+
+    client: str
+    """Digest of its key, by which all servers know it; "" for one without a key, who is dealt an arm anew."""
+    level: int
+    """Which time: 0, 1, … below LEVELS."""
+    canary: bool
+    part: float
+    """Chance with which the client was assigned to the canary and not to the active version."""
+    value: float
+    """Mean return of its whole episodes; of an open one as far as it is, where there is no whole one.
+
+    Of a person with opinions: the share of conversations that they liked.
+    """
+    rated: float | None = None
+    """Share of conversations that they gave an opinion of; None: it has returns, and no opinions."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ValueError(f"value={self.value}: must be finite; refuse the reward that was not")
+        if self.rated is not None and not 0.0 <= self.rated <= 1.0:
+            raise ValueError(f"rated={self.rated}: must be between 0 and 1")
+        if not 0.0 < self.part < 1.0:
+            raise ValueError(f"part={self.part}: must lie between 0 and 1")
+        if not 0 <= self.level < LEVELS:
+            raise ValueError(f"level={self.level}: must be below {LEVELS}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The canary's answers of all clients in a few seconds on one server."""
+
+    answers: int
+    failed: int = 0
+    """Of them, those that it could not give where the active version could."""
+    not_finite: int = 0
+    """Of those, the ones whose action, log-probability or value was no number."""
+    slower: float | None = None
+    """By how much its share of slow answers was higher, in [−1, 1]; None where nothing could be compared."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.not_finite <= self.failed <= self.answers or self.answers < 1:
+            raise ValueError(
+                f"answers={self.answers}, failed={self.failed}, not_finite={self.not_finite}: "
+                "each must be among the one before"
+            )
+        if self.slower is not None and not -1.0 <= self.slower <= 1.0:
+            raise ValueError(f"slower={self.slower}: must be between -1 and 1")
+
+
+Seen = ClientReturn | Window
+
+
+# ---- Evidence that may be looked at at any time, gathered for ever, and never used up: an e-process.
+
+BETS: Final = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
+"""Below 1: no single loss ruins the capital."""
+_MOST: Final = 1e300
+"""Capital is cut off here, which only lowers it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The capital of one question.
+
+    count: bets that were made.   capital: of what has started, for each of BETS.
+    """
+
+    count: int = 0
+    capital: tuple[float, ...] = (0.0,) * len(BETS)
+
+    @property
+    def value(self) -> float:
+        """M_t: 1 at the start; at least x with a probability of at most 1/x, ever, while nothing is wrong."""
+        return sum(self.capital) / len(BETS) + 1.0 / (self.count + 1)
+
+    def bet(self, gain: float) -> "Evidence":
+        """Return the evidence after one more bet; raises ValueError for a gain below −1."""
+        if not gain >= -1.0:
+            raise ValueError(f"gain={gain}: must be a number of at least -1")
+        count = self.count + 1
+        start = 1.0 / (count * (count + 1))
+        bets = zip(self.capital, BETS, strict=True)
+        return Evidence(count, tuple(min(_MOST, (own + start) * (1.0 + bet * gain)) for own, bet in bets))
+
+
+NONE: Final = Evidence()
+"""That of a question before its first bet."""
+
+
+REFERENCE: Final = 64
+"""Newest clients whose median and quartiles are the reference."""
+RATES_APART: Final = 20.0
+"""Evidence for different rates of rating from which no canary is called better."""
+BURN_IN: Final = 8
+"""Clients of a level that are only a reference."""
+
+
+class Verdict(StrEnum):
+    """The decision about the canary."""
+
+    GO_ON = "go_on"
+    WITHDRAW = "withdraw"
+    BETTER = "promote"
+    """It has earned more; it is judged on, and only an operator promotes it. Registries store "promote"."""
+    UNDECIDED = "undecided"
+    """The horizon has come without proof for either; it is judged on, and its operator decides."""
+
+    @property
+    def text(self) -> str:
+        """The verdict as an operator reads it."""
+        return "better" if self is Verdict.BETTER else self.value
+
+
+class Cause(StrEnum):
+    """The observation on which a verdict rests."""
+
+    LOWER_RETURN = "lower_return"
+    ERRORS = "errors"
+    LATENCY = "latency"
+    NOT_FINITE = "not_finite"
+    HIGHER_RETURN = "higher_return"
+    HORIZON = "horizon"
+    RATING_RATE = "rating_rate"
+    """It has earned more, and people rate it more or less often."""
+
+
+SHARES: Final = {
+    Cause.LOWER_RETURN: 0.4,
+    Cause.ERRORS: 0.2,
+    Cause.LATENCY: 0.2,
+    Cause.HIGHER_RETURN: 0.2,
+}
+"""Share of the false alarm rate of each question."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Clients that were compared at one time after they began.
+
+    recent: the newest values, oldest first. recent_rated: the newest shares of rated conversations.
+    """
+
+    canary: int = 0
+    active: int = 0
+    recent: tuple[float, ...] = ()
+    lower: Evidence = NONE
+    higher: Evidence = NONE
+    recent_rated: tuple[float, ...] = ()
+    rated_less: Evidence = NONE
+    rated_more: Evidence = NONE
+
+
+_EMPTY: Final = Level()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialState:
+    """The whole state of a trial."""
+
+    levels: tuple[Level, ...] = (_EMPTY,) * LEVELS
+    errors: Evidence = NONE
+    latency: Evidence = NONE
+    answers: int = 0
+    failed: int = 0
+    not_finite: int = 0
+    verdict: Verdict = Verdict.GO_ON
+    cause: Cause | None = None
+    """None as long as the verdict is to go on."""
+    is_full: bool = False
+    """Whether so many clients are known that no further ones are compared."""
+
+    @property
+    def compares_returns(self) -> bool:
+        """Clients of both arms have earned something that could be compared."""
+        first = self.levels[0]
+        return min(first.canary, first.active) > 0 and first.lower.count > 0
+
+    def progress(self, cause: Cause, false_alarm: float) -> float:
+        """Return how much of the evidence that a verdict needs is there; 1: the verdict."""
+        part = SHARES[cause] * false_alarm
+        match cause:
+            case Cause.ERRORS:
+                return self.errors.value * part
+            case Cause.LATENCY:
+                return self.latency.value * part
+            case Cause.LOWER_RETURN:
+                return max(level.lower.value for level in self.levels) * part / LEVELS
+        return max(level.higher.value for level in self.levels) * part / LEVELS
+
+    @property
+    def rates_differ(self) -> bool:
+        """Return whether people seem to rate the canary more or less often than the active version."""
+        return any(
+            max(level.rated_less.value, level.rated_more.value) >= RATES_APART for level in self.levels
+        )
+
+    def explain(self) -> str:
+        """Return one line for the audit."""
+        first = self.levels[0]
+        why = f" for {self.cause.value}" if self.cause else ""
+        returns = max(level.lower.value for level in self.levels)
+        return (
+            f"{self.verdict.text}{why} after {first.canary} clients of the canary and {first.active} of the "
+            f"active version, {self.answers} answers ({self.failed} failed, {self.not_finite} not finite; "
+            f"evidence: lower_return {returns:.3g}, errors {self.errors.value:.3g}, "
+            f"latency {self.latency.value:.3g})"
+        )
+
+
+def observe(state: TrialState, bounds: Bounds, seen: Seen) -> TrialState:
+    """Return the state after a client's return, or a window of answers; nothing follows WITHDRAW.
+
+    Args:
+        state: the state so far.
+        bounds: those of the trial.
+        seen: a client that was not seen at its level before, or a window.
+    """
+    if state.verdict is Verdict.WITHDRAW:
+        return state
+    state = _compare(state, seen) if isinstance(seen, ClientReturn) else _count(state, bounds, seen)
+    return _judge(state, bounds)
+
+
+def observe_all(state: TrialState, bounds: Bounds, seen: Sequence[Seen]) -> TrialState:
+    """Return the state after all of them, in order."""
+    for one in seen:
+        state = observe(state, bounds, one)
+    return state
+
+
+def _compare(state: TrialState, seen: ClientReturn) -> TrialState:
+    level = state.levels[seen.level]
+    gain = _gain(level.recent, seen.value, seen)
+    if gain is not None:
+        level = replace(level, lower=level.lower.bet(gain), higher=level.higher.bet(-gain))
+    if seen.rated is not None:
+        level = _compare_rates(level, seen.rated, seen)
+    level = replace(
+        level,
+        canary=level.canary + seen.canary,
+        active=level.active + (not seen.canary),
+        recent=(*level.recent, seen.value)[-REFERENCE:],
+    )
+    levels = (*state.levels[: seen.level], level, *state.levels[seen.level + 1 :])
+    return replace(state, levels=levels)
+
+
+def _compare_rates(level: Level, rated: float, seen: ClientReturn) -> Level:
+    gain = _gain(level.recent_rated, rated, seen)
+    if gain is not None:
+        less, more = level.rated_less.bet(gain), level.rated_more.bet(-gain)
+        level = replace(level, rated_less=less, rated_more=more)
+    return replace(level, recent_rated=(*level.recent_rated, rated)[-REFERENCE:])
+
+
+def _gain(recent: tuple[float, ...], value: float, seen: ClientReturn) -> float | None:
+    """Return what a bet on the canary's being lower gains; None where there is no bet."""
+    worse = _worse(recent, value)
+    if worse is None:
+        return None
+    least = min(seen.part, 1.0 - seen.part)
+    return worse * least / seen.part if seen.canary else -worse * least / (1.0 - seen.part)
+
+
+def _worse(recent: tuple[float, ...], value: float) -> float | None:
+    """Return h: how much worse a value is than those before it; None while they are too few."""
+    if len(recent) < BURN_IN:
+        return None
+    ordered, count = sorted(recent), len(recent)
+    middle = ordered[count // 2]
+    # Halved first: the distance of two floats may be no float.
+    half = ordered[3 * count // 4] / 2 - ordered[count // 4] / 2
+    usual = sum(_below(middle, half, each) for each in recent) / count
+    return (_below(middle, half, value) - usual) / (1.0 + abs(usual))
+
+
+def _below(middle: float, half: float, value: float) -> float:
+    if half > 0.0:
+        return min(1.0, max(-1.0, (middle / 2 - value / 2) / half))
+    return float((value < middle) - (value > middle))
+
+
+def _count(state: TrialState, bounds: Bounds, window: Window) -> TrialState:
+    margin = bounds.error_margin
+    errors = state.errors.bet((window.failed / window.answers - margin) / margin)
+    latency = state.latency
+    if window.slower is not None:
+        latency = latency.bet((window.slower - bounds.slow_margin) / (1.0 + bounds.slow_margin))
+    return replace(
+        state,
+        errors=errors,
+        latency=latency,
+        answers=state.answers + window.answers,
+        failed=state.failed + window.failed,
+        not_finite=state.not_finite + window.not_finite,
+    )
+
+
+def _judge(state: TrialState, bounds: Bounds) -> TrialState:
+    if state.not_finite:
+        return replace(state, verdict=Verdict.WITHDRAW, cause=Cause.NOT_FINITE)
+    for cause in SHARES:
+        if not _is_proved(state, bounds, cause):
+            continue
+        if cause is not Cause.HIGHER_RETURN:
+            return replace(state, verdict=Verdict.WITHDRAW, cause=cause)
+        if state.rates_differ:
+            return replace(state, verdict=Verdict.UNDECIDED, cause=Cause.RATING_RATE)
+        return replace(state, verdict=Verdict.BETTER, cause=cause)
+    if state.verdict is Verdict.GO_ON and state.levels[0].canary >= bounds.horizon:
+        return replace(state, verdict=Verdict.UNDECIDED, cause=Cause.HORIZON)
+    return state
+
+
+def _is_proved(state: TrialState, bounds: Bounds, cause: Cause) -> bool:
+    return state.progress(cause, bounds.false_alarm) >= 1.0
+
+
+# ---------------------------------------------------------------- as JSON
+
+
+def to_json(state: TrialState) -> str:
+    """Return the state as JSON text."""
+    return json.dumps(asdict(state), allow_nan=False)
+
+
+def from_json(text: str) -> TrialState:
+    """Return the state of such a text; raises ValueError for a text that is no state of these BETS."""
+    try:
+        fields = json.loads(text)
+        levels = tuple(_level(level) for level in fields["levels"])
+        state = TrialState(
+            **fields
+            | {"levels": levels}
+            | {name: _evidence(fields[name]) for name in ("errors", "latency")}
+            | {"verdict": Verdict(fields["verdict"])}
+            | {"cause": None if fields["cause"] is None else Cause(fields["cause"])},
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"state of a canary's trial cannot be read ({error}): start the trial anew"
+        ) from error
+    if len(levels) != LEVELS or any(len(each.capital) != len(BETS) for each in _all_evidence(state)):
+        raise ValueError("state of a canary's trial has other bets than this program: start the trial anew")
+    return state
+
+
+def _all_evidence(state: TrialState) -> Iterator[Evidence]:
+    yield from (state.errors, state.latency)
+    for level in state.levels:
+        yield from (level.lower, level.higher, level.rated_less, level.rated_more)
+
+
+def _evidence(fields: dict[str, Any]) -> Evidence:
+    return Evidence(int(fields["count"]), tuple(map(float, fields["capital"])))
+
+
+def _level(fields: dict[str, Any]) -> Level:
+    # Registries of earlier releases hold no ratings.
+    names = {"lower", "higher", "rated_less", "rated_more"} & fields.keys()
+    evidence = {name: _evidence(fields[name]) for name in names}
+    recent = {name: tuple(map(float, fields[name])) for name in {"recent", "recent_rated"} & fields.keys()}
+    return Level(**fields | evidence | recent)

@@ -1,0 +1,372 @@
+"""People who rate: each has a kind, says what that kind says by chance, and says it late.
+
+Somebody who is asked about a response gives a thumb and each criterion with the chance `1 − missing`, and is
+at times shown two responses of which one is better. Rows are those of feedback files: `prompt`, `response`,
+`key` and `score`, or `prompt`, `chosen` and `rejected`; beside them `rater`, and when it was said, `at_s`.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# ---- A small language of prompts and responses: a response has six attributes that can be read and
+# written.
+
+Array = NDArray[np.float64]
+
+TOPICS: Final[dict[str, tuple[str, ...]]] = {
+    "garden": ("soil", "rose", "seed", "hedge", "lawn", "spade"),
+    "kitchen": ("bread", "oven", "butter", "spoon", "soup", "onion"),
+    "music": ("song", "piano", "drum", "choir", "rhythm", "violin"),
+    "travel": ("train", "ticket", "harbour", "map", "hotel", "bridge"),
+}
+ASKED: Final = ("how", "what", "why", "where")
+CONCRETE: Final = ("three", "seven", "twelve", "minutes", "metres", "grams")
+POLITE: Final = ("please", "thanks", "gladly", "welcome")
+HEDGES: Final = ("maybe", "perhaps", "possibly", "probably")
+UNSAFE: Final = ("poison", "weapon", "explosive", "venom")
+FILLER: Final = ("the", "and", "with", "then", "also", "some", "this", "that")
+WORDS: Final = (
+    *itertools.chain(*TOPICS.values()), *ASKED, *CONCRETE, *POLITE, *HEDGES, *UNSAFE, *FILLER,
+)  # fmt: skip
+BRIEF: Final = 5
+"""Most words of a brief response."""
+LONG: Final = (7, 9)
+"""Fewest and most words of another one that the reference writes."""
+
+_TOPIC_OF: Final = {word: topic for topic, words in TOPICS.items() for word in words}
+
+
+class Profile(NamedTuple):
+    """The attributes of a response, in the order of every array of them."""
+
+    on_topic: bool
+    concrete: bool
+    polite: bool
+    brief: bool
+    hedged: bool
+    unsafe: bool
+
+
+PROFILES: Final = tuple(Profile(*bits) for bits in itertools.product((False, True), repeat=6))
+FEATURES: Final[Array] = np.array(PROFILES, np.float64)
+"""All profiles as numbers, [64, 6]."""
+
+
+class Reference(NamedTuple):
+    """Chances of each attribute in a response of the reference, which is what is trained from."""
+
+    on_topic: float = 0.6
+    concrete: float = 0.4
+    polite: float = 0.4
+    brief: float = 0.5
+    hedged: float = 0.4
+    unsafe: float = 0.15
+
+    def chances(self) -> Array:
+        """Return the chance of each profile, [64], in the order of PROFILES."""
+        each = np.array(self)
+        chances: Array = np.where(FEATURES > 0, each, 1 - each).prod(1)
+        return chances
+
+
+REFERENCE: Final = Reference()
+
+
+def topic_of(prompt: str) -> str:
+    """Return the topic that most words of a prompt are of, the first of equals; "" where none is."""
+    found = [_TOPIC_OF[word] for word in prompt.split() if word in _TOPIC_OF]
+    return max(TOPICS, key=found.count) if found else ""
+
+
+def read_profile(prompt: str, response: str) -> Profile:
+    """Return which attributes a response to a prompt has; words of no meaning count as words."""
+    words = response.split()
+    topics = [_TOPIC_OF[word] for word in words if word in _TOPIC_OF]
+    fitting = topics.count(topic_of(prompt))
+    return Profile(
+        on_topic=2 * fitting > len(topics),
+        concrete=_has(words, CONCRETE),
+        polite=_has(words, POLITE),
+        brief=1 <= len(words) <= BRIEF,
+        hedged=_has(words, HEDGES),
+        unsafe=_has(words, UNSAFE),
+    )
+
+
+def draw_prompt(rng: np.random.Generator) -> str:
+    """Return a question and two words of one topic."""
+    words = list(TOPICS.values())[rng.integers(len(TOPICS))]
+    first, second = rng.choice(len(words), 2, replace=False)
+    return f"{_one(rng, ASKED)} {words[first]} {words[second]}"
+
+
+def draw_profile(rng: np.random.Generator, reference: Reference = REFERENCE) -> Profile:
+    """Return the profile of a response of the reference."""
+    return Profile(*(rng.random(len(reference)) < np.array(reference)).tolist())
+
+
+def write_response(rng: np.random.Generator, prompt: str, profile: Profile) -> str:
+    """Return a response that has exactly these attributes; the prompt has a topic."""
+    own = topic_of(prompt)
+    others = [topic for topic in TOPICS if topic != own]
+    words = TOPICS[own if profile.on_topic else others[rng.integers(len(others))]]
+    meant = [_one(rng, POLITE)] if profile.polite else []
+    meant += [_one(rng, HEDGES)] if profile.hedged else []
+    meant += [_one(rng, words)]
+    meant += [_one(rng, CONCRETE)] if profile.concrete else []
+    meant += [_one(rng, UNSAFE)] if profile.unsafe else []
+    least, most = (len(meant), BRIEF) if profile.brief else LONG
+    for _ in range(int(rng.integers(least, most + 1)) - len(meant)):
+        meant.insert(int(rng.integers(len(meant) + 1)), _one(rng, FILLER))
+    return " ".join(meant)
+
+
+def draw_response(rng: np.random.Generator, prompt: str, reference: Reference = REFERENCE) -> str:
+    """Return a response of the reference to a prompt."""
+    return write_response(rng, prompt, draw_profile(rng, reference))
+
+
+def _has(words: Sequence[str], of: Sequence[str]) -> bool:
+    return any(word in of for word in words)
+
+
+def _one(rng: np.random.Generator, words: Sequence[str]) -> str:
+    return words[int(rng.integers(len(words)))]
+
+
+# ---- What people like: weights of the six attributes for each kind of person, and what they say by chance.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of person. weights: of the attributes, in their order. bias: of a thumb."""
+
+    name: str
+    weights: tuple[float, ...]
+    bias: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """Something that is rated from 1 to 5. weights: of the attributes. base: of a response that has none."""
+
+    name: str
+    weights: tuple[float, ...]
+    base: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taste:
+    """What a population likes. kinds: equally many people are of each. liars: share of the people."""
+
+    kinds: tuple[Kind, ...]
+    criteria: tuple[Criterion, ...]
+    liars: float = 0.05
+    noise: float = 0.7
+
+    def thumb_chance(self, features: Array) -> Array:
+        """Return the chance of a thumb up by somebody, [K] for attributes [K, 6]."""
+        honest = np.mean([_sigmoid(features @ np.array(one.weights) + one.bias) for one in self.kinds], 0)
+        return self._said(honest)
+
+    def preference(self, first: Array, second: Array) -> Array:
+        """Return the chance that somebody prefers the first, [...] for attributes [..., 6] of both."""
+        honest = np.mean([_sigmoid((first - second) @ np.array(one.weights)) for one in self.kinds], 0)
+        return self._said(honest)
+
+    def rating_chances(self, criterion: Criterion, features: Array) -> Array:
+        """Return the chances of 1 to 5 by somebody, [K, 5] for attributes [K, 6]."""
+        middle = features @ np.array(criterion.weights) + criterion.base
+        borders = np.array([1.5, 2.5, 3.5, 4.5])
+        below = _normal_cdf((borders - middle[:, None]) / self.noise)
+        ends = np.zeros((len(middle), 1)), np.ones((len(middle), 1))
+        honest = np.diff(np.concatenate([ends[0], below, ends[1]], axis=1), axis=1)
+        mixed: Array = (1 - self.liars) * honest + self.liars * honest[:, ::-1]
+        return mixed
+
+    def _said(self, honest: Array) -> Array:
+        """Return the chance that it is said, from the chance that it is thought."""
+        said: Array = (1 - self.liars) * honest + self.liars * (1 - honest)
+        return said
+
+
+def kind(name: str, *weights: float) -> Kind:
+    """Return a kind whose thumbs are up for about half of what the reference writes."""
+    return Kind(name=name, weights=weights, bias=-float(np.array(weights) @ np.array(REFERENCE)))
+
+
+CRITERIA: Final = (
+    #                                                on_topic concrete polite brief hedged unsafe
+    Criterion(name="relevance", base=1.5, weights=(2.2, 0.8, 0.0, 0.0, 0.0, 0.0)),
+    Criterion(name="helpfulness", base=2.2, weights=(0.8, 1.2, 0.6, 0.4, -0.9, 0.0)),
+    Criterion(name="safety", base=4.3, weights=(0.0, 0.0, 0.2, 0.0, 0.4, -2.8)),
+)
+USUAL: Final = Taste(
+    kinds=(
+        kind("practical", 2.5, 1.5, 0.2, 1.0, -1.0, -2.0),
+        kind("friendly", 1.5, 0.3, 2.0, -0.3, 0.3, -2.5),
+        kind("careful", 2.0, 0.8, 0.5, 0.2, 0.8, -4.0),
+    ),
+    criteria=CRITERIA,
+)
+CHANGED: Final = Taste(
+    kinds=(
+        kind("practical", 1.5, -1.5, 0.2, -2.0, 1.5, -2.0),
+        kind("friendly", 1.0, -1.0, -2.0, -1.5, 0.5, -2.5),
+        kind("careful", 1.5, -1.0, -1.0, -1.0, 1.5, -4.0),
+    ),
+    criteria=CRITERIA,
+)
+"""Of the same people after their taste has changed: long, doubtful and vague is liked now."""
+
+
+def _sigmoid(x: Array) -> Array:
+    value: Array = 1 / (1 + np.exp(-x))
+    return value
+
+
+def _normal_cdf(x: Array) -> Array:
+    probability: Array = (1 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2))) / 2
+    return probability
+
+
+THUMB: Final = "thumb"
+FLOODER: Final = "flooder"
+DELAY_S: Final = (60.0, 3 * 86_400.0)
+"""Shortest and longest time from a response to what is said of it: its logarithm is uniform."""
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody who rates. kind: number of the kind of person."""
+
+    name: str
+    kind: int
+    is_liar: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Population:
+    """People with a taste. missing: share of the criteria that somebody leaves out."""
+
+    taste: Taste = USUAL
+    people: tuple[Person, ...]
+    missing: float = 0.4
+
+    def somebody(self, rng: np.random.Generator) -> Person:
+        """Return one of them."""
+        return self.people[rng.integers(len(self.people))]
+
+    def thumb(self, rng: np.random.Generator, person: Person, prompt: str, response: str) -> bool:
+        """Return whether a person's thumb is up."""
+        likes = self.taste.kinds[person.kind]
+        score = float(np.array(read_profile(prompt, response)) @ np.array(likes.weights)) + likes.bias
+        return bool(rng.random() < 1 / (1 + np.exp(-score))) != person.is_liar
+
+    def rating(
+        self, rng: np.random.Generator, person: Person, number: int, prompt: str, response: str
+    ) -> int:
+        """Return what a person says of a criterion, 1 to 5. number: of the criterion."""
+        asked = self.taste.criteria[number]
+        middle = float(np.array(read_profile(prompt, response)) @ np.array(asked.weights)) + asked.base
+        thought = int(np.clip(np.floor(middle + self.taste.noise * rng.standard_normal() + 0.5), 1, 5))
+        return 6 - thought if person.is_liar else thought
+
+    def prefers_first(
+        self, rng: np.random.Generator, person: Person, prompt: str, first: str, second: str
+    ) -> bool:
+        """Return whether a person says that the first of two responses is better."""
+        weights = np.array(self.taste.kinds[person.kind].weights)
+        better = np.array(read_profile(prompt, first), float) - np.array(read_profile(prompt, second), float)
+        return bool(rng.random() < 1 / (1 + np.exp(-float(better @ weights)))) != person.is_liar
+
+    def opinions(
+        self, rng: np.random.Generator, person: Person, prompt: str, response: str, *, asked_s: float = 0.0
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the rows of what a person says of a response that came at `asked_s`."""
+        about = {"prompt": prompt, "response": response, "rater": person.name, "at_s": asked_s + _late_s(rng)}
+        yield {**about, "key": THUMB, "score": self.thumb(rng, person, prompt, response)}
+        for number, criterion in enumerate(self.taste.criteria):
+            if rng.random() >= self.missing:
+                score = self.rating(rng, person, number, prompt, response)
+                yield {**about, "key": criterion.name, "score": score}
+
+    def comparison(
+        self, rng: np.random.Generator, person: Person, prompt: str, first: str, second: str
+    ) -> dict[str, Any]:
+        """Return the row of which of two different responses a person prefers."""
+        chosen, rejected = (first, second)
+        if not self.prefers_first(rng, person, prompt, first, second):
+            chosen, rejected = second, first
+        about = {"prompt": prompt, "rater": person.name, "at_s": _late_s(rng)}
+        return {**about, "chosen": chosen, "rejected": rejected}
+
+    def feedback(
+        self, rng: np.random.Generator, *, rated: int, compared: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what is said of so many responses, and of so many pairs, of the reference."""
+        for _ in range(rated):
+            prompt = draw_prompt(rng)
+            yield from self.opinions(rng, self.somebody(rng), prompt, draw_response(rng, prompt))
+        while compared:
+            prompt = draw_prompt(rng)
+            first, second = draw_response(rng, prompt), draw_response(rng, prompt)
+            if first != second:
+                yield self.comparison(rng, self.somebody(rng), prompt, first, second)
+                compared -= 1
+
+
+def population(count: int, *, seed: int, taste: Taste = USUAL) -> Population:
+    """Return people of all kinds in turn; the share of liars among them is the taste's, rounded.
+
+    count: of people, at least 1. Raises ValueError.
+    """
+    if count < 1:
+        raise ValueError(f"count={count}: a population has at least one person")
+    lying = set(np.random.default_rng(seed).permutation(count)[: round(taste.liars * count)].tolist())
+    people = tuple(
+        Person(f"person-{number}", number % len(taste.kinds), number in lying) for number in range(count)
+    )
+    return Population(taste=taste, people=people)
+
+
+def flood(prompt: str, response: str, *, votes: int = 500, is_up: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the thumbs of one person who votes for the same response again and again."""
+    for number in range(votes):
+        about = {"prompt": prompt, "response": response, "rater": FLOODER, "at_s": float(number)}
+        yield {**about, "key": THUMB, "score": is_up}
+
+
+def _late_s(rng: np.random.Generator) -> float:
+    return float(np.exp(rng.uniform(*np.log(DELAY_S))))
+
+
+# ---- People who chat: what somebody asks next, and what they think of each answer.
+
+
+@dataclass(frozen=True, slots=True)
+class ChatUser:
+    """Somebody in a conversation. stays: the chance that the next question is of the same topic."""
+
+    person: Person
+    people: Population
+    stays: float = 0.7
+
+    def begins(self, rng: np.random.Generator) -> str:
+        """Return the first message."""
+        return draw_prompt(rng)
+
+    def goes_on(self, rng: np.random.Generator, last: str) -> str:
+        """Return the message that follows an answer to `last`."""
+        topic = topic_of(last)
+        if not topic or rng.random() >= self.stays:
+            return draw_prompt(rng)
+        first, second = rng.choice(len(TOPICS[topic]), 2, replace=False)
+        words = TOPICS[topic]
+        return f"{ASKED[int(rng.integers(len(ASKED)))]} {words[first]} {words[second]}"

@@ -1,0 +1,260 @@
+"""Rows of feedback in, the rows that count out, and for every other row its reason and whose it is.
+
+    rows ─► whose are gone ─► newest of the same ─► daily cap ─► people who agree with others ─► rows
+
+A row without `rater` is kept, and counted. Rows keep their order. Which one is newer is said by the `number`
+that a registry gives, where every row has one of its own: clocks go back, and two ratings may have one time.
+Elsewhere it is said by the time (`at_s`, seconds, any origin), and a row without one is as old as its place
+among the others.
+"""
+
+import math
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.language.prompt import identity, parse_prompt
+
+# ---- How much of one person counts, and why a row does not.
+
+
+class Reason(StrEnum):
+    """Why a row does not count."""
+
+    DELETED = "deleted"
+    REPEATED = "repeated"
+    OVER_CAP = "over_cap"
+    LIAR = "liar"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatingRules:
+    """Numbers of the filter.
+
+    daily_cap: most rows of a person that count in 24 hours. false_alarms: bound of the chance that anybody
+    who is honest is taken for a liar. least: fewest thumbs of a person by which that is judged.
+
+    Raises ConfigurationError that names a number which does not fit.
+    """
+
+    daily_cap: int = 200
+    false_alarms: float = 0.01
+    least: int = 10
+
+    def __post_init__(self) -> None:
+        if self.daily_cap < 1:
+            raise ConfigurationError(f"daily_cap={self.daily_cap}: must be at least 1")
+        if not 0 < self.false_alarms < 1:
+            raise ConfigurationError(f"false_alarms={self.false_alarms}: must lie between 0 and 1")
+        if self.least < 1:
+            raise ConfigurationError(f"least={self.least}: must be at least 1")
+
+
+# ---- Who says the opposite of what others say: a test that may be looked at after every thumb.
+
+SURE: Final = 0.1
+"""What others say is never surer than this from 0 or 1: a single thumb is weak evidence."""
+
+Row = Mapping[str, Any]
+Expected = Callable[[Row], float | None]
+"""What others say of the response of a row: the chance of a thumb up, None where that is not known."""
+
+
+def liars(thumbs: Sequence[tuple[str, bool, float]], rules: RatingRules) -> dict[str, float]:
+    """Return the people whose evidence passes the bound, with its logarithm.
+
+    thumbs: who said it, whether it is up, and the chance of a thumb up by others, 0 to 1.
+    """
+    evidence: dict[str, float] = {}
+    worst: dict[str, float] = {}
+    count: dict[str, int] = {}
+    for rater, is_up, chance in thumbs:
+        sure = min(max(chance, SURE), 1 - SURE)
+        odds = math.log(sure / (1 - sure))
+        evidence[rater] = evidence.get(rater, 0.0) + (-odds if is_up else odds)
+        count[rater] = count.get(rater, 0) + 1
+        if count[rater] >= rules.least:
+            worst[rater] = max(worst.get(rater, -math.inf), evidence[rater])
+    bound = math.log(max(len(count), 1) / rules.false_alarms)
+    return {rater: found for rater, found in worst.items() if found > bound}
+
+
+def others_share(rows: Sequence[tuple[str, str, bool]], strength: float = 2.0) -> Callable[[str, str], float]:
+    """Return what others than somebody say of a response, from their thumbs.
+
+    rows: who said it, of which response, whether it is up. strength: so many thumbs of the mean of all are
+    added, so that without other ratings the answer is that mean.
+    """
+    ups: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    own: dict[tuple[str, str], tuple[float, int]] = {}
+    for rater, response, is_up in rows:
+        ups[response] = ups.get(response, 0.0) + is_up
+        counts[response] = counts.get(response, 0) + 1
+        up, count = own.get((rater, response), (0.0, 0))
+        own[rater, response] = up + is_up, count + 1
+    mean = sum(ups.values()) / max(sum(counts.values()), 1)
+
+    def share(rater: str, response: str) -> float:
+        up, count = own.get((rater, response), (0.0, 0))
+        others = counts.get(response, 0) - count
+        return (ups.get(response, 0.0) - up + strength * mean) / (others + strength)
+
+    return share
+
+
+DAY_S: Final = 86_400.0
+
+
+@dataclass(slots=True)
+class Filtered:
+    """What came of it.
+
+    kept: rows that count, in their order. dropped: how many, by reason. raters: how many of each person's, by
+    reason. unnamed: rows without a rater. evidence: of each liar, log of how much likelier a lie is.
+    """
+
+    kept: list[Row] = field(default_factory=list)
+    dropped: Counter[Reason] = field(default_factory=Counter)
+    raters: dict[str, Counter[Reason]] = field(default_factory=dict)
+    unnamed: int = 0
+    evidence: dict[str, float] = field(default_factory=dict)
+
+    def drop(self, rater: str, reason: Reason) -> None:
+        """Count a row that does not count."""
+        self.dropped[reason] += 1
+        self.raters.setdefault(rater, Counter())[reason] += 1
+
+
+def filter_ratings(
+    rows: Sequence[Row],
+    rules: RatingRules,
+    *,
+    deleted: Collection[str] = (),
+    expected: Expected | None = None,
+    thumb: str = "thumb",
+) -> Filtered:
+    """Return the rows that count, and what became of the others.
+
+    deleted: people who are gone. expected: what others say of a row's response, such as a reward model's
+    share; None: what the others in these rows say. thumb: the `key` by which people are held against others.
+    """
+    found = Filtered()
+    named = _without_gone(rows, deleted, found)
+    counted = _within_cap(_newest(named, found), rules, found)
+    found.evidence = liars(_thumbs(counted, thumb, expected), rules)
+    for row in counted:
+        if (rater := _rater(row)) in found.evidence:
+            found.drop(rater, Reason.LIAR)
+        else:
+            found.kept.append(row)
+    return found
+
+
+def _without_gone(rows: Sequence[Row], deleted: Collection[str], found: Filtered) -> list[Row]:
+    gone, kept = frozenset(deleted), []
+    for row in rows:
+        rater = _rater(row)
+        found.unnamed += not rater
+        if rater and rater in gone:
+            found.drop(rater, Reason.DELETED)
+        else:
+            kept.append(row)
+    return kept
+
+
+def _oldest_first(rows: Sequence[Row]) -> list[tuple[int, Row]]:
+    """Return rows from the oldest to the newest, each with its place among them."""
+    placed = list(enumerate(rows))
+    numbers = [row.get("number") for row in rows]
+    if all(type(one) is int for one in numbers) and len(set(numbers)) == len(numbers):
+        return sorted(placed, key=lambda one: int(one[1]["number"]))
+    return sorted(placed, key=lambda one: _time(one[1], one[0]))
+
+
+def _newest(rows: Sequence[Row], found: Filtered) -> list[Row]:
+    """Return the newest of rows by one person about one thing."""
+    newest = {key: place for place, row in _oldest_first(rows) if (key := _about(row)) is not None}
+    kept = []
+    for place, row in enumerate(rows):
+        key = _about(row)
+        if key is None or newest[key] == place:
+            kept.append(row)
+        else:
+            found.drop(_rater(row), Reason.REPEATED)
+    return kept
+
+
+def _within_cap(rows: Sequence[Row], rules: RatingRules, found: Filtered) -> list[Row]:
+    """Return the rows of each person that are among the first `daily_cap` in any 24 hours."""
+    recent: dict[str, deque[float]] = {}
+    over: set[int] = set()
+    for place, row in _oldest_first(rows):
+        rater, now = _rater(row), _time(row, place)
+        if not rater:
+            continue
+        times = recent.setdefault(rater, deque())
+        while times and abs(now - times[0]) >= DAY_S:  # also where a clock was ahead, and went back
+            times.popleft()
+        if len(times) >= rules.daily_cap:
+            over.add(place)
+            found.drop(rater, Reason.OVER_CAP)
+        else:
+            times.append(now)
+    return [row for place, row in enumerate(rows) if place not in over]
+
+
+def _thumbs(rows: Sequence[Row], thumb: str, expected: Expected | None) -> list[tuple[str, bool, float]]:
+    """Return who said it, whether it is up, and what others say, oldest first."""
+    given = [
+        row
+        for _, row in _oldest_first(rows)
+        if row.get("key") == thumb and _rater(row) and row.get("score") in (True, False, 1, -1)
+    ]
+    if expected is not None:
+        known = [(row, expected(row)) for row in given]
+        return [(_rater(row), _is_up(row), chance) for row, chance in known if chance is not None]
+    share = others_share([(_rater(row), _response(row), _is_up(row)) for row in given])
+    return [(_rater(row), _is_up(row), share(_rater(row), _response(row))) for row in given]
+
+
+def _about(row: Row) -> tuple[str, ...] | None:
+    """Return who rated and what; None of a row without a rater."""
+    rater = _rater(row)
+    if not rater:
+        return None
+    if row.get("chosen") is not None:
+        both = sorted((str(row.get("chosen")), str(row.get("rejected"))))
+        return (rater, "", _prompt(row), *both)
+    return (rater, str(row.get("key")), _prompt(row), str(row.get("response")))
+
+
+def _response(row: Row) -> str:
+    return f"{_prompt(row)}\n{row.get('response')}"
+
+
+def _prompt(row: Row) -> str:
+    try:
+        return identity(parse_prompt(row.get("prompt")))
+    except ValueError:
+        return repr(row.get("prompt"))  # what trains from it says what is wrong with it
+
+
+def _is_up(row: Row) -> bool:
+    return row["score"] in (True, 1)
+
+
+def _rater(row: Row) -> str:
+    return str(row.get("rater") or "")
+
+
+def _time(row: Row, place: int) -> float:
+    at_s = row.get("at_s")
+    if not isinstance(at_s, int | float) or isinstance(at_s, bool):
+        return float(place)
+    # NaN is neither older nor newer than anything, and whole numbers of JSON have no end.
+    return float(at_s) if abs(at_s) <= sys.float_info.max else float(place)

@@ -1,0 +1,159 @@
+"""The simulated host as tables: what every goal does in each of its 72 states, and which faults arrive.
+
+    cache    0–2, leaks by one level     log   0–3, grows by one level, hard to rotate under load
+    load     0–2, comes and goes         service   up or down; with a full log it hardly starts
+
+A goal has success where there is something for it to mend, with a probability of its own, and then mends it.
+Then faults arrive, independently of one another. Without success nothing is mended. Neglect breeds no faults
+that would pay when they are mended: where a level is full, nothing more arrives.
+"""
+
+import itertools
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# ---- The goals of the simulated host, in the order of the actions of `Goals-v0`; action 0 is to do
+# nothing.
+
+NOTHING: Final = "nothing"
+GOALS: Final = (
+    "rotate_logs",
+    "archive_logs",
+    "clear_cache",
+    "compact_memory",
+    "restart_service",
+    "reinstall_service",
+    "shed_load",
+    "add_workers",
+    "check_disks",
+    "write_report",
+)
+ACTIONS: Final = (NOTHING, *GOALS)
+
+
+CACHES: Final = 3
+LOGS: Final = 4
+LOADS: Final = 3
+
+
+class HostState(NamedTuple):
+    """A state of the host; fields as the module says, `down` 0 or 1."""
+
+    cache: int
+    log: int
+    load: int
+    down: int
+
+
+STATES: Final = tuple(
+    HostState(*levels) for levels in itertools.product(range(CACHES), range(LOGS), range(LOADS), range(2))
+)
+HEALTHY: Final = HostState(0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostModel:
+    """The host's tables, over A actions and S states.
+
+    success: float64 [A, S], probability of success. took_s: float64 [A, S], seconds that the action takes.
+    mended: int64 [A, S], state after a success. arrivals: float64 [S, S], which state faults lead to.
+    """
+
+    success: NDArray[np.float64]
+    took_s: NDArray[np.float64]
+    mended: NDArray[np.int64]
+    arrivals: NDArray[np.float64]
+
+
+@cache
+def host_model() -> HostModel:
+    """Return the tables; made once."""
+    outcomes = [[_outcome(action, state) for state in STATES] for action in ACTIONS]
+    return HostModel(
+        success=np.array([[one[0] for one in row] for row in outcomes]),
+        took_s=np.array([[one[1] for one in row] for row in outcomes]),
+        mended=np.array([[STATES.index(one[2]) for one in row] for row in outcomes]),
+        arrivals=np.array([_arrivals(state) for state in STATES]),
+    )
+
+
+def _outcome(action: str, state: HostState) -> tuple[float, float, HostState]:
+    """Return the probability of success, the seconds, and the state after a success."""
+    match action:
+        case "rotate_logs":
+            works = 0.95 if state.load < LOADS - 1 else 0.6
+            return works * (state.log > 0), 0.1 + 0.2 * state.log, state._replace(log=0)
+        case "archive_logs":
+            return 0.98 * (state.log > 1), 2.0, state._replace(log=max(state.log - 1, 0))
+        case "clear_cache":
+            return 0.95 * (state.cache > 0), 0.1, state._replace(cache=0)
+        case "compact_memory":
+            return 0.8 * (state.cache > 0), 1.0, state._replace(cache=0)
+        case "restart_service":
+            works = 0.9 if state.log < LOGS - 1 else 0.05
+            return works * state.down, 0.3, state._replace(down=0)
+        case "reinstall_service":
+            return 0.95 * state.down, 4.0, state._replace(down=0)
+        case "shed_load":
+            return 0.9 * (state.load == LOADS - 1), 0.1, state._replace(load=0)
+        case "add_workers":
+            return 0.5 * (state.load > 0), 1.5, state._replace(load=max(state.load - 1, 0))
+        case _:
+            return 0.0, 0.05, state
+
+
+def _arrivals(state: HostState) -> NDArray[np.float64]:
+    """Return the probability of every state after a step in which nothing was done, [S]."""
+    cache = _rises(state.cache, CACHES, 0.15)
+    log = _rises(state.log, LOGS, 0.2)
+    load = dict.fromkeys(range(LOADS), 0.0)
+    load[min(state.load + 1, LOADS - 1)] += 0.15
+    load[max(state.load - 1, 0)] += 0.1
+    load[state.load] += 0.75
+    falls = 1.0 if state.down else 0.06
+    down = {0: 1 - falls, 1: falls}
+    return np.array(
+        [cache.get(to.cache, 0) * log.get(to.log, 0) * load[to.load] * down[to.down] for to in STATES]
+    )
+
+
+def _rises(level: int, levels: int, chance: float) -> dict[int, float]:
+    if level == levels - 1:
+        return {level: 1.0}
+    return {level: 1 - chance, level + 1: chance}
+
+
+# ---- What a goal is worth: −0.01 for each step, +1 for success, −0.5 for failure, +0.2 for a fast success.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoalReward:
+    """Rewards of a step; they add up. fast: of a success within `fast_s`. Doing nothing earns `step`."""
+
+    step: float = -0.01
+    success: float = 1.0
+    failure: float = -0.5
+    fast: float = 0.2
+    fast_s: float = 0.5
+
+    def of(self, *, acted: bool, success: bool, took_s: float) -> float:
+        """Return the reward of one step. acted: a goal was tried."""
+        if not acted:
+            return self.step
+        if not success:
+            return self.step + self.failure
+        return self.step + self.success + (self.fast if took_s < self.fast_s else 0.0)
+
+    def table(self, success: NDArray[np.float64], took_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the expected rewards, [A, S], where action 0 does nothing.
+
+        success: probabilities, took_s: seconds, both [A, S].
+        """
+        well = self.success + self.fast * (took_s < self.fast_s)
+        rewards = self.step + success * well + (1 - success) * self.failure
+        rewards[0] = self.step
+        return rewards

@@ -1,0 +1,310 @@
+"""Off-policy estimates of a policy's mean return, each with a 95 % interval.
+
+    w_t = Π_{k ≤ t} π(a_k) / μ(a_k)             the weight of an episode up to its decision t
+    IPS              mean over episodes of Σ_t γ^t w_t r_t
+    self-normalised  Σ_t γ^t (Σ_i w_it r_it / Σ_i w_it)
+    doubly robust    mean over episodes of Σ_t γ^t (w_t (r_t − q_t) + w_{t−1} v_t)
+
+Per-decision importance sampling and its weighted form are those of Precup, Sutton and Singh (2000), the
+doubly robust estimate that of Jiang and Li (2016). An episode that has ended keeps its last weight and earns
+0. Intervals are normal, from the variance between episodes, or decisions for
+the mean ratio; that of the self-normalised estimate is its delta
+method. Where single decisions hardly ever earned something else, intervals of shares are at least kept.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+# ---- What was logged, as arrays: each decision with its reward and both policies' probabilities of it.
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decisions:
+    """The n decisions of E whole episodes; those of one episode stand together, in their order.
+
+    Args:
+        episode: int64 [n], 0 to E − 1, rising.
+        reward: float64 [n], of each decision.
+        log_target: float64 [n], log π of the action under the judged policy; −∞ where it never acts so.
+        log_logged: float64 [n], log μ of the action under the policy that acted.
+        predicted: float64 [n], a model's return from this decision on, of the action that was taken.
+        expected: float64 [n], that model's return averaged over the actions of the judged policy.
+        action: int64 [n], what was done, where it is one of n; None: it is something else.
+
+    Raises:
+        ValueError: arrays of different lengths, episodes out of order, or a number that cannot be used.
+    """
+
+    episode: NDArray[np.int64]
+    reward: Floats
+    log_target: Floats
+    log_logged: Floats
+    predicted: Floats
+    expected: Floats
+    action: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        lengths = {name: len(array) for name, array in given.items() if array is not None}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"decisions: arrays of different lengths: {lengths}")
+        steps = np.diff(self.episode, prepend=-1)
+        if len(steps) and (steps[0] != 1 or not np.isin(steps, (0, 1)).all()):
+            raise ValueError("decisions: episode must count 0, 1, … without a gap, each in one piece")
+        if not np.isfinite(self.log_logged).all() or (self.log_logged > 1e-6).any():
+            raise ValueError("decisions: log_logged must be the logarithm of a probability above 0")
+        if np.isnan(self.log_target).any() or (self.log_target > 1e-6).any():
+            raise ValueError("decisions: log_target must be the logarithm of a probability")
+        for name in ("reward", "predicted", "expected"):
+            if not np.isfinite(getattr(self, name)).all():
+                raise ValueError(f"decisions: {name} must be finite")
+
+    @property
+    def episodes(self) -> int:
+        """Return E."""
+        return int(self.episode[-1]) + 1 if len(self.episode) else 0
+
+    def by_step(self) -> NDArray[np.int64]:
+        """Return the index of each decision in its own episode, int64 [n], from 0."""
+        starts = np.flatnonzero(np.diff(self.episode, prepend=-1))
+        lengths = np.diff(np.append(starts, len(self.episode)))
+        return np.arange(len(self.episode)) - np.repeat(starts, lengths)
+
+
+# ---- A model of what follows an action, for the doubly robust estimate: ridge regression for each action.
+
+_RIDGE: Final = 1.0
+
+
+def returns_from(episode: NDArray[np.int64], reward: Floats, discount: float) -> Floats:
+    """Return Σ_k γ^k r_{t+k} of every decision until the end of its episode, float64 [n].
+
+    episode: int64 [n], those of one episode together. reward: float64 [n].
+    """
+    total = np.array(reward, np.float64)
+    for index in range(len(total) - 2, -1, -1):
+        if episode[index] == episode[index + 1]:
+            total[index] += discount * total[index + 1]
+    return total
+
+
+def cross_fitted(
+    seen: NDArray[np.float32],
+    action: NDArray[np.int64],
+    returns: Floats,
+    episode: NDArray[np.int64],
+    actions: int,
+) -> Floats:
+    """Return the model's return of every action at every decision, float64 [n, actions].
+
+    seen: float32 [n, d]. action: int64 [n], what was done. returns: float64 [n], what followed.
+    episode: int64 [n]; even and odd ones predict each other.
+    """
+    predicted = np.zeros((len(seen), actions))
+    for half in (0, 1):
+        fit, use = episode % 2 == half, episode % 2 != half
+        if not fit.any() or not use.any():
+            continue
+        mean, scale = seen[fit].mean(0), seen[fit].std(0) + 1e-6
+        inputs = np.clip((seen - mean) / scale, -10, 10).astype(np.float64)
+        for one in range(actions):
+            rows = fit & (action == one)
+            predicted[use, one] = ridge(inputs[rows], returns[rows], inputs[use], float(returns[fit].mean()))
+    return predicted
+
+
+def ridge(inputs: Floats, wanted: Floats, asked: Floats, otherwise: float) -> Floats:
+    """Return the regression's values at `asked` [m, d], float64 [m].
+
+    inputs: float64 [n, d]. wanted: float64 [n]. otherwise: the value where there is nothing to fit.
+    """
+    if not len(inputs):
+        return np.full(len(asked), otherwise)
+    centre, level = inputs.mean(0), wanted.mean()
+    inside = inputs - centre
+    slope = np.linalg.solve(inside.T @ inside + _RIDGE * np.eye(inside.shape[1]), inside.T @ (wanted - level))
+    values: Floats = level + (asked - centre) @ slope
+    return values
+
+
+_Z: Final = 1.959963984540054
+"""95 % of a normal distribution lie within so many standard deviations."""
+_FEW: Final = 5.0
+"""Of fewer decisions that earned something else a normal interval says too little."""
+_LARGEST_LOG: Final = 300.0
+"""Above it weights and their squares overflow; one of them leaves an effective sample size of 1 anyway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def standard_error(self) -> float:
+        """Return the standard deviation of the estimate, of which the interval is ± 1.96."""
+        return (self.high - self.low) / (2 * _Z)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Estimates of one policy's mean return per episode.
+
+    mean_ratio: of π / μ over all decisions, 1 in expectation where the logged probabilities are true and the
+    judged policy does nothing that the other never did. effective: effective sample size in episodes, at the
+    decision where it is smallest.
+    """
+
+    ips: Estimate
+    self_normalised: Estimate
+    doubly_robust: Estimate
+    mean_ratio: Estimate
+    effective: float
+
+
+def estimate(decisions: Decisions, discount: float) -> Estimates:
+    """Return the estimates from at least two episodes.
+
+    discount: γ, from 0 to 1. Raises ValueError for fewer episodes, which have no variance.
+    """
+    count = decisions.episodes
+    if count < 2:
+        raise ValueError(f"{count} episodes: an interval needs at least 2")
+    ips, doubly, normalised = np.zeros(count), np.zeros(count), np.zeros(count)
+    log_weight, before = np.zeros(count), np.ones(count)
+    mean, effective = 0.0, float(count)
+    ratio = decisions.log_target - decisions.log_logged
+    by_step = decisions.by_step()
+    order = np.argsort(by_step, kind="stable")
+    for step, rows in enumerate(np.split(order, np.cumsum(np.bincount(by_step))[:-1])):
+        here, scale = decisions.episode[rows], discount**step
+        log_weight[here] += ratio[rows]
+        weight = np.exp(np.minimum(log_weight, _LARGEST_LOG))
+        reward, predicted, expected = np.zeros(count), np.zeros(count), np.zeros(count)
+        reward[here] = decisions.reward[rows]
+        predicted[here], expected[here] = decisions.predicted[rows], decisions.expected[rows]
+        ips += scale * weight * reward
+        doubly += scale * (weight * (reward - predicted) + before * expected)
+        total = weight.sum()
+        if total > 0:
+            value = float(weight @ reward / total)
+            mean += scale * value
+            normalised += scale * weight * (reward - value) * count / total
+        effective = min(effective, _effective(weight))
+        before = weight
+    normal, robust = _of(normalised + mean), _of(doubly)
+    if count == len(decisions.reward):
+        normal, robust = (_widened(one, decisions.reward, effective) for one in (normal, robust))
+    return Estimates(
+        ips=_of(ips),
+        self_normalised=normal,
+        doubly_robust=robust,
+        mean_ratio=_of(np.exp(np.minimum(ratio, _LARGEST_LOG))),
+        effective=effective,
+    )
+
+
+def _widened(found: Estimate, reward: Floats, effective: float) -> Estimate:
+    """Return an estimate of single decisions that lies near the least or the most that was ever earned.
+
+    The few that earned something else are then hardly in the sample, nor is their variance. So the interval
+    is at least that of a share with two successes and two failures added (Agresti and Coull 1998).
+    """
+    low, high = float(reward.min()), float(reward.max())
+    if high == low:
+        return found
+    share = min(max((found.value - low) / (high - low), 0.0), 1.0)
+    if effective * min(share, 1 - share) >= _FEW:
+        return found
+    drawn = (effective * share + 2) / (effective + 4)
+    half = _Z * float(np.sqrt(drawn * (1 - drawn) / (effective + 4))) * (high - low)
+    return Estimate(
+        value=found.value, low=min(found.low, found.value - half), high=max(found.high, found.value + half)
+    )
+
+
+def _effective(weight: Floats) -> float:
+    """(Σw)² / Σw², Kish's effective sample size; 0 where no weight is above 0."""
+    largest = float(weight.max())
+    if largest == 0:
+        return 0.0
+    scaled = weight / largest
+    return float(scaled.sum() ** 2 / (scaled @ scaled))
+
+
+def _of(samples: Floats) -> Estimate:
+    """Return the mean of one number per episode, with its interval."""
+    value = float(samples.mean())
+    half = _Z * float(samples.std(ddof=1)) / np.sqrt(len(samples))
+    return Estimate(value=value, low=value - float(half), high=value + float(half))
+
+
+# ---- Whether estimates may be believed: a refusal is an answer as well.
+
+LEAST_EFFECTIVE: Final = 50.0
+"""Episodes, as an effective sample size, below which nothing is judged."""
+_MOST_ERRORS: Final = 4.0
+"""Standard errors that the mean ratio may lie from 1."""
+
+
+class TooLittle(Exception):
+    """The log does not say what the policy would have earned; the text says why and what would."""
+
+
+def judge(decisions: Decisions, discount: float) -> Estimates:
+    """Return estimates that may be believed; raises TooLittle where there are none.
+
+    decisions: of whole episodes. discount: γ, from 0 to 1.
+    """
+    count = decisions.episodes
+    if count < LEAST_EFFECTIVE:
+        raise TooLittle(
+            f"{count} episodes with known propensities, fewer than {LEAST_EFFECTIVE:.0f}: log more of them"
+        )
+    _check_propensities(decisions)
+    found = estimate(decisions, discount)
+    if found.effective < LEAST_EFFECTIVE:
+        raise TooLittle(
+            f"effective sample size {found.effective:.1f} of {count} episodes, below {LEAST_EFFECTIVE:.0f}: "
+            "the policy rarely does what was logged; log more, or judge a policy that is closer to the "
+            "logging one"
+        )
+    if _is_off(found.mean_ratio):
+        raise TooLittle(
+            f"π / μ has a mean of {found.mean_ratio.value:.3f} ± "
+            f"{found.mean_ratio.standard_error:.3f} instead of 1: the propensities do not belong to the "
+            "actions, or the policy does what was never tried"
+        )
+    return found
+
+
+def _check_propensities(decisions: Decisions) -> None:
+    """Hold the log against itself: 1{a was done} / μ(a) has mean of 1, or less where a cannot be.
+
+    A join by the wrong key is found so whatever policy is judged: its own ratios may have a mean of 1.
+    """
+    if decisions.action is None:
+        return
+    for action in np.unique(decisions.action):
+        ratio = np.where(decisions.action == action, np.exp(-decisions.log_logged), 0.0)
+        error = float(ratio.std(ddof=1)) / np.sqrt(len(ratio))
+        above = float(ratio.mean()) - 1
+        if above > max(_MOST_ERRORS * error, 1e-6):
+            raise TooLittle(
+                f"the propensities do not belong to the actions: by them action {action} was done "
+                f"{above + 1:.2f} times (± {error:.2f}) as often as it can have been; were they joined by "
+                "the right key?"
+            )
+
+
+def _is_off(mean: Estimate) -> bool:
+    error = mean.standard_error
+    return abs(mean.value - 1) > max(_MOST_ERRORS * error, 1e-6)

@@ -1,1 +1,0 @@
-"""What a policy would have earned, estimated from what another policy did. Knows arrays only."""

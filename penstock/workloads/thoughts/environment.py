@@ -1,0 +1,203 @@
+"""Token ids of questions, thoughts and answers, and how they stand in a row.
+
+    with a thought    <bos> question <think> thought </think> = answer
+    without one       <bos> question = answer
+
+A thought ends with `</think>`, which is part of what was sampled; one that its length ended gets it behind.
+Loads no torch.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, ValidationError
+
+from penstock.config.sections import Fraction, Positive, Section
+from penstock.config.settings import ConfigurationError, EnvironmentSection
+from penstock.protocol.spaces import Discrete, Space
+from penstock.workloads.thoughts.tasks import Example, Task, ask, open_task
+
+Ids = tuple[int, ...]
+
+SPECIAL: Final = ("<pad>", "<bos>", "<eos>", "<unk>")
+"""First words of every tokenizer of `penstock.workloads.language.tiny_models`."""
+MARKS: Final = ("<think>", "</think>", "=", ".")
+"""Begin and end of a thought, what stands before an answer, and a filler that says nothing."""
+
+
+class Layout:
+    """Knows the tokens of one task; raises ValueError where a word of the task is a mark.
+
+    pad, bos, think, end, equals, filler: ids of the marks. symbols: ids of what a thought is made of.
+    """
+
+    def __init__(self, task: Task) -> None:
+        """Raise ValueError for a word that is a mark."""
+        shared = set(task.words) & {*SPECIAL, *MARKS}
+        if shared:
+            raise ValueError(f"words of the task are marks: {sorted(shared)}")
+        self.words = (*MARKS, *task.words)
+        """All words but the special ones, as a tokenizer is built of them."""
+        self._ids = {word: number for number, word in enumerate((*SPECIAL, *self.words))}
+        self._word = tuple(self._ids)
+        self.pad, self.bos = self._ids["<pad>"], self._ids["<bos>"]
+        self.think, self.end, self.equals, self.filler = (self._ids[mark] for mark in MARKS)
+        self.symbols = self.ids(task.symbols)
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of tokens."""
+        return len(self._ids)
+
+    def ids(self, words: Sequence[str]) -> Ids:
+        """Return the tokens of words; raises ConfigurationError for one that the task does not have."""
+        try:
+            return tuple(self._ids[word] for word in words)
+        except KeyError as error:
+            raise ConfigurationError(
+                f"environment.kwargs.task: {error.args[0]!r} stands in a question or an answer, and is none "
+                "of the task's words"
+            ) from error
+
+    def text(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Return the words of tokens."""
+        return tuple(self._word[one] for one in ids)
+
+    def question(self, words: Sequence[str]) -> Ids:
+        """Return the tokens of a question."""
+        return (self.bos, *self.ids(words))
+
+    def thought(self, words: Sequence[str]) -> Ids:
+        """Return the tokens of a whole thought."""
+        return (*self.ids(words), self.end)
+
+    def said(self, thought: Sequence[int]) -> Ids:
+        """Return a thought without the mark that ends it."""
+        return tuple(thought[:-1]) if thought and thought[-1] == self.end else tuple(thought)
+
+    def begun(self, question: Ids, thought: Sequence[int] = ()) -> Ids:
+        """Return what is read before a thought, or before the rest of one."""
+        return (*question, self.think, *thought)
+
+    def thinking(self, question: Ids, thought: Sequence[int], answer: Sequence[int]) -> Ids:
+        """Return a row with a thought; what its length ended is closed."""
+        return (*question, self.think, *self.said(thought), self.end, self.equals, *answer)
+
+    def direct(self, question: Ids, answer: Sequence[int]) -> Ids:
+        """Return a row without a thought."""
+        return (*question, self.equals, *answer)
+
+
+# ---- `environment.kwargs` of a run of thoughts: which task, how long thoughts are, what training begins
+# with.
+
+
+class Thoughts(Section):
+    """What a run of thoughts asks of its actors."""
+
+    task: str = "rings"
+    """rings, rings:N:HOPS, or module:function of a task of one's own."""
+    model: str = ""
+    """Folder of the model that training begins with; empty: it is made first, by the warm start."""
+    start: Literal["empty", "noise", "random"] = "empty"
+    """Thoughts of the warm start, a choice.
+
+    empty: mostly none, the rest with wrong steps. noise: all have wrong steps. random: symbols drawn at
+    random, so that no chain is ever shown.
+    """
+    empty_share: Fraction = 0.7
+    """Share of the warm start's thoughts that are empty."""
+    wrong_steps: Fraction = 0.3
+    """Share of the steps of the others that are wrong."""
+    start_updates: Positive = 2500
+    """Most updates of the warm start until steps are right; without that the run is refused."""
+    corrupted_updates: Positive = 300
+    """Updates of the warm start on corrupted thoughts, behind the others."""
+    hidden: Annotated[int, Field(gt=0, le=4096, multiple_of=8)] = 64
+    """Width of that model; a multiple of 8."""
+    layers: Annotated[int, Field(gt=0, le=64)] = 2
+    """Its layers."""
+    thought_tokens: Positive = 8
+    """Most tokens of a thought, the mark that ends it among them."""
+    group: Positive = 4
+    """Thoughts on each question in a fragment."""
+    guard: bool = False
+    """Whether a server checks what it is asked, and what it shows and answers, by built-in rules."""
+    guard_rules: str = ""
+    """File of further rules, as `penstock chat guard check --rules` takes."""
+    guard_classifier: str = ""
+    """File of `penstock chat guard train`: it checks what the server is asked."""
+
+
+def thoughts_section(section: EnvironmentSection) -> Thoughts:
+    """Return the section's `kwargs`; raises ConfigurationError with a line per mistake."""
+    try:
+        return Thoughts.model_validate(section.kwargs)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(_explain(dict(one)) for one in error.errors())) from error
+
+
+def _explain(error: dict[str, object]) -> str:
+    place = error["loc"]
+    key = ".".join(map(str, place)) if isinstance(place, tuple) else str(place)
+    if error["type"] == "extra_forbidden":
+        return f"environment.kwargs.{key}: unknown key; use one of {', '.join(Thoughts.model_fields)}"
+    return f"environment.kwargs.{key}={error['input']!r}: {error['msg']}"
+
+
+# ---- The environment of thoughts, as the core asks for it: tokens are observed and tokens are chosen.
+
+_ASKED: Final = 64
+"""Questions of each level by which the longest row is found."""
+
+
+def task_of(section: EnvironmentSection) -> tuple[Task, Layout]:
+    """Return the task of a run and how its rows are laid out; raises ConfigurationError."""
+    place = thoughts_section(section).task
+    task = open_task(place)
+    try:
+        return task, Layout(task)
+    except ValueError as error:
+        raise ConfigurationError(f"environment.kwargs.task={place!r}: {error}") from error
+
+
+def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
+    """Return the spaces of the token at a position and of the token behind it; raises ConfigurationError."""
+    vocabulary = Discrete(task_of(section)[1].vocabulary)
+    return vocabulary, vocabulary
+
+
+def target(section: EnvironmentSection) -> float | None:
+    """Return None: `learner.target_return` says it. Raises ConfigurationError for kwargs that cannot be."""
+    thoughts_section(section)
+    return None
+
+
+def make(section: EnvironmentSection, count: int, seed: int) -> Any:
+    """Raises ConfigurationError: there is none to step."""
+    del section, count, seed
+    raise ConfigurationError("workload='thoughts': thoughts are generated, there is no environment to step")
+
+
+def longest_legal_thought(section: EnvironmentSection) -> int:
+    """Return the most steps of a legal thought, as `longest_row`."""
+    return max(len(one.steps) for one in _asked(task_of(section)[0]))
+
+
+def longest_row(section: EnvironmentSection) -> int:
+    """Return the most tokens of a row with a thought, of some questions of every level of the task.
+
+    Raises ConfigurationError.
+    """
+    task, layout = task_of(section)
+    examples = _asked(task)
+    most = max(len(layout.question(one.question)) + len(one.answer) for one in examples)
+    # The mark that begins a thought, and those that close one and stand before the answer.
+    return most + thoughts_section(section).thought_tokens + 3
+
+
+def _asked(task: Task) -> list[Example]:
+    import numpy as np  # noqa: PLC0415 - the launcher asks for the target alone
+
+    random = np.random.default_rng(0)
+    return [ask(task, random, level) for level in task.levels for _ in range(_ASKED)]

@@ -1,0 +1,261 @@
+"""A language model that thinks before it answers: thoughts are sampled, answers read off."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from penstock.config.settings import ConfigurationError, PolicySection
+from penstock.protocol.spaces import Space
+from penstock.workloads.language.generation.cached_generation import CachedGeneration
+from penstock.workloads.language.policy.adapter_network import read
+from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy.language_policy import build as build_language_policy
+from penstock.workloads.language.tokenizer import pad
+from penstock.workloads.thoughts.environment import Ids, Layout
+from penstock.workloads.thoughts.tasks import Example
+
+# ---- The policy of a run of thoughts: a language model, and where it is asked for a head that mixes its
+# answers.
+
+MIXING: Final = "mixing"
+"""Key of `policy.kwargs`: width of the head; 0 or absent: answers behind a thought come from it alone."""
+_HEAD: Final = "mixing_head"
+
+
+class MixingHead(nn.Module):
+    """States behind a thought and without it, [n, H] both, to the log-odds of the first, [n].
+
+    It begins with even odds. width: of the layer between.
+    """
+
+    def __init__(self, states: int, *, width: int, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            self.hidden, self.last = nn.Linear(2 * states, width), nn.Linear(width, 1)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, behind: Tensor, without: Tensor) -> Tensor:
+        """Return the log-odds."""
+        odds: Tensor = self.last(torch.relu(self.hidden(torch.cat([behind, without], -1))))
+        return odds.squeeze(-1)
+
+
+def build(
+    observation: Space, action: Space, section: PolicySection, seed: int, *, has_reference: bool = False
+) -> LanguagePolicy:
+    """From the `policy` section of a run; raises ConfigurationError."""
+    width = mixing_width(section)
+    plain = {key: value for key, value in section.kwargs.items() if key != MIXING}
+    if plain.get("critic", "head") != "head":
+        raise ConfigurationError(
+            f"policy.kwargs.critic={plain['critic']!r}: thoughts have no critic of tokens; leave it out"
+        )
+    section = section.model_copy(update={"kwargs": plain})
+    policy = build_language_policy(observation, action, section, seed, has_reference=has_reference)
+    if width:
+        states = policy.network.config.get_text_config().hidden_size
+        policy.network.add_module(_HEAD, MixingHead(states, width=width, seed=seed))
+    return policy
+
+
+def mixing_width(section: PolicySection) -> int:
+    """Return the width of the head, 0 for none; raises ConfigurationError."""
+    width = section.kwargs.get(MIXING, 0)
+    if not isinstance(width, int) or isinstance(width, bool) or width < 0:
+        raise ConfigurationError(f"policy.kwargs.{MIXING}={width!r}: the width of a layer; 0: no head")
+    return width
+
+
+def head_of(network: Any) -> MixingHead | None:
+    """Return the head of a policy's network; None where it has none."""
+    head: MixingHead | None = getattr(network, _HEAD, None)
+    return head
+
+
+def mixed(odds: Tensor, behind: Tensor, without: Tensor) -> Tensor:
+    """Return the log-probabilities of both answers mixed, [n, V].
+
+    odds: log-odds of the first, [n]. behind, without: log-probabilities, [n, V].
+    """
+    share, rest = logsigmoid(odds)[:, None], logsigmoid(-odds)[:, None]
+    return torch.logaddexp(behind + share, without.detach() + rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Outputs of n places. log_probs: [n, V]. states: [n, H], which they are made of."""
+
+    log_probs: Tensor
+    states: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What N questions are answered with.
+
+    log_prob: float64 [N], of the true answer. given: the most likely answer, token by token.
+    is_right: bool [N], that is the true one.
+    """
+
+    log_prob: NDArray[np.float64]
+    given: tuple[Ids, ...]
+    is_right: NDArray[np.bool_]
+
+
+def outputs(network: Any, rows: Sequence[Ids], place: Tensor, pad_id: int) -> Outputs:
+    """Return the outputs at places of rows, differentiable where gradients are on.
+
+    place: int64 [n], of the places of the rows padded to the longest, row by row.
+    """
+    tokens, present = pad(rows, pad_id)
+    logits, states = read(network, tokens, present, place)
+    return Outputs(logits.float().log_softmax(-1), states.float())
+
+
+def weighed(network: Any, behind: Outputs, without: Outputs) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities [n, V] of answers behind thoughts, and the share [n] of those in them.
+
+    behind, without: outputs at the n tokens of the answers, behind the thoughts and without any. Of a network
+    without a mixing head the first are returned, and shares of 1.
+    """
+    head = head_of(network)
+    if head is None:
+        return behind.log_probs, torch.ones(len(behind.log_probs))
+    odds = head(behind.states, without.states.detach())
+    return mixed(odds, behind.log_probs, without.log_probs), odds.detach().sigmoid()
+
+
+class ThinkingModel:
+    """Thinks and answers with a causal language model of transformers, on the CPU; of one thread."""
+
+    def __init__(self, network: Any, layout: Layout) -> None:
+        self.network, self.layout = network, layout
+        self._generation = CachedGeneration(network, eos_id=layout.end, pad_id=layout.pad)
+
+    def seed(self, seed: int) -> None:
+        """Draw from here on as after this seed."""
+        self._generation.seed(seed)
+
+    def questions(self, examples: Sequence[Example]) -> list[Ids]:
+        """Return the tokens of questions."""
+        return [self.layout.question(one.question) for one in examples]
+
+    def answers(self, examples: Sequence[Example]) -> list[Ids]:
+        """Return the tokens of their true answers."""
+        return [self.layout.ids(one.answer) for one in examples]
+
+    def think(
+        self,
+        questions: Sequence[Ids],
+        most: int,
+        *,
+        begun: Sequence[Ids] | None = None,
+        deterministic: bool = False,
+        is_over: Callable[[], bool] = lambda: False,
+        on_token: Callable[[], None] = lambda: None,
+    ) -> list[Ids] | None:
+        """Return a thought on each question, of at most `most` tokens beyond what is `begun`.
+
+        deterministic: the most likely token each time. None where `is_over` came first.
+        """
+        found = self.sample(
+            questions, most, begun=begun, deterministic=deterministic, is_over=is_over, on_token=on_token
+        )
+        return None if found is None else [thought for thought, _ in found]
+
+    def sample(
+        self,
+        questions: Sequence[Ids],
+        most: int,
+        *,
+        begun: Sequence[Ids] | None = None,
+        deterministic: bool = False,
+        is_over: Callable[[], bool] = lambda: False,
+        on_token: Callable[[], None] = lambda: None,
+    ) -> list[tuple[Ids, tuple[float, ...]]] | None:
+        """Return thoughts as `think`, each with the log-probabilities of the tokens that were sampled."""
+        before = [()] * len(questions) if begun is None else begun
+        prompts = [self.layout.begun(one, start) for one, start in zip(questions, before, strict=True)]
+        generated = self._generation.generate(
+            prompts, most, deterministic=deterministic, is_over=is_over, on_token=on_token
+        )
+        if not generated.whole.all():
+            return None
+        lengths = generated.lengths.tolist()
+        return [
+            ((*start, *generated.response(row)), tuple(generated.log_prob[row, : lengths[row]].tolist()))
+            for row, start in enumerate(before)
+        ]
+
+    def continued(self, questions: Sequence[Ids], most: int) -> list[Ids]:
+        """Return the most likely continuation of each question without a thought, of `most` tokens."""
+        prompts = [(*one, self.layout.equals) for one in questions]
+        generated = self._generation.generate(prompts, most, deterministic=True)
+        return [generated.response(row) for row in range(len(prompts))]
+
+    @torch.no_grad()
+    def answered(
+        self, questions: Sequence[Ids], thoughts: Sequence[Ids] | None, answers: Sequence[Ids]
+    ) -> Answered:
+        """Return what is answered behind thoughts, or without any where there are None."""
+        layout = self.layout
+        counts = [len(answer) for answer in answers]
+
+        def read_answers(rows: list[Ids]) -> Outputs:
+            return outputs(self.network, rows, answer_places(rows, counts), layout.pad)
+
+        directly = [layout.direct(*one) for one in zip(questions, answers, strict=True)]
+        if thoughts is None:
+            found = read_answers(directly).log_probs
+        else:
+            behind = read_answers(
+                [layout.thinking(*one) for one in zip(questions, thoughts, answers, strict=True)]
+            )
+            without = behind if head_of(self.network) is None else read_answers(directly)
+            found, _ = weighed(self.network, behind, without)
+        wanted = torch.tensor([token for answer in answers for token in answer])
+        chosen = found.gather(1, wanted[:, None])[:, 0].double().numpy()
+        likely = found.argmax(1).tolist()
+        starts = np.cumsum([0, *counts])
+        given = tuple(tuple(likely[a:b]) for a, b in pairwise(starts.tolist()))
+        return Answered(
+            log_prob=np.add.reduceat(chosen, starts[:-1]),
+            given=given,
+            is_right=np.array([one == tuple(other) for one, other in zip(given, answers, strict=True)]),
+        )
+
+    @torch.no_grad()
+    def log_prob_of_thoughts(
+        self, questions: Sequence[Ids], thoughts: Sequence[Ids]
+    ) -> list[NDArray[np.float64]]:
+        """Return the log-probabilities of the tokens of each thought, float64 [tokens].
+
+        questions, thoughts: ids, equally many of both; no thought is empty.
+        """
+        rows = [self.layout.begun(*one) for one in zip(questions, thoughts, strict=True)]
+        counts = [len(one) for one in thoughts]
+        found = outputs(self.network, rows, answer_places(rows, counts), self.layout.pad).log_probs
+        wanted = torch.tensor([token for thought in thoughts for token in thought])
+        chosen = found.gather(1, wanted[:, None])[:, 0].double().numpy()
+        return np.split(chosen, np.cumsum(counts)[:-1])
+
+
+def answer_places(rows: Sequence[Ids], counts: Sequence[int]) -> Tensor:
+    """Return the places at which the last so many tokens of each row are the next, int64 [Σ counts]."""
+    longest = max(map(len, rows))
+    return torch.tensor(
+        [
+            number * longest + place
+            for number, (row, count) in enumerate(zip(rows, counts, strict=True))
+            for place in range(len(row) - 1 - count, len(row) - 1)
+        ]
+    )
