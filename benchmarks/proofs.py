@@ -115,7 +115,6 @@ def _entry(
 
 
 CARTPOLE: Final = ("CartPole-v1", 475, 150_000)
-TASKS: Final = "penstock.workloads.control.tasks"
 PROOFS: Final[tuple[Proof, ...]] = (
     *_entry(*CARTPOLE),
     *_entry(*CARTPOLE, "--actors", "1", variant="1 actor"),
@@ -129,12 +128,12 @@ PROOFS: Final[tuple[Proof, ...]] = (
     *_entry("HalfCheetah-v5", 1_500, 1_000_000, seeds=3),
     *_entry("Hopper-v5", 1_500, 1_000_000, seeds=2),
     # With images and parts: the optimum is 1 for Catch, 7/12 on average for Courier.
-    *_entry(f"{TASKS}:Catch-v0", 0.95, 200_000, seeds=3),
+    *_entry("Catch-v0", 0.95, 200_000, seeds=3),
     *_entry(
-        f"{TASKS}:Catch-v0", 0.95, 200_000, "--set", "policy.image_trunk=impala",
+        "Catch-v0", 0.95, 200_000, "--set", "policy.image_trunk=impala",
         variant="IMPALA's trunk", seeds=3,
     ),
-    *_entry(f"{TASKS}:Courier-v0", 0.5, 200_000, seeds=3),
+    *_entry("Courier-v0", 0.5, 200_000, seeds=3),
     *_entry(*CARTPOLE, "--set", "policy.hidden_norm=layer", variant="layer norm", seeds=3),
     *_entry(*CARTPOLE, "--set", "policy.hidden_norm=batch", variant="batch norm", seeds=3),
     *_entry(*CARTPOLE, "--set", "policy.dropout=0.1", variant="dropout of 10%", seeds=3),
@@ -143,15 +142,15 @@ PROOFS: Final[tuple[Proof, ...]] = (
     *_entry("Pendulum-v1", -180, 20_000, algorithm="sac"),
     *_entry("HalfCheetah-v5", 4_000, 300_000, seeds=1, algorithm="sac"),
     *_entry("Hopper-v5", 1_500, 200_000, seeds=1, algorithm="sac"),
-    *_entry(f"{TASKS}:Recall-v0", 0.95, 300_000),
+    *_entry("Recall-v0", 0.95, 300_000),
     # Not learned without what the task needs: a quarter of 100 questions, and three standard deviations.
     *_entry(
-        f"{TASKS}:Recall-v0", 0.95, 300_000, "--set", "policy.recurrent=none",
+        "Recall-v0", 0.95, 300_000, "--set", "policy.recurrent=none",
         variant="without memory", at_most=0.38,
     ),
-    *_entry(f"{TASKS}:Menu-v0", 7.78, 100_000),
+    *_entry("Menu-v0", 7.78, 100_000),
     *_entry(
-        f"{TASKS}:Menu-v0", 7.78, 100_000, "--set", "environment.mask_key=",
+        "Menu-v0", 7.78, 100_000, "--set", "environment.mask_key=",
         variant="without masks", at_most=1.0,
     ),
 )  # fmt: skip

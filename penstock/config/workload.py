@@ -17,6 +17,8 @@ from penstock.config.configuration_error import ConfigurationError
 
 # ---- Installed plug-ins: the records that entry points name, and what the paths in them point to.
 
+_FORMER: Final = ("actor.", "broker.", "gateway.", "launch.", "learner.", "workloads.")
+"""Names that modules of ours had outside of `penstock`."""
 GROUP: Final = "penstock.workloads"
 """Group of the entry points that name the records of workloads."""
 
@@ -76,7 +78,7 @@ def load(path: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"{path!r} cannot be loaded: {error}") from error
+        raise ConfigurationError(f"{path!r} cannot be loaded: {moved(path, error) or error}") from error
     except Exception as error:  # whatever a module does when it is imported
         raise ConfigurationError(
             f"{path!r} cannot be loaded: importing it raised {type(error).__name__}: {error}; "
@@ -85,6 +87,20 @@ def load(path: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigurationError(f"{path!r} is not a function")
     return found  # type: ignore[no-any-return]
+
+
+def module_of(environment_id: str) -> str:
+    """Return the module that registers an environment of an installed workload, "" for any other id.
+
+    Raises ConfigurationError for a record that cannot be imported.
+    """
+    return next((path for _, name, path in entries("environments") if name == environment_id), "")
+
+
+def moved(path: str, error: Exception) -> str:
+    """Return where a module of ours is, if `error` says that its former name is not there; else ""."""
+    is_former = path.startswith(_FORMER) and getattr(error, "name", None) == path.partition(".")[0]
+    return f"it is penstock.{path}" if is_former else ""
 
 
 def entries(field: str) -> Iterator[tuple[str, str, str]]:
@@ -105,9 +121,9 @@ __all__ = ["Services", "Workload", "find", "load"]
 class Workload:
     """An installed workload.
 
-    Every field but `name`, `default`, `places`, `unsent`, `algorithms` and `commands` is a path for `load`.
-    What the functions take and return is described in `penstock.workloads.plugin`, which also has those of a
-    workload that acts by one forward pass per step.
+    Every field but `name`, `default`, `places`, `unsent`, `environments`, `algorithms` and `commands` is a
+    path for `load`. What the functions take and return is described in `penstock.workloads.plugin`,
+    which also has those of a workload that acts by one forward pass per step.
     """
 
     name: str
@@ -142,6 +158,8 @@ class Workload:
 
     They are left out of the specification.
     """
+    environments: Mapping[str, str] = field(default_factory=dict)
+    """Modules that register Gymnasium environments, by id: a run names these without a module."""
     algorithms: Mapping[str, str] = field(default_factory=dict)
     """Paths of the settings sections of algorithms that the core does not have, by `algorithm.name`.
 

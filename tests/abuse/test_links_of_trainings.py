@@ -217,10 +217,11 @@ def test_what_a_training_writes_itself_is_in_the_answer(stand: Stand, read: str)
 
 
 @pytest.mark.parametrize("planted", ["link", "pipe", "device"])
-@pytest.mark.parametrize("name", ["job.toml", "lock", "starts", "train.log", f"run/.probe-{os.getpid()}"])
+@pytest.mark.parametrize("name", ["job.toml", "lock", "starts", "train.log", "run/.probe-{pid}"])
 def test_what_the_gateway_writes_goes_nowhere_else(stand: Stand, name: str, planted: str) -> None:
     for one in ("lock", "begun.json", "ended.json", "train.log"):
         (stand.folder / one).unlink()
+    name = name.format(pid=os.getpid())
     place, kept = stand.folder / name, stand.elsewhere / Path(name).name
     kept.write_text(SECRET)
     PLANTED[planted](place, stand.elsewhere)

@@ -257,6 +257,8 @@ def _first_layer(what: str | None) -> dict[str, Any]:
     if what is None:
         raise ConfigurationError("train: name a Gymnasium environment such as CartPole-v1, or a .toml file")
     if what.endswith(".toml"):
+        if what.startswith("recipes/") and not Path(what).exists():
+            raise ConfigurationError(f"{what}: no such file; the recipes are in penstock/{what}")
         return configuration.parse_toml(Path(what))
     return {"environment": {"id": what}}
 

@@ -9,6 +9,10 @@ WORKLOAD = Workload(
     name="chat",
     environment="penstock.workloads.control.environment:make",
     spaces="penstock.workloads.control.environment:spaces",
+    environments={
+        "Chat-v0": "penstock.workloads.chat.tasks",
+        "Candidates-v0": "penstock.workloads.chat.tasks",
+    },
     target="penstock.workloads.control.environment:target",
     defaults="penstock.workloads.chat.chat_defaults:for_environment",
     policy="penstock.policy.build:build",

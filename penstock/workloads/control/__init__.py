@@ -7,6 +7,9 @@ WORKLOAD = Workload(
     default=True,
     environment="penstock.workloads.control.environment:make",
     spaces="penstock.workloads.control.environment:spaces",
+    environments=dict.fromkeys(
+        ("Catch-v0", "Courier-v0", "Recall-v0", "Menu-v0"), "penstock.workloads.control.tasks"
+    ),
     policy="penstock.policy.build:build",
     acting="penstock.policy.acting_build:build_acting",
     defaults="penstock.workloads.control.defaults:for_environment",

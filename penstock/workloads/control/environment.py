@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
+from penstock.config.workload import module_of, moved
 from penstock.protocol import spaces as wire_spaces
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.spaces import Dict, Space
@@ -171,6 +172,8 @@ def _check_atari(section: EnvironmentSection) -> None:
 
 def _specification(section: EnvironmentSection) -> EnvSpec:
     module, _, name = section.id.rpartition(":")
+    if not module and name not in gymnasium.registry:
+        module = module_of(name)
     if atari.is_atari(section.id):
         atari.register(section.id)
     try:
@@ -178,6 +181,8 @@ def _specification(section: EnvironmentSection) -> EnvSpec:
             __import__(module)
         return gymnasium.spec(name)
     except ImportError as error:
+        if moved(module, error):
+            raise ConfigurationError(f"environment.id={section.id!r}: it is {name!r}") from error
         raise ConfigurationError(f"environment.id={section.id!r}: {error}; install what it needs") from error
     except gymnasium.error.Error as error:
         raise ConfigurationError(_unknown(section.id, name, error)) from error

@@ -9,6 +9,10 @@ WORKLOAD = Workload(
     name="goals",
     environment="penstock.workloads.control.environment:make",
     spaces="penstock.workloads.control.environment:spaces",
+    environments={
+        "Goals-v0": "penstock.workloads.goals.tasks",
+        "Traces-v0": "penstock.workloads.goals.tasks",
+    },
     target="penstock.workloads.goals.live_host:target",
     defaults="penstock.workloads.goals.goals_defaults:for_environment",
     policy="penstock.policy.build:build",

@@ -9,6 +9,7 @@ WORKLOAD = Workload(
     name="prompts",
     environment="penstock.workloads.control.environment:make",
     spaces="penstock.workloads.control.environment:spaces",
+    environments={"Prompts-v0": "penstock.workloads.prompts.tasks"},
     target="penstock.workloads.control.environment:target",
     defaults="penstock.workloads.prompts.prompts_defaults:for_environment",
     policy="penstock.policy.build:build",

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from penstock.config import settings
 from penstock.config.settings import ConfigurationError, EnvironmentSection
-from penstock.config.workload import find, load
+from penstock.config.workload import find, load, module_of
 from penstock.learner.model.model import make_model
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from penstock.workloads.control.environment import make, spaces, target, to_space
@@ -87,6 +88,15 @@ def test_spaces_and_target_are_those_of_the_environment(counting: str) -> None:
     assert target(EnvironmentSection(id="Pendulum-v1")) is None
 
 
+@pytest.mark.parametrize("name", ["Catch-v0", "Menu-v0", "Goals-v0", "Chat-v0", "Prompts-v0"])
+def test_environments_of_ours_need_no_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(gymnasium.registry, name, raising=False)
+    monkeypatch.delitem(sys.modules, module_of(name), raising=False)
+    section = EnvironmentSection(id=name, mask_key="action_mask" if name == "Menu-v0" else "")
+    with closing(make(section, 1, 0)) as made:
+        assert made.reset(seed=0)[0] is not None
+
+
 @pytest.mark.parametrize(
     ("section", "words"),
     [
@@ -94,6 +104,10 @@ def test_spaces_and_target_are_those_of_the_environment(counting: str) -> None:
         ({"id": "CartPole-v9"}, r"environment\.id='CartPole-v9'.*CartPole-v1"),
         ({"id": "Quuxquuxquux-v0"}, r"environment\.id='Quuxquuxquux-v0'.*module:Id"),
         ({"id": "no_such_module:Foo-v1"}, r"no_such_module.*install"),
+        (
+            {"id": "workloads.goals.tasks:Goals-v0"},
+            "it is 'Goals-v0'$",
+        ),
         ({"kwargs": {"colour": 1}}, r"environment\.kwargs=\{'colour': 1\}.*colour"),
         ({"id": "Acrobot-v1", "vectorise": "vector"}, r"vectorise='vector'.*use 'auto' or 'sync'"),
     ],

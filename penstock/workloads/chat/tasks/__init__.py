@@ -1,4 +1,4 @@
-"""The environments of the workload. A run names one as `penstock.workloads.chat.tasks:Candidates-v0`."""
+"""The environments of the workload. A run names one as `Candidates-v0`."""
 
 import gymnasium
 

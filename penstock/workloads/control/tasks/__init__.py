@@ -1,6 +1,6 @@
 """Small environments whose optimum is known.
 
-They prove what a policy can see and remember. A run names one as `penstock.workloads.control.tasks:Catch-v0`.
+They prove what a policy can see and remember. A run names one as `Catch-v0`.
 """
 
 import gymnasium

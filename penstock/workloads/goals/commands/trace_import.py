@@ -109,7 +109,7 @@ def run_layer(file: Path, encoding: Encoding, weights: RewardWeights) -> dict[st
     }
     return {
         "workload": "goals",
-        "environment": {"id": "penstock.workloads.goals.tasks:Traces-v0", "kwargs": kwargs},
+        "environment": {"id": "Traces-v0", "kwargs": kwargs},
         "algorithm": {"name": "dqn"},
     }
 

@@ -1,4 +1,4 @@
-"""The environments of the workload. A run names one as `penstock.workloads.goals.tasks:Goals-v0`."""
+"""The environments of the workload. A run names one as `Goals-v0`."""
 
 import gymnasium
 

@@ -1,4 +1,4 @@
-"""The environment of the workload. A run names it as `penstock.workloads.prompts.tasks:Prompts-v0`."""
+"""The environment of the workload. A run names it as `Prompts-v0`."""
 
 import gymnasium
 

@@ -15,7 +15,7 @@ from penstock.learner.publish.final_policy import FinalPolicy
 from penstock.learner.recording.reader import Recording
 from penstock.policy import weights
 
-MENU = "penstock.workloads.control.tasks:Menu-v0"
+MENU = "Menu-v0"
 
 
 @pytest.mark.parametrize(

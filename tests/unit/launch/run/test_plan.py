@@ -251,3 +251,8 @@ def test_a_learner_on_its_own_learns_as_under_train(tmp_path: Path, environment_
     assert alone.learner.total_steps is not None
     prepare_folder(plan)
     assert learner_settings(plan.config, ()) == plan.settings
+
+
+def test_a_recipe_at_its_former_place_is_named_with_its_new_one() -> None:
+    with pytest.raises(ConfigurationError, match=r"recipes/goals.toml: .* in penstock/recipes/goals.toml$"):
+        make_plan(Request(what="recipes/goals.toml"))

@@ -205,7 +205,7 @@ def test_state_and_masks_that_cannot_be_are_refused(layer: dict[str, Any], messa
 
 
 def test_a_fragment_carries_what_the_policy_remembers_and_the_masks() -> None:
-    task = {"id": "penstock.workloads.control.tasks:Menu-v0", "mask_key": "action_mask"}
+    task = {"id": "Menu-v0", "mask_key": "action_mask"}
     policy = {"recurrent": "gru", "recurrent_size": 8, "shared_trunk": True, "frame_stack": 2}
     rules = make_model(
         configuration.load([{"run": "a", "environment": task, "policy": policy}])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config import workload
 from penstock.config.algorithm_sections import TokenPPOSection, algorithm_sections
 from penstock.config.settings import ConfigurationError, Settings, load
 from penstock.config.workload import default_workload, installed, record_of
@@ -100,6 +101,11 @@ def test_two_workloads_do_not_give_one_name_to_two_algorithms(
     install(tmp_path / "b", monkeypatch, "second", {"token_ppo": "second_sections:Section"})
     with pytest.raises(ConfigurationError, match="another section for algorithm.name='token_ppo'"):
         algorithm_sections()
+
+
+def test_a_module_that_moved_below_penstock_is_named_with_its_new_name() -> None:
+    with pytest.raises(ConfigurationError, match="it is penstock.workloads.goals.live_host:target$"):
+        workload.load("workloads.goals.live_host:target")
 
 
 def test_the_workload_of_a_run_that_names_none_is_the_one_that_claims_it(

@@ -19,7 +19,7 @@ def settings(folder: Path, count: int = 0, slots: int = 1, **kwargs: Any) -> Set
     """Of a run whose goals are two commands."""
     commands = {"executor": "commands", "goals": str(goals_file(folder))}
     environment = {
-        "id": "penstock.workloads.goals.tasks:Goals-v0",
+        "id": "Goals-v0",
         "count": slots,
         "kwargs": commands | kwargs,
     }
@@ -47,9 +47,7 @@ def test_the_target_is_that_of_the_simulated_host(tmp_path: Path) -> None:
 def test_it_is_not_evaluated(tmp_path: Path) -> None:
     live = settings(tmp_path, count=1, actors_act=True)
     assert prepare(live, tmp_path, QUIET).evaluation.episodes == 0
-    simulated = load(
-        [{"workload": "goals", "environment": {"id": "penstock.workloads.goals.tasks:Goals-v0"}}]
-    )
+    simulated = load([{"workload": "goals", "environment": {"id": "Goals-v0"}}])
     assert prepare(simulated, tmp_path, QUIET) == rehearse(simulated, tmp_path, QUIET).settings == simulated
 
 
