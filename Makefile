@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-processes test-systems test-slow test-kubernetes mutations soak learn check format bench bench-peers protos dashboards
+.PHONY: train test test-processes test-systems test-slow test-kubernetes mutations soak learn check format bench bench-peers protos dashboards dist
 
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
@@ -89,6 +89,13 @@ protos: .venv/installed
 dashboards: .venv/installed
 	$(BIN)/python -m deploy.grafana
 	$(BIN)/python -m deploy.prometheus.operator
+
+# A wheel and an sdist in dist/, whose description and metadata an index would accept.
+dist: .venv/installed
+	rm -rf build dist
+	$(PIP) build twine
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
 
 .venv/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python" >&2; exit 1; }

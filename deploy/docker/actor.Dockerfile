@@ -8,7 +8,7 @@ ARG TORCH_INDEX=""
 # Extras of penstock that the environments need, such as box2d,mujoco.
 ARG EXTRAS=""
 WORKDIR /build
-COPY constraints.txt pyproject.toml README.md ./
+COPY constraints.txt pyproject.toml LICENSE README.md ./
 COPY actor actor
 COPY broker broker
 COPY learner learner

@@ -6,7 +6,7 @@ FROM python:3.11-slim-bookworm@${DIGEST} AS build
 # More extras of penstock, such as onnx.
 ARG EXTRAS=""
 WORKDIR /build
-COPY constraints.txt pyproject.toml README.md ./
+COPY constraints.txt pyproject.toml LICENSE README.md ./
 COPY actor actor
 COPY broker broker
 COPY learner learner

@@ -10,7 +10,7 @@ ARG EXTRAS=""
 # true: torch must be a CUDA build, false: it must not.
 ARG CUDA="false"
 WORKDIR /build
-COPY constraints.txt pyproject.toml README.md ./
+COPY constraints.txt pyproject.toml LICENSE README.md ./
 COPY actor actor
 COPY broker broker
 COPY learner learner
