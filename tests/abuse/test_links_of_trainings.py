@@ -210,7 +210,7 @@ def test_what_a_training_links_to_is_in_no_answer(stand: Stand, read: str, plant
     assert SECRET not in READS[read][2](stand)
 
 
-@pytest.mark.parametrize("read", READS.keys() - UNTOLD)
+@pytest.mark.parametrize("read", sorted(READS.keys() - UNTOLD))
 def test_what_a_training_writes_itself_is_in_the_answer(stand: Stand, read: str) -> None:
     _written(stand, read, (stand.folder / READS[read][0]).parent)
     assert SECRET in READS[read][2](stand)
