@@ -13,8 +13,9 @@ from penstock.config.workload import find, load
 from penstock.protocol.limits import check_id, to_id
 from penstock.protocol.messages import Role
 from penstock.protocol.specification import RunSpecification
+from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.lifecycle import Fatal, Lifecycle, share_interpreter
+from penstock.runtime.lifecycle import Lifecycle, share_interpreter
 
 
 def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role, settings: Settings) -> int:

@@ -17,8 +17,8 @@ from penstock.broker.log.replies import Lease, LogState, Renewal
 from penstock.learner.probe import Quarantine
 from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
-from penstock.runtime.lifecycle import Fatal
 from penstock.runtime.retry import Interrupted
 
 T = TypeVar("T")

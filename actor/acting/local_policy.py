@@ -19,8 +19,8 @@ from penstock.protocol.messages import Publication
 from penstock.protocol.schema import FragmentSchema
 from penstock.protocol.specification import Probe
 from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health
-from penstock.runtime.lifecycle import Fatal
 
 
 class LocalPolicy:

@@ -17,7 +17,7 @@ from penstock.config.workload import load
 from penstock.protocol.schema import mask_rules
 from penstock.protocol.spaces import Dict, Space, Tuple, parts
 from penstock.protocol.tensor import Array
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 Rows = dict[str, Any]
 """Arrays [N, ...] by path, masks among them."""

@@ -34,8 +34,9 @@ from penstock.protocol.messages import BASE, Episode, Report, Role, RunState
 from penstock.protocol.refusal import Reason, Refusal
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health
-from penstock.runtime.lifecycle import EXIT_OK, Fatal, Lifecycle
+from penstock.runtime.lifecycle import Lifecycle
 
 # ---- Plays whole episodes to measure a policy: seeded environments, one episode of each counts.
 

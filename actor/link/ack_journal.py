@@ -22,7 +22,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.protocol.fragment import Beginning, Fragment, beginnings
 from penstock.protocol.header import read_payload
 from penstock.protocol.limits import check_id
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 # ---- A file of JSON lines that a crash may tear at its end: what records for the audit are written to.
 

@@ -34,7 +34,7 @@ from penstock.rpc import gate
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
 from penstock.runtime import metrics
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from penstock.runtime.retry import Interrupted, retry
 from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2
 

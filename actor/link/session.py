@@ -25,8 +25,9 @@ from penstock.protocol.messages import Credit, News, Publication, Report, Role, 
 from penstock.protocol.refusal import Reason, Refusal
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime import logs, metrics
+from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
-from penstock.runtime.lifecycle import Fatal, Lifecycle
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 
 # ---- Weights as an actor gets them: fetched in chunks where they are large, their digest checked.

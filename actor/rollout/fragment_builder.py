@@ -24,7 +24,7 @@ from penstock.protocol.messages import Episode
 from penstock.protocol.schema import Axes, FragmentSchema, observed
 from penstock.protocol.spaces import Space, leaves
 from penstock.protocol.tensor import DTYPES, Array
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 # ---- What a rollout worker's observations may hold, held against their space before they are sent.
 

@@ -31,9 +31,10 @@ from penstock.protocol.messages import Episode, Role, RunState
 from penstock.protocol.refusal import Reason
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health
-from penstock.runtime.lifecycle import EXIT_OK, Fatal, Lifecycle
+from penstock.runtime.lifecycle import Lifecycle
 
 _COUNT_S: Final = 1.0
 """A wait is counted as it goes on: one that never ends is seen as well."""

@@ -26,7 +26,8 @@ from penstock.config.trusted import check_trusted
 from penstock.protocol.specification import RunSpecification
 from penstock.registry.weight_files import registry_url
 from penstock.rpc.auth import NO_CALLS, Calls
-from penstock.runtime.lifecycle import BackgroundTasks, Fatal
+from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import BackgroundTasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

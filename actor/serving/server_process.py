@@ -32,8 +32,9 @@ from penstock.rpc.boundary import Boundary
 from penstock.rpc.gate import Rates
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import run_loop
+from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health, collect_seldom, serve_http
-from penstock.runtime.lifecycle import EXIT_OK, Fatal, Lifecycle, share_interpreter
+from penstock.runtime.lifecycle import Lifecycle, share_interpreter
 from penstock.runtime.metrics import EVENT_LOOP, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
 

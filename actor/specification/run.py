@@ -25,7 +25,7 @@ from penstock.config.trusted import check_trusted, placed
 from penstock.config.workload import Workload, find, load
 from penstock.policy.acting.acting_policy import ActingPolicy
 from penstock.protocol.specification import RunSpecification
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 # ---- The sections that a run specification carries, and what of them is this process's own.
 

@@ -18,7 +18,7 @@ from penstock.broker.log.replies import Commit, LogEntry
 from penstock.broker.log.script import KEPT_LOST
 from penstock.protocol.fragment import Beginning, Fragment, beginnings, parse_header
 from penstock.rpc.tls_files import TlsFiles
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 _SLICE: Final = 64
 _REPLY_BYTES: Final = 4 * 2**20

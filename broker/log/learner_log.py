@@ -50,8 +50,8 @@ from penstock.protocol.limits import MAX_MESSAGE_BYTES, WEIGHT_CHUNK_BYTES
 from penstock.protocol.messages import Publication
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.rpc.tls_files import TlsFiles
+from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
-from penstock.runtime.lifecycle import Fatal
 from penstock.runtime.retry import retry
 
 # ---- The knowledge of one learner process about its log, in case Redis is restarted without it.

@@ -39,8 +39,9 @@ from penstock.config.credentials import redis_password, registry_with_password, 
 from penstock.config.settings import BrokerSection, ConfigurationError, SecuritySection, Settings
 from penstock.protocol.messages import Role
 from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health, leave_out_what_stays, serve_http
-from penstock.runtime.lifecycle import EXIT_OK, Fatal, Lifecycle
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.metrics import EVENT_LOOP, watch_loop
 from penstock.runtime.retry import Interrupted, retry_async
 from penstock.runtime.server_frame import ServerFrame, setter

@@ -15,7 +15,7 @@ from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore, Damaged
 from penstock.learner.ledger import Ledger
 from penstock.learner.progress import Progress
-from penstock.runtime.lifecycle import Fatal, RunFailed
+from penstock.runtime.exit import Fatal, RunFailed
 
 log = logging.getLogger(__name__)
 

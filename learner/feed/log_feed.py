@@ -29,8 +29,8 @@ from penstock.learner.ledger import Drop, Origin
 from penstock.learner.probe import Quarantine
 from penstock.protocol.header import FragmentHeader
 from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
-from penstock.runtime.lifecycle import Fatal
 
 # ---- Entries of the log that are read and not yet decided, oldest first; choosing a batch looks at each
 # once.

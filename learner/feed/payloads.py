@@ -28,7 +28,7 @@ from penstock.protocol.header import FragmentHeader
 from penstock.protocol.schema import UNKNOWN, FragmentSchema, Range, Ranges
 from penstock.protocol.tensor import Array
 from penstock.runtime import metrics
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 # ---- Whether a fragment can be trained on: what its numbers mean together, and each tensor's range.
 

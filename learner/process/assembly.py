@@ -43,9 +43,9 @@ from penstock.learner.reporting.recorder import EpisodeLog, Recorder, TrainingCl
 from penstock.learner.thread_group import ThreadGroup
 from penstock.protocol.schema import FragmentSchema, Ranges
 from penstock.runtime import metrics
+from penstock.runtime.exit import RunFailed
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health
-from penstock.runtime.lifecycle import RunFailed
 from penstock.runtime.retry import Interrupted
 
 # ---- Read again what an algorithm retained.

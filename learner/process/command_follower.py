@@ -31,8 +31,8 @@ from penstock.learner.progress import check_network
 from penstock.learner.publish.publisher import WeightOffers
 from penstock.learner.ranks.leading import Ranks
 from penstock.learner.recording.writer import RecordingWriter
+from penstock.runtime.exit import RunFailed
 from penstock.runtime.failpoint import failpoint
-from penstock.runtime.lifecycle import RunFailed
 
 # ---- Going back to the model of a named checkpoint while the run goes on.
 

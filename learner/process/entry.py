@@ -30,8 +30,9 @@ from penstock.learner.ranks.leading import LeadingRank, Ranks, SingleRank
 from penstock.learner.ranks.rendezvous import RankPlace, meet, place_of
 from penstock.learner.reporting.trackers.tracker import check_installed
 from penstock.runtime import logs
+from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.lifecycle import EXIT_OK, Lifecycle, share_interpreter
+from penstock.runtime.lifecycle import Lifecycle, share_interpreter
 from penstock.runtime.retry import Interrupted
 
 log = logging.getLogger(__name__)

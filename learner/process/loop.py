@@ -43,9 +43,9 @@ from penstock.learner.reporting.recorder import (
 from penstock.learner.thread_group import ThreadGroup
 from penstock.protocol.messages import Role, RunState
 from penstock.runtime import metrics
+from penstock.runtime.exit import RunFailed
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health
-from penstock.runtime.lifecycle import RunFailed
 
 # ---- Whether a run still makes updates, and why not, in words that name what a person must look at.
 

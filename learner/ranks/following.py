@@ -28,8 +28,9 @@ from penstock.learner.ranks.leading import RESTORED, FollowingFeed
 from penstock.learner.ranks.rendezvous import Meeting
 from penstock.learner.thread_group import ThreadGroup
 from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.runtime.health import Health
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal, Lifecycle, leave
+from penstock.runtime.lifecycle import Lifecycle, leave
 
 UPDATE: Final = "update"
 _TAKE_S: Final = 1.0

@@ -20,7 +20,7 @@ from penstock.learner.feed.payloads import Found, Payloads, State
 from penstock.learner.feed.source import Staged
 from penstock.learner.ledger import DIGEST_BYTES
 from penstock.learner.ranks.rendezvous import Meeting, RankConnection, divide
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 # ---- Division of a batch's payloads among the ranks: rank 0 assigns entries, each rank fetches its own.
 

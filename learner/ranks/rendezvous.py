@@ -31,7 +31,7 @@ from penstock.learner.batch import send
 from penstock.learner.progress import configuration_hash
 from penstock.policy.normaliser import Moments, combine
 from penstock.runtime import metrics
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 # ---- `RankGroup` of several processes, by torch.distributed: gloo between CPUs, NCCL between GPUs.
 

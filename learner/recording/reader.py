@@ -30,7 +30,7 @@ from penstock.protocol.schema import Ranges
 from penstock.protocol.spaces import Dict
 from penstock.protocol.specification import RunSpecification
 from penstock.protocol.tensor import Array
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 Loaded = tuple[FragmentHeader, Mapping[str, Array]]
 

@@ -272,17 +272,6 @@ def _explain(error: dict[str, Any], merged: Mapping[str, Any]) -> str:
             return f"{key}={shown}: {error['msg']}"
 
 
-# ---- How this distribution and its extras are installed: what a remedy says where a package is absent.
-
-DISTRIBUTION: Final = "penstock-rl"
-"""Name of the distribution; a package `penstock` of an index is another program."""
-
-
-def how_to_install(extra: str) -> str:
-    """Return the commands that install an extra: in a checkout, and by the distribution's name."""
-    return f"`pip install '.[{extra}]'` in a checkout, or `pip install '{DISTRIBUTION}[{extra}]'`"
-
-
 # ---- What a workload's preparation of a run is given, and what its rehearsal returns.
 
 

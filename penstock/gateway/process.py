@@ -34,8 +34,9 @@ from penstock.gateway.store.accounts_database import open_database
 from penstock.registry.database import Database, parse_url
 from penstock.registry.records import SchemaMismatch, Unavailable
 from penstock.registry.registry import Registry
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.runtime.health import Health, announce, leave_out_what_stays, serve_http
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal, Lifecycle
+from penstock.runtime.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
 

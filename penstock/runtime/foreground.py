@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_USAGE, Fatal
+from penstock.runtime.exit import EXIT_FAILED, EXIT_USAGE, Fatal
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings

@@ -32,6 +32,15 @@ from penstock.config.settings import ConfigurationError
 from penstock.protocol.limits import MIB
 from penstock.rpc.address import AddressInUse
 from penstock.runtime import logs
+from penstock.runtime.exit import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_RUN_FAILED,
+    EXIT_USAGE,
+    Fatal,
+    RunFailed,
+)
 from penstock.runtime.health import announce_end
 
 # ---- Memory that was freed is kept for the next message, instead of being given back and asked for again.
@@ -61,27 +70,6 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
     mallopt(_M_TOP_PAD, _GROWN_BYTES)
     mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
-
-
-# ---- Exit codes of every process, and the error that ends one with a cause.
-
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_RUN_FAILED: Final = 3
-EXIT_INTERRUPTED: Final = 130
-
-
-class Fatal(Exception):
-    """Ends the process with exit 1; its text is the last line on stderr."""
-
-
-class NoAnswer(Fatal):
-    """Reports that who was asked gave no answer: what was asked for may have been done."""
-
-
-class RunFailed(Fatal):
-    """Ends the process with exit 3: the run cannot go on until something outside of it is changed."""
 
 
 LIFELINE_VARIABLE: Final = "PENSTOCK_LIFELINE_FD"

@@ -15,7 +15,7 @@ from penstock.broker.service.admission import Admission, LastCredit, SessionOwne
 from penstock.protocol.append import SentFragment
 from penstock.protocol.messages import Role
 from penstock.rpc.identity import CALLER, SCHEME, parse
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from tests.support.experience.fragment_messages import sent
 from tests.support.run.small_run import RUN, fragment, specification
 from tests.support.run.store_run import PACING, TTL_MS, Actor, item, open_run

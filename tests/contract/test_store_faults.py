@@ -12,7 +12,7 @@ from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.store import Store, StoreUnavailable
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.messages import Watch
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from tests.support.run.small_run import CHARGE
 from tests.support.run.store_run import Actor, item, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer

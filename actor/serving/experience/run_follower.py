@@ -24,7 +24,8 @@ from penstock.protocol.messages import Publication, Role, RunState
 from penstock.protocol.refusal import Reason
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
-from penstock.runtime.lifecycle import Fatal, Lifecycle
+from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from penstock.config.settings import ConfigurationError, Settings, how_to_install
+from penstock.config.extras import how_to_install
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime import metrics
 
 QUEUE_LINES: Final = 256

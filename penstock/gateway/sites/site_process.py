@@ -38,8 +38,9 @@ from penstock.protocol.limits import MIB
 from penstock.rpc.address import is_local
 from penstock.rpc.auth import Credentials
 from penstock.rpc.gate import Rates
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.runtime.health import Health, announce, leave_out_what_stays, serve_http
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal, Lifecycle
+from penstock.runtime.lifecycle import Lifecycle
 
 # ---- Signing in at a site that other machines reach: the gateway's own calls for it, at the same paths.
 

@@ -37,8 +37,9 @@ from penstock.gateway.text.chat_answers import (
 from penstock.gateway.text.chat_requests import NAME_FORM, ChatRequest, RewardRequest
 from penstock.rpc.address import is_local
 from penstock.rpc.auth import Credentials
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Lifecycle
+from penstock.runtime.lifecycle import Lifecycle
 
 router = APIRouter()
 _FINAL = "final"

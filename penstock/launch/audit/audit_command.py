@@ -33,7 +33,7 @@ from penstock.launch.audit.findings import AuditResult, Kind, Problem
 from penstock.launch.audit.lineage import Lineage, read_lineage
 from penstock.launch.run.redis_service import ask, newest
 from penstock.learner.ledger import DIGEST_BYTES
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 
 # ---- Find the records of a run, and start a private server for the log of a run that has ended.
 

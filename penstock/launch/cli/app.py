@@ -22,6 +22,7 @@ from penstock.launch.jobs.job_commands import job_commands
 from penstock.launch.policy.policy_commands import policy_commands
 from penstock.launch.run.request import Request
 from penstock.protocol.limits import MAX_NUMBER
+from penstock.runtime.exit import EXIT_USAGE
 from penstock.runtime.foreground import (
     AsJson,
     Assignments,
@@ -33,7 +34,6 @@ from penstock.runtime.foreground import (
     finish,
     finite,
 )
-from penstock.runtime.lifecycle import EXIT_USAGE
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.url_secrets import REDIS_REMEDY, remedy, secret_in, without_secret
 from penstock.config.workload import installed, load, record_of
-from penstock.runtime.lifecycle import EXIT_USAGE
+from penstock.runtime.exit import EXIT_USAGE
 
 # ---- A file or folder that cannot be what the command line wants of it, told as a mistake: key, value,
 # remedy.

@@ -26,7 +26,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.protocol.limits import check_id
 from penstock.rpc.auth import digest, line
 from penstock.rpc.identity import Identity, Party
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 
 AUTHORITY: Final = "authority"
 AUTHORITY_DAYS: Final = 3650

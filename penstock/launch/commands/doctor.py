@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from penstock.config.settings import how_to_install
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.config.extras import how_to_install
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 
 _ENDPOINT_S: Final = 10.0
 _MOST_REPLY_BYTES: Final = 1024**2

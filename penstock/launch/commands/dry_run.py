@@ -26,7 +26,8 @@ from penstock.launch.run.run import Run
 from penstock.launch.run.services import private_folder
 from penstock.launch.run.summary import RedisFacts
 from penstock.runtime import logs
-from penstock.runtime.lifecycle import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal, Lifecycle
+from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 
 MEASURED_S: Final = 20.0

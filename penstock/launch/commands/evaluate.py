@@ -19,7 +19,7 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
 from penstock.launch.inspection.curve import shown
 from penstock.learner.publish.final_policy import FinalPolicy, read_final
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 
 _NEVER: Final = threading.Event()
 

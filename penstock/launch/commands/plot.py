@@ -13,7 +13,7 @@ from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.launch.inspection.curve import Curve, Point, rates, shown
 from penstock.launch.inspection.processes import METRICS_FILE, is_going_on
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.output_file import output_file
 
 _WIDTH_INCHES: Final = 9.0

@@ -22,7 +22,7 @@ from penstock.learner.publish.final_policy import FinalPolicy, read_final
 from penstock.learner.recording.writer import RecordingWriter
 from penstock.policy.weight_blob import sha256
 from penstock.protocol.messages import Publication
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 
 _RECORDER = "recorder"
 """In place of an actor's name, in the seeds."""

@@ -237,7 +237,7 @@ def learner(
         from penstock.launch.run.services import beside
         from penstock.learner.process.entry import main
         from penstock.runtime import metrics
-        from penstock.runtime.lifecycle import EXIT_OK
+        from penstock.runtime.exit import EXIT_OK
 
         if run_dir.exists() and not run_dir.is_dir():
             raise ConfigurationError(f"--run-dir {run_dir}: is a file; name the folder of a run")

@@ -32,7 +32,8 @@ from penstock.launch.run.summary import (
     write_summary,
 )
 from penstock.runtime import logs
-from penstock.runtime.lifecycle import EXIT_INTERRUPTED, Lifecycle
+from penstock.runtime.exit import EXIT_INTERRUPTED
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 
 
@@ -117,7 +118,7 @@ def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
     """Return what is known of the server before the start: all of one that the user brings."""
     if not plan.settings.broker.redis:
         return RedisFacts(version="", durability=plan.settings.broker.durability)
-    from penstock.launch.run.redis_service import examine
+    from penstock.launch.run.external_redis import examine
 
     logs.configure("launcher")
     return examine(plan.settings, lifecycle)

@@ -19,7 +19,7 @@ from penstock.launch.inspection.processes import broker_of, is_going_on, read_en
 from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.protocol.messages import RunState
 from penstock.rpc.channel import open_channel
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal, NoAnswer
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal, NoAnswer
 from penstock.v1 import control_pb2 as pb
 from penstock.v1.control_pb2_grpc import ControlServiceStub
 

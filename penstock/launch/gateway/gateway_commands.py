@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from penstock.config.settings import how_to_install
+from penstock.config.extras import how_to_install
 from penstock.launch.gateway.site_commands import (
     FurtherAgents,
     HostNames,
@@ -22,6 +22,7 @@ from penstock.launch.gateway.site_commands import (
     checked_address,
     named_agents,
 )
+from penstock.runtime.exit import EXIT_USAGE
 from penstock.runtime.foreground import (
     Assignments,
     ConfigFile,
@@ -31,7 +32,6 @@ from penstock.runtime.foreground import (
     finish,
     in_foreground,
 )
-from penstock.runtime.lifecycle import EXIT_USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from penstock.config.run_folder import keep_private
 from penstock.gateway.accounts.sessions import make_keys as write_keys
 from penstock.gateway.accounts.sessions import read_keys
 from penstock.gateway.process import Places, open_accounts_database, open_registry
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 
 
 def migrate(places: Places) -> int:

@@ -35,7 +35,8 @@ from penstock.launch.inspection.processes import METRICS_FILE
 from penstock.launch.run.memory import problem
 from penstock.launch.run.summary import SUMMARY_FILE
 from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
-from penstock.runtime.lifecycle import EXIT_INTERRUPTED, EXIT_OK, LIFELINE_VARIABLE
+from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
+from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 from penstock.runtime.output_file import sync_folder, write_once
 from penstock.training import lay_over
 

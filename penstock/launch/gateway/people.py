@@ -19,7 +19,7 @@ from penstock.gateway.accounts.users import check_password, hash_password
 from penstock.gateway.process import Places, open_accounts
 from penstock.gateway.store.tables import Role
 from penstock.registry.records import RegistryError
-from penstock.runtime.lifecycle import EXIT_OK, Fatal
+from penstock.runtime.exit import EXIT_OK, Fatal
 
 OPERATOR: Final = "operator"
 

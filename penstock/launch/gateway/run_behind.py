@@ -29,7 +29,7 @@ from penstock.launch.gateway.local_runner import LOCK_FILE, RUN_FOLDER
 from penstock.launch.inspection.processes import is_going_on, read_endpoints
 from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
 from penstock.registry.weight_files import registry_url
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 END_S: Final = 60.0
 """Longest wait for a run that drains, in seconds."""

@@ -15,7 +15,7 @@ from penstock.launch.policy.policy_view import RegistryPolicy, find_place, opene
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept
-from penstock.runtime.lifecycle import Fatal, NoAnswer
+from penstock.runtime.exit import Fatal, NoAnswer
 
 _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.STOP: "Stop"}
 

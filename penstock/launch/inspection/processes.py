@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.config.run_files import open_regular, read_whole
 from penstock.config.settings import ConfigurationError
 from penstock.launch.inspection.curve import parse_line
+from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Endpoint
-from penstock.runtime.lifecycle import Fatal
 from penstock.v1 import control_pb2
 
 # ---- One look at the health of a process, on the HTTP port that it has announced.

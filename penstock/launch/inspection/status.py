@@ -22,7 +22,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.launch.inspection.processes import ENDPOINTS_FILE, is_going_on
 from penstock.launch.inspection.watch import RunSnapshot, Watch, ask, watch_folder
 from penstock.protocol.messages import RunState
-from penstock.runtime.lifecycle import EXIT_OK, Fatal
+from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.v1 import control_pb2
 
 _MIB: Final = 1024 * 1024

@@ -29,7 +29,7 @@ from penstock.launch.inspection.processes import (
 from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from penstock.v1 import control_pb2, control_pb2_grpc
 
 # ---- The one call behind `penstock status`: ask a broker for the status of its run.

@@ -24,8 +24,8 @@ from penstock.config.run_folder import LOCK_FILE, make_private
 from penstock.launch.run.summary import SUMMARY_FILE
 from penstock.launch.run.supervised_service import last_line, penstock
 from penstock.registry.weight_files import replace_file
+from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
-from penstock.runtime.lifecycle import Fatal
 
 JOB_FILE: Final = "job.json"
 LOG_FILE: Final = "train.log"

@@ -27,7 +27,7 @@ from penstock.protocol.limits import MAX_NUMBER
 from penstock.registry.records import PolicyVersion, Status, Traffic
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import forget_kept, hold, read_kept, write_kept
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 
 LEAP: Final = 2**20
 """Distance above every registered number, as when a log is opened again.

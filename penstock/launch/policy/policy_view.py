@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.credentials import registry_with_password
+from penstock.config.extras import how_to_install
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import local_settings
-from penstock.config.settings import ConfigurationError, Settings, how_to_install, load, parse_toml
+from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.config.trusted import check_places
 from penstock.registry.records import (
     MAX_EVENTS,
@@ -26,7 +27,7 @@ from penstock.registry.records import (
 )
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, read_specification, registry_url
-from penstock.runtime.lifecycle import EXIT_OK, Fatal, NoAnswer
+from penstock.runtime.exit import EXIT_OK, Fatal, NoAnswer
 from penstock.runtime.output_file import check_output, output_file
 
 # ---- Find the registry that a command of `penstock policy` means, and map its errors to exit codes.

@@ -7,7 +7,6 @@ file while an old server still writes it. What the server says passes through he
 warnings are the cause, and they are not lost with a log whose disk is full.
 """
 
-import asyncio
 import ctypes
 import fcntl
 import importlib.util
@@ -24,16 +23,13 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-from penstock.broker.log import connection
-from penstock.broker.service.process import connect_inspector, wait_for_redis
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.launch.run.summary import RedisFacts
+from penstock.runtime.exit import EXIT_OK, Fatal, RunFailed
 from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.lifecycle import EXIT_OK, Fatal, Lifecycle, RunFailed
+from penstock.runtime.lifecycle import Lifecycle
 
 # ---- Which `redis-server` to start, and without which of its commands.
 
@@ -339,34 +335,3 @@ def ask(path: Path, command: bytes) -> bytes:
 
 def _how(code: int | None) -> str:
     return f"signal {-code}" if code is not None and code < 0 else f"exit {code}"
-
-
-# ---- A Redis that the user brings: waited for and examined once, before anything is started or written.
-
-
-def examine(settings: Settings, lifecycle: Lifecycle) -> RedisFacts:
-    """Version and durability of the server at `broker.redis`; logs while it waits.
-
-    Raises ConfigurationError when it is unsuitable, Fatal when it does not answer within
-    `broker.redis_wait_s`, Interrupted when the lifecycle drains first.
-    """
-    return asyncio.run(_examine(settings, lifecycle))
-
-
-async def _examine(settings: Settings, lifecycle: Lifecycle) -> RedisFacts:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_drain() -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
-
-    lifecycle.on_drain(on_drain)
-    section, url = settings.broker, settings.broker.redis
-    inspector = connect_inspector(url, settings.security)
-    try:
-        ask = partial(connection.examine, inspector, url, section)
-        facts = await wait_for_redis(ask, url, section.redis_wait_s, stop)
-    finally:
-        await inspector.aclose()
-    return RedisFacts(version=facts.version, durability=facts.durability.label)

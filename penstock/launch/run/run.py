@@ -25,8 +25,9 @@ from penstock.launch.run.summary import LearnerAccount, RedisFacts
 from penstock.launch.run.supervised_service import Account, DrainStage, Folder, GaveUp
 from penstock.launch.run.supervisor import Supervisor, gone_by
 from penstock.rpc.address import AddressInUse
+from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.health import Endpoint, Health, serve_http
-from penstock.runtime.lifecycle import EXIT_INTERRUPTED, EXIT_OK, Lifecycle
+from penstock.runtime.lifecycle import Lifecycle
 
 TICK_S: Final = 0.1
 HEALTH_INTERVAL_S: Final = 5.0

@@ -22,7 +22,8 @@ from penstock.launch.run.plan import Plan
 from penstock.launch.run.supervised_service import CleanExit, DrainStage, ServiceSpec, penstock
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.registry.weight_files import registry_url
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, LIFELINE_VARIABLE, leave
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
+from penstock.runtime.lifecycle import LIFELINE_VARIABLE, leave
 
 _MAX_SOCKET_FOLDER: Final = 80
 _FOLDER_PREFIX: Final = "penstock-"

@@ -22,8 +22,9 @@ from penstock.config.run_files import NoPlainFile, open_regular
 from penstock.launch.inspection.processes import probe
 from penstock.launch.run.fork_server import PENSTOCK, Descriptors, ForkServer
 from penstock.launch.run.memory import NO_MEMORY, Memory
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, ended_file, read_endpoint
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, LIFELINE_VARIABLE
+from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 from penstock.runtime.retry import full_jitter
 
 # ---- One service as a child process: its own process group, log file and endpoint file.

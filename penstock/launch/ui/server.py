@@ -18,9 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from penstock.config.extras import how_to_install
 from penstock.config.run_files import read_whole
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
-from penstock.config.settings import ConfigurationError, Settings, how_to_install, load, parse_toml
+from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.gateway.personal.shown_runs import PARAMETER, Admission, UnknownRun
 from penstock.launch.inspection.curve import Curve, rates
 from penstock.launch.inspection.processes import ENDPOINTS_FILE, METRICS_FILE, is_going_on, read_learnt
@@ -28,7 +29,8 @@ from penstock.launch.inspection.watch import Watch, watch_folder
 from penstock.launch.policy.policy_view import find_place, opened, traffic_json, version_json
 from penstock.launch.run.summary import SUMMARY_FILE
 from penstock.rpc.address import check_address, is_local
-from penstock.runtime.lifecycle import EXIT_INTERRUPTED, EXIT_OK, Fatal, Lifecycle
+from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, Fatal
+from penstock.runtime.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
     from penstock.gateway.personal.shown_runs import Actions

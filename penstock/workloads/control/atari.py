@@ -15,7 +15,8 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing
 
-from penstock.config.settings import AtariSection, ConfigurationError, EnvironmentSection, how_to_install
+from penstock.config.extras import how_to_install
+from penstock.config.settings import AtariSection, ConfigurationError, EnvironmentSection
 from penstock.workloads.control.vector_rules import EpisodicLife, StepLimit, Vector
 
 PREFIX: Final = "ALE/"

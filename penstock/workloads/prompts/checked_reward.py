@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Final, Literal
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.settings import how_to_install
+from penstock.config.extras import how_to_install
 from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import BadReward, CallableRewards, RewardSource, Sample
 from penstock.workloads.prompts.categories import TOKEN_PRICE

@@ -23,8 +23,8 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Episode
 from penstock.protocol.specification import RunSpecification
+from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health
-from penstock.runtime.lifecycle import Fatal
 from penstock.workloads.language.generation.cached_generation import Backend, Generated, make_backend
 from penstock.workloads.language.generation.prompt_set import (
     Asked,

@@ -19,7 +19,7 @@ from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Role
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
-from penstock.runtime.lifecycle import EXIT_OK, Fatal
+from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, experience_pb2_grpc
 from tests.support.experience import faulty_environments
 from tests.support.run.actor_run import (

@@ -14,7 +14,7 @@ from penstock.actor.link.broker_client import BrokerClient, SessionReply
 from penstock.protocol.messages import Role, Watch
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import CHANNEL_OPTIONS
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import refusal_pb2, weights_pb2
 from tests.support.experience.fragment_messages import to_proto

@@ -17,7 +17,7 @@ from penstock.broker.log.replies import ProbeAnswer
 from penstock.config.settings import ConfigurationError
 from penstock.policy.weights import encode
 from penstock.protocol.messages import Role
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.tokenizer import load_tokenizer
 from tests.support.language.scripted_language_learner import (

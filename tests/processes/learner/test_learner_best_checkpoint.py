@@ -10,7 +10,7 @@ import pytest
 from penstock.config.settings import Settings
 from penstock.learner.checkpoint.store import BEST, CheckpointStore, tensor_bytes
 from penstock.policy import weights
-from penstock.runtime.lifecycle import RunFailed
+from penstock.runtime.exit import RunFailed
 from tests.processes.learner.test_learner_early_stopping import Judge
 from tests.processes.learner.test_learner_resume import checkpoint_now, endless
 from tests.support.run.learner_run import BATCH, LearnerThread, Producer, audited, settings, until

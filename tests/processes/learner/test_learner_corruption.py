@@ -21,7 +21,7 @@ from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.model.model import make_model
 from penstock.learner.progress import Progress, sections
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from tests.support.run.learner_run import settings
 
 FILES = ("tensors.safetensors", "state.json", "manifest.json")

@@ -13,7 +13,7 @@ from penstock.broker.log import keys
 from penstock.learner.model.model import make_model
 from penstock.protocol.messages import Role
 from penstock.runtime import metrics
-from penstock.runtime.lifecycle import RunFailed
+from penstock.runtime.exit import RunFailed
 from tests.support.run.learner_run import (
     BATCH,
     CHARGE,

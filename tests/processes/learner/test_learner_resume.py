@@ -10,8 +10,8 @@ import torch
 from penstock.config.settings import ConfigurationError, PPOSection, Settings
 from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore
 from penstock.learner.ledger import Drop
+from penstock.runtime.exit import Fatal, RunFailed
 from penstock.runtime.health import ENDPOINT_VARIABLE
-from penstock.runtime.lifecycle import Fatal, RunFailed
 from tests.support.run.broker_process import BrokerProcess
 from tests.support.run.learner_run import (
     BATCH,

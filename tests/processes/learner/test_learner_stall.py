@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config.settings import Settings
 from penstock.protocol.messages import Role
-from penstock.runtime.lifecycle import RunFailed
+from penstock.runtime.exit import RunFailed
 from tests.support.run.learner_run import BATCH, LearnerThread, Producer, settings, until
 
 

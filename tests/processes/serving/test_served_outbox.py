@@ -26,7 +26,8 @@ from penstock.protocol.messages import Episode, Role
 from penstock.protocol.refusal import Reason
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
-from penstock.runtime.lifecycle import EXIT_OK, Lifecycle
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.control_pb2 import ControlRequest
 from penstock.v1.control_pb2_grpc import ControlServiceStub

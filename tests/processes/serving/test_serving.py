@@ -28,7 +28,7 @@ from penstock.client import (
 )
 from penstock.client.calls import to_parts
 from penstock.registry.registry import Registry
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from tests.support.run.broker_process import BrokerProcess, eventually

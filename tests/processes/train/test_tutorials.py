@@ -239,7 +239,8 @@ def test_ask_for_actions(reader: Reader) -> None:
 @pytest.mark.timeout(900)
 def test_add_an_algorithm(reader: Reader, short_folder: Path) -> None:
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, short_folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, short_folder / package, symlinks=True, ignore=ignored)
     reader.follow(TUTORIALS / "add-an-algorithm.md")
     summary = reader.summary("a2c")
     assert summary["ledger"]["balanced"]

@@ -30,8 +30,9 @@ from penstock.protocol.limits import check_id
 from penstock.protocol.messages import Episode
 from penstock.protocol.spaces import Discrete, Space
 from penstock.protocol.specification import RunSpecification
+from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import ENDPOINT_VARIABLE, Health, announce, serve_http
-from penstock.runtime.lifecycle import EXIT_OK, Lifecycle, leave, run_service
+from penstock.runtime.lifecycle import Lifecycle, leave, run_service
 from tests.support.abuse.poison import (
     OF_BOXES,
     OF_CHOICES,

@@ -46,9 +46,10 @@ from penstock.protocol.schema import Axes
 from penstock.protocol.specification import RunSpecification
 from penstock.protocol.tensor import DTYPES
 from penstock.runtime import metrics
+from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health, announce, serve_http
-from penstock.runtime.lifecycle import EXIT_OK, Lifecycle, leave, run_service
+from penstock.runtime.lifecycle import Lifecycle, leave, run_service
 
 EPISODE_FRAGMENTS: Final = 8
 LOG_PROB: Final = -0.7

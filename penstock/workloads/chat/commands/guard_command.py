@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.workloads.language.guard.guard_rules import (
     BUILT_IN,
     Direction,

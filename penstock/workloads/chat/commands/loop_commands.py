@@ -64,7 +64,7 @@ def run(
 
     def body(lifecycle: "Lifecycle") -> int:
         from penstock.config.run_folder import keep_private
-        from penstock.runtime.lifecycle import EXIT_OK
+        from penstock.runtime.exit import EXIT_OK
         from penstock.workloads.chat.loop.learning_loop import LearningLoop
         from penstock.workloads.chat.loop.step_process import read_run
 
@@ -120,7 +120,7 @@ def status(run: Run, as_json: AsJson = False) -> None:
         from penstock.config.configuration_error import ConfigurationError
         from penstock.registry.records import RegistryError
         from penstock.registry.registry import Registry
-        from penstock.runtime.lifecycle import EXIT_OK
+        from penstock.runtime.exit import EXIT_OK
         from penstock.workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
         from penstock.workloads.chat.loop.step_process import read_run
 
@@ -151,7 +151,7 @@ def weigh(
     """Change what heads count in the reward, from the next reward model of the loop on."""
 
     def body() -> int:
-        from penstock.runtime.lifecycle import EXIT_OK
+        from penstock.runtime.exit import EXIT_OK
         from penstock.workloads.chat.loop.served_judge import shown_weights
         from penstock.workloads.chat.loop.served_judge import weigh as change
         from penstock.workloads.language.heads.head import parse_weights
@@ -168,7 +168,7 @@ def pause(run: Run, reason: Annotated[str, typer.Option("--reason", help="Why.")
     """Have the loop wait: it trains and promotes nothing. Servers still withdraw a canary that is worse."""
 
     def body() -> int:
-        from penstock.runtime.lifecycle import EXIT_OK
+        from penstock.runtime.exit import EXIT_OK
         from penstock.workloads.chat.loop import loop_state
 
         loop_state.pause(_folder(run), _why(reason), getpass.getuser())
@@ -182,7 +182,7 @@ def resume(run: Run) -> None:
     """Let the loop go on; a step that failed is tried again."""
 
     def body() -> int:
-        from penstock.runtime.lifecycle import EXIT_OK
+        from penstock.runtime.exit import EXIT_OK
         from penstock.workloads.chat.loop import loop_state
 
         loop_state.resume(_folder(run))
@@ -196,7 +196,7 @@ def abandon(run: Run, reason: Annotated[str, typer.Option("--reason", help="Why.
     """Give up the round that goes on: its canary is withdrawn, and the next one begins by new ratings."""
 
     def body() -> int:
-        from penstock.runtime.lifecycle import EXIT_OK
+        from penstock.runtime.exit import EXIT_OK
         from penstock.workloads.chat.loop import loop_state
 
         number = loop_state.abandon(_folder(run), _why(reason), getpass.getuser())

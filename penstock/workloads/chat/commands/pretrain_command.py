@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.runtime.lifecycle import EXIT_OK, Lifecycle
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 from penstock.workloads.chat.people import THUMB
 from penstock.workloads.chat.ratings import Expected, Filtered, RatingRules, filter_ratings
 from penstock.workloads.language.feedback.examples import BadRows

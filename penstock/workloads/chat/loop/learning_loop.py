@@ -29,7 +29,7 @@ from penstock.registry.canary import Verdict
 from penstock.registry.records import NotAllowed, PolicyVersion, RegistryError, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import registry_url, replace_file
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from penstock.workloads.chat.loop import loop_state, loop_view
 from penstock.workloads.chat.loop.loop_state import (
     Abandonment,

@@ -23,7 +23,8 @@ from penstock.config.trusted import check_own
 from penstock.registry.records import PolicyVersion, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, registry_url
-from penstock.runtime.lifecycle import EXIT_OK, LIFELINE_VARIABLE
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 
 LOG: Final = "steps.log"
 LOCK: Final = "lock"

@@ -12,7 +12,8 @@ from penstock.client import PolicyClient
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Lifecycle
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.workloads.goals.executors.commands import Commands, read_commands
 from penstock.workloads.goals.executors.executor import Executor
 from penstock.workloads.goals.executors.simulated import History, SimulatedHost

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.workloads.goals.traces.trace_index import TraceIndex
 
 _MOST_SHOWN: Final = 50

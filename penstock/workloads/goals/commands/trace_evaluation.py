@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.service_settings import local_settings
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.workloads.goals.off_policy import TooLittle, judge
 from penstock.workloads.goals.traces.answers import Encoding
 from penstock.workloads.goals.traces.judged_policy import read_policy

@@ -12,7 +12,7 @@ import torch
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.service_settings import over_defaults
 from penstock.config.workload import find
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 from penstock.workloads.goals.commands.trace_evaluation import reward_weights
 from penstock.workloads.goals.traces.answers import Encoding
 from penstock.workloads.goals.traces.trace_file import MOST_HELD, write_sample

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from penstock.runtime.output_file import sync_folder
 from penstock.workloads.goals.injector.injection_records import Feedback, Injection, Veto, read_record
 

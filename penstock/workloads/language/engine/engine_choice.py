@@ -19,7 +19,7 @@ import numpy as np
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.specification import Probe
 from penstock.runtime import metrics
-from penstock.runtime.lifecycle import RunFailed
+from penstock.runtime.exit import RunFailed
 from penstock.workloads.language.engine.continuous_engine import (
     ContinuousEngine,
     LoadedAdapters,

@@ -10,7 +10,7 @@ from concurrent.futures import wait
 from typing import Final, NamedTuple
 
 from penstock.runtime.compute_threads import ComputePool
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from penstock.workloads.language.prompt import Prompt
 from penstock.workloads.language.reward.reward_source import (
     BadReward,

@@ -27,8 +27,9 @@ from penstock.rpc.auth import ACTOR, CLIENT, Calls
 from penstock.rpc.boundary import Boundary, CallRule
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import ComputePool, run_loop
+from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import Health, serve_http
-from penstock.runtime.lifecycle import EXIT_OK, Lifecycle
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.metrics import EVENT_LOOP, LATENCY_S, declare, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import reward_pb2 as pb

@@ -13,7 +13,7 @@ from penstock.config.settings import ConfigurationError, ServingSection, Setting
 from penstock.protocol.specification import RunSpecification
 from penstock.rpc.auth import Calls
 from penstock.runtime.compute_threads import ComputeThread
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
 from penstock.workloads.language.engine.engine_choice import OWN, EngineTolerance, TextEngine, open_engine
 from penstock.workloads.language.loading import device_of

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.settings import how_to_install
+from penstock.config.extras import how_to_install
 from penstock.rpc.address import is_local
 from penstock.runtime.compute_threads import keep_limit
+from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import Health
-from penstock.runtime.lifecycle import EXIT_OK, Lifecycle
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.workloads.prompts.features import MAX_CHARACTERS, PromptError, read_prompt
 
 # ---- all-MiniLM-L6-v2, a sentence model of 384 numbers, out of the package that holds its weights.

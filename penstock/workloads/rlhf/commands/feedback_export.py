@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.output_file import output_file
 from penstock.workloads.language.feedback.examples import BadRows
 from penstock.workloads.language.feedback.feedback_places import rows_of

@@ -10,8 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.foreground import AsJson, Assignments, Trust, assigned, finish
-from penstock.runtime.lifecycle import EXIT_OK
 from penstock.workloads.rlhf.commands.reward_scoring import needs_rlhf
 
 _WORKLOAD: Final = "rlhf"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.settings import how_to_install
-from penstock.runtime.lifecycle import EXIT_OK, Fatal
+from penstock.config.extras import how_to_install
+from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.output_file import output_file
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.settings import ConfigurationError
-from penstock.runtime.lifecycle import EXIT_OK, Lifecycle
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.workloads.rlhf.commands.reward_scoring import needs_rlhf, parse_columns
 
 

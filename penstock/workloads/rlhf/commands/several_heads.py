@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.config.settings import ConfigurationError
-from penstock.runtime.lifecycle import EXIT_OK, Lifecycle
+from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.rlhf.commands.reward_scoring import needs_rlhf
 from penstock.workloads.rlhf.commands.reward_training import Request

@@ -31,7 +31,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import over_defaults
 from penstock.config.settings import EnvironmentSection, Progress, parse_assignment
-from penstock.runtime.lifecycle import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.training import TrainingConfig, TrainingFailed, lay_over, resume, start
 from penstock.workloads.language.quiet import quieten
 from penstock.workloads.thoughts.commands.thought_check import final_network, losses_of_start

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.runtime.exit import EXIT_INTERRUPTED
 from penstock.runtime.foreground import AsJson, Trust, finish
-from penstock.runtime.lifecycle import EXIT_INTERRUPTED
 
 thought_commands = typer.Typer(
     help="Thoughts of a model: seven conditions compared, what a run has learned validated.",

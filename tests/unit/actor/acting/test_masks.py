@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from penstock.actor.acting.masks import Masks
 from penstock.actor.acting.stepper import Stepper
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from tests.support.experience.experience import box
 
 SLOTS = 2

@@ -11,7 +11,7 @@ import pytest
 from penstock.actor.link.ack_journal import AckJournal, journal_files, read_journal
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.fragment import Slot
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from tests.support.run.small_run import RUN, SLOTS, STEPS, fragment
 
 

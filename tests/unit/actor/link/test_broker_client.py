@@ -14,7 +14,7 @@ from penstock.protocol.limits import APPEND_DEADLINE_S, MAX_MESSAGE_BYTES, MIB, 
 from penstock.protocol.messages import Report, Watch
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import CHANNEL_OPTIONS
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weights_pb2_grpc
 from tests.support.run import small_run
 

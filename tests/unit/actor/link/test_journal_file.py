@@ -10,7 +10,7 @@ import pytest
 
 from penstock.actor.link.ack_journal import JournalFile
 from penstock.config.settings import ConfigurationError
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 _WRITER: Final = """
 import os, signal, sys

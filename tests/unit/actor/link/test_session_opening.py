@@ -4,7 +4,7 @@ import pytest
 
 from penstock.actor.link.session import count_strikes
 from penstock.protocol.refusal import Reason, Refusal
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 INVALID = Refusal(reason=Reason.INVALID, detail="reward: holds NaN")
 

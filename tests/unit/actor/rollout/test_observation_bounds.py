@@ -16,7 +16,7 @@ from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import Ranges, fragment_schema
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiDiscrete, Space
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 SLOTS, UNROLL, LENGTH = 2, 3, 4
 ABSORBING = Discrete(16)

@@ -14,7 +14,7 @@ from penstock.config.settings import ActorSection, ConfigurationError, Environme
 from penstock.policy.actor_critic import CustomBody
 from penstock.policy.policy import Policy
 from penstock.protocol.specification import RunSpecification
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from penstock.workloads.control.environment import spaces
 from tests.support.run import small_run
 

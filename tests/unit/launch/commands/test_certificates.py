@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.launch.commands.certificates import Order, main
-from penstock.runtime.lifecycle import EXIT_OK
+from penstock.runtime.exit import EXIT_OK
 
 
 def mode(path: Path) -> int:

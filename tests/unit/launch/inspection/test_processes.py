@@ -19,8 +19,8 @@ from penstock.launch.inspection.processes import (
     observe,
     read_learnt,
 )
+from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Endpoint, Health, read_endpoint, serve_http
-from penstock.runtime.lifecycle import Fatal
 from penstock.v1 import control_pb2
 
 SERVICE = """

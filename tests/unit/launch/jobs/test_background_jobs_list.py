@@ -12,8 +12,8 @@ from penstock.launch.jobs import background_jobs
 from penstock.launch.jobs.background_jobs import JOB_FILE, read_jobs, stop
 from penstock.launch.jobs.job_commands import job_commands
 from penstock.launch.run.supervised_service import penstock
+from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
-from penstock.runtime.lifecycle import Fatal
 
 
 def test_a_file_that_cannot_be_read_hides_no_other_job(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from penstock.learner.checkpoint.resume import choose
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.progress import Progress
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 
 COMMITTED, WRITTEN = "000001-1", "000001-2"
 RESUME = ResumeOptions(resume=True)

@@ -18,7 +18,7 @@ from penstock.learner.recording.recording_index import (
     read_frame,
 )
 from penstock.learner.recording.writer import RecordingWriter
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from tests.support.run.small_run import SCHEMA, specification
 from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write
 

@@ -70,7 +70,7 @@ def test_an_evaluation_that_cannot_be_is_refused(change: dict[str, Any]) -> None
     [
         ("registry", {"torch", "redis", "grpc", "gymnasium", "numpy"}),
         ("routing", {"torch", "redis", "grpc", "numpy", "sqlalchemy", "alembic"}),
-        ("canary_trial", {"torch", "redis", "grpc", "numpy", "sqlalchemy", "alembic"}),
+        ("canary", {"torch", "redis", "grpc", "numpy", "sqlalchemy", "alembic"}),
     ],
 )
 def test_the_registry_loads_little(module: str, absent: set[str]) -> None:

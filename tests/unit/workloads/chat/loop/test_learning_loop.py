@@ -10,7 +10,7 @@ import pytest
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.records import Status
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from penstock.workloads.chat.loop import loop_state
 from penstock.workloads.chat.loop.loop_state import LoopOrder, LoopState, Outcome, Step, round_folder
 from penstock.workloads.chat.loop.served_judge import weigh

@@ -8,7 +8,7 @@ import pytest
 from penstock.config.settings import ServingSection
 from penstock.protocol.specification import Probe
 from penstock.runtime import metrics
-from penstock.runtime.lifecycle import RunFailed
+from penstock.runtime.exit import RunFailed
 from penstock.workloads.language.engine.continuous_engine import ContinuousEngine, LoadedAdapters
 from penstock.workloads.language.engine.engine_choice import EngineTolerance
 from penstock.workloads.language.serving.adapter_versions import AdapterVersions

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.lifecycle import Fatal
+from penstock.runtime.exit import Fatal
 from penstock.workloads.language.generation.reward_scorer import Response, RewardScorer
 from penstock.workloads.language.reward.reward_source import BadReward, Rewards, Sample, ScoredBy, Unavailable
 from penstock.workloads.language.tokenizer import load_tokenizer
