@@ -25,20 +25,14 @@ def sleep(where):
     while os.path.exists(os.environ.get("SLEEP_WHILE", "never") + "." + where):
         time.sleep(0.01)
 class Sleeps(CartPoleEnv):
-    # While it is made it is reset twice and stepped once, to see what it gives.
-    resets, steps = -2, -1
     def __init__(self, **words):
         sleep("make")
         super().__init__(**words)
     def reset(self, **words):
-        self.resets += 1
-        if self.resets > 0:
-            sleep("reset")
+        sleep("reset")
         return super().reset(**words)
     def step(self, action):
-        self.steps += 1
-        if self.steps > 0:
-            sleep("step")
+        sleep("step")
         return super().step(action)
 gymnasium.register("Sleeps-v0", Sleeps, max_episode_steps=500)
 """
