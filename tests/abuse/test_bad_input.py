@@ -152,22 +152,22 @@ COMMANDS: Final = {
         ("certificates", "c", "--run", "r", "--redis-users", "absent"), "--redis-users absent: ",
     ),
     "an unknown device": (
-        ("reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "--device", "banana"), "--device",
+        ("rlhf", "reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "--device", "banana"), "--device",
     ),
     "scores over what is read": (
-        ("reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "-o", "rows.jsonl"),
+        ("rlhf", "reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "-o", "rows.jsonl"),
         "--output rows.jsonl: is the file that is read",
     ),
     "scores to no folder": (
-        ("reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "-o", "absent/x"), "-o absent/x: ",
+        ("rlhf", "reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "-o", "absent/x"), "-o absent/x: ",
     ),
-    "feedback from nowhere": (("feedback", "export", "absent.jsonl"), "feedback=absent.jsonl: no such file"),
+    "feedback from nowhere": (("rlhf", "feedback", "export", "absent.jsonl"), "feedback=absent.jsonl: no such file"),
     "feedback over what is read": (
-        ("feedback", "export", "rows.jsonl", "-o", "rows.jsonl"),
+        ("rlhf", "feedback", "export", "rows.jsonl", "-o", "rows.jsonl"),
         "--output rows.jsonl: is the file that is read",
     ),
-    "feedback to no folder": (("feedback", "export", "rows.jsonl", "-o", "absent/x"), "-o absent/x: "),
-    "generate from a file": (("generate", "file", "--prompt", "a"), "file: "),
+    "feedback to no folder": (("rlhf", "feedback", "export", "rows.jsonl", "-o", "absent/x"), "-o absent/x: "),
+    "generate from a file": (("rlhf", "generate", "file", "--prompt", "a"), "file: "),
     "doctor of a run": (("doctor", "run"), "unexpected extra argument"),
     "a reason that is no text": (
         ("control", "pause", "127.0.0.1:1", "--reason", "\udcff"), "--reason '\\udcff': no text",

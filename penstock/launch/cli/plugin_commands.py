@@ -147,6 +147,12 @@ def check_words(words: Sequence[str]) -> None:
             )
 
 
+_MOVED: Final = {name: f"rlhf {name}" for name in ("feedback", "generate", "reward")}
+"""Commands that have another name now."""
+
+_SERVICES: Final = ("redis", "broker", "actor", "learner", "serve")
+"""The processes of a run, which an operator may start one by one: help lists them apart."""
+
 _WORDS: Final = "penstock.words"
 """Where a context keeps the command line."""
 
@@ -198,7 +204,20 @@ class WithPluginCommands(TyperGroup):
         if found is not None:
             return found
         path = plugin_paths().get(cmd_name)
+        if path is None and cmd_name in _MOVED:
+            sys.stderr.write(f"penstock {cmd_name}: the command is `penstock {_MOVED[cmd_name]}`\n")
+            raise typer.Exit(EXIT_USAGE)
         return None if path is None else _command(ctx, cmd_name, path)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands for help, the services below a heading of their own."""
+        names = self.list_commands(ctx)
+        for heading in ("Commands", "Services"):
+            chosen = [name for name in names if (name in _SERVICES) == (heading == "Services")]
+            commands = [(name, self.get_command(ctx, name)) for name in chosen]
+            width = formatter.width - 6 - max(map(len, names))
+            with formatter.section(heading):
+                formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in commands])
 
 
 def plugin_paths() -> dict[str, str]:

@@ -19,11 +19,7 @@ WORKLOAD = Workload(
     places=("model", "prompts", "reward", "true_reward", "guard_rules", "guard_classifier"),
     unsent=("feedback", "conversations", "base_training", "begin_with", "critic"),
     algorithms={"token_ppo": "penstock.config.algorithm_sections:TokenPPOSection"},
-    commands={
-        "reward": "penstock.workloads.rlhf.commands.reward_commands:reward_commands",
-        "feedback": "penstock.workloads.rlhf.commands.feedback_commands:feedback_commands",
-        "generate": "penstock.workloads.rlhf.commands.generate:generate",
-    },
+    commands={"rlhf": "penstock.workloads.rlhf.commands.rlhf_commands:rlhf_commands"},
     prepare="penstock.workloads.rlhf.preparation:prepare",
     rehearse="penstock.workloads.rlhf.preparation:rehearse",
     services="penstock.workloads.rlhf.preparation:services",

@@ -118,7 +118,7 @@ class RewardModelConfig:
     """What a reward model is made from.
 
     model: folder or hub name of the transformer under its head. scale, key, part: see DatasetConfig.
-    settings: keys of `penstock reward train --set`, such as `{"epochs": 3}`.
+    settings: keys of `penstock rlhf reward train --set`, such as `{"epochs": 3}`.
     """
 
     model: str

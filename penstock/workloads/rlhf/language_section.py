@@ -74,7 +74,7 @@ class Language(Section):
     feedback_scale: str = "none"
     """Of its scores: thumbs, stars, percent, LOW:HIGH, or none."""
     reward_training: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """How that reward model is trained: the keys of `penstock reward train --set`."""
+    """How that reward model is trained: the keys of `penstock rlhf reward train --set`."""
 
 
 _SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}

@@ -102,7 +102,16 @@ def services(settings: Settings, sockets: Path) -> Services:
     if not section.serve_reward:
         return Services()
     address = f"unix:{sockets / 'reward.sock'}"
-    command = ("reward", "serve", section.reward, "--listen", address, "--device", section.reward_device)
+    command = (
+        "rlhf",
+        "reward",
+        "serve",
+        section.reward,
+        "--listen",
+        address,
+        "--device",
+        section.reward_device,
+    )
     return Services(commands={"reward": command}, places={"reward": address})
 
 

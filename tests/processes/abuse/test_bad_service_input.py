@@ -26,7 +26,7 @@ CHAT: Final = ("gateway", "chat", "--listen", "127.0.0.1:0")
 TEXT: Final = ("gateway", "text", "--server", "unix:absent", "--listen", "127.0.0.1:0")
 TRAIN: Final = ("train", "CartPole-v1", "--total-steps", "64")
 INJECT: Final = ("inject", "--simulated", "0")
-REWARD: Final = ("reward", "train", "rows.jsonl", "--model", "folder")
+REWARD: Final = ("rlhf", "reward", "train", "rows.jsonl", "--model", "folder")
 
 REFUSED: Final = {
     "redis on a file": (("redis", "--socket", "file", "--dir", "d"), "is no socket, and is left as it is"),
@@ -109,7 +109,7 @@ REFUSED: Final = {
         (*REWARD, "--out", "o", "--set", "schedule=banana"), "schedule='banana': Input should be 'linear'",
     ),
     "rewards by a word": ((*REWARD, "--out", "o", "--set", "batch=banana"), "batch='banana'"),
-    "scores of a file": (("reward", "serve", "file"), "file"),
+    "scores of a file": (("rlhf", "reward", "serve", "file"), "file"),
     "embeddings for a network": (
         ("prompts", "embeddings", "--listen", "0.0.0.0:8766"),
         "0.0.0.0:8766: embeddings are served on this machine only",

@@ -100,7 +100,7 @@ def nothing_is_begun_twice(run: Path, made: int, given: int) -> None:
     """One training of each kind, one version of it on trial, and each thumb that was acknowledged."""
     words = (round_folder(folder_of(run), 1) / "steps.log").read_text().splitlines()
     begun = [line for line in words if line.startswith("$ ")]
-    assert sum("penstock reward train" in line for line in begun) == 1
+    assert sum("penstock rlhf reward train" in line for line in begun) == 1
     assert sum("penstock train round.toml" in line for line in begun) == 1
     assert any("penstock train run --resume" in line for line in begun)
     with Registry.read(f"sqlite:///{run}/registry.sqlite") as registry:

@@ -110,7 +110,7 @@ def check_base(summary: dict[str, Any]) -> None:
 def check_policy(training: Training, base: Path) -> None:
     """Transformers and peft read the policy and give a response the log-probability it was drawn with.
 
-    `penstock generate` draws the response and says its log-probability.
+    `penstock rlhf generate` draws the response and says its log-probability.
     """
     manifest = json.loads((training.run_dir / "manifest.json").read_text())
     folder = training.run_dir / manifest["policy"]
@@ -123,7 +123,7 @@ def check_policy(training: Training, base: Path) -> None:
     trained = [tensor for name, tensor in critic.items() if name.startswith("adapter.") and "lora_B" in name]
     assert trained
     assert all(tensor.abs().max() > 0 for tensor in trained)
-    told = said(training, "generate", "--prompt", "apple bird", "--count", "2", "--json")
+    told = said(training, "rlhf", "generate", "--prompt", "apple bird", "--count", "2", "--json")
     assert told.returncode == 0, told.stderr
     answers = [json.loads(line) for line in told.stdout.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["apple bird"] * 2

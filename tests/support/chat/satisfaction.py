@@ -2,7 +2,7 @@
 
     conversations of the people's language ─► base (`people_base`)
     answers of the base ─► ratings and pairs by 60 people, 3 of them liars
-    ratings ─► `penstock reward train` ─► judge
+    ratings ─► `penstock rlhf reward train` ─► judge
     judge ─► `penstock train`: PPO on new answers that the judge rewards
 
 How much an answer is liked is read from the definition of the people, which no training sees: the exact

@@ -16,11 +16,11 @@ PATIENCE_S: Final = 120.0
 def serving(
     model: Path, folder: Path, listen: str, assignments: Sequence[str] = ()
 ) -> Iterator[BrokerProcess]:
-    """`penstock reward serve`, ready."""
+    """`penstock rlhf reward serve`, ready."""
     folder.mkdir()
     endpoints, log = folder / "reward.json", folder / "reward.log"
     more = [word for text in assignments for word in ("--set", text)]
-    words = ("reward", "serve", str(model), "--listen", listen, "--endpoints", str(endpoints), *more)
+    words = ("rlhf", "reward", "serve", str(model), "--listen", listen, "--endpoints", str(endpoints), *more)
     process = ForkedProcess(PENSTOCK, *words, output=log)
     server = BrokerProcess(process=process, endpoint_file=endpoints, log=log)
     try:

@@ -53,7 +53,7 @@ def run(
     ] = None,
     reward: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="As `penstock reward train --set`; may be repeated."),
+        typer.Option(metavar="KEY=VALUE", help="As `penstock rlhf reward train --set`; may be repeated."),
     ] = None,
     train: Annotated[
         list[str] | None,

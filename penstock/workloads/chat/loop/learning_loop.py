@@ -2,7 +2,7 @@
 
     waiting   so many new labels that count; the newest of them is noted
     ratings   believed.jsonl and prompts.jsonl of the round
-    reward    `penstock reward train`; a model that tells no better than chance ends the round
+    reward    `penstock rlhf reward train`; a model that tells no better than chance ends the round
     training  `penstock train`, from the version that answers; its last version is registered
     trial     it is the canary; servers withdraw one that is worse, and the loop promotes one that is better
 
@@ -293,7 +293,17 @@ class LearningLoop:
         del registry
         judge = self._round / JUDGE
         if not (judge / CARD).exists():
-            words = ["reward", "train", BELIEVED, "--model", self._run.model, "--out", JUDGE, "--json"]
+            words = [
+                "rlhf",
+                "reward",
+                "train",
+                BELIEVED,
+                "--model",
+                self._run.model,
+                "--out",
+                JUDGE,
+                "--json",
+            ]
             heads = self._order.heads or rated_heads(self._round / BELIEVED)
             changed = read_weighed(self._folder).standing
             run_step([*words, *self._order.reward_words(heads, changed)], self._round, self._is_over)

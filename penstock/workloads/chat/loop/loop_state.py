@@ -308,7 +308,7 @@ class LoopOrder:
     many ratings may come before a canary that nothing is proved of is withdrawn. least_auc: of the reward
     model, on ratings that were held out; 0: any. heads: NAME=SCALE of what people rate; empty: what the page
     asks for, as far as it was rated. weights: NAME=NUMBER of heads in the reward. reward: KEY=VALUE of
-    `penstock reward train --set`. train: SECTION.KEY=VALUE of `penstock train --set`.
+    `penstock rlhf reward train --set`. train: SECTION.KEY=VALUE of `penstock train --set`.
 
     Raises ConfigurationError that names a number which does not fit.
     """
@@ -353,7 +353,7 @@ class LoopOrder:
                 raise ConfigurationError(f"--train {key}: the loop sets it in every round; leave it out")
 
     def reward_words(self, heads: Sequence[str], changed: Mapping[str, float]) -> list[str]:
-        """Return the options of `penstock reward train` for a model that has these heads, NAME=SCALE.
+        """Return the options of `penstock rlhf reward train` for a model that has these heads, NAME=SCALE.
 
         changed: weights by head that people have changed since, which count above those of the order.
         """

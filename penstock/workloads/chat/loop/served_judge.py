@@ -100,7 +100,7 @@ class ServedJudge:
 
     def _begin(self) -> None:
         assert self._pipe is not None
-        words = ("reward", "serve", JUDGE, "--listen", "127.0.0.1:0", "--endpoints", _ENDPOINT)
+        words = ("rlhf", "reward", "serve", JUDGE, "--listen", "127.0.0.1:0", "--endpoints", _ENDPOINT)
         with (self._folder / _LOG).open("wb") as out:
             self._child = subprocess.Popen(
                 (sys.executable, "-P", "-m", "penstock.launch.cli", *words),

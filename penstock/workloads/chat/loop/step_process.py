@@ -74,7 +74,8 @@ def run_step(words: Sequence[str], folder: Path, wait: Callable[[float], bool]) 
     if code != EXIT_OK:
         said = _last_line(folder / LOG, begin) or f"exit code {code}"
         why = f"was killed by signal {-code}; its last line: {said}" if code < 0 else said
-        raise StepFailed(f"`penstock {words[0]} {words[1]}`: {why}")
+        command = " ".join(words[: 3 if words[0] == "rlhf" else 2])
+        raise StepFailed(f"`penstock {command}`: {why}")
 
 
 def _take(lock: IO[str], wait: Callable[[float], bool]) -> None:

@@ -98,6 +98,6 @@ def _scale(by: ScoredBy) -> tuple[float, float]:
     if by.mean is None or not by.std:
         raise Fatal(
             f"environment.kwargs.standardise=true: {by.name} does not say the mean and std of its scores; "
-            "use a reward model that `penstock reward train` saved, or false"
+            "use a reward model that `penstock rlhf reward train` saved, or false"
         )
     return by.mean, by.std

@@ -280,7 +280,7 @@ def _read_card(folder: Path) -> Card:
         )
     except FileNotFoundError as error:
         raise ConfigurationError(
-            f"{folder}: holds no {CARD}: name a folder that `penstock reward train` wrote"
+            f"{folder}: holds no {CARD}: name a folder that `penstock rlhf reward train` wrote"
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{folder / CARD}: cannot be read: {error}") from error

@@ -239,7 +239,7 @@ class RewardService:
         """See reward.proto."""
         model = self._model
         if not isinstance(model, HeadsModel):
-            text = "this model has one head: train one with `penstock reward train --head NAME=SCALE`"
+            text = "this model has one head: train one with `penstock rlhf reward train --head NAME=SCALE`"
             return pb.JudgeReply(refusal=_refused(Refusal(reason=Reason.INVALID, detail=text)))
         try:
             rows = await self._loop.run_in_executor(self._encoding, self._rows, request)

@@ -1,4 +1,4 @@
-"""`penstock feedback export`: the rows of a place, as JSON lines."""
+"""`penstock rlhf feedback export`: the rows of a place, as JSON lines."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`penstock generate RUN`: responses of a run's final language model, without a broker."""
+"""`penstock rlhf generate RUN`: responses of a run's final language model, without a broker."""
 
 import json
 import sys

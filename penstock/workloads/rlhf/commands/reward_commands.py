@@ -1,4 +1,4 @@
-"""`penstock reward`: a reward model from feedback, its scores, and the service that gives them."""
+"""`penstock rlhf reward`: a reward model from feedback, its scores, and the service that gives them."""
 
 import re
 from pathlib import Path

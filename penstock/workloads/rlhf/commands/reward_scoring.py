@@ -1,4 +1,4 @@
-"""`penstock reward score`: rows of a file with their rewards, as JSON lines."""
+"""`penstock rlhf reward score`: rows of a file with their rewards, as JSON lines."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`penstock reward train`: what the options mean, and what is said at the end."""
+"""`penstock rlhf reward train`: what the options mean, and what is said at the end."""
 
 import json
 import sys

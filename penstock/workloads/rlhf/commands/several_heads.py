@@ -1,4 +1,4 @@
-"""`penstock reward train --head …`: what the options mean, and what is said at the end."""
+"""`penstock rlhf reward train --head …`: what the options mean, and what is said at the end."""
 
 import json
 import sys

@@ -100,7 +100,7 @@ def test_help_names_every_command() -> None:
         "plot",
         "doctor",
         "policy",
-        "reward",
+        "rlhf",
         "ui",
     ):
         assert f"  {name} " in reply.stdout

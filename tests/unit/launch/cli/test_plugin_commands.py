@@ -1,11 +1,14 @@
 """Commands of installed workloads: found by name, imported when asked for, and no harm to the core's."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.launch.cli.app import app
 from penstock.launch.cli.plugin_commands import plugin_paths
 from penstock.launch.run.supervised_service import penstock
 
@@ -74,7 +77,7 @@ def test_a_record_that_cannot_be_imported_is_told_and_left_out(
 ) -> None:
     (outside / "outside_record.py").write_text("import nowhere_to_be_found\n")
     reply = run(outside, monkeypatch, "--help")
-    assert (reply.returncode, "  reward " in reply.stdout) == (0, True)
+    assert (reply.returncode, "  rlhf " in reply.stdout) == (0, True)
     assert "workload='outside': outside_record:WORKLOAD cannot be loaded" in reply.stderr
     assert "" == run(outside, monkeypatch, "train", "--help").stderr
 
@@ -90,7 +93,7 @@ def test_a_command_that_cannot_be_imported_is_a_mistake_of_use(
 
 
 def test_help_with_the_commands_of_workloads_imports_nothing_heavy() -> None:
-    assert {"reward", "generate"} <= plugin_paths().keys()
+    assert {"rlhf", "chat"} <= plugin_paths().keys()
     code = (
         "import sys\nfrom penstock.launch.cli.app import app\napp(['--help'], standalone_mode=False)\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
@@ -99,3 +102,17 @@ def test_help_with_the_commands_of_workloads_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert reply.stdout.endswith("\n[]\n")
+
+
+def test_moved_command_ends_in_one_line_that_names_the_new_one() -> None:
+    result = CliRunner().invoke(app, ["reward", "train", "rows.jsonl"])
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "penstock reward: the command is `penstock rlhf reward`\n",
+    )
+
+
+def test_help_lists_services_apart_and_at_most_21_other_commands() -> None:
+    commands, services = CliRunner().invoke(app, ["--help"]).stdout.split("Services:")
+    assert re.findall(r"^  (\w+)", services, re.MULTILINE) == ["redis", "broker", "actor", "learner", "serve"]
+    assert len(re.findall(r"^  (\w+)", commands.split("Commands:")[1], re.MULTILINE)) <= 21

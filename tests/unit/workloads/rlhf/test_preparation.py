@@ -172,7 +172,7 @@ def test_the_reward_model_is_served_where_that_is_asked_for(base: Path, tmp_path
     made = services(asked, Path("/run/x"))
     assert made.places == {"reward": "unix:/run/x/reward.sock"}
     listening = ("--listen", "unix:/run/x/reward.sock", "--device", "cpu")
-    assert made.commands == {"reward": ("reward", "serve", str(reward), *listening)}
+    assert made.commands == {"reward": ("rlhf", "reward", "serve", str(reward), *listening)}
     assert not services(settings_of(model=str(base), reward=str(reward)), tmp_path).commands
 
 

@@ -174,7 +174,7 @@ def test_a_step_that_goes_on_ends_where_its_round_is_given_up(stand: LoopStand) 
     stand.at(step=Step.REWARD)
     steps = round_folder(stand.folder, 1) / "steps.log"
     with stand.going(ORDER):
-        assert soon(lambda: steps.exists() and steps.read_text().startswith("$ penstock reward train"))
+        assert soon(lambda: steps.exists() and steps.read_text().startswith("$ penstock rlhf reward train"))
         loop_state.pause(stand.folder, "holidays", "ann")
         loop_state.abandon(stand.folder, "too slow", "ann")
         assert soon(lambda: bool(stand.state().past), within_s=120)
@@ -229,7 +229,7 @@ def test_a_reward_model_is_trained_under_the_weights_that_people_have_changed(st
     weigh(stand.folder, {"thumb": 3.0}, "thumbs are what people give", "ann")
     steps = folder / "steps.log"
     with stand.going(LoopOrder(labels=10, weights=("thumb=2",))):
-        assert soon(lambda: steps.exists() and steps.read_text().startswith("$ penstock reward train"))
+        assert soon(lambda: steps.exists() and steps.read_text().startswith("$ penstock rlhf reward train"))
     begun = steps.read_text().splitlines()[0].split()
     assert [one for one in begun if one.startswith("--weight=thumb=")][-1] == "--weight=thumb=3.0"
 

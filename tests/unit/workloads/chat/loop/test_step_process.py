@@ -19,11 +19,13 @@ def test_a_step_that_was_killed_is_said_to_be(tmp_path: Path) -> None:
             os.kill(int(pid), signal.SIGKILL)
         return threading.Event().wait(seconds)
 
-    with pytest.raises(StepFailed, match="`penstock reward train`: was killed by signal 9; its last line: "):
-        run_step(["reward", "train", "nothing.jsonl"], tmp_path, kill)
-    assert (tmp_path / LOG).read_text().startswith("$ penstock reward train nothing.jsonl")
+    with pytest.raises(
+        StepFailed, match="`penstock rlhf reward train`: was killed by signal 9; its last line: "
+    ):
+        run_step(["rlhf", "reward", "train", "nothing.jsonl"], tmp_path, kill)
+    assert (tmp_path / LOG).read_text().startswith("$ penstock rlhf reward train nothing.jsonl")
 
 
 def test_a_step_that_ends_by_itself_says_why(tmp_path: Path) -> None:
-    with pytest.raises(StepFailed, match="`penstock reward train`: .*Missing option"):
-        run_step(["reward", "train", "nothing.jsonl"], tmp_path, threading.Event().wait)
+    with pytest.raises(StepFailed, match="`penstock rlhf reward train`: .*Missing option"):
+        run_step(["rlhf", "reward", "train", "nothing.jsonl"], tmp_path, threading.Event().wait)

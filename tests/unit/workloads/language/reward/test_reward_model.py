@@ -168,7 +168,7 @@ def test_another_base_model_is_found_out(base: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_none_is_named(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="name a folder that `penstock reward train` wrote"):
+    with pytest.raises(ConfigurationError, match="name a folder that `penstock rlhf reward train` wrote"):
         RewardModel.load(tmp_path)
     folder, _ = saved(base, tmp_path / "reward")
     adapter = json.loads((folder / "adapter_config.json").read_text())

@@ -1,4 +1,4 @@
-"""`penstock reward`: from a file to a model to scores, and what it answers to mistakes and to Ctrl-C."""
+"""`penstock rlhf reward`: from a file to a model to scores, and what it answers to mistakes and to Ctrl-C."""
 
 import json
 import logging
@@ -101,7 +101,7 @@ def test_the_summary_in_words(place: Path, tmp_path: Path, capsys: pytest.Captur
 def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(place: Path) -> None:
     words = ["train", "feedback.jsonl", "--model", "base", "--scale", "percent", "--out", "parted"]
     process = subprocess.Popen(
-        penstock("reward", *words, "--set", "batch=4", "--set", "epochs=500"),
+        penstock("rlhf", "reward", *words, "--set", "batch=4", "--set", "epochs=500"),
         cwd=place,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`penstock feedback`: feedback from where it lies, as a file."""
+"""`penstock rlhf`: feedback as a file, reward models, and answers of a run's final language model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,10 +6,16 @@ from typing import Annotated
 import typer
 
 from penstock.runtime.foreground import finish
+from penstock.workloads.rlhf.commands.generate import generate
+from penstock.workloads.rlhf.commands.reward_commands import reward_commands
 
+rlhf_commands = typer.Typer(help="Feedback, reward models, and answers of a run.", no_args_is_help=True)
 feedback_commands = typer.Typer(
     help="Feedback: out of a registry, a data set or a file.", no_args_is_help=True
 )
+rlhf_commands.add_typer(feedback_commands, name="feedback")
+rlhf_commands.command()(generate)
+rlhf_commands.add_typer(reward_commands, name="reward")
 
 
 @feedback_commands.callback()
