@@ -161,12 +161,12 @@ COMMANDS: Final = {
     "scores to no folder": (
         ("rlhf", "reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "-o", "absent/x"), "-o absent/x: ",
     ),
-    "feedback from nowhere": (("rlhf", "feedback", "export", "absent.jsonl"), "feedback=absent.jsonl: no such file"),
+    "feedback from nowhere": (("rlhf", "feedback", "export", "no.jsonl"), "feedback=no.jsonl: no such file"),
     "feedback over what is read": (
         ("rlhf", "feedback", "export", "rows.jsonl", "-o", "rows.jsonl"),
         "--output rows.jsonl: is the file that is read",
     ),
-    "feedback to no folder": (("rlhf", "feedback", "export", "rows.jsonl", "-o", "absent/x"), "-o absent/x: "),
+    "feedback to no folder": (("rlhf", "feedback", "export", "rows.jsonl", "-o", "no/x"), "-o no/x: "),
     "generate from a file": (("rlhf", "generate", "file", "--prompt", "a"), "file: "),
     "doctor of a run": (("doctor", "run"), "unexpected extra argument"),
     "a reason that is no text": (

@@ -106,13 +106,12 @@ def test_help_with_the_commands_of_workloads_imports_nothing_heavy() -> None:
 
 def test_moved_command_ends_in_one_line_that_names_the_new_one() -> None:
     result = CliRunner().invoke(app, ["reward", "train", "rows.jsonl"])
-    assert (result.exit_code, result.stderr) == (
-        2,
-        "penstock reward: the command is `penstock rlhf reward`\n",
-    )
+    assert result.exit_code == 2
+    assert result.stderr == "penstock reward: the command is `penstock rlhf reward`\n"
 
 
 def test_help_lists_services_apart_and_at_most_21_other_commands() -> None:
     commands, services = CliRunner().invoke(app, ["--help"]).stdout.split("Services:")
-    assert re.findall(r"^  (\w+)", services, re.MULTILINE) == ["redis", "broker", "actor", "learner", "serve"]
+    listed = ["redis", "broker", "actor", "learner", "serve"]
+    assert re.findall(r"^  (\w+)", services, re.MULTILINE) == listed
     assert len(re.findall(r"^  (\w+)", commands.split("Commands:")[1], re.MULTILINE)) <= 21
