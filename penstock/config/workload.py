@@ -121,9 +121,9 @@ __all__ = ["Services", "Workload", "find", "load"]
 class Workload:
     """An installed workload.
 
-    Every field but `name`, `default`, `places`, `unsent`, `environments`, `algorithms` and `commands` is a
-    path for `load`. What the functions take and return is described in `penstock.workloads.plugin`,
-    which also has those of a workload that acts by one forward pass per step.
+    Every field but `name`, `default`, `places`, `unsent`, `environments`, `algorithms`, `commands` and
+    `moved_commands` is a path for `load`. What the functions take and return is described in
+    `penstock.workloads.plugin`, which also has those of a workload that acts by one forward pass per step.
     """
 
     name: str
@@ -171,6 +171,8 @@ class Workload:
     A function as typer takes it, or a `typer.Typer` of several. Their modules import what a command needs
     when it runs.
     """
+    moved_commands: Mapping[str, str] = field(default_factory=dict)
+    """New names of commands by their former names."""
     prepare: str = ""
     """(Settings, run folder: Path, Progress) → Settings: makes what a run needs before its processes start.
 

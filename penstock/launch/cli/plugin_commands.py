@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.url_secrets import REDIS_REMEDY, remedy, secret_in, without_secret
-from penstock.config.workload import installed, load, record_of
+from penstock.config.workload import Workload, installed, load, record_of
 from penstock.runtime.exit import EXIT_USAGE
 
 # ---- A file or folder that cannot be what the command line wants of it, told as a mistake: key, value,
@@ -147,9 +147,6 @@ def check_words(words: Sequence[str]) -> None:
             )
 
 
-_MOVED: Final = {name: f"rlhf {name}" for name in ("feedback", "generate", "reward")}
-"""Commands that have another name now."""
-
 _SERVICES: Final = ("redis", "broker", "actor", "learner", "serve")
 """The processes of a run, which an operator may start one by one: help lists them apart."""
 
@@ -204,10 +201,15 @@ class WithPluginCommands(TyperGroup):
         if found is not None:
             return found
         path = plugin_paths().get(cmd_name)
-        if path is None and cmd_name in _MOVED:
-            sys.stderr.write(f"penstock {cmd_name}: the command is `penstock {_MOVED[cmd_name]}`\n")
-            raise typer.Exit(EXIT_USAGE)
-        return None if path is None else _command(ctx, cmd_name, path)
+        if path is not None:
+            return _command(ctx, cmd_name, path)
+        for record in _records():
+            if cmd_name in record.moved_commands:
+                sys.stderr.write(
+                    f"penstock {cmd_name}: the command is `penstock {record.moved_commands[cmd_name]}`\n"
+                )
+                raise typer.Exit(EXIT_USAGE)
+        return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands for help, the services below a heading of their own."""
@@ -227,18 +229,21 @@ def plugin_paths() -> dict[str, str]:
     out.
     """
     paths: dict[str, str] = {}
-    for workload in installed():
-        try:
-            commands = record_of(workload).commands
-        except ConfigurationError as error:
-            sys.stderr.write(f"{error}\n")
-            continue
-        for name, path in commands.items():
+    for record in _records():
+        for name, path in record.commands.items():
             if paths.setdefault(name, path) != path:
                 sys.stderr.write(
-                    f"workload={workload!r}: another workload has a command {name!r}; left out\n"
+                    f"workload={record.name!r}: another workload has a command {name!r}; left out\n"
                 )
     return paths
+
+
+def _records() -> Iterator[Workload]:
+    for workload in installed():
+        try:
+            yield record_of(workload)
+        except ConfigurationError as error:
+            sys.stderr.write(f"{error}\n")
 
 
 def _command(ctx: Any, name: str, path: str) -> Any:

@@ -20,6 +20,7 @@ WORKLOAD = Workload(
     unsent=("feedback", "conversations", "base_training", "begin_with", "critic"),
     algorithms={"token_ppo": "penstock.config.algorithm_sections:TokenPPOSection"},
     commands={"rlhf": "penstock.workloads.rlhf.commands.rlhf_commands:rlhf_commands"},
+    moved_commands={name: f"rlhf {name}" for name in ("feedback", "generate", "reward")},
     prepare="penstock.workloads.rlhf.preparation:prepare",
     rehearse="penstock.workloads.rlhf.preparation:rehearse",
     services="penstock.workloads.rlhf.preparation:services",
