@@ -74,7 +74,6 @@ class Job:
 
     @property
     def is_running(self) -> bool:
-        """Return whether its processes live."""
         return self._process.poll() is None
 
     def stop(self) -> None:
@@ -149,7 +148,6 @@ def _penstock(what: Path, run_dir: Path, scratch: Path, *words: str) -> "subproc
 
 
 def _recipe(config: TrainingConfig) -> dict[str, Any]:
-    """Return the recipe with the settings over it."""
     if str(config.what).endswith(".toml"):
         found = tomllib.loads(Path(config.what).read_text())
     else:

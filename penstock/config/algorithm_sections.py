@@ -114,12 +114,10 @@ class OnPolicySection(AlgorithmSection):
 
     @property
     def lock_step(self) -> bool:
-        """True where actors and learner take turns: staleness is 0."""
         return self.staleness == 0
 
     @property
     def update_steps(self) -> int:
-        """Return the charged steps of an update."""
         return self.batch_steps
 
 
@@ -307,11 +305,7 @@ class TokenPPOSection(OnPolicySection):
 
 
 def algorithm_sections() -> dict[str, type[AlgorithmSection]]:
-    """Return the settings sections that the installed workloads add, by `algorithm.name`.
-
-    Raises ConfigurationError for one that cannot be imported or is no section, and where two differ under one
-    name.
-    """
+    """Return the settings sections that the installed workloads add, by `algorithm.name`."""
     sections: dict[str, type[AlgorithmSection]] = {}
     for workload, name, path in entries("algorithms"):
         section = load(path)
@@ -408,10 +402,7 @@ class ReinforceSection(OnPolicySection):
 
 
 class CloneSection(AlgorithmSection):
-    """How a policy is cloned from a recording (`penstock train --from`).
-
-    The actions in it are made likely.
-    """
+    """How a policy is cloned from a recording (`penstock train --from`)."""
 
     name: Literal["clone"] = "clone"
     """Which algorithm, a choice."""
@@ -434,7 +425,6 @@ class CloneSection(AlgorithmSection):
 
     @property
     def update_steps(self) -> int:
-        """Return the charged steps of an update."""
         return self.batch_steps
 
 
@@ -448,7 +438,6 @@ class RandomSection(AlgorithmSection):
 
     @property
     def update_steps(self) -> int:
-        """Return the charged steps of an update."""
         return self.batch_steps
 
 
@@ -465,10 +454,7 @@ SECTIONS: Final[Mapping[str, type[AlgorithmSection]]] = {
 
 
 def section_of(name: str) -> type[AlgorithmSection] | None:
-    """Return the section of an algorithm of the core or of an installed workload, None where there is none.
-
-    Raises ConfigurationError for a section of a workload that cannot be imported.
-    """
+    """Return the section of an algorithm of the core or of an installed workload; None: there is none."""
     if name in SECTIONS:
         return SECTIONS[name]
     return algorithm_sections().get(name)
@@ -481,7 +467,6 @@ def algorithm_name(value: Any) -> str:
 
 
 def _read(value: Any, handler: ValidatorFunctionWrapHandler) -> AlgorithmSection:
-    """The section that a value is, or describes by its name and its keys."""
     if not isinstance(value, Mapping):
         section: AlgorithmSection = handler(value)
         return section

@@ -14,10 +14,7 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def credentials(section: SecuritySection) -> Credentials:
-    """Return the files that the section names, read.
-
-    Raises ConfigurationError for what cannot be read or used.
-    """
+    """Return the files that the section names, read."""
     try:
         return Credentials.from_files(
             insecure=section.insecure,
@@ -37,10 +34,7 @@ def tls_files(section: SecuritySection) -> TlsFiles:
 
 
 def redis_password(section: SecuritySection) -> str | None:
-    """Return the password that is set, or else the one in the file.
-
-    Raises ConfigurationError for a file that is not there.
-    """
+    """Return the password that is set, or else the one in the file."""
     if section.redis_password is not None:
         return section.redis_password.get_secret_value()
     if section.redis_password_file is None:
@@ -49,10 +43,7 @@ def redis_password(section: SecuritySection) -> str | None:
 
 
 def http_headers(section: SecuritySection) -> dict[str, str]:
-    """Return the headers of the file that the section names; none where it names none.
-
-    Raises ConfigurationError for a file that cannot be read or a line that is no header; it is not shown.
-    """
+    """Return the headers of the file that the section names; none where it names none."""
     file = section.http_headers_file
     if file is None:
         return {}
@@ -70,7 +61,6 @@ def http_headers(section: SecuritySection) -> dict[str, str]:
 
 
 def _text(file: Path, key: str) -> str:
-    """Return what a file of secrets holds; raises ConfigurationError that names its setting."""
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError as error:
@@ -80,12 +70,7 @@ def _text(file: Path, key: str) -> str:
 
 
 def registry_with_password(section: RegistrySection) -> str:
-    """Return `registry.url` with its password, as a connection needs it, "" where none is set.
-
-    Not to be shown.
-
-    Raises ConfigurationError for a password file that cannot be read, or that the URL has no place for.
-    """
+    """Return `registry.url` with its password, as a connection needs it, "" where none is set."""
     file, (scheme, mark, place) = section.password_file, section.url.partition("://")
     if file is None or not section.url:
         return section.url

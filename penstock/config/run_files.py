@@ -32,7 +32,6 @@ def guard(folder: Path) -> None:
 
 
 def is_guarded(file: Path) -> bool:
-    """Return whether a file lies below a folder that is guarded."""
     return _guard_of(file) is not None
 
 

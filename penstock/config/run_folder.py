@@ -31,12 +31,7 @@ def make_private(folder: Path) -> None:
 
 @contextmanager
 def held_folder(run_dir: Path) -> Iterator[None]:
-    """Hold a run's folder, made if it is not there, while the block runs.
-
-    Two launchers of one run would fence each other's learners off. The kernel lets go when this process ends.
-
-    Raises ConfigurationError while another launcher holds it.
-    """
+    """Hold a run's folder, made if absent, in the block: two launchers fence each other's learners."""
     keep_private()
     make_private(run_dir)
     with (run_dir / LOCK_FILE).open("a+") as file:

@@ -68,10 +68,7 @@ class Section(BaseModel):
         return ADVANCED in cls.model_fields[field].metadata
 
     def canonical_json(self, exclude: set[str] | None = None) -> str:
-        """Return JSON with sorted keys and no spaces, without those of `exclude`.
-
-        Equal sections have equal text.
-        """
+        """Return JSON with sorted keys and no spaces, without those of `exclude`."""
         return json.dumps(
             self.model_dump(mode="json", exclude=exclude), sort_keys=True, separators=(",", ":")
         )

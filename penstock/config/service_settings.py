@@ -25,38 +25,18 @@ def service_settings(
     *,
     trust: bool = False,
 ) -> Settings:
-    """Return the settings of one service in the foreground: file, environment, `--set`.
-
-    config: a TOML file. assignments: `KEY=VALUE` of `--set`, the later one wins. run_dir: of the run that is
-    served; what its own configuration says of that lies below all of them.
-    trust: its folder although it was not made here.
-    """
+    """Return the settings of a service: those of the run that it serves, file, environment, `--set`."""
     layers = _service_layers(config, assignments)
     return configuration.load([_serving_layer(run_dir, layers, trust=trust), *layers])
 
 
 def learner_settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
-    """Return the settings of a learner, which decides for all.
-
-    They are `service_settings` over the defaults of `train`.
-    """
+    """Return the settings of a learner, which decides for all."""
     return over_defaults(_service_layers(config, assignments))
 
 
 def local_settings(run_dir: Path, assignments: tuple[str, ...] = (), *, trust: bool = False) -> Settings:
-    """Return the settings of a run as its folder has them: what may be imported, and where things lie.
-
-    A folder without a configuration has the defaults.
-
-    Args:
-        run_dir: of the run.
-        assignments: of the command line; they lie over the file.
-        trust: the folder although it was not made here.
-
-    Raises:
-        ConfigurationError: the folder was not made here and names modules, or places outside of it, without
-            `trust`.
-    """
+    """Return the settings of a run as its folder has them; one that was not made here needs `trust`."""
     said = [configuration.parse_assignment(one) for one in assignments]
     settings = configuration.load([_written(run_dir, said, trust=trust), *said])
     actor = settings.actor.model_copy(update={"places": places_of(settings)})
@@ -64,13 +44,7 @@ def local_settings(run_dir: Path, assignments: tuple[str, ...] = (), *, trust: b
 
 
 def calling_security(run_dir: Path, config: Path | None, assignments: tuple[str, ...]) -> SecuritySection:
-    """Return section `security` for calls to a run's broker: of the file `config`, else of the run's folder.
-
-    assignments: of the command line; they lie over the file.
-
-    Raises:
-        ConfigurationError: the folder was not made here and names a token to show to its broker.
-    """
+    """Return section `security` for calls to a run's broker: that of `config`, else of the run's folder."""
     file = config or run_dir / CONFIG_FILE
     section = service_settings(file if file.exists() else None, assignments).security
     if config is None and section.token_file is not None and file.exists():
@@ -87,10 +61,7 @@ def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
 
 
 def _serving_layer(run_dir: Path | None, said: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
-    """Return what a policy server takes from the run that it serves.
-
-    Nothing where its configuration is not here.
-    """
+    """Return what a policy server takes from the run that it serves."""
     written = {} if run_dir is None else _written(run_dir, said, trust=trust)
     if not written:
         return {}
@@ -103,7 +74,6 @@ def _serving_layer(run_dir: Path | None, said: Sequence[Mapping[str, Any]], *, t
 
 
 def _written(run_dir: Path, said: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
-    """The configuration of a run's folder, empty where there is none; said: what lies over it."""
     config = run_dir / CONFIG_FILE
     if not config.exists():
         return {}

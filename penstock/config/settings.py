@@ -59,10 +59,7 @@ _MOST: Final = 2**63 - 1
 
 
 def check_values(layer: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError that names the first value which is none; a secret is not repeated.
-
-    layer: nested settings, as they were read.
-    """
+    """Raise ConfigurationError that names the first value which is none; a secret is not repeated."""
     for key, value in _leaves("", layer):
         if isinstance(value, str):
             _check_text(key, value)
@@ -187,12 +184,7 @@ class _Some(dict[str, Any]):
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
-    """Return `section.key=value` as nested dictionaries; the value is TOML where it parses, else a string.
-
-    Raises ConfigurationError for a text without "=" or without a key.
-
-    A secret is a string, whatever it looks like. A key inside `kwargs` changes that one of them.
-    """
+    """Return `section.key=value` as nested dictionaries; the value is TOML where it parses, else a string."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigurationError(f"--set {text!r}: write section.key=value")
@@ -220,11 +212,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay `over` on `base`, section by section, and return the result.
-
-    A table `kwargs` replaces the one below it, whose arguments are those of something else; single ones of an
-    assignment are laid on it.
-    """
+    """Lay `over` on `base`, section by section, and return the result."""
     result: dict[str, Any] = _Some(base) if isinstance(base, _Some) else dict(base)
     for key, value in over.items():
         inner = result.get(key)
@@ -240,11 +228,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(layers: Iterable[Mapping[str, Any]]) -> Settings:
-    """Validate the layers laid on one another, first to last.
-
-    Raises ConfigurationError with a line per mistake: key, value and what is allowed; for a URL that holds a
-    secret it names the file to put it in.
-    """
+    """Validate the layers laid on one another, first to last."""
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge(merged, layer)
@@ -285,7 +269,6 @@ class Scores:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Return the figures of these scores."""
         if not values:
             return cls(count=0, mean=None, std=None)
         return cls(count=len(values), mean=statistics.fmean(values), std=statistics.pstdev(values))

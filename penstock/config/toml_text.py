@@ -19,10 +19,7 @@ def dump(settings: Settings) -> str:
 
 
 def shown(settings: Settings, *, advanced: bool) -> str:
-    """Return the settings for `--print-config`, as TOML; secrets are stars.
-
-    advanced: with the advanced settings that stand at their defaults, which are counted in a comment else.
-    """
+    """Return the settings for `--print-config`, as TOML; secrets are stars."""
     content = _plain(settings)
     if settings.security.redis_password is not None:
         content["security"]["redis_password"] = "**********"  # noqa: S105 - stars
@@ -39,10 +36,7 @@ def _text(content: Mapping[str, Any]) -> str:
 
 
 def _hide_advanced(section: Section, content: dict[str, Any]) -> int:
-    """Take the advanced settings out of `content` that stand at their defaults.
-
-    Returns how many there are, those that are unset among them.
-    """
+    """Take the advanced settings at their defaults out of `content`; returns how many there are."""
     hidden = 0
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

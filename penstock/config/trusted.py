@@ -30,10 +30,7 @@ def module_of(name: str) -> str:
 
 
 def check_trusted(key: str, name: str, allowed: Collection[str]) -> None:
-    """Raise ConfigurationError with the remedy when the module of `name` is not `allowed`.
-
-    key: of the setting.
-    """
+    """Raise ConfigurationError with the remedy when the module of `name` is not `allowed`."""
     module = module_of(name)
     if module and module not in allowed:
         raise ConfigurationError(
@@ -45,10 +42,7 @@ def check_trusted(key: str, name: str, allowed: Collection[str]) -> None:
 def without_places(
     arguments: Mapping[str, Any], keys: Collection[str], unsent: Collection[str]
 ) -> dict[str, Any]:
-    """Return the arguments as other machines see them: under `keys` only that one is given, without `unsent`.
-
-    Where this machine has something, and whom it asks, is nothing to the others.
-    """
+    """Return the arguments as other machines see them: of `keys` only that each is given, no `unsent`."""
     return {
         key: _ELSEWHERE if key in keys and value else value
         for key, value in arguments.items()
@@ -59,11 +53,7 @@ def without_places(
 def placed(
     section: str, arguments: Mapping[str, Any], keys: Collection[str], places: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the arguments of a specification, with those under `keys` from `places` of this process.
-
-    section: their name. A key that the run does not use stays as it is. Raises ConfigurationError for one
-    that `places` lacks.
-    """
+    """Return the arguments of a specification, with those under `keys` from `places` of this process."""
     missing = sorted(key for key in keys if arguments.get(key) and key not in places)
     if missing:
         key = missing[0]
@@ -116,11 +106,7 @@ def check_own(
     *,
     said_places: Collection[str] = (),
 ) -> None:
-    """Raise ConfigurationError when the folder names what is not its own and this user did not make it here.
-
-    settings: of the folder's own configuration. said: modules that the user allows, whatever the folder says.
-    remedy: what the message says to do. said_places: places that the user names as well.
-    """
+    """Raise ConfigurationError for a folder that names what is not its own and was not made here."""
     modules, places = modules_of(settings), places_beyond(run_dir, settings)
     unsaid = modules if set(modules) - set(said) else ()
     beyond = places if set(places) - set(said_places) else ()
@@ -132,18 +118,12 @@ def check_own(
 
 
 def check_places(run_dir: Path, settings: Settings, remedy: str) -> None:
-    """Raise ConfigurationError as `check_own` does, for a command that imports no module of the run.
-
-    run_dir, settings: the folder, and its configuration. remedy: what its user may do, for the message.
-    """
+    """Raise ConfigurationError as `check_own` does, for a command that imports no module of the run."""
     check_own(run_dir, settings, modules_of(settings), remedy)
 
 
 def places_beyond(run_dir: Path, settings: Settings) -> tuple[str, ...]:
-    """Return the places beyond the folder that its configuration has commands write to or tell secrets.
-
-    Files that are written, files whose content is sent, and databases and addresses, sorted.
-    """
+    """Return the places beyond the folder that its configuration has commands write to or tell secrets."""
     security = settings.security
     files = (
         security.token_file,

@@ -58,7 +58,6 @@ def remedy(text: str) -> str:
 
 
 def _scheme(text: str) -> str:
-    """Without the driver that may stand behind it."""
     return text.partition("://")[0].partition("+")[0].lower()
 
 
@@ -66,10 +65,7 @@ def _scheme(text: str) -> str:
 
 
 def split_password(url: str) -> tuple[str, str | None]:
-    """Return the URL without its password, and the password, None when it holds none.
-
-    A text that is no URL is taken apart all the same, for messages show it.
-    """
+    """Return the URL without its password, and the password, None when it holds none."""
     try:
         parts = urlsplit(url)
     except ValueError:

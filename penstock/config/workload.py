@@ -29,11 +29,7 @@ def installed() -> list[str]:
 
 
 def record_of(name: str) -> Any:
-    """Return what the entry point of an installed workload names.
-
-    Raises ConfigurationError for a name that is not installed, which lists the installed, and for an entry
-    point that cannot be imported.
-    """
+    """Return what the entry point of an installed workload names."""
     for point in _points():
         if point.name == name:
             try:
@@ -59,10 +55,7 @@ def _points_on(_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 @functools.cache
 def default_workload() -> str:
-    """Return the name of the one installed workload whose record says `default`.
-
-    Raises ConfigurationError where none or several say so, and for a record that cannot be imported.
-    """
+    """Return the name of the one installed workload whose record says `default`."""
     claiming = [name for name in installed() if getattr(record_of(name), "default", False)]
     if len(claiming) != 1:
         raise ConfigurationError(
@@ -90,10 +83,7 @@ def load(path: str) -> Callable[..., Any]:
 
 
 def module_of(environment_id: str) -> str:
-    """Return the module that registers an environment of an installed workload, "" for any other id.
-
-    Raises ConfigurationError for a record that cannot be imported.
-    """
+    """Return the module that registers an environment of an installed workload, "" for any other id."""
     return next((path for _, name, path in entries("environments") if name == environment_id), "")
 
 
@@ -104,11 +94,7 @@ def moved(path: str, error: Exception) -> str:
 
 
 def entries(field: str) -> Iterator[tuple[str, str, str]]:
-    """Yield workload, name and path of every entry of the installed records in one field.
-
-    field: such as `algorithms`.
-    Raises ConfigurationError for a record that cannot be imported.
-    """
+    """Yield workload, name and path of each entry of the installed records in `field`."""
     for workload in installed():
         for name, path in getattr(record_of(workload), field, {}).items():
             yield workload, name, path

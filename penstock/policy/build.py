@@ -27,7 +27,6 @@ class QPolicy(Policy):
         self.combines_heads = section.dueling
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Return Q of every action, masked, as parameters, and the largest as value."""
         actor, critic, _ = self._features(inputs)
         values: Tensor = self.actor_head(actor)
         if self.combines_heads:
@@ -36,7 +35,6 @@ class QPolicy(Policy):
         return Outputs(values, values.amax(-1))
 
     def value_of(self, inputs: Inputs) -> Tensor:
-        """Return the value of the best action, [M]."""
         return self.outputs(inputs).value
 
 

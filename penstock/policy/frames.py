@@ -96,10 +96,7 @@ class FrameStack:
             self.state = (*kept, ("frames/held", flag))
 
     def push(self, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Return the stacks [N, ...] of a step by path, and the state after it.
-
-        row: observation and state by path, [N, ...]; without state every slot begins an episode.
-        """
+        """Return the stacks [N, ...] of a step by path, and the state after it."""
         seen: dict[str, Any] = {}
         state: dict[str, Array] = {}
         for name, leaf in self._leaves:
@@ -132,10 +129,7 @@ class FrameStack:
         return observation, final
 
     def sources(self, begins: Tensor, final_step: Tensor, final_slot: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the index of each frame of a stack behind the k − 1 of the state.
-
-        Rows [T, B, k], lasts [K, k − 1]. Arguments: see `Trajectory`.
-        """
+        """Return the index of each frame of a stack behind the k − 1 of the state."""
         before = self.depth - 1
         step = torch.arange(len(begins), device=begins.device)
         # The row in which the episode began; the oldest frame of the state where it began before row 0.
@@ -156,10 +150,7 @@ class FrameStack:
         return found
 
     def row(self, stacks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the row of M single steps that a policy reads, with the state before them where it stacks.
-
-        stacks: frames by path as they were observed, [M, k, *shape], oldest first.
-        """
+        """Return the row of M single steps that a policy reads, with the state before them."""
         row = {path: stack[:, -1] for path, stack in stacks.items()}
         if self.depth == 1:
             return row
@@ -171,14 +162,12 @@ class FrameStack:
 
 
 def _frame(leaf: Leaf, value: Any) -> Any:
-    """Return one leaf [..., *shape] counted from 0, with an axis along which frames are stacked."""
     if isinstance(leaf, Discrete):
         value = value - leaf.start
     return value if leaf.shape else value[..., None]
 
 
 def _joined(leaf: Leaf, count: int) -> Leaf:
-    """Return the space of `count` frames behind one another."""
     match leaf:
         case Discrete():
             return MultiDiscrete((leaf.n,) * count)

@@ -43,11 +43,7 @@ class SeenTrajectory:
 
 
 class Memory(nn.Module):
-    """Holds the parts of a policy that have state.
-
-    frames: see FrameStack.
-    actor_core, critic_core: recurrent core of each trunk; critic_core None: shared, or no core.
-    """
+    """Holds the parts of a policy that have state."""
 
     actor_core: Core | None
     critic_core: Core | None
@@ -63,10 +59,7 @@ class Memory(nn.Module):
         self._state = list(leaves(self.state_space, "state"))
 
     def add_cores(self, width: int) -> int:
-        """Add cores behind bodies of `width` features, where the section asks for them.
-
-        Returns the width behind them.
-        """
+        """Add cores behind bodies of `width` features, where the section asks for them."""
         kind, size = self._section.recurrent, self._section.recurrent_size
         if kind == "none":
             return width
@@ -85,17 +78,12 @@ class Memory(nn.Module):
         return self.actor_core is not None
 
     def initial(self, count: int) -> dict[str, Array]:
-        """Return the state of `count` slots in which an episode begins."""
         return {path: zeros(leaf, (count,)) for path, leaf in self._state}
 
     def recall(
         self, actor: Tensor, critic: Tensor, inputs: Inputs
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Run the cores over features of both trunks, [M, F] each.
-
-        Returns the features of the wanted rows behind the cores, of actor and critic, and the newest state by
-        path.
-        """
+        """Run the cores over features [M, F] of both trunks; returns wanted rows, and the newest state."""
         if self.actor_core is None or inputs.time is None:
             return actor, critic, {}
         actor, state = self.actor_core(actor, inputs.time)
@@ -105,10 +93,7 @@ class Memory(nn.Module):
         return actor, critic, state | more
 
     def read(self, row: Mapping[str, Tensor], reader: Reader, dtype: torch.dtype) -> Inputs:
-        """Return inputs of single steps [..., *shape].
-
-        Without state in `row` each is the first of an episode.
-        """
+        """Return inputs of single steps [..., *shape]."""
         rows = {path: row[path].reshape(-1, *leaf.shape) for path, leaf in self._leaves}
         some = next(iter(rows.values()))
         state = {path: self._given(path, row, some) for path, _ in self._state}
@@ -120,7 +105,6 @@ class Memory(nn.Module):
         return replace(inputs, time=single(self._of_cores(state))) if self.is_recurrent else inputs
 
     def look(self, seen: Trajectory, reader: Reader, dtype: torch.dtype) -> SeenTrajectory:
-        """Return inputs of all rows and last observations of a trajectory."""
         observation, final = seen.observation, seen.final_observation
         if self.frames.depth > 1:
             observation, final = self.frames.unroll(seen)

@@ -53,7 +53,6 @@ class BatchNorm(nn.Module):
         self.seen: Moments | None = None
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return [M, F] for [M, F]; a row does not depend on its neighbours."""
         mean, variance = self.mean, self.variance
         if self.measuring is not None:
             self.seen = self.measuring(moments(rows))
@@ -63,10 +62,7 @@ class BatchNorm(nn.Module):
         return (rows - mean.to(rows.dtype)) * scale + self.bias
 
     def merge(self, new: Moments) -> None:
-        """Move the statistics towards those of a batch.
-
-        They are the mean of the first hundred batches, then a moving average.
-        """
+        """Move the statistics towards those of a batch."""
         mean, variance = self._merged(new)
         self.mean.copy_(mean)
         self.variance.copy_(variance)
@@ -100,15 +96,7 @@ class Measured:
 def measure(
     module: nn.Module, forward: Callable[[], object], whole: Callable[[Moments], Moments] = lambda own: own
 ) -> Measured | None:
-    """Run `forward` without gradients and return what its layers of batch normalisation saw.
-
-    None without any.
-
-    Args:
-        module: the network whose layers are measured.
-        forward: runs the network on the rows to measure.
-        whole: converts the moments of a layer's rows in this process to those of its rows in all ranks.
-    """
+    """Run `forward` without gradients and return what its layers of batch normalisation saw."""
     layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
     if not layers:
         return None
@@ -125,10 +113,7 @@ def measure(
 
 
 class Dropout(nn.Module):
-    """Zeroes features with probability `rate` and scales the others up, inside `thinned` only.
-
-    See Srivastava et al. 2014.
-    """
+    """Zeroes features with probability `rate` and scales the others up, inside `thinned` only."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -136,7 +121,6 @@ class Dropout(nn.Module):
         self.random: torch.Generator | None = None
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return a tensor of the same shape."""
         if self.random is None:
             return rows
         kept = torch.empty_like(rows).bernoulli_(1.0 - self.rate, generator=self.random)
@@ -150,10 +134,7 @@ def dropouts(module: nn.Module) -> tuple[Dropout, ...]:
 
 @contextmanager
 def thinned(layers: Sequence[Dropout], seed: int, device: torch.device) -> Iterator[None]:
-    """Drop features in the forward passes inside the block; equal seeds drop the same ones.
-
-    layers: those of `dropouts`. device: of the features.
-    """
+    """Drop features in the forward passes inside the block; equal seeds drop the same ones."""
     random = torch.Generator(device).manual_seed(seed)
     for layer in layers:
         layer.random = random
@@ -173,11 +154,7 @@ _IMPALA_CHANNELS: Final = (16, 32, 32)
 
 
 class ImageEncoder(nn.Module):
-    """The trunk of one image, with its last linear layer.
-
-    width: number of features that it returns. Raises ValueError that names `path` for an image too small for
-    `trunk`.
-    """
+    """The trunk of one image, with its last linear layer."""
 
     def __init__(self, path: str, leaf: Leaf, trunk: str) -> None:
         super().__init__()
@@ -193,7 +170,6 @@ class ImageEncoder(nn.Module):
         self.layers = nn.Sequential(*convolutions, nn.Linear(flat, self.width), nn.ReLU())
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return features [M, width] of images, uint8 [M, *shape]."""
         rows = image.unsqueeze(-1) if self.rank == 2 else image
         planes = rows if self.channels_first else rows.permute(0, 3, 1, 2)
         features: Tensor = self.layers(planes.to(next(self.parameters()).dtype) / 255)
@@ -201,7 +177,6 @@ class ImageEncoder(nn.Module):
 
 
 def _planes(shape: tuple[int, ...], *, channels_first: bool) -> tuple[int, int, int]:
-    """Return channels, height, width."""
     if len(shape) == 2:
         return 1, shape[0], shape[1]
     return (shape[0], shape[1], shape[2]) if channels_first else (shape[2], shape[0], shape[1])
@@ -250,7 +225,6 @@ class ResidualBlock(nn.Module):
         self.second = nn.Conv2d(channels, channels, 3, 1, 1)
 
     def forward(self, planes: Tensor) -> Tensor:
-        """Return planes of the same shape, [M, C, H, W]."""
         inner: Tensor = self.second(functional.relu(self.first(functional.relu(planes))))
         return planes + inner
 
@@ -283,10 +257,7 @@ class Inputs:
     wanted: Tensor | None = None
 
     def select(self, index: Tensor) -> "Inputs":
-        """Return the rows at an int64 index [m].
-
-        Raises ValueError for rows that follow one another in time: they stand for nothing alone.
-        """
+        """Return the rows at an int64 index [m]."""
         if self.time is not None:
             raise ValueError("inputs: rows of a recurrent policy are taken by whole sequences, not alone")
         images = tuple(image.index_select(0, index) for image in self.images)
@@ -319,17 +290,11 @@ class Reader(nn.Module):
 
     @property
     def columns(self) -> dict[str, slice]:
-        """Return the columns of each part in `Inputs.vector`, by path.
-
-        Images are not among them; they are listed in `images`.
-        """
+        """Return the columns of each part in `Inputs.vector`, by path."""
         return self.layout.columns
 
     def raw_reals(self, observation: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """Return the Box leaves side by side, [M, reals_width], not normalised.
-
-        Leading axes flattened to M.
-        """
+        """Return the Box leaves side by side, [M, reals_width], not normalised."""
         columns = []
         for path, leaf in self.reals:
             column = observation[path].reshape(-1, vector_width(leaf)).to(dtype)
@@ -385,7 +350,6 @@ class Body(nn.Module):
         return None if self.images else tuple(self.layers)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Return features [M, F]."""
         joined = inputs.vector
         if self.images:
             seen = [encoder(image) for encoder, image in zip(self.images, inputs.images, strict=True)]
@@ -435,16 +399,10 @@ class ActionMasks:
         self._width = cuts[-1].stop
 
     def given(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the masks in a row, by the path of their action."""
         return {path: row[name] for path, name, _ in self._parts if name in row}
 
     def forbidden(self, observation: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
-        """Return what the masks [..., n] of an observation rule out of M = len(rows), bool [M, P].
-
-        None: no masks.
-
-        Rows behind those that have masks are free.
-        """
+        """Return what the masks [..., n] rule out of M = len(rows), bool [M, P]; None: there are no masks."""
         given = self.given(observation)
         if not given:
             return None

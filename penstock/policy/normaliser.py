@@ -62,15 +62,11 @@ class Normaliser(nn.Module):
         self.register_buffer("variance", torch.ones(width, dtype=torch.float64))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return rows [..., D] normalised with the current statistics."""
         scale = (self.variance + VARIANCE_FLOOR).rsqrt().to(rows.dtype)
         return ((rows - self.mean.to(rows.dtype)) * scale).clamp(-self.clip, self.clip)
 
     def observe(self, rows: Tensor) -> Moments:
-        """Return the moments of raw rows [n, D]; what lies beyond `_FARTHEST` counts as if it lay there.
-
-        What is not finite stays so.
-        """
+        """Return the moments of raw rows [n, D]; what lies beyond `_FARTHEST` counts as if it lay there."""
         wide = rows.double()
         reach = _FARTHEST * (self.variance + VARIANCE_FLOOR).sqrt()
         near = wide.clamp(self.mean - reach, self.mean + reach)

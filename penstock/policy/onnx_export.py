@@ -45,10 +45,7 @@ MODE: Final = "mode"
 
 
 def figures(head: ActionHead, parameters: Tensor) -> dict[str, Tensor]:
-    """Return the outputs of a head by name, the mode first; parameters: [M, size].
-
-    Raises ValueError for a head that is not known here.
-    """
+    """Return the outputs of a head by name, the mode first; parameters: [M, size]."""
     match head:
         case EpsilonGreedy():
             return {MODE: _mode_of_choice(head, parameters), "values": parameters}
@@ -139,11 +136,9 @@ class Exported(nn.Module):
         self._masked = bool(masks)
 
     def forward(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """Return every output of `outputs`, in order, for leaves and masks [M, *shape]."""
         return tuple(self.outputs(*rows).values())
 
     def outputs(self, *rows: Tensor) -> dict[str, Tensor]:
-        """Return the outputs by name."""
         given = dict(zip(self._paths, rows, strict=True))
         outputs = self._policy.outputs(self._read(given))
         found: dict[str, Tensor] = {}
@@ -191,7 +186,6 @@ def to_onnx(policy: Policy, metadata: Mapping[str, str], *, masks: Sequence[str]
 
 
 def input_names(policy: Policy) -> list[str]:
-    """Return the paths of the observation's leaves, in order."""
     return [path for path, _ in leaves(policy.observation_space, "observation")]
 
 
@@ -233,7 +227,6 @@ def _observations(policy: Policy) -> list[dict[str, Any]]:
 
 
 def _actions(policy: Policy) -> list[dict[str, Any]]:
-    """Return path, space and way to act of each head, and the part of the parameters that belongs to it."""
     found, start = [], 0
     spaces = leaves(policy.action_space, "action")
     for head, (path, leaf) in zip(policy.action_heads, spaces, strict=True):

@@ -55,10 +55,7 @@ class ModuleForward(NumpyForward):
 def module_forward(
     reader: Reader, chain: Sequence[nn.Module] | None, head: nn.Linear
 ) -> ModuleForward | None:
-    """Return the chain and the head behind it, or None where torch must do it.
-
-    Torch must do it for images, for a network that is no chain, for another kind of layer, or off the CPU.
-    """
+    """Return the chain and the head behind it, or None where torch must do it."""
     if reader.images or chain is None or head.weight.device.type != "cpu":
         return None
     # Acting drops no features.
@@ -83,22 +80,15 @@ class Policy(ActorCritic, ActingPolicy):
         self._draw_with(action_space, self.action_heads, self._cuts, 0)
 
     def load(self, blob: bytes) -> None:
-        """Act with these weights from now on; see `ActingPolicy.load`."""
         load_into(self, blob)
 
     def use_threads(self, count: int) -> None:
-        """Let torch's forward passes of this process take so many threads."""
         torch.set_num_threads(count)
 
     def initial_state(self, count: int) -> dict[str, Array]:
-        """Return the state in which an episode begins, by path, [count, ...]: zeros."""
         return self.memory.initial(count)
 
     def step(self, row: Mapping[str, Array]) -> Step:
-        """Return the parameters from which actions are drawn, and the state after the step; no gradients.
-
-        row: observation, masks and state by path, [N, ...].
-        """
         if not self._remembers:
             return Step(self._actor_outputs(row), _NO_STATE)
         seen, state = self.memory.frames.push(row) if self.memory.frames.depth > 1 else (row, _NO_STATE)
@@ -121,7 +111,6 @@ class Policy(ActorCritic, ActingPolicy):
         return self.step(observation).parameters
 
     def _actor_outputs(self, observation: Mapping[str, Array]) -> Reals:
-        """Return the actor's outputs for the inputs of the reader: stacks, where frames are stacked."""
         if self._fast is None or not self._fast.is_current():
             self._fast = module_forward(self.reader, self.actor_body.chain, self.actor_head)
         if self._fast is not None:
@@ -137,11 +126,7 @@ class Policy(ActorCritic, ActingPolicy):
         return {path: torch.from_numpy(np.array(array)).to(device) for path, array in arrays.items()}
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Return the joint log-probability float32 [N] of stored actions; no gradients.
-
-        It is computed by torch, as in training. observation, action: [N, *shape] by path, as fragments hold
-        them.
-        """
+        """Return the joint log-probability float32 [N] of stored actions; no gradients."""
         with torch.inference_mode():
             inputs = self.read(self._tensors(observation))
             answer = self.joint_log_prob(self._acting(inputs), self._tensors(action))

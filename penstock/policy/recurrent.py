@@ -90,10 +90,7 @@ def single(state: Mapping[str, Tensor]) -> Unroll:
 
 
 def _pack(starts: NDArray[np.bool_], first: int, end: int, finals: Index, device: torch.device) -> Packed:
-    """Pack the sequences of rows first ≤ t < end.
-
-    Each has behind it the last observation that followed it, if one did.
-    """
+    """Pack the sequences of rows first ≤ t < end."""
     steps, columns = starts.shape
     opens = starts[first:end].copy()
     opens[0] = True
@@ -142,10 +139,7 @@ class Core(nn.Module):
         return tuple((path, Box(-bound, bound)) for path in self._paths)
 
     def forward(self, features: Tensor, time: Unroll) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return outputs [M, H] of features [M, F], and the new state.
-
-        The state is that after the newest row of every column, by path, [B, H].
-        """
+        """Return outputs [M, H] of features [M, F], and the new state."""
         state = [time.state[f"state/{path}"].to(features.dtype) for path in self._paths]
         outputs = []
         for stretch in time.stretches:

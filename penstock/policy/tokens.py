@@ -43,18 +43,12 @@ class TokenPolicy(Protocol):
     """A policy and its critic; the critic is part of no version that is published."""
 
     def trained(self) -> Mapping[str, nn.Parameter]:
-        """Return the parameters that are published and trained, by name, in float32.
-
-        An adapter, or all weights.
-        """
+        """Return the parameters that are published and trained, by name, in float32."""
         ...
 
     @property
     def critic(self) -> nn.Module:
-        """Return the module that values are made by; its parameters are trained by the value loss alone.
-
-        Its `state_dict` is what a checkpoint holds of it.
-        """
+        """Return the module that values are made by; its parameters are trained by the value loss alone."""
         ...
 
     @property
@@ -67,8 +61,5 @@ class TokenPolicy(Protocol):
         ...
 
     def reference_log_prob(self, rows: TokenRows) -> Tensor:
-        """Return log-probabilities [n] of the actions under the policy that training began with.
-
-        They carry no gradient.
-        """
+        """Return log-probabilities [n] of the actions under the policy that training began with."""
         ...

@@ -24,15 +24,11 @@ Form = tuple[str, tuple[int, ...]]
 
 
 def sha256(blob: bytes) -> str:
-    """Return the digest of a blob, lower-case hexadecimal."""
     return hashlib.sha256(blob).hexdigest()
 
 
 def decode(blob: bytes) -> dict[str, Array]:
-    """Return the arrays by name.
-
-    Raises ValueError when the blob is not whole safetensors with a bounded header.
-    """
+    """Return the arrays by name; raises ValueError for what is no whole blob with a bounded header."""
     size = int.from_bytes(blob[:8], "little")
     if len(blob) < 8 or size > MAX_HEADER_BYTES:
         raise ValueError(
@@ -46,11 +42,7 @@ def decode(blob: bytes) -> dict[str, Array]:
 
 
 def fitting(blob: bytes, forms: Mapping[str, Form]) -> dict[str, Array]:
-    """Return the arrays of a blob by name.
-
-    Raises ValueError that names the tensor when names, shapes or dtypes differ from `forms`; the usual cause
-    is a different policy section or environment than the blob was made with.
-    """
+    """Return the arrays of a blob by name; raises ValueError that names the tensor unless `forms` are met."""
     arrays = decode(blob)
     if arrays.keys() != forms.keys():
         missing, unknown = sorted(forms.keys() - arrays.keys()), sorted(arrays.keys() - forms.keys())

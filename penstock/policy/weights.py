@@ -19,7 +19,6 @@ def snapshot(module: nn.Module) -> dict[str, Array]:
 
 
 def array_of(tensor: Tensor) -> Array:
-    """Return a copy of a tensor of any device as a contiguous array."""
     array: Array = tensor.detach().to("cpu", copy=True).contiguous().numpy()
     return array
 
@@ -31,11 +30,7 @@ def encode(weights: nn.Module | Mapping[str, Array]) -> bytes:
 
 
 def load_into(module: nn.Module, blob: bytes) -> None:
-    """Copy a blob's tensors into a module, all or none.
-
-    Raises ValueError that names the tensor when names, shapes or dtypes differ from the module's;
-    the usual cause is a different policy section or environment than the blob was made with.
-    """
+    """Copy a blob's tensors into a module, all or none; raises ValueError that names what does not fit."""
     own = module.state_dict()
     forms = {name: (str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in own.items()}
     arrays = fitting(blob, forms)

@@ -92,7 +92,6 @@ def fields(data: bytes, at: int, end: int, most: int) -> Iterator[tuple[int, int
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number and where it ends."""
     value = 0
     for shift in range(0, 7 * _MAX_VARINT, 7):
         if at >= end:
@@ -122,12 +121,7 @@ def write_around(message: Message, number: int, data: bytes | memoryview) -> byt
 
 
 def read_beside(kind: type[M], number: int, data: bytes) -> tuple[M, memoryview]:
-    """Return the message in `data` without its field `number`, and a view of that field.
-
-    If the field occurs several times, the last one is viewed.
-
-    Raises Unfit and DecodeError for bytes that are no such message.
-    """
+    """Return the message in `data` without its field `number`, and a view of that field's last occurrence."""
     own, end, found = [], 0, memoryview(b"")
     for field, start, begin, stop in fields(data, 0, len(data), len(data)):
         if field == number:
@@ -168,11 +162,7 @@ class AppendCall:
 
 
 def encode(session: int, acked_through: int, fragments: Iterable[Fragment]) -> bytes:
-    """Return the bytes of an AppendRequest.
-
-    session: its number. acked_through: the last sequence that the actor knows acknowledged. fragments: in
-    order of sequence.
-    """
+    """Return the bytes of an AppendRequest."""
     own = AppendRequest(session=session, acked_through=acked_through)
     pieces: list[bytes | memoryview] = [own.SerializeToString()]
     for fragment in fragments:
@@ -196,11 +186,7 @@ class _Place(NamedTuple):
 
 
 def parse(data: bytes) -> AppendCall:
-    """Return the request of these bytes.
-
-    Raises Unfit for more fragments, rows or fields than a request may have, and for bytes that are cut off,
-    before anything is parsed; DecodeError for a header or a request that protobuf does not read.
-    """
+    """Return the request of these bytes; raises Unfit before anything is parsed, DecodeError."""
     own, end, rows = [], 0, 0
     places: list[_Place] = []
     for number, start, begin, stop in fields(data, 0, len(data), MAX_FIELDS):

@@ -39,10 +39,7 @@ def check(
     run: str,
     bounds: Mapping[str, float] = UNBOUNDED,
 ) -> None:
-    """Raise ValueError that names field, value and remedy unless a fragment of `run` follows the schema.
-
-    bounds: see `RunSpecification.bounds`.
-    """
+    """Raise ValueError that names field, value and remedy unless a fragment of `run` follows the schema."""
     check_header(header, schema, run)
     check_table(header, len(payload), schema)
     check_content(header, payload, bounds)
@@ -173,12 +170,7 @@ def _check_entry(entry: TensorEntry, rule: TensorRule, shape: tuple[int, ...]) -
 def check_content(
     header: FragmentHeader, payload: bytes | memoryview, bounds: Mapping[str, float] = UNBOUNDED
 ) -> None:
-    """What is read of a payload: raise ValueError for what no learner could use; call after `check_table`.
-
-    That is: NaN, infinity or a number beyond its bound in `reward` or `log_prob`, a truth value that is
-    neither 0 nor 1, and of every other compressed tensor a frame that does not begin as one or promises
-    another size.
-    """
+    """Raise ValueError for bad numbers, truth values and frames of a payload; call after `check_table`."""
     for entry in header.tensors:
         if entry.name in bounds:
             _check_bound(entry.name, _numbers(entry, payload), bounds[entry.name])
@@ -205,7 +197,6 @@ def _check_bound(name: str, numbers: Any, bound: float) -> None:
 
 
 def _numbers(entry: TensorEntry, payload: bytes | memoryview) -> Array:
-    """The numbers of a tensor whose table entry was checked; its shape does not matter here."""
     if entry.codec != RAW:
         return read_entry(entry, payload)
     kind = DTYPES[entry.dtype]

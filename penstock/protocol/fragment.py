@@ -49,20 +49,12 @@ class Fragment:
     payload: bytes | memoryview
 
     def arrays(self) -> dict[str, Array]:
-        """Return every tensor by name, in the shape and dtype of the table.
-
-        They are read-only views of the payload, decoded copies where compressed. Raises ValueError when the
-        payload does not hold what the table describes.
-        """
+        """Return every tensor by name, in the shape and dtype of the table."""
         return read_payload(self.header, self.payload)
 
 
 def build(header: FragmentHeader, tensors: Mapping[str, Array], compress: Collection[str] = ()) -> Fragment:
-    """Pack arrays behind one another; names in `compress` are stored as lz4 frames.
-
-    header: with any `tensors`; they are replaced by the table of what is packed. tensors: by name, in the
-    shape and dtype that the table will say.
-    """
+    """Pack arrays behind one another; names in `compress` are stored as lz4 frames."""
     entries, payload = pack(tensors, compress)
     return Fragment(replace(header, tensors=entries), payload)
 

@@ -83,12 +83,10 @@ class FragmentHeader:
 
     @property
     def oldest_version(self) -> int:
-        """Oldest weight version it was generated with."""
         return min(span.version for span in self.weights)
 
     @property
     def newest_version(self) -> int:
-        """Newest weight version it was generated with."""
         return max(span.version for span in self.weights)
 
 
@@ -104,10 +102,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def pack(
     tensors: Mapping[str, Array], compress: Collection[str] = ()
 ) -> tuple[tuple[TensorEntry, ...], bytes]:
-    """The tensor table and payload of arrays; names in `compress` are stored as lz4 frames.
-
-    Raises ValueError when a dtype is not allowed.
-    """
+    """The tensor table and payload of arrays; names in `compress` are stored as lz4 frames."""
     entries: list[TensorEntry] = []
     chunks: list[Any] = []
     offset = 0
@@ -131,16 +126,11 @@ def _store(array: Array, codec: str) -> tuple[Any, int]:
 
 
 def read_payload(header: FragmentHeader, payload: bytes | memoryview) -> dict[str, Array]:
-    """Return every tensor by name, in the shape and dtype of the table.
-
-    They are read-only views of `payload`, decoded copies where compressed. Raises ValueError when the payload
-    does not hold what the table describes.
-    """
+    """Return every tensor by name, in the shape and dtype of the table."""
     return {entry.name: read_entry(entry, payload) for entry in header.tensors}
 
 
 def read_entry(entry: TensorEntry, payload: bytes | memoryview) -> Array:
-    """One tensor of a payload; see `read_payload`."""
     if entry.codec == RAW:
         return read_array(entry.name, payload, entry.dtype, entry.shape, entry.offset)
     if entry.codec != LZ4:

@@ -13,7 +13,6 @@ _KINDS: Final = {kind.value: kind for kind in Kind}
 
 
 def header_to_proto(header: FragmentHeader) -> pb.FragmentHeader:
-    """The message of a header."""
     message = _without_table(header)
     message.MergeFromString(_table_bytes(header.tensors))
     return message
@@ -103,10 +102,7 @@ def _entry(encoded: bytes) -> TensorEntry:
 
 
 def header_bytes(header: FragmentHeader) -> bytes:
-    """The header as the log stores it, and as it travels.
-
-    Its table comes last, wherever protobuf would write it.
-    """
+    """The header as the log stores it, and as it travels: its table comes last."""
     return _without_table(header).SerializeToString() + _table_bytes(header.tensors)
 
 

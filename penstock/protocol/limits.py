@@ -77,10 +77,7 @@ def check_id(field: str, value: str) -> str:
 
 
 def check_policy(field: str, value: str) -> str:
-    """Return `value` when it names a policy: an id, or PROJECT/AGENT as the gateway has them.
-
-    Raises ValueError that names the field, value and remedy.
-    """
+    """Return `value` when it names a policy: an id, or PROJECT/AGENT as the gateway has them."""
     project, slash, agent = value.partition("/")
     if not slash:
         return check_id(field, value)

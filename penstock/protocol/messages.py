@@ -16,7 +16,6 @@ class Role(IntEnum):
 
     @property
     def label(self) -> str:
-        """Lower-case name for logs and metric labels."""
         return self.name.lower()
 
 
@@ -29,7 +28,6 @@ class Durability(IntEnum):
 
     @property
     def label(self) -> str:
-        """Lower-case name for logs, metric labels and the summary."""
         return self.name.lower()
 
 
@@ -42,7 +40,6 @@ class RunState(IntEnum):
 
     @property
     def label(self) -> str:
-        """Lower-case name for logs and the summary."""
         return self.name.lower()
 
 
@@ -55,14 +52,12 @@ class Credit:
     round: int = 0
 
     def to_proto(self) -> experience_pb2.Leave:
-        """Return the message."""
         return experience_pb2.Leave(
             begin_through=self.begin_through, min_version=self.min_version, round=self.round
         )
 
     @classmethod
     def from_proto(cls, message: experience_pb2.Leave) -> "Credit":
-        """Return the credit of a message."""
         return cls(message.begin_through, message.min_version, message.round)
 
 
@@ -76,14 +71,12 @@ class Publication:
     size: int = 0
 
     def to_proto(self) -> weights_pb2.Publication:
-        """Return the message."""
         return weights_pb2.Publication(
             version=self.version, update=self.update, sha256=self.sha256, size=self.size
         )
 
     @classmethod
     def from_proto(cls, message: weights_pb2.Publication) -> "Publication":
-        """Return the publication of a message."""
         return cls(message.version, message.update, message.sha256, message.size)
 
 
@@ -107,7 +100,6 @@ class Episode:
     version: int
 
     def to_proto(self) -> experience_pb2.Episode:
-        """Return the message."""
         return experience_pb2.Episode(
             slot_id=self.slot_id,
             episode_id=self.episode_id,
@@ -119,7 +111,6 @@ class Episode:
 
     @classmethod
     def from_proto(cls, message: experience_pb2.Episode) -> "Episode":
-        """Return the episode of a message."""
         return cls(
             slot_id=message.slot_id,
             episode_id=message.episode_id,
@@ -141,7 +132,6 @@ class Report:
     episodes: tuple[Episode, ...] = ()
 
     def to_proto(self) -> experience_pb2.ReportEpisodesRequest:
-        """Return the message."""
         return experience_pb2.ReportEpisodesRequest(
             session=self.session,
             sequence=self.sequence,
@@ -152,7 +142,6 @@ class Report:
 
     @classmethod
     def from_proto(cls, message: experience_pb2.ReportEpisodesRequest) -> "Report":
-        """Return the report of a message."""
         return cls(
             session=message.session,
             sequence=message.sequence,
@@ -162,12 +151,10 @@ class Report:
         )
 
     def encode(self) -> bytes:
-        """Return the bytes that Redis keeps."""
         return self.to_proto().SerializeToString()
 
     @classmethod
     def decode(cls, data: bytes) -> "Report":
-        """Return the report of bytes that `encode` made."""
         return cls.from_proto(experience_pb2.ReportEpisodesRequest.FromString(data))
 
 

@@ -30,7 +30,6 @@ class Reason(IntEnum):
 
     @property
     def label(self) -> str:
-        """Lower-case name for logs and metric labels."""
         return self.name.lower()
 
 
@@ -48,11 +47,9 @@ class Refusal:
     logged: str = ""
 
     def __str__(self) -> str:
-        """`reason: detail`, for logs."""
         return f"{self.reason.label}: {self.detail}" if self.detail else self.reason.label
 
     def to_proto(self) -> pb.Refusal:
-        """Return the message."""
         return pb.Refusal(
             reason=pb.Reason.ValueType(self.reason.value),
             detail=self.detail,

@@ -40,7 +40,6 @@ class TensorRule:
     axes: Axes = Axes.STEP
 
     def bytes_per_row(self) -> int:
-        """Return the size of one row in bytes."""
         size = DTYPES[self.dtype].itemsize
         for length in self.shape:
             size *= length
@@ -64,12 +63,10 @@ class FragmentSchema:
 
     @cached_property
     def schema_id(self) -> str:
-        """Digest that a fragment's header repeats."""
         return hashlib.sha256(self.to_proto().SerializeToString(deterministic=True)).hexdigest()
 
     @cached_property
     def by_name(self) -> dict[str, TensorRule]:
-        """The rules by tensor name."""
         return {rule.name: rule for rule in self.tensors}
 
     @cached_property
@@ -101,16 +98,12 @@ class FragmentSchema:
         return sum(rule.bytes_per_row() * rows[rule.axes] for rule in self.tensors)
 
     def most_ends(self, steps: int, slots: int) -> int:
-        """Return how many episodes may end in T steps of N slots before a message holds it no longer.
-
-        The number can be negative.
-        """
+        """Return how many episodes may end in T steps of N slots in one message; can be negative."""
         rules = (*self.tensors, *self.optional.values())
         row = sum(rule.bytes_per_row() for rule in rules if rule.axes is Axes.END)
         return (payload_room(slots) - self.fragment_bytes(steps, slots, 0)) // max(row, 1)
 
     def to_proto(self) -> pb.FragmentSchema:
-        """Return the message."""
         return pb.FragmentSchema(
             tensors=[
                 pb.TensorRule(
@@ -125,10 +118,7 @@ class FragmentSchema:
 
     @classmethod
     def from_proto(cls, message: pb.FragmentSchema) -> "FragmentSchema":
-        """Return the schema of a message.
-
-        Raises ValueError that names the tensor for an unknown dtype or axes.
-        """
+        """Return the schema of a message."""
         rules = []
         for rule in message.tensors:
             check_dtype(f"schema.{rule.name}", rule.dtype)
@@ -147,10 +137,7 @@ def payload_room(slots: int) -> int:
 
 
 def choices(leaf: Leaf) -> int:
-    """Return the length of an action leaf's mask; 0: it takes none.
-
-    The values of several choices stand behind one another.
-    """
+    """Return the length of an action leaf's mask; 0: it takes none."""
     match leaf:
         case Discrete():
             return leaf.n
@@ -161,10 +148,7 @@ def choices(leaf: Leaf) -> int:
 
 
 def mask_rules(action: Space) -> tuple[TensorRule, ...]:
-    """Return the rule of `mask/ACTION/PATH` for every leaf that takes a mask.
-
-    Each is bool, true where allowed, and covers the observation after the step too.
-    """
+    """Return the rule of `mask/ACTION/PATH` for every leaf that takes a mask."""
     return tuple(
         TensorRule(name=f"mask/{path}", dtype="bool", shape=(choices(leaf),), axes=Axes.STEP_PLUS_ONE)
         for path, leaf in leaves(action, "action")
@@ -173,12 +157,7 @@ def mask_rules(action: Space) -> tuple[TensorRule, ...]:
 
 
 def state_rules(state: Space) -> tuple[TensorRule, ...]:
-    """Return the rules of `state/PATH` before the first step, and of `begins`.
-
-    The latter says that a row is the first of an episode.
-
-    None for no state.
-    """
+    """Return the rules of `state/PATH` before the first step, and of `begins`: a row begins an episode."""
     rules = [
         TensorRule(name=path, dtype=leaf.dtype, shape=leaf.shape, axes=Axes.SLOT)
         for path, leaf in leaves(state, "state")
@@ -233,7 +212,6 @@ class Range:
     stated: str
 
     def holds(self, array: Array) -> bool:
-        """Return whether all values lie in the range."""
         if not array.size:
             return True
         values: Any = array
@@ -247,16 +225,12 @@ class Range:
         return bool(values.min() >= self.low and values.max() <= self.high)
 
     def inside(self, array: Array) -> NDArray[np.bool_]:
-        """Return which values lie in the range, bool of the array's shape."""
         values: Any = array
         found: NDArray[np.bool_] = (values >= self.low) & (values <= self.high)
         return found
 
     def check(self, name: str, array: Array) -> None:
-        """Raise ValueError where a value of `array` lies outside; it says value, place and space.
-
-        name: of the tensor, for the message.
-        """
+        """Raise ValueError where a value of `array` lies outside; it says value, place and space."""
         if self.holds(array):
             return
         place = self.first_outside(array)
@@ -290,11 +264,7 @@ class Ranges:
 
     @classmethod
     def of_run(cls, observation: Space, action: Space, state: Space) -> "Ranges":
-        """Return the ranges of every tensor of a run's fragments.
-
-        observation, action: spaces of the environment. state: space of the policy's, `Dict(())` where it has
-        none.
-        """
+        """Return the ranges of every tensor of a run's fragments."""
         found: dict[str, Range | None] = {}
         for path, leaf in leaves(observation, _OBSERVATION):
             found[path] = found[f"{_FINAL}{path}"] = observed(leaf)

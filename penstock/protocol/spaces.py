@@ -35,24 +35,19 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one value."""
         return self.low.shape
 
     @property
     def dtype(self) -> str:
-        """Dtype of one value."""
         return self.low.dtype.name
 
     def __eq__(self, other: object) -> bool:
-        """Same dtype, shape and bounds."""
         return isinstance(other, Box) and to_proto(self) == to_proto(other)
 
     def __hash__(self) -> int:
-        """Equal spaces have equal hashes."""
         return hash((self.shape, self.dtype))
 
     def __repr__(self) -> str:
-        """Short, for error messages."""
         low = self.low.min() if self.low.size else 0
         high = self.high.max() if self.high.size else 0
         return f"Box({low:g}..{high:g}, {self.shape}, {self.dtype})"
@@ -77,7 +72,6 @@ class MultiDiscrete:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one value."""
         return (len(self.nvec),)
 
 
@@ -90,7 +84,6 @@ class MultiBinary:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one value."""
         return (self.n,)
 
 
@@ -129,10 +122,7 @@ def leaves(space: Space, path: str = "") -> Iterator[tuple[str, Leaf]]:
 
 
 def flatten(space: Space, value: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaf values of a nested value by path.
-
-    They are such as {"observation/camera": …} for path "observation".
-    """
+    """Return the leaf values by path, such as {"observation/camera": …} for path "observation"."""
     if not isinstance(space, Dict | Tuple):
         return {path: value}
     result: dict[str, Any] = {}
@@ -143,10 +133,7 @@ def flatten(space: Space, value: Any, path: str = "") -> dict[str, Any]:
 
 
 def unflatten(space: Space, values: Mapping[str, Any], path: str = "") -> Any:
-    """Return the nested value that `flatten` took apart.
-
-    space: of the value. values: of its leaves, by path. path: of the value itself.
-    """
+    """Return the nested value that `flatten` took apart."""
     if not isinstance(space, Dict | Tuple):
         return values[path]
     inner = {name: unflatten(part, values, f"{path}/{name}" if path else name) for name, part in parts(space)}
@@ -154,7 +141,6 @@ def unflatten(space: Space, values: Mapping[str, Any], path: str = "") -> Any:
 
 
 def to_proto(space: Space) -> pb.Space:
-    """Return the message of a space."""
     match space:
         case Box():
             return pb.Space(box=pb.Space.Box(low=to_tensor(space.low), high=to_tensor(space.high)))

@@ -48,7 +48,6 @@ class RunSpecification:
         return {"reward": self.max_reward or MOST, "log_prob": self.max_log_prob or MOST}
 
     def to_proto(self) -> pb.RunSpecification:
-        """Return the message."""
         return pb.RunSpecification(
             run=self.run,
             seed=self.seed,
@@ -109,5 +108,4 @@ class RunSpecification:
 
     @classmethod
     def decode(cls, data: bytes) -> "RunSpecification":
-        """Return the specification of bytes that `encode` made."""
         return cls.from_proto(pb.RunSpecification.FromString(data))

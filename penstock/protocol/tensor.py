@@ -63,10 +63,7 @@ def check_shape(field: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_truth(field: str, data: bytes | memoryview, offset: int, count: int) -> None:
-    """Raise ValueError where one of `count` bytes is neither 0 nor 1.
-
-    The caller has checked that there are this many bytes.
-    """
+    """Raise ValueError where one of `count` bytes is neither 0 nor 1."""
     if count <= FEW_BYTES:
         holds = not bytes(data[offset : offset + count]).translate(None, b"\0\1")
     else:
@@ -78,10 +75,7 @@ def check_truth(field: str, data: bytes | memoryview, offset: int, count: int) -
 def read_array(
     field: str, data: bytes | memoryview, dtype: str, shape: Sequence[int], offset: int = 0
 ) -> Array:
-    """A read-only view of `data` from `offset`.
-
-    Raises ValueError when dtype or shape is not allowed or the bytes do not reach.
-    """
+    """A read-only view of `data` from `offset`."""
     kind, checked = check_dtype(field, dtype), check_shape(field, shape)
     count = math.prod(checked)
     if offset < 0 or offset + count * kind.itemsize > len(data):

@@ -252,13 +252,7 @@ class TrialState:
 
 
 def observe(state: TrialState, bounds: Bounds, seen: Seen) -> TrialState:
-    """Return the state after a client's return, or a window of answers; nothing follows WITHDRAW.
-
-    Args:
-        state: the state so far.
-        bounds: those of the trial.
-        seen: a client that was not seen at its level before, or a window.
-    """
+    """Return the state after a client's return, or a window of answers; nothing follows WITHDRAW."""
     if state.verdict is Verdict.WITHDRAW:
         return state
     state = _compare(state, seen) if isinstance(seen, ClientReturn) else _count(state, bounds, seen)
@@ -266,7 +260,6 @@ def observe(state: TrialState, bounds: Bounds, seen: Seen) -> TrialState:
 
 
 def observe_all(state: TrialState, bounds: Bounds, seen: Sequence[Seen]) -> TrialState:
-    """Return the state after all of them, in order."""
     for one in seen:
         state = observe(state, bounds, one)
     return state
@@ -364,7 +357,6 @@ def _is_proved(state: TrialState, bounds: Bounds, cause: Cause) -> bool:
 
 
 def to_json(state: TrialState) -> str:
-    """Return the state as JSON text."""
     return json.dumps(asdict(state), allow_nan=False)
 
 

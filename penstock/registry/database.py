@@ -41,10 +41,7 @@ _DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "po
 
 
 def parse_url(url: str, called: str = "registry") -> URL:
-    """Return a database's URL with the driver that serves it; raises ValueError for any other kind.
-
-    called: what the messages call the database.
-    """
+    """Return a database's URL with the driver that serves it; raises ValueError for any other kind."""
     remedy = "use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
     try:
         parsed = make_url(url)
@@ -59,10 +56,7 @@ def parse_url(url: str, called: str = "registry") -> URL:
 
 
 def make_engine(url: URL) -> Engine:
-    """Return an engine whose transactions are serialisable; nothing is connected yet.
-
-    Raises RegistryError.
-    """
+    """Return an engine whose transactions are serialisable; nothing is connected yet."""
     try:
         if url.drivername.startswith("sqlite"):
             return _sqlite_engine(url)
@@ -123,11 +117,7 @@ class Database:
     """Runs functions in transactions; safe between threads, not across a fork."""
 
     def __init__(self, url: str, called: str = "registry", *, only_read: bool = False) -> None:
-        """Open nothing yet.
-
-        called: what messages call the database.
-        only_read: a file of SQLite, and what is beside it, stays as it is; `write` raises Unavailable.
-        """
+        """called: in messages. only_read: a file of SQLite stays as it is; `write` raises Unavailable."""
         parsed = parse_url(url, called)
         self.called = called
         self.shown = parsed.render_as_string(hide_password=True)
@@ -152,10 +142,7 @@ class Database:
         return self._run(self._reading, work)
 
     def write(self, work: Callable[[Session], T]) -> T:
-        """Return the result of `work`, committed; `work` may run several times.
-
-        Raises Conflict, Unavailable.
-        """
+        """Return the result of `work`, committed; `work` may run several times."""
         if self.only_read:
             raise Unavailable(f"{self.called} {self.shown} is only read: its folder cannot be written to")
         return self._run(self._engine, work)
@@ -175,7 +162,6 @@ class Database:
         return self._run(self._committed, lambda session: work(session.connection()))
 
     def close(self) -> None:
-        """Close all connections."""
         self._engine.dispose()
 
     def _run(self, engine: Engine, work: Callable[[Session], T]) -> T:

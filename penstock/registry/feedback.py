@@ -42,11 +42,7 @@ def add(
     caller: str = "",
     request_keys: Sequence[str | None] | None = None,
 ) -> None:
-    """Store rewards (episode id, step, amount) of a caller.
-
-    request_keys: under which each is stored once for its policy; None: none has one.
-    Raises ValueError for a reward out of bounds, NotAllowed where a key came with another one before.
-    """
+    """Store rewards (episode id, step, amount) of a caller."""
     now, digest = datetime.now(UTC), _digest(caller)
     for reward in rewards:
         _check(*reward)
@@ -61,7 +57,6 @@ def add(
 
 
 def delete_of(session: Session, project: str, caller: str) -> int:
-    """Delete every reward of a caller for policies `PROJECT/…`, and return how many there were."""
     of_project = FeedbackRow.policy.startswith(f"{project}/", autoescape=True)
     own = of_project & (FeedbackRow.caller == _digest(caller))
     count = session.scalar(select(func.count()).select_from(FeedbackRow).where(own)) or 0
@@ -70,7 +65,6 @@ def delete_of(session: Session, project: str, caller: str) -> int:
 
 
 def read(session: Session, policy: str, after: int, limit: int) -> tuple[Feedback, ...]:
-    """Return rewards behind number `after`, oldest first, at most `limit`."""
     wanted = select(FeedbackRow).where(FeedbackRow.policy == policy, FeedbackRow.number > after)
     rows = session.scalars(wanted.order_by(FeedbackRow.number).limit(limit))
     return tuple(Feedback(row.number, row.episode, row.step, row.amount, row.time) for row in rows)

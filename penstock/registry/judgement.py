@@ -56,17 +56,13 @@ class Trial:
         return canary_share / rest if rest > 0.0 else 0.0
 
     def __str__(self) -> str:
-        """As a row names it."""
         return f"{self.canary} {self.active} {self.experiment} {self.latest_share!r}"
 
 
 def judge(
     session: Session, policy: str, trial: Trial, bounds: Bounds, seen: Sequence[Seen]
 ) -> TrialState | None:
-    """Return the state of a trial after what was seen, judged for all servers.
-
-    None where the registry has another trial, or none, by now: nothing is judged.
-    """
+    """Return the state of a trial after what was seen, judged for all servers."""
     if Trial.of(steering.arms(session, policy)) != trial:
         return None
     row = session.get(TrialRow, policy)
@@ -88,7 +84,6 @@ def judge(
 
 
 def look(session: Session, policy: str) -> tuple[Trial | None, TrialState | None]:
-    """Return the trial that is on, and its state; None for what there is not."""
     trial = Trial.of(steering.arms(session, policy))
     row = session.get(TrialRow, policy)
     return trial, None if trial is None else _state_of(row, trial)

@@ -27,11 +27,7 @@ _WORTH: Final = {Origin.PERIODIC: 0, Origin.IMPORT: 1, Origin.ROLLBACK: 1, Origi
 
 
 def register(session: Session, new: NewVersion, *, by: str, make_room: bool) -> VersionRow:
-    """Add a candidate and return its row, or the row that exists when the version is registered already.
-
-    Raises DifferentBytes, TooManyPinned. make_room: retire the least valuable version where the bound is
-    reached.
-    """
+    """Add a candidate and return its row, or the row that exists when the version is registered already."""
     known = _same(session, new)
     if known is not None:
         return known
@@ -54,10 +50,7 @@ def record_evaluation(session: Session, row: VersionRow, evaluation: Evaluation,
 
 
 def serving(session: Session, policy: str) -> VersionRow:
-    """Return the canary if there is one, else the active version.
-
-    Raises UnknownVersion when there is neither.
-    """
+    """Return the canary if there is one, else the active version."""
     for status in (Status.CANARY, Status.ACTIVE):
         row = models.with_status(session, policy, status)
         if row is not None:
@@ -66,10 +59,7 @@ def serving(session: Session, policy: str) -> VersionRow:
 
 
 def awaiting_number(session: Session, policy: str) -> VersionRow | None:
-    """Return the active version where a rollback restored it.
-
-    Its content has no new number yet.
-    """
+    """Return the active version where a rollback restored it."""
     active = models.with_status(session, policy, Status.ACTIVE)
     if active is None:
         return None
@@ -99,10 +89,7 @@ def copy_of(
 
 
 def restore(session: Session, original: VersionRow, copy: NewVersion, *, reason: str, by: str) -> VersionRow:
-    """Add the copy, which takes over where `original` is active.
-
-    Raises NotAllowed, DifferentBytes, TooManyPinned.
-    """
+    """Add the copy, which takes over where `original` is active."""
     known = _same(session, copy)
     if known is not None:
         return known
@@ -124,10 +111,7 @@ def _registered_as(row: VersionRow) -> NewVersion:
 
 
 def _same(session: Session, new: NewVersion) -> VersionRow | None:
-    """Return the row of this very version, if it is registered.
-
-    Raises DifferentBytes when the number is another's.
-    """
+    """Return the row of this very version, if it is registered."""
     row = session.get(VersionRow, (new.policy, new.version))
     if row is not None and (row.sha256, row.run) != (new.sha256, new.run):
         raise DifferentBytes(

@@ -59,11 +59,9 @@ class UtcTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert an aware time to UTC."""
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Mark the stored time as UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -272,7 +270,6 @@ class RatingUsageRow(Base):
 
 
 def version_row(new: NewVersion, status: Status, now: datetime) -> VersionRow:
-    """Return a row for a version that is not registered yet."""
     return VersionRow(
         policy=new.policy,
         version=new.version,
@@ -294,7 +291,6 @@ def version_row(new: NewVersion, status: Status, now: datetime) -> VersionRow:
 
 
 def version_record(row: VersionRow) -> PolicyVersion:
-    """Return the record of a row."""
     return PolicyVersion(
         policy=row.policy,
         version=row.version,
@@ -332,7 +328,6 @@ def traffic_record(policy: str, row: TrafficRow | None) -> Traffic:
 
 
 def event_record(row: EventRow) -> Event:
-    """Return the record of a row."""
     return Event(
         number=row.number,
         policy=row.policy,
@@ -357,13 +352,11 @@ def find(session: Session, policy: str, version: int) -> VersionRow:
 
 
 def with_status(session: Session, policy: str, status: Status) -> VersionRow | None:
-    """Return the row of the one version that is active or canary."""
     wanted = select(VersionRow).where(VersionRow.policy == policy, VersionRow.status == status)
     return session.scalars(wanted).one_or_none()
 
 
 def standby(session: Session, policy: str) -> VersionRow | None:
-    """Return the row of the version that a rollback makes active again."""
     wanted = select(VersionRow).where(VersionRow.policy == policy, VersionRow.standby)
     return session.scalars(wanted).one_or_none()
 
@@ -425,5 +418,4 @@ def audit(
 
 
 def now() -> datetime:
-    """Return the time, in UTC."""
     return datetime.now(UTC)

@@ -32,7 +32,6 @@ class RatingBounds:
 
 
 def bytes_of(row: RatingRow) -> int:
-    """Return how much text a rating has."""
     prompt = row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt)
     return sum(len(text.encode()) for text in (prompt, row.response, row.rejected or "", row.notes))
 
@@ -149,11 +148,7 @@ class RatedConversation:
 def add(
     session: Session, policy: str, new: Sequence[Rating], bounds: RatingBounds | None = None
 ) -> tuple[KeptRating, ...]:
-    """Store ratings of responses of a policy, and return them.
-
-    bounds: of each project that has some of them. One whose request key is known already is returned as it is
-    stored, whether there is room or not. Raises NotAllowed where that is another rating, NoRoom.
-    """
+    """Store ratings of responses of a policy, and return them."""
     now, added = datetime.now(UTC), list[RatingRow]()
     kept = tuple(_record(_stored(session, policy, rating, now, added)) for rating in new)
     count(session, added, bounds)
@@ -161,7 +156,6 @@ def add(
 
 
 def numbers_of(session: Session, project: str, rater: str) -> dict[str, list[int]]:
-    """Return the numbers of a rater's ratings in a project, by policy."""
     found = dict[str, list[int]]()
     for policy, number in session.execute(
         select(RatingRow.policy, RatingRow.number).where(*_own(project, rater))
@@ -171,7 +165,6 @@ def numbers_of(session: Session, project: str, rater: str) -> dict[str, list[int
 
 
 def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
-    """Delete every rating of a rater in a project, and return the numbers that they had, by policy."""
     found = numbers_of(session, project, rater)
     counted = select(func.count(), func.coalesce(func.sum(RatingRow.text_bytes), 0))
     number, text_bytes = session.execute(counted.where(*_own(project, rater))).one()
@@ -201,11 +194,7 @@ def tally(
 def rated_conversations(
     session: Session, policy: str, key: str, above: float, without: str | None = None
 ) -> tuple[RatedConversation, ...]:
-    """Return the conversations that were rated in an aspect, whichever versions they had, by their names.
-
-    What counts of each is its newest score; ratings of no conversation, and those of the source `without`,
-    are left out.
-    """
+    """Return the conversations that were rated in an aspect, whichever versions they had, by their names."""
     row = RatingRow
     own = _scored(policy, key, without) & (row.conversation != "")
     newest = select(func.max(row.number)).where(own).group_by(row.conversation)
@@ -219,10 +208,7 @@ def rated_conversations(
 def read(
     session: Session, policy: str | None, after: int, limit: int, most_chars: int | None = None
 ) -> tuple[KeptRating, ...]:
-    """Return ratings behind number `after`, oldest first, at most `limit`; of all policies when None.
-
-    most_chars: of their texts together, beyond which no further one is returned; the first always is.
-    """
+    """Return ratings behind number `after`, oldest first, at most `limit`; of all policies when None."""
     wanted = select(RatingRow).where(RatingRow.number > after)
     if policy is not None:
         wanted = wanted.where(RatingRow.policy == policy)

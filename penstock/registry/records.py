@@ -137,7 +137,6 @@ class PolicyVersion(NewVersion):
 
     @property
     def pinned(self) -> bool:
-        """Return whether its weights are held."""
         return self.standby or self.status is not Status.RETIRED
 
 
@@ -218,7 +217,6 @@ def check_text(name: str, value: str) -> str:
 
 
 def check_client_key(value: str) -> str:
-    """Return `value`; raises ValueError unless it is a valid client key."""
     if not 1 <= len(value) <= MAX_CLIENT_KEY_LENGTH:
         raise ValueError(f"client key {value[:80]!r}: must have 1 to {MAX_CLIENT_KEY_LENGTH} characters")
     return value

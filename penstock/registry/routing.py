@@ -37,10 +37,7 @@ class Arm(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arms:
-    """The versions and the traffic of a policy at one moment.
-
-    `Registry.arms` reads them in one transaction.
-    """
+    """The versions and the traffic of a policy at one moment."""
 
     traffic: Traffic
     active: int | None

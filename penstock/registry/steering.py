@@ -39,10 +39,7 @@ def check_label(label: str) -> str:
 
 
 def name(session: Session, policy: str, version: int, label: str) -> None:
-    """Give a registered version a name; the same again changes nothing.
-
-    Raises UnknownVersion, and NotAllowed for a name that another version has.
-    """
+    """Give a registered version a name; the same again changes nothing."""
     models.find(session, policy, version)
     known = session.get(LabelRow, (policy, check_label(label)))
     if known is None:
@@ -54,7 +51,6 @@ def name(session: Session, policy: str, version: int, label: str) -> None:
 
 
 def read(session: Session, policy: str) -> Mapping[str, int]:
-    """Return the numbers by the names."""
     newest = (
         select(LabelRow).where(LabelRow.policy == policy).order_by(LabelRow.version.desc(), LabelRow.label)
     )
@@ -62,7 +58,6 @@ def read(session: Session, policy: str) -> Mapping[str, int]:
 
 
 def number(session: Session, policy: str, label: str) -> int:
-    """Return the version that has a name; raises UnknownVersion."""
     row = session.get(LabelRow, (policy, label))
     if row is None:
         raise UnknownVersion(f"no version of policy={policy!r} is called {label!r}")
@@ -141,7 +136,6 @@ def _check_versions(now: Arms, wanted: Traffic) -> None:
 
 
 def _settings(traffic: Traffic) -> dict[str, Any]:
-    """Return the fields that an operator sets, as the row holds them."""
     return {
         "experiment": traffic.experiment,
         "canary_share": traffic.canary_share,

@@ -41,11 +41,7 @@ class Schema:
         return config
 
     def open(self, database: Database, *, migrate: bool) -> None:
-        """Make the tables with `migrate` where there are none, and check their revision.
-
-        Raises SchemaMismatch for tables that are absent (without `migrate`) or of another revision,
-        Unavailable.
-        """
+        """Make the tables with `migrate` where there are none, and check their revision."""
         if not migrate and database.file is not None and not database.file.exists():
             raise SchemaMismatch(f"{_named(database)}: no such file: {self.remedy}")
         if migrate:

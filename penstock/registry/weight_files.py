@@ -31,26 +31,16 @@ _LOCK: Final = "learner.lock"
 
 
 def registry_url(run_dir: Path, configured: str = "") -> str:
-    """Return the URL of a run's registry.
-
-    `configured` (`registry.url`), or where that is empty a file of the folder.
-    """
+    """Return the URL of a run's registry."""
     return configured or f"sqlite:///{run_dir.resolve() / 'registry.sqlite'}"
 
 
 def path_of(run_dir: Path, version: int) -> Path:
-    """Return the path of the weights of a version."""
     return run_dir / FOLDER / f"{version}{_SUFFIX}"
 
 
 def write_kept(run_dir: Path, version: int, blob: bytes) -> None:
-    """Write a version's weights, whole and on disk when this returns; raises OSError.
-
-    Args:
-        run_dir: folder of the run.
-        version: number of the version.
-        blob: weights as safetensors.
-    """
+    """Write a version's weights, whole and on disk when this returns; raises OSError."""
     replace_file(path_of(run_dir, version), blob)
     name_latest(run_dir, path_of(run_dir, max(kept_files(run_dir))).name)
 
@@ -67,15 +57,7 @@ def name_latest(run_dir: Path, name: str) -> None:
 
 
 def read_kept(run_dir: Path, version: int, sha256: str) -> bytes:
-    """Return the weights of a version as safetensors bytes.
-
-    Raises ValueError that says what is missing or damaged.
-
-    Args:
-        run_dir: folder of the run.
-        version: number of the version.
-        sha256: digest from the registry, lower-case hexadecimal, which the bytes must match.
-    """
+    """Return the weights of a version as safetensors bytes."""
     path = path_of(run_dir, version)
     try:
         with open_regular(path) as file:
@@ -119,10 +101,7 @@ def forget_unfinished(run_dir: Path) -> None:
 
 
 def read_specification(run_dir: Path) -> RunSpecification:
-    """Return the specification of a run, also of one that goes on.
-
-    Raises ValueError that says what is missing.
-    """
+    """Return the specification of a run, also of one that goes on."""
     path = run_dir / FOLDER / DESCRIPTION
     try:
         encoded = json.loads(path.read_bytes())["specification"]
@@ -136,10 +115,7 @@ def read_specification(run_dir: Path) -> RunSpecification:
 
 
 def hold(run_dir: Path) -> IO[str] | None:
-    """Lock the folder for writing until the returned file is closed.
-
-    Returns None while a learner of the run lives.
-    """
+    """Lock the folder until the returned file is closed; None while a learner of the run lives."""
     folder = run_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     file = open(folder / _LOCK, "a", opener=opener)  # noqa: SIM115 - the caller closes it

@@ -102,7 +102,6 @@ class TokenFile(grpc.AuthMetadataPlugin):
         self._file = file
 
     def __call__(self, _context: Any, callback: Callable[[Any, Exception | None], None]) -> None:
-        """Give gRPC the header."""
         try:
             token = self._file.read_text().strip()
         except OSError as error:
@@ -146,13 +145,7 @@ class Credentials:
         token_file: Path | None = None,
         accepted_tokens: Path | None = None,
     ) -> "Credentials":
-        """Read the files of this process, in PEM; None for what it does not use.
-
-        insecure: permits plaintext beyond loopback and unix sockets. certificate, key: what it proves itself
-        with. authority: signs the certificates of its peers. token_file: the bearer token that it calls with.
-        accepted_tokens: hashes and identities of callers that it serves. Raises ValueError for a certificate
-        without its key or with another's, OSError for a file that cannot be read.
-        """
+        """Read the files of this process, in PEM; None for what it does not use."""
         if (certificate is None) != (key is None):
             raise ValueError(f"tls_certificate={certificate} tls_key={key}: give both or neither")
         files = TlsFiles(certificate=certificate, key=key, authority=authority)
@@ -171,10 +164,7 @@ class Credentials:
         return read
 
     def renewed(self) -> "Credentials | None":
-        """Return these credentials from files that were replaced since.
-
-        None while they were not, or not wholly.
-        """
+        """Return these credentials from files that were replaced; None while they were not, or not wholly."""
         try:
             stamp = self.files.stamp()
             if stamp == self.stamp:
@@ -202,10 +192,7 @@ class Credentials:
         return Proof.NOTHING if self.authority is None else Proof.CERTIFICATE
 
     def for_server(self, address: str) -> grpc.ServerCredentials | None:
-        """Return the TLS of a server, None for plaintext.
-
-        Raises ValueError where anybody could call it from afar.
-        """
+        """Return the TLS of a server, None for plaintext."""
         proof = self.proof(address)
         if self.certificate is None or address.startswith("unix:"):
             check_plaintext(address, insecure=self.insecure)
@@ -222,10 +209,7 @@ class Credentials:
         )
 
     def for_channel(self, address: str) -> grpc.ChannelCredentials | None:
-        """Return the TLS of a client, None for plaintext.
-
-        Raises ValueError for plaintext that was not asked for.
-        """
+        """Return the TLS of a client, None for plaintext."""
         nothing = self.authority is None and self.certificate is None and self.token_file is None
         if nothing or address.startswith("unix:"):
             check_plaintext(address, insecure=self.insecure)
@@ -245,7 +229,6 @@ class _ServerRotation:
         self._asks_certificate = asks_certificate
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """Return what gRPC is given."""
         now = self._credentials
         roots = now.authority if self._asks_certificate else None
         pair = (now.key or b"", now.certificate or b"")
@@ -304,8 +287,5 @@ ACCESS: Final[Calls] = {
 
 
 def may_call(party: Party, method: str, own: Calls = NO_CALLS) -> bool:
-    """Return whether a caller of this party is served by this method.
-
-    own: calls of the server that the core does not have; where both tables have one, the core's counts.
-    """
+    """Return whether a caller of this party is served by this method."""
     return party in ACCESS.get(method, own.get(method, frozenset()))

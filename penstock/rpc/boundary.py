@@ -99,7 +99,6 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the guarded handler of the called method, None where there is no such method."""
         method = handler_call_details.method
         if method not in self._guarded:
             handler = await continuation(handler_call_details)
@@ -183,10 +182,7 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
     def _status(
         self, name: str, rule: CallRule, error: Exception, request: Any
     ) -> tuple[grpc.StatusCode, str]:
-        """Status and text of a call that ended with `error`.
-
-        What its caller is not told stands in the log.
-        """
+        """Status and text of a call that ended with `error`."""
         match error:
             case Malformed():
                 self._on_malformed()
@@ -212,10 +208,7 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
 def read_request(
     name: str, parse: Callable[[bytes], Any] | None, data: bytes, largest_bytes: int | None = None
 ) -> Any:
-    """Return the request of call `name` that `parse` reads from `data`, or `data` without a parser.
-
-    Raises Malformed for more than `largest_bytes` and for bytes that are no such request.
-    """
+    """Return the request of call `name` that `parse` reads from `data`, or `data` without a parser."""
     if largest_bytes is not None and len(data) > largest_bytes:
         raise Malformed(f"{name}: message of {len(data)} bytes, at most {largest_bytes}; send less at once")
     if parse is None:

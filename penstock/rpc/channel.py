@@ -52,7 +52,6 @@ class RotatingChannel(grpc.Channel):
         return generation
 
     def end(self, generation: _Generation) -> None:
-        """A call has ended."""
         with self._lock:
             generation.calls -= 1
             is_over = generation.is_retired and generation.calls == 0
@@ -73,15 +72,12 @@ class RotatingChannel(grpc.Channel):
         return None
 
     def subscribe(self, callback: Any, try_to_connect: Any = False) -> None:
-        """Subscribe to the channel of the moment."""
         self._current.channel.subscribe(callback, try_to_connect)
 
     def unsubscribe(self, callback: Any) -> None:
-        """Unsubscribe from the channel of the moment."""
         self._current.channel.unsubscribe(callback)
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Any:
-        """A unary call on the channel of the moment."""
         return _Unary(self, lambda channel: channel.unary_unary(*arguments, **options))
 
     def unary_stream(self, *arguments: Any, **options: Any) -> Any:
@@ -89,11 +85,9 @@ class RotatingChannel(grpc.Channel):
         return _Stream(self, lambda channel: channel.unary_stream(*arguments, **options))
 
     def stream_unary(self, *arguments: Any, **options: Any) -> Any:
-        """See `unary_unary`."""
         return _Unary(self, lambda channel: channel.stream_unary(*arguments, **options))
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Any:
-        """See `unary_stream`."""
         return _Stream(self, lambda channel: channel.stream_stream(*arguments, **options))
 
     def close(self) -> None:
@@ -105,11 +99,9 @@ class RotatingChannel(grpc.Channel):
             generation.channel.close()
 
     def __enter__(self) -> Self:
-        """Return this channel."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the channel."""
         self.close()
 
 
@@ -138,7 +130,6 @@ class _Unary(_Method):
             self._owner.end(generation)
 
     def with_call(self, *arguments: Any, **options: Any) -> Any:
-        """Reply and call."""
         generation = self._owner.begin()
         try:
             return self._on(generation).with_call(*arguments, **options)
@@ -146,7 +137,6 @@ class _Unary(_Method):
             self._owner.end(generation)
 
     def future(self, *arguments: Any, **options: Any) -> Any:
-        """A call that is not waited for."""
         generation = self._owner.begin()
         return _ending(self._owner, generation, lambda: self._on(generation).future(*arguments, **options))
 
@@ -189,12 +179,7 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 
 
 def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
-    """Return a channel to HOST:PORT or unix:/path.
-
-    It connects when first used, and follows TLS files that are replaced.
-
-    Raises ValueError for a malformed address or plaintext that was not asked for.
-    """
+    """Return a channel to HOST:PORT or unix:/path."""
     tls = credentials.for_channel(check_address(address))
     if tls is None:
         return grpc.insecure_channel(address, options=_options(address))

@@ -76,14 +76,10 @@ class RateLimits:
         self._all_unread = 0
 
     def __len__(self) -> int:
-        """Return the number of callers that are remembered."""
         return len(self._buckets)
 
     def reserve(self, caller: str, size: int) -> float:
-        """Return the seconds to wait before a call of `size` bytes is served.
-
-        Raises Exceeded, and takes nothing then.
-        """
+        """Return the seconds to wait before a call of `size` bytes is served."""
         bucket = self._bucket(caller)
         delay = max((1 - bucket.calls) / self._rates.calls, (size - bucket.bytes) / self._rates.bytes, 0.0)
         if delay > MAX_DELAY_S:
@@ -177,10 +173,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         on_denied: Callable[[str], None] = lambda _label: None,
         calls: Calls = NO_CALLS,
     ) -> None:
-        """Make a gate; raises ValueError where callers prove themselves by tokens and none are accepted.
-
-        run: whose callers are served. on_denied: is told why a call was not, as a metric's label.
-        """
+        """Make a gate; raises ValueError where callers prove themselves by tokens and none are accepted."""
         if proof is Proof.TOKEN and tokens is None:
             raise ValueError("proof=TOKEN: name the accepted tokens")
         self._proof, self._run, self._limits, self._tokens = proof, run, limits, tokens
@@ -193,7 +186,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the handler behind the gate; None where there is no such method."""
         method = handler_call_details.method
         if self._proof is Proof.TOKEN:
             try:
@@ -226,7 +218,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         return admit
 
     def _identify(self, context: Context) -> Identity:
-        """Return who calls; raises Unidentified."""
         if self._proof is Proof.TOKEN:
             return self._by_token(context.invocation_metadata())
         return from_alternative_names(context.auth_context().get(_ALTERNATIVE_NAMES, ()))

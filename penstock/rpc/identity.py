@@ -45,7 +45,6 @@ class Identity:
     name: str = ""
 
     def __str__(self) -> str:
-        """The URI of a certificate."""
         return f"{SCHEME}{self.run}/{self.party}" + (f"/{self.name}" if self.name else "")
 
     def may_act_as(self, actor_id: str) -> bool:
@@ -58,7 +57,6 @@ CALLER: Final[ContextVar[Identity | None]] = ContextVar("caller", default=None)
 
 
 def parse(uri: str) -> Identity:
-    """The identity of a URI; raises Unidentified when it is none of ours."""
     parts = uri.removeprefix(SCHEME).split("/")
     if not uri.startswith(SCHEME) or len(parts) not in (2, 3):
         raise Unidentified(f"{uri[:120]!r} is not {SCHEME}RUN/PARTY[/NAME]")

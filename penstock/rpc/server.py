@@ -45,7 +45,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
     async def Check(  # noqa: N802 - the name of the RPC
         self, request: pb.HealthCheckRequest, context: Context
     ) -> pb.HealthCheckResponse:
-        """See health.proto of grpc.health.v1."""
         status = self._status.get(request.service)
         if status is None:
             await context.abort(
@@ -56,14 +55,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
     async def List(  # noqa: N802 - the name of the RPC
         self, request: pb.HealthListRequest, context: Context
     ) -> pb.HealthListResponse:
-        """See health.proto of grpc.health.v1."""
         statuses = {name: pb.HealthCheckResponse(status=status) for name, status in self._status.items()}
         return pb.HealthListResponse(statuses=statuses)
 
     async def Watch(  # noqa: N802 - the name of the RPC
         self, request: pb.HealthCheckRequest, context: Context
     ) -> AsyncIterator[pb.HealthCheckResponse]:
-        """See health.proto of grpc.health.v1."""
         sent = None
         while True:
             changed = self._changed
@@ -116,13 +113,9 @@ class Front:
 
 
 class _NotOurs(logging.Filter):
-    """Drops the records of peers that go away with their reply unread.
-
-    That is no error of the server, and no reason for a traceback.
-    """
+    """Drops the records of peers that go away with their reply unread: no error of the server."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is kept."""
         return "ExecuteBatchError" not in record.getMessage()
 
 
@@ -180,12 +173,7 @@ def _connection_options(most: int | None, age_s: float | None) -> list[tuple[str
 
 
 def bind(server: grpc.aio.Server, address: str, credentials: Credentials) -> str:
-    """Listen on HOST:PORT (0: a free port) or unix:/path; returns the address clients can use.
-
-    Raises ValueError for a malformed address, and for plaintext or callers that prove nothing beyond
-    loopback where that was not asked for,
-    AddressInUse when somebody listens there already, OSError when it cannot be bound otherwise.
-    """
+    """Listen on HOST:PORT (0: a free port) or unix:/path; returns the address clients can use."""
     tls = credentials.for_server(check_address(address))
     _refuse_served_socket(address)
     try:

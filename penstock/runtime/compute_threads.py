@@ -29,7 +29,6 @@ class ComputeThread(Thread):
     """A thread that keeps the limit."""
 
     def run(self) -> None:
-        """Keep the limit, then run as any thread."""
         keep_limit()
         super().run()
 

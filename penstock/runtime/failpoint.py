@@ -43,15 +43,11 @@ class Phase:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the thread waited for work."""
         return self.name.endswith(WAITING)
 
 
 def read_phases(path: Path) -> list[Phase]:
-    """Return one phase per thread that reached a place, newest first.
-
-    Works also for a process that is dead.
-    """
+    """Return one phase per thread that reached a place, newest first."""
     data = path.read_bytes()
     whole = len(data) // _RECORD.size  # a process that is just starting has not given the file its size
     records = (_RECORD.unpack_from(data, index * _RECORD.size) for index in range(whole))
@@ -71,7 +67,6 @@ class _Reached:
         self._map = _map(Path(phase_file)) if phase_file else None
 
     def __call__(self, name: str, sequence: int = 0) -> None:
-        """Note that this thread has reached `name`, and kill or stop the process there if it is to be."""
         if self._map is not None:
             _RECORD.pack_into(self._map, self._slot(), name.encode(), sequence, time.monotonic_ns())
         if name in self._rules:

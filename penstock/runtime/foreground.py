@@ -44,7 +44,6 @@ def finite(number: float | None) -> float | None:
 
 
 def assigned(assignments: list[str] | None, *, insecure: bool) -> tuple[str, ...]:
-    """Return what `--set` and `--insecure` say, as assignments."""
     return (*(assignments or ()), *(["security.insecure=true"] if insecure else []))
 
 
@@ -59,13 +58,7 @@ def in_foreground(
     run_dir: Path | None = None,
     trust: bool = False,
 ) -> None:
-    """Run the body of a service with its settings until it ends, and leave with its exit code.
-
-    role: of the process, for logs, metrics and health; a learner's settings lie over the workload's defaults.
-    body: called with the process's life and its settings, returns the exit code.
-    config, assignments, endpoints, insecure: as the options of `command_options` say.
-    run_dir: of the run that a policy server serves; trust: it although it was not made here.
-    """
+    """Run the body of a service with its settings until it ends, and leave with its exit code."""
     # gRPC reads it as it is loaded; it would write a line for each call that it refuses itself, for ever.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Before what a service is made of is imported; until it is ready (`Health.set_ready`).
@@ -115,10 +108,7 @@ def _check_endpoints(file: Path | None) -> None:
 
 
 def finish(body: Callable[[], int]) -> None:
-    """Run a command and leave with its exit code; 2 for a ConfigurationError, 1 for Fatal.
-
-    body: the command; returns its exit code. Raises typer.Exit, by which Typer ends the process.
-    """
+    """Run a command and leave with its exit code; 2 for a ConfigurationError, 1 for Fatal."""
     try:
         code = body()
     except ConfigurationError as error:

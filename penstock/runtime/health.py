@@ -91,10 +91,7 @@ class Health:
         process_metrics.set_role(role)
 
     def set_ready(self, ready: bool, why: str = "") -> None:
-        """Declare the process ready to serve, or not ready with the reason `why`.
-
-        A process that is ready has started, so this also ends `collect_seldom` (see `garbage_collection`).
-        """
+        """Declare the process ready, which ends `collect_seldom`, or not ready with the reason `why`."""
         with self._lock:
             self._not_ready = None if ready else why or "not ready"
         if ready:
@@ -147,10 +144,7 @@ class Health:
 
     @contextmanager
     def read_by(self, reader: str) -> Iterator[None]:
-        """Count what happens inside the block as a reading of the metrics by `reader`.
-
-        A reader without a name is not remembered.
-        """
+        """Count what happens inside the block as a reading of the metrics by `reader`."""
         began = self._clock()
         yield
         with self._lock:
@@ -179,11 +173,7 @@ class Health:
 
 
 def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServer, int]:
-    """Serve /metrics, /healthz and /readyz from a daemon thread; port 0 takes a free one.
-
-    health: what the answers say. host: address of the interface. Returns the server and its port. Raises
-    AddressInUse when the port is taken.
-    """
+    """Serve /metrics, /healthz and /readyz from a daemon thread; port 0 takes a free one."""
 
     class Handler(BaseHTTPRequestHandler):
         """Answers GET requests and no other; a reader that hangs up needs no answer."""
@@ -257,15 +247,7 @@ class Endpoint:
 def announce(
     role: str, *, metrics_port: int, address: str = "", server_pid: int | None = None, rank: int = 0
 ) -> Endpoint:
-    """Write this process's endpoint to the file that the launcher named, if it named one.
-
-    Args:
-        role: of the process.
-        metrics_port: port of `serve_http`.
-        address: at which the process serves gRPC, "" if it does not.
-        server_pid: pid of the Redis server that the process runs, None without one.
-        rank: of several processes that were given one file name; beyond 0 it is appended to the file's stem.
-    """
+    """Write this process's endpoint to the file that the launcher named; a rank beyond 0 has its own."""
     endpoint = Endpoint(
         role=role, pid=os.getpid(), metrics_port=metrics_port, address=address, server_pid=server_pid
     )

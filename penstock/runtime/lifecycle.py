@@ -237,13 +237,11 @@ def leave(code: int) -> NoReturn:
 
 
 def cannot_write(role: str, error: OSError) -> str:
-    """Return the message for a file that cannot grow."""
     remedy = "name a place that can be written" if error.errno == errno.EROFS else "make room, then resume"
     return f"{role} cannot write {error.filename or 'its files'}: {error.strerror}; {remedy}"
 
 
 def in_the_way(role: str, error: OSError) -> str:
-    """Return the message for a file that stands where a folder is wanted, or the other way round."""
     return f"{role} cannot use {error.filename}: {error.strerror}; move it away, then resume"
 
 
@@ -275,7 +273,6 @@ class BackgroundTasks:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def send(self, task: Coroutine[Any, Any, None]) -> None:
-        """Begin a task."""
         self.tasks.add(asyncio.get_running_loop().create_task(task))
 
     async def first_error(self) -> None:
@@ -313,9 +310,6 @@ def give_way(niceness: int) -> None:
 
 
 def giving_way(work: Callable[[], Result], niceness: int) -> Result:
-    """Return what `work` returns, or raise what it raises; a thread calls it whose priority is lower.
-
-    niceness: as for `give_way`. The calling thread waits, and keeps its priority.
-    """
+    """Return what `work` returns, or raise what it raises; a thread calls it whose priority is lower."""
     with ThreadPoolExecutor(1, "giving-way", initializer=partial(give_way, niceness)) as thread:
         return thread.submit(work).result()

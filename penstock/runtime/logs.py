@@ -30,7 +30,6 @@ class KeyValueFormatter(logging.Formatter):
         self._run = run
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
         fields = _fields(record)
         if self._run:
             fields.setdefault("run", self._run)
@@ -56,7 +55,6 @@ class JsonFormatter(logging.Formatter):
         self.run = run or None
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
         own: dict[str, Any] = {
             "time": _stamp(self, record),
             "level": record.levelname.lower(),
@@ -88,10 +86,7 @@ def configure(
 
 @contextmanager
 def at_end_of(file: Path, role: str, run: str, *, style: Format) -> Iterator[None]:
-    """Send all records of this process to `file` while this is open, and to stderr again after it.
-
-    Unbuffered: what a full disk does not take is lost, and not raised when the file is closed.
-    """
+    """Send all records of this process to `file` while this is open, and to stderr again after it."""
     with file.open("ab", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as stream:
         configure(role, run, style=style, stream=stream)
         try:

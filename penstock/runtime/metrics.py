@@ -35,7 +35,6 @@ class _CpuSeconds(Collector):
     role = "unknown"
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one series."""
         times = os.times()
         total = times.user + times.system + times.children_user + times.children_system
         family = CounterMetricFamily(
@@ -66,10 +65,7 @@ class _CertificateExpiry(Collector):
 
 
 def certificate_expiry_s(path: Path) -> float:
-    """Return the first moment at which a certificate of the PEM file's chain expires, in seconds since 1970.
-
-    Returns 0 when there is no such file.
-    """
+    """Return when the first certificate of the PEM file expires, in seconds since 1970; 0: no file."""
     # Only processes with TLS need to load it.
     from cryptography import x509  # noqa: PLC0415
 
@@ -90,15 +86,11 @@ PROCESS.register(_certificate)
 
 
 def process_role() -> str:
-    """Return the role of this process; "unknown" before `set_role`."""
     return _cpu.role
 
 
 def set_role(name: str) -> None:
-    """Set the role of this process, which says what it serves and labels its CPU seconds.
-
-    name: such as "actor" or "broker".
-    """
+    """Set the role of this process, which says what it serves and labels its CPU seconds."""
     _cpu.role = name
 
 
@@ -149,19 +141,15 @@ class Families:
         self._group = group
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
-        """Declare a number that only rises."""
         return Counter(f"penstock_{name}", text, labels, registry=self._group)
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        """Declare a number that rises and falls."""
         return Gauge(f"penstock_{name}", text, labels, registry=self._group)
 
     def summary(self, name: str, text: str, *labels: str) -> Summary:
-        """Declare a count and a sum of observations."""
         return Summary(f"penstock_{name}", text, labels, registry=self._group)
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        """Declare observations counted by upper bounds, the buckets."""
         return Histogram(f"penstock_{name}", text, labels, buckets=buckets, registry=self._group)
 
 
@@ -182,10 +170,7 @@ def declare(role: str) -> Families:
 
 
 def exposition(role: str | None = None) -> bytes:
-    """Return the families of a role in Prometheus's text format.
-
-    role: None: this process's; all families when the role is unknown.
-    """
+    """Return the families of a role in Prometheus's text format."""
     groups = _GROUPS.get(role or process_role(), _ALL)
     return b"".join(map(generate_latest, (PROCESS, *groups)))
 

@@ -100,7 +100,6 @@ async def retry_async(
 
 
 def _left_s(started: float, give_up_s: float | None) -> float:
-    """Return the seconds until the last attempt."""
     return math.inf if give_up_s is None else max(0.0, started + give_up_s - time.monotonic())
 
 

@@ -60,14 +60,10 @@ class ServerFrame:
 
     @property
     def server(self) -> grpc.aio.Server:
-        """Return the server, to which services are added."""
         return self._front.server
 
     def bind(self) -> str:
-        """Take the address and return it as clients use it.
-
-        Raises ConfigurationError where it cannot be had.
-        """
+        """Take the address and return it as clients use it."""
         try:
             self._address = bind(self.server, self._listen, self._credentials)
         except (ValueError, OSError) as error:
@@ -81,16 +77,12 @@ class ServerFrame:
         announce(self._role, metrics_port=metrics_port, address=self._address)
 
     async def drain(self, grace_s: float, release: Callable[[], None] = lambda: None) -> None:
-        """Answer health checks with NOT_SERVING, refuse new calls, and give those in flight `grace_s` to end.
-
-        release: ends the calls that are held on purpose; called once the server says that it drains.
-        """
+        """Say NOT_SERVING, refuse new calls, end held ones by `release`, give the others `grace_s`."""
         await self._front.set_serving(serving=False)
         release()
         await self.server.stop(grace_s)
 
     async def close(self) -> None:
-        """End the remaining calls at once."""
         await self.server.stop(0)
 
 

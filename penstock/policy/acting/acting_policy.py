@@ -52,7 +52,6 @@ class ActingPolicy(ABC):
     def _draw_with(
         self, action_space: Space, drawings: Sequence[Drawing], cuts: Sequence[slice], seed: int
     ) -> None:
-        """Take what draws each leaf of the action space, and its columns of the parameters of `step`."""
         self._drawn_space, self._drawings, self._drawn_cuts = action_space, tuple(drawings), tuple(cuts)
         self._random = np.random.default_rng(seed)
         masked = [path for path, leaf in leaves(action_space, "action") if choices(leaf)]

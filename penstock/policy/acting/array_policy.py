@@ -43,7 +43,6 @@ def is_image(leaf: Leaf) -> bool:
 
 
 def vector_width(leaf: Leaf) -> int:
-    """Return the number of elements of the vector part that a leaf takes."""
     match leaf:
         case Box():
             return math.prod(leaf.shape)
@@ -146,7 +145,6 @@ class NumpyNormaliser:
         self._mean, self._variance, self._clip = mean, variance, clip
 
     def __call__(self, rows: Reals) -> Reals:
-        """Return rows [N, D] normalised; the argument is not changed."""
         scale = 1.0 / np.sqrt(self._variance + VARIANCE_FLOOR)
         centred: Reals = rows - self._mean.astype(rows.dtype)
         centred *= scale.astype(rows.dtype)
@@ -174,7 +172,6 @@ class NumpyForward:
         self._dtype = next(layer[0].dtype for layer in layers if isinstance(layer, tuple))
 
     def __call__(self, observation: Mapping[str, Array]) -> Reals:
-        """Return outputs [N, P] of observations by path, [N, *shape]."""
         rows = self._read(observation)
         for layer in self._layers:
             if isinstance(layer, tuple):
@@ -202,7 +199,6 @@ def _side_by_side(columns: Sequence[Reals]) -> Reals:
 
 
 def _codes(path: str, value: Array, leaf: Leaf, dtype: "np.dtype[np.floating]") -> Reals:
-    """Return one-hot codes of integers, and bits as they are: [N, vector_width]."""
     match leaf:
         case Discrete():
             return _one_hot(path, value.reshape(-1).astype(np.int64) - leaf.start, leaf.n, dtype)
@@ -297,10 +293,7 @@ def is_enough(observation_space: Space, section: PolicySection) -> bool:
 
 
 class ArrayPolicy(ActingPolicy):
-    """Acts once its weights are loaded.
-
-    Raises ValueError that names field and space when a space cannot be handled.
-    """
+    """Acts once its weights are loaded."""
 
     def __init__(
         self, observation_space: Space, action_space: Space, section: PolicySection, seed: int
@@ -321,7 +314,6 @@ class ArrayPolicy(ActingPolicy):
         """Leave it as it is: the environment of the process says how many numpy takes."""
 
     def load(self, blob: bytes) -> None:
-        """Act with these weights from now on; see `ActingPolicy.load`."""
         arrays = fitting(blob, self._forms)
         for index, head in enumerate(self._drawings):
             for name, own in head.own_weights().items():
@@ -329,10 +321,7 @@ class ArrayPolicy(ActingPolicy):
         self._forward = NumpyForward(self._layout, self._normaliser(arrays), list(self._layers(arrays)))
 
     def step(self, row: Mapping[str, Array]) -> Step:
-        """Return the network's outputs, float32 [N, size]; row: arrays [N, ...] by path.
-
-        Raises RuntimeError before any weights.
-        """
+        """Return the network's outputs, float32 [N, size]; row: arrays [N, ...] by path."""
         if self._forward is None:
             raise RuntimeError("this policy acts once weights are loaded")
         return Step(self._forward(row), _NO_STATE)
@@ -355,7 +344,6 @@ def _linear(arrays: Mapping[str, Any], name: str) -> Linear:
 
 
 def _hidden_names(body: str, section: PolicySection) -> list[str]:
-    """Return the names of a body's linear layers; the activation and the dropout stand between them."""
     stride = 3 if section.dropout > 0 else 2
     return [f"{body}.layers.{stride * index}" for index in range(len(section.hidden_sizes))]
 
@@ -363,7 +351,6 @@ def _hidden_names(body: str, section: PolicySection) -> list[str]:
 def _forms(
     layout: InputLayout, heads: Sequence[Drawing], section: PolicySection
 ) -> Iterator[tuple[str, Form]]:
-    """Yield name and form of every tensor that the learner's module publishes, its critic's among them."""
     if section.normalise_observations and layout.reals_width:
         yield "reader.normaliser.count", ("float64", ())
         yield "reader.normaliser.mean", ("float64", (layout.reals_width,))

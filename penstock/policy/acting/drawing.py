@@ -54,39 +54,22 @@ class Drawing:
         raise NotImplementedError
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """Return the most likely action (before squashing) and its log-probability, as `draw` does.
-
-        parameters: [N, size].
-        """
+        """Return the most likely action (before squashing) and its log-probability, as `draw` does."""
         raise NotImplementedError
 
     def chance(self, parameters: Reals, action: Array) -> Reals:
-        """Return the log-probability [N] with which `draw` draws an action [N, *shape].
-
-        parameters: [N, size].
-        """
+        """Return the log-probability [N] with which `draw` draws an action [N, *shape]."""
         raise NotImplementedError
 
     def probe_log_prob(self, parameters: Reals, action: Array) -> Reals:
-        """Return the log-probability [N] that the learner's half computes of an action [N, *shape].
-
-        It is that of `chance` unless actions are drawn otherwise than the learner sees them. parameters:
-        [N, size].
-        """
+        """Return the log-probability [N] that the learner's half computes of an action [N, *shape]."""
         return self.chance(parameters, action)
 
     def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
-        """Set how `draw` explores by the scalars that came with the weights.
-
-        Most distributions ignore them.
-        """
+        """Set how `draw` explores by the scalars that came with the weights."""
 
     def own_weights(self) -> dict[str, Array]:
-        """Return the arrays that belong to the distribution and not to the network, by name; most have none.
-
-        Their shape and dtype are those of the published weights. `draw` reads them, so that what is written
-        into them is used from the next call on.
-        """
+        """Return the arrays that belong to the distribution, not the network, by name; `draw` reads them."""
         return {}
 
     def to_environment(self, action: Array) -> Array:
@@ -94,24 +77,15 @@ class Drawing:
         return action
 
     def from_environment(self, action: Array) -> Array:
-        """Convert an action in the form of the environment to that of `draw`, both [N, *shape].
-
-        Raises ValueError for one that this distribution cannot draw.
-        """
+        """Convert an action in the form of the environment to that of `draw`, both [N, *shape]."""
         return action
 
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
-        """Return parameters [N, size] that give what is not `allowed`, bool [N, size], no probability.
-
-        Raises ValueError for a distribution that cannot be masked, or a row that allows nothing.
-        """
+        """Return parameters [N, size] that give what is not `allowed`, bool [N, size], no probability."""
         raise ValueError(f"{self.path}: only a choice of one of n takes an action mask")
 
     def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return whether a mask [size] holds each choice of an action as drawn, [*shape].
-
-        Raises ValueError for a distribution that cannot be masked.
-        """
+        """Return whether a mask [size] holds each choice of an action as drawn, [*shape]."""
         raise ValueError(f"{self.path}: only a choice of one of n takes an action mask")
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
@@ -140,15 +114,12 @@ class CategoricalDrawing(Drawing):
         return self._at(parameters, (parameters - noise).argmax(-1))
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """Return the choice with the largest logit."""
         return self._at(parameters, parameters.argmax(-1))
 
     def to_environment(self, action: Array) -> Array:
-        """Return indices counted from the space's start."""
         return np.add(action, self.start) if self.start else action
 
     def from_environment(self, action: Array) -> Array:
-        """Return indices counted from 0; raises ValueError for one that is not in the space."""
         index = np.subtract(action, self.start, dtype=np.int64)
         if not ((index >= 0) & (index < self.size)).all():
             raise ValueError(
@@ -158,25 +129,19 @@ class CategoricalDrawing(Drawing):
         return index.astype(self.action_dtype)
 
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
-        """Return parameters with a logit of minus infinity where a choice is not allowed.
-
-        Raises ValueError for a row that allows nothing.
-        """
+        """Return parameters with a logit of minus infinity where a choice is not allowed."""
         if not allowed.any(-1).all():
             row = int(allowed.any(-1).argmin())
             raise ValueError(f"{self.path}: the mask of row {row} allows nothing")
         return np.where(allowed, parameters, parameters.dtype.type(-np.inf))
 
     def chance(self, parameters: Reals, action: Array) -> Reals:
-        """Return the log-softmax at the index, [N]."""
         return self._at(parameters, action.astype(np.intp))[1]
 
     def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the element of the mask at the index."""
         return allowed[np.atleast_1d(action).astype(np.intp)]
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Return the softmax as `probability`."""
         probability = np.exp(parameters - parameters.max(-1, keepdims=True))
         return {"probability": probability / probability.sum(-1, keepdims=True)}
 
@@ -186,10 +151,7 @@ class CategoricalDrawing(Drawing):
         return index.astype(self.action_dtype, copy=False), log_p
 
     def _of_one(self, parameters: Reals, noise: Reals) -> tuple[Array, Reals]:
-        """Draw for a single row of few choices, equal to `draw` but for rounding.
-
-        For so few numbers plain Python takes less time than a call of numpy.
-        """
+        """Draw for a single row of few choices, equal to `draw` but for rounding."""
         logits: list[float] = parameters[0].tolist()
         draws: list[float] = noise[0].tolist()
         scores = [
@@ -213,39 +175,32 @@ class MultiCategoricalDrawing(Drawing):
         self.cuts = [slice(end - n, end) for end, n in zip(ends, space.nvec, strict=True)]
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """Draw each part independently."""
         pieces = zip(self.drawn_parts, self.cuts, strict=True)
         return self._join([part.draw(parameters[:, cut], random) for part, cut in pieces])
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """Return the mode of each part."""
         pieces = zip(self.drawn_parts, self.cuts, strict=True)
         return self._join([part.mode(parameters[:, cut]) for part, cut in pieces])
 
     def chance(self, parameters: Reals, action: Array) -> Reals:
-        """Return the sum over the parts, [N]."""
         pieces = zip(self.drawn_parts, self.cuts, np.moveaxis(action, -1, 0), strict=True)
         total: Reals = np.sum([part.chance(parameters[:, cut], column) for part, cut, column in pieces], 0)
         return total
 
     def from_environment(self, action: Array) -> Array:
-        """Convert each part; raises ValueError for one that is not in the space."""
         columns = zip(self.drawn_parts, np.moveaxis(action, -1, 0), strict=True)
         return np.stack([part.from_environment(column) for part, column in columns], -1)
 
     def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return, for each choice, the element of its own part of the mask."""
         each: NDArray[np.bool_] = allowed[action.astype(np.intp) + [cut.start for cut in self.cuts]]
         return each
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Return the softmaxes of the parts behind one another."""
         pieces = zip(self.drawn_parts, self.cuts, strict=True)
         probabilities = [part.describe(parameters[:, cut])["probability"] for part, cut in pieces]
         return {"probability": np.concatenate(probabilities, -1)}
 
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
-        """Mask each part independently."""
         pieces = zip(self.drawn_parts, self.cuts, strict=True)
         return np.concatenate([part.masked(parameters[:, cut], allowed[:, cut]) for part, cut in pieces], -1)
 
@@ -266,21 +221,17 @@ class BernoulliDrawing(Drawing):
         return self._at(parameters, parameters > np.log(np.maximum(uniform, 1e-300)) - np.log1p(-uniform))
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """Return the bits whose logit is positive as 1."""
         return self._at(parameters, parameters > 0)
 
     def chance(self, parameters: Reals, action: Array) -> Reals:
-        """Return Σ log σ(±logit), [N]."""
         return self._at(parameters, action.astype(np.bool_))[1]
 
     def from_environment(self, action: Array) -> Array:
-        """Return the bits; raises ValueError for other numbers than 0 and 1."""
         if not np.isin(action, (0, 1)).all():
             raise ValueError(f"{self.path}: bits are 0 or 1")
         return action
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Return the probability that each bit is set."""
         return {"probability": 1 / (1 + np.exp(-parameters))}
 
     def _at(self, parameters: Reals, bits: NDArray[np.bool_]) -> tuple[Array, Reals]:
@@ -313,29 +264,23 @@ class GaussianDrawing(Drawing):
         self.high: Reals = np.asarray(space.high, self.action_dtype)
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """Draw mean + σ·noise."""
         noise = random.standard_normal(parameters.shape, dtype=np.float32)
         return self._at(parameters, parameters + np.exp(self._log_std()) * noise)
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """Return the mean."""
         return self._at(parameters, parameters)
 
     def chance(self, parameters: Reals, action: Array) -> Reals:
-        """Return the log-density of an action as drawn, [N]."""
         raw: Any = action.reshape(len(parameters), -1)
         return self._at(parameters, raw)[1]
 
     def own_weights(self) -> dict[str, Array]:
-        """Return the logarithms of the standard deviations, float32 [A]."""
         return {"log_std": self._log_std()}
 
     def to_environment(self, action: Array) -> Array:
-        """Clip actions to the bounds."""
         return np.minimum(np.maximum(action, self.low), self.high)
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Return `mean` and `std` of the Gaussian, before clipping or squashing."""
         std = np.broadcast_to(np.exp(self._log_std()), parameters.shape)
         return {"mean": parameters, "std": std}
 
@@ -359,12 +304,10 @@ class SquashedGaussianDrawing(GaussianDrawing):
     """
 
     def to_environment(self, action: Array) -> Array:
-        """Return tanh of the actions, stretched from (−1, 1) to (low, high)."""
         middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
         return np.asarray(middle + half * np.tanh(np.asarray(action, self.action_dtype)), self.action_dtype)
 
     def from_environment(self, action: Array) -> Array:
-        """Return actions before the tanh; raises ValueError for one outside the bounds."""
         middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
         inside = (np.asarray(action, self.action_dtype) - middle) / half
         if not (np.abs(inside) < 1).all():
@@ -397,21 +340,17 @@ class ConditionalSquashedGaussianDrawing(SquashedGaussianDrawing):
         self.initial_log_std = initial_log_std
 
     def own_weights(self) -> dict[str, Array]:
-        """Return nothing: the standard deviations are outputs of the network."""
         return {}
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """Draw mean + σ·noise."""
         mean, log_std = self._split(parameters)
         noise = random.standard_normal(mean.shape, dtype=np.float32)
         return self._at(parameters, mean + np.exp(log_std) * noise)
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """Return the mean."""
         return self._at(parameters, self._split(parameters)[0])
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Return `mean` and `std` of the Gaussian, before squashing."""
         mean, log_std = self._split(parameters)
         return {"mean": mean, "std": np.exp(log_std)}
 
@@ -458,7 +397,6 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
         return not self._temperature
 
     def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
-        """Take ε, α and the temperature from `epsilon`, `epsilon_spread` and `temperature`."""
         self._temperature = scalars.get("temperature", 0.0)
         self._epsilon, self._spread = scalars.get("epsilon", 0.0), scalars.get("epsilon_spread", 0.0)
         self._place, self._rates = place, np.zeros(0, np.float32)
@@ -473,7 +411,6 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
         return self._rates
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        """Draw ε-greedily, or from the softmax; parameters: values [N, n]."""
         if self._temperature:
             return super().draw(self._logits(parameters), random)
         rates, rows = self.rates(len(parameters)), len(parameters)
@@ -483,13 +420,11 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
         return self._chosen(parameters, np.where(explores, uniform.argmax(-1), parameters.argmax(-1)))
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        """Return the best action, [N], and its log-probability; parameters: values [N, n]."""
         if self._temperature:
             return super().mode(self._logits(parameters))
         return self._chosen(parameters, parameters.argmax(-1))
 
     def chance(self, parameters: Reals, action: Array) -> Reals:
-        """Return the log-probability with which `draw` gives these actions, [N]."""
         if self._temperature:
             return super().chance(self._logits(parameters), action)
         return self._chosen(parameters, action.astype(np.intp))[1]
@@ -501,7 +436,6 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
         return super().chance(scaled, action)
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        """Return the probabilities of the draw."""
         if self._temperature:
             return super().describe(self._logits(parameters))
         allowed = np.isfinite(parameters)
