@@ -5,7 +5,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Self
+
+from penstock.registry.routing import Arms
 
 # ---- The bounds of a canary, and what servers see of its trial, by which `canary_trial` judges it.
 
@@ -92,6 +94,38 @@ class Window:
 
 
 Seen = ClientReturn | Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Names what is compared."""
+
+    canary: int
+    active: int
+    experiment: str
+    latest_share: float
+
+    @classmethod
+    def of(cls, arms: Arms) -> Self | None:
+        """Return the trial that is on; None without a canary, without others to compare it with."""
+        traffic = arms.traffic
+        if arms.canary is None or arms.active is None:
+            return None
+        trial = cls(
+            canary=arms.canary,
+            active=arms.active,
+            experiment=traffic.experiment,
+            latest_share=traffic.latest_share,
+        )
+        return trial if 0.0 < trial.part_of(traffic.canary_share) < 1.0 else None
+
+    def part_of(self, canary_share: float) -> float:
+        """Return the chance of the canary among those who are given the canary or the active version."""
+        rest = 1.0 - self.latest_share
+        return canary_share / rest if rest > 0.0 else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.canary} {self.active} {self.experiment} {self.latest_share!r}"
 
 
 # ---- Evidence that may be looked at at any time, gathered for ever, and never used up: an e-process.

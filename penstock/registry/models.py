@@ -5,7 +5,7 @@ standby version. Rows never leave this package: callers receive `records`.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
@@ -50,6 +50,9 @@ NAMES: Final = {
     "uq": "uq_%(table_name)s_%(column_0_name)s",
 }
 """How constraints and indexes are called where a table does not say."""
+
+
+_NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -174,7 +177,7 @@ class EventRow(Base):
 
     __tablename__ = "events"
 
-    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
     policy: Mapped[str] = mapped_column(String(64), index=True)
     version: Mapped[int | None] = mapped_column(BigInteger)
     action: Mapped[Action] = mapped_column(words(Action, "action"))
@@ -189,7 +192,7 @@ class FeedbackRow(Base):
 
     __tablename__ = "feedback"
 
-    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
     policy: Mapped[str] = mapped_column(String(64))
     episode: Mapped[str] = mapped_column(String(128), index=True)
     step: Mapped[int] = mapped_column(BigInteger)
@@ -230,7 +233,7 @@ class RatingRow(Base):
 
     __tablename__ = "ratings"
 
-    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
     policy: Mapped[str] = mapped_column(String(64), index=True)
     version: Mapped[int | None] = mapped_column(BigInteger)
     conversation: Mapped[str] = mapped_column(String(128))
@@ -269,75 +272,40 @@ class RatingUsageRow(Base):
 # ---- Convert rows to records and back; audit changes and raise the revision of the traffic.
 
 
-def version_row(new: NewVersion, status: Status, now: datetime) -> VersionRow:
-    return VersionRow(
-        policy=new.policy,
-        version=new.version,
-        parent=new.parent,
-        run=new.run,
-        update=new.update,
-        sha256=new.sha256,
-        size_bytes=new.size_bytes,
-        configuration=new.configuration,
-        evaluation=None if new.evaluation is None else asdict(new.evaluation),
-        origin=new.origin,
-        status=status,
-        standby=False,
-        reason=new.reason,
-        created=now,
-        changed=now,
-        place=new.place,
-    )
+def values(kind: type[Any], source: object) -> dict[str, Any]:
+    """Return the attributes of a row or a record that the dataclass `kind` has as fields."""
+    return {field.name: getattr(source, field.name) for field in fields(kind)}
+
+
+def version_row(new: NewVersion) -> VersionRow:
+    """Return a row for a version that is not registered yet."""
+    own = values(NewVersion, new)
+    own["evaluation"] = None if new.evaluation is None else asdict(new.evaluation)
+    time = now()
+    return VersionRow(**own, status=Status.CANDIDATE, standby=False, created=time, changed=time)
 
 
 def version_record(row: VersionRow) -> PolicyVersion:
-    return PolicyVersion(
-        policy=row.policy,
-        version=row.version,
-        parent=row.parent,
-        run=row.run,
-        update=row.update,
-        sha256=row.sha256,
-        size_bytes=row.size_bytes,
-        configuration=row.configuration,
-        evaluation=None if row.evaluation is None else Evaluation(**row.evaluation),
-        origin=row.origin,
-        status=row.status,
-        standby=row.standby,
-        reason=row.reason,
-        created=row.created,
-        changed=row.changed,
-        place=row.place,
-    )
+    return PolicyVersion(**values(PolicyVersion, row) | _evaluation(row))
+
+
+def registered_as(row: VersionRow) -> NewVersion:
+    return NewVersion(**values(NewVersion, row) | _evaluation(row))
+
+
+def _evaluation(row: VersionRow) -> dict[str, Any]:
+    return {"evaluation": None if row.evaluation is None else Evaluation(**row.evaluation)}
 
 
 def traffic_record(policy: str, row: TrafficRow | None) -> Traffic:
     """Return the record of a row; without one, that of a policy whose traffic was never changed."""
     if row is None:
         return Traffic(policy=policy)
-    return Traffic(
-        policy=policy,
-        revision=row.revision,
-        experiment=row.experiment,
-        canary_share=row.canary_share,
-        latest_share=row.latest_share,
-        shadow=row.shadow,
-        pins=MappingProxyType(dict(row.pins)),
-        changed=row.changed,
-    )
+    return Traffic(**values(Traffic, row) | {"pins": MappingProxyType(dict(row.pins))})
 
 
 def event_record(row: EventRow) -> Event:
-    return Event(
-        number=row.number,
-        policy=row.policy,
-        version=row.version,
-        action=row.action,
-        by=row.by,
-        reason=row.reason,
-        detail=MappingProxyType(row.detail),
-        time=row.time,
-    )
+    return Event(**values(Event, row) | {"detail": MappingProxyType(row.detail)})
 
 
 def find(session: Session, policy: str, version: int) -> VersionRow:
@@ -372,17 +340,7 @@ def traffic_row(session: Session, policy: str) -> TrafficRow:
     """Return the row of a policy's traffic, made when it is missing; its revision is not raised."""
     row = session.get(TrafficRow, policy)
     if row is None:
-        first = Traffic(policy=policy)
-        row = TrafficRow(
-            policy=policy,
-            revision=first.revision,
-            experiment=first.experiment,
-            canary_share=first.canary_share,
-            latest_share=first.latest_share,
-            shadow=None,
-            pins={},
-            changed=now(),
-        )
+        row = TrafficRow(**values(Traffic, Traffic(policy=policy)) | {"pins": {}, "changed": now()})
         session.add(row)
     return row
 

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, case, func, select, update
 from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session
 
-from penstock.registry.models import RatingRow, RatingUsageRow
+from penstock.registry.models import RatingRow, RatingUsageRow, values
 from penstock.registry.records import NoRoom, NotAllowed
 
 # ---- How many ratings a project has, and of how much text: counted as they come and go, so that it is
@@ -256,42 +256,15 @@ def _stored(
 
 def _row(policy: str, rating: Rating, now: datetime) -> RatingRow:
     prompt: Any = rating.prompt if isinstance(rating.prompt, str) else [dict(turn) for turn in rating.prompt]
-    return RatingRow(
-        policy=policy,
-        version=rating.version,
-        conversation=rating.conversation,
-        key=rating.key,
-        source=rating.source,
-        prompt=prompt,
-        response=rating.response,
-        score=rating.score,
-        rejected=rating.rejected,
-        created=now,
-        public_id=secrets.token_hex(16),
-        project=rating.project,
-        run=rating.run,
-        rater=rating.rater,
-        notes=rating.notes,
-        request_key=rating.request_key,
-    )
+    own = values(Rating, rating) | {"prompt": prompt}
+    return RatingRow(**own, policy=policy, created=now, public_id=secrets.token_hex(16))
 
 
 def _record(row: RatingRow) -> KeptRating:
-    rating = Rating(
-        prompt=row.prompt,
-        response=row.response,
-        score=row.score,
-        rejected=row.rejected,
-        key=row.key,
-        source=row.source,
-        conversation=row.conversation,
-        version=row.version,
-        project=row.project,
-        run=row.run,
-        rater=row.rater,
-        notes=row.notes,
-        request_key=row.request_key,
-    )
     return KeptRating(
-        number=row.number, public_id=row.public_id, policy=row.policy, rating=rating, created=row.created
+        number=row.number,
+        public_id=row.public_id,
+        policy=row.policy,
+        rating=Rating(**values(Rating, row)),
+        created=row.created,
     )

@@ -1,10 +1,8 @@
 """The registry of policy versions: which are kept, which serve, and what was decided about them.
 
-One number space: a row names a weight version. Callers receive frozen records; each method is one
-transaction, safe between threads and processes, and repeating one that succeeded changes nothing. Calls wait
-for the disk or the network: an event loop runs them in a thread. The registry moves arms and stores no
-weights: their holder keeps those of `pinned`, and publishes a rollback as a new version
-(`record_rollback`).
+Each method is one transaction, safe between threads and processes; repeating one that succeeded changes
+nothing. The registry stores no weights: their holder keeps those of `pinned`, and publishes a rollback as a
+new version (`record_rollback`).
 
     with Registry.open("sqlite:///runs/NAME/registry.sqlite", migrate=True) as registry:
         registry.register(NewVersion(policy="default", version=7, ...), by="learner")
@@ -14,18 +12,16 @@ weights: their holder keeps those of `pinned`, and publishes a rollback as a new
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Self, TypeVar
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from penstock.registry import feedback, judgement, kept, models, ratings, steering, transitions
-from penstock.registry import steering as version_labels
-from penstock.registry.canary import Bounds, Seen, TrialState
-from penstock.registry.database import Database
+from penstock.registry import feedback, models, ratings, traffic, versions
+from penstock.registry.canary import Bounds, Seen, Trial, TrialState
+from penstock.registry.database import REGISTRY, Database
 from penstock.registry.feedback import Feedback
-from penstock.registry.judgement import Trial
-from penstock.registry.models import EventRow, RangeRow, TrafficRow, VersionRow
+from penstock.registry.models import EventRow, TrafficRow, VersionRow
 from penstock.registry.ratings import KeptRating, RatedConversation, Rating, RatingBounds, Tally
 from penstock.registry.records import (
     MAX_EVENTS,
@@ -39,27 +35,7 @@ from penstock.registry.records import (
     is_writable,
 )
 from penstock.registry.routing import Arms
-from penstock.registry.table_schema import REGISTRY
-from penstock.registry.transitions import RolledBack
-
-# ---- Numbers of versions that are reserved for a run, where several runs train one policy.
-
-RANGE: Final = 2**26
-"""Numbers that a run has for itself."""
-
-
-def reserve(session: Session, policy: str, run: str) -> int:
-    """Return the lowest number of a run's range; the same again for the same run."""
-    known = session.get(RangeRow, (policy, run))
-    if known is not None:
-        return known.first
-    registered = session.scalar(select(func.max(VersionRow.version)).where(VersionRow.policy == policy))
-    newest = session.scalar(select(func.max(RangeRow.first)).where(RangeRow.policy == policy))
-    used = max(registered or 0, 0 if newest is None else newest + RANGE - 1)
-    first = -(-used // RANGE) * RANGE + 1
-    session.add(RangeRow(policy=policy, run=run, first=first))
-    return first
-
+from penstock.registry.versions import RolledBack
 
 T = TypeVar("T")
 
@@ -88,12 +64,7 @@ class Registry:
         if database.file is not None and database.file.exists() and not is_writable(database.file):
             database.close()
             return cls.read(url)
-        try:
-            REGISTRY.open(database, migrate=migrate)
-        except BaseException:
-            database.close()
-            raise
-        return cls(database)
+        return cls._opened(database, migrate=migrate)
 
     @classmethod
     def read(cls, url: str) -> Self:
@@ -107,8 +78,12 @@ class Registry:
         database = Database(url, only_read=True)
         if database.file is not None and not database.file.is_file():
             raise SchemaMismatch(f"registry {database.shown}: no such file; name one that is there")
+        return cls._opened(database, migrate=False)
+
+    @classmethod
+    def _opened(cls, database: Database, *, migrate: bool) -> Self:
         try:
-            REGISTRY.open(database, migrate=False)
+            REGISTRY.open(database, migrate=migrate)
         except BaseException:
             database.close()
             raise
@@ -141,29 +116,29 @@ class Registry:
             TooManyPinned: MAX_PINNED versions are kept, and none may go.
             Conflict: another caller changed the policy at the same time.
         """
-        return self._write(lambda session: kept.register(session, new, by=by, make_room=make_room))
+        return self._write(lambda session: versions.register(session, new, by=by, make_room=make_room))
 
     def reserve(self, policy: str, run: str) -> int:
         """Reserve numbers for the versions of a run of a policy that others train, too.
 
         Returns the lowest of RANGE numbers that no other run has; the same again for the same run.
         """
-        return self._database.write(lambda session: reserve(session, policy, run))
+        return self._database.write(lambda session: versions.reserve(session, policy, run))
 
     def name(self, policy: str, version: int, label: str) -> None:
         """Give a version a name that it keeps for good; the same again changes nothing.
 
         Raises UnknownVersion, ValueError for what is no name, NotAllowed for one that another version has.
         """
-        self._database.write(lambda session: version_labels.name(session, policy, version, label))
+        self._database.write(lambda session: traffic.name(session, policy, version, label))
 
     def labels(self, policy: str) -> Mapping[str, int]:
         """Return the numbers of versions by their names, those of the newest versions."""
-        return self._database.read(lambda session: version_labels.read(session, policy))
+        return self._database.read(lambda session: traffic.labels(session, policy))
 
     def number(self, policy: str, label: str) -> int:
         """Return the number of the version that has a name; raises UnknownVersion."""
-        return self._database.read(lambda session: version_labels.number(session, policy, label))
+        return self._database.read(lambda session: traffic.labelled(session, policy, label))
 
     def record_evaluation(
         self, policy: str, version: int, evaluation: Evaluation, *, by: str
@@ -176,13 +151,9 @@ class Registry:
             evaluation: its result.
             by: who evaluated it, for the audit.
         """
-
-        def work(session: Session) -> VersionRow:
-            row = models.find(session, policy, version)
-            kept.record_evaluation(session, row, evaluation, by=by)
-            return row
-
-        return self._write(work)
+        return self._write(
+            lambda session: versions.record_evaluation(session, policy, version, evaluation, by=by)
+        )
 
     def get(self, policy: str, version: int) -> PolicyVersion:
         """Return a version; raises UnknownVersion."""
@@ -249,14 +220,11 @@ class Registry:
             NotAllowed: its status does not admit the change.
             Conflict: another caller changed the policy at the same time.
         """
-
-        def work(session: Session) -> VersionRow:
-            row = models.find(session, policy, version)
-            steering.check_canary_share(session, policy, to, canary_share)
-            transitions.promote(session, row, to, reason=reason, by=by, canary_share=canary_share)
-            return row
-
-        return self._write(work)
+        return self._write(
+            lambda session: versions.promote(
+                session, policy, version, to, reason=reason, by=by, canary_share=canary_share
+            )
+        )
 
     def rollback(self, policy: str, reason: str, *, by: str, version: int | None = None) -> RolledBack:
         """Withdraw `version`, the canary, or the active version in favour of its standby.
@@ -276,28 +244,16 @@ class Registry:
             NotAllowed: it is neither canary nor active, or has no standby.
             Conflict: another caller changed the policy at the same time.
         """
-
-        def work(session: Session) -> RolledBack:
-            row = (
-                models.find(session, policy, version)
-                if version is not None
-                else kept.serving(session, policy)
-            )
-            transitions.rollback(session, row, reason=reason, by=by)
-            active = models.with_status(session, policy, Status.ACTIVE)
-            return RolledBack(
-                withdrawn=models.version_record(row),
-                active=None if active is None else models.version_record(active),
-            )
-
-        return self._database.write(work)
+        return self._database.write(
+            lambda session: versions.rollback(session, policy, version, reason=reason, by=by)
+        )
 
     def awaiting_number(self, policy: str) -> PolicyVersion | None:
         """Return the active version where a rollback made it active again and its content has no new number.
 
         A process that may draw version numbers publishes the content again and calls `record_rollback`.
         """
-        return self._one(lambda session: kept.awaiting_number(session, policy))
+        return self._one(lambda session: versions.awaiting_number(session, policy))
 
     def record_rollback(
         self,
@@ -329,13 +285,18 @@ class Registry:
             DifferentBytes: `version` is taken by a version with another sha256.
             Conflict: another caller changed the policy at the same time.
         """
-
-        def work(session: Session) -> VersionRow:
-            original = models.find(session, policy, restores)
-            copy = kept.copy_of(original, version, reason, sha256=sha256, size_bytes=size_bytes)
-            return kept.restore(session, original, copy, reason=reason, by=by)
-
-        return self._write(work)
+        return self._write(
+            lambda session: versions.record_rollback(
+                session,
+                policy,
+                version,
+                restores,
+                reason=reason,
+                by=by,
+                sha256=sha256,
+                size_bytes=size_bytes,
+            )
+        )
 
     def retire(self, policy: str, version: int, reason: str, *, by: str) -> PolicyVersion:
         """Release a version's weights, also those of the standby.
@@ -351,13 +312,7 @@ class Registry:
             NotAllowed: it is active, or traffic names it.
             Conflict: another caller changed the policy at the same time.
         """
-
-        def work(session: Session) -> VersionRow:
-            row = models.find(session, policy, version)
-            transitions.retire(session, row, reason=reason, by=by)
-            return row
-
-        return self._write(work)
+        return self._write(lambda session: versions.retire(session, policy, version, reason=reason, by=by))
 
     # ------------------------------------------------------------ traffic and audit
 
@@ -382,12 +337,12 @@ class Registry:
             NotAllowed: a share without a canary, or a version that is not held.
         """
         return self._database.write(
-            lambda session: steering.set_traffic(session, wanted, reason=reason, by=by)
+            lambda session: traffic.set_traffic(session, wanted, reason=reason, by=by)
         )
 
     def arms(self, policy: str) -> Arms:
         """Return traffic and arms as they are together at one moment, for `routing`."""
-        return self._database.read(lambda session: steering.arms(session, policy))
+        return self._database.read(lambda session: traffic.arms(session, policy))
 
     def events(self, policy: str, limit: int = 100) -> tuple[Event, ...]:
         """Return the newest events of a policy, newest first; raises ValueError for a limit out of range."""
@@ -409,7 +364,7 @@ class Registry:
             bounds: those of the canary.
             seen: returns of clients and windows of answers, in the order in which they were seen.
         """
-        return self._database.write(lambda session: judgement.judge(session, policy, trial, bounds, seen))
+        return self._database.write(lambda session: traffic.judge(session, policy, trial, bounds, seen))
 
     def trial(self, policy: str) -> tuple[Trial | None, TrialState | None]:
         """Return the trial of a canary that is on, and what all servers together have found so far.
@@ -417,7 +372,7 @@ class Registry:
         None for what there is not: a canary without others to compare it with is not on trial, and one that
         no server has seen has no state.
         """
-        return self._database.read(lambda session: judgement.look(session, policy))
+        return self._database.read(lambda session: traffic.look(session, policy))
 
     # ------------------------------------------------------------ feedback
 

@@ -32,8 +32,9 @@ from penstock.registry.records import (
     Unavailable,
     UnknownVersion,
 )
-from penstock.registry.registry import RANGE, Registry
+from penstock.registry.registry import Registry
 from penstock.registry.routing import Arm, follow
+from penstock.registry.versions import RANGE
 from tests.support.storage.postgresql_server import DATABASES, PostgresqlServer, find_programs
 from tests.support.storage.ready_tables import with_registry
 
@@ -535,13 +536,12 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_behind(
     register(registry, 1)
     code = """
 import sys, time
-from penstock.registry import models, transitions
+from penstock.registry import versions
 from penstock.registry.database import Database
 from penstock.registry.records import Status
 
 def promote(session):
-    row = models.find(session, "default", 1)
-    transitions.promote(session, row, Status.ACTIVE, reason="x", by="x", canary_share=None)
+    versions.promote(session, "default", 1, Status.ACTIVE, reason="x", by="x", canary_share=None)
     session.flush()
     print("written", flush=True)
     time.sleep(600)

@@ -2,7 +2,7 @@
 
     episodes ─► client_returns ─┐
                                 ├─► `take` ─► the registry judges, for all servers together ─► `judged`
-    answers ─► answer_windows ──┘      (`penstock.registry.judgement`, by the bets of `canary_trial`)
+    answers ─► answer_windows ──┘      (`penstock.registry.traffic`, by the bets of `canary_trial`)
 
 What a server has seen goes to the registry with each look at it, and the judgement comes back: several
 servers and restarts make one trial. A canary that is found worse is withdrawn by name: a second server
@@ -26,11 +26,11 @@ from penstock.registry.canary import (
     Bounds,
     ClientReturn,
     Seen,
+    Trial,
     TrialState,
     Verdict,
     Window,
 )
-from penstock.registry.judgement import Trial
 from penstock.registry.routing import Arm, Arms
 from penstock.runtime import metrics
 

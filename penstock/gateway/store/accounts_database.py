@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from penstock.registry.database import Database
-from penstock.registry.table_schema import Schema
+from penstock.registry.database import Database, Schema
 
 GATEWAY: Final = Schema(
     migrations=Path(__file__).parent / "migrations",

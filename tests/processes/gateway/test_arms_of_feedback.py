@@ -13,7 +13,7 @@ pytest.importorskip("peft", reason="language models need the extra rlhf")
 
 from penstock.client import Arm, Fallback, TextClient
 from penstock.launch.run.supervised_service import penstock
-from penstock.registry.registry import RANGE
+from penstock.registry.versions import RANGE
 from penstock.runtime.health import read_endpoint
 from tests.processes.gateway.test_gateway_process import new_token
 from tests.processes.gateway.test_jobs import JOBS, Client, until

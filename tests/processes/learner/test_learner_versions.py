@@ -16,7 +16,8 @@ from penstock.learner.publish.final_policy import read_final
 from penstock.learner.publish.kept_versions import MAX_WAITING
 from penstock.protocol.messages import Role
 from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, SchemaMismatch, Status
-from penstock.registry.registry import RANGE, Registry
+from penstock.registry.registry import Registry
+from penstock.registry.versions import RANGE
 from penstock.registry.weight_files import (
     kept_files,
     read_kept,

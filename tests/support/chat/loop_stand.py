@@ -10,8 +10,7 @@ from typing import Any
 from penstock.config import toml_text
 from penstock.config.settings import Settings, load
 from penstock.policy.weights import sha256
-from penstock.registry.canary import Bounds, ClientReturn
-from penstock.registry.judgement import Trial
+from penstock.registry.canary import Bounds, ClientReturn, Trial
 from penstock.registry.ratings import Rating
 from penstock.registry.records import NewVersion, Origin, PolicyVersion, Status
 from penstock.registry.registry import Registry

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.registry import judgement
-from penstock.registry.canary import Bounds, ClientReturn, Seen, TrialState, Verdict, Window
-from penstock.registry.judgement import Trial
+from penstock.registry import traffic
+from penstock.registry.canary import Bounds, ClientReturn, Seen, Trial, TrialState, Verdict, Window
 from penstock.registry.records import NewVersion, NotAllowed, Origin, Status
 from penstock.registry.registry import Registry
 from tests.support.storage.ready_tables import with_registry
@@ -135,7 +134,7 @@ def test_a_share_that_grows_goes_on_with_the_trial(servers: tuple[Registry, Regi
 def test_clients_beyond_the_bound_are_not_compared(
     servers: tuple[Registry, Registry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judgement, "MAX_CLIENTS", 5)
+    monkeypatch.setattr(traffic, "MAX_CLIENTS", 5)
     state = judge(servers[0], *map(client, range(20)))
     assert (state.levels[0].canary + state.levels[0].active, state.is_full) == (5, True)
     state = judge(servers[1], *map(client, range(20, 40)), Window(answers=3, failed=3, not_finite=1))

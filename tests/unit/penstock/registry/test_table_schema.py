@@ -8,11 +8,10 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from penstock.registry.database import Database, parse_url
+from penstock.registry.database import REGISTRY, Database, parse_url
 from penstock.registry.models import Base
 from penstock.registry.records import SchemaMismatch
 from penstock.registry.registry import Registry
-from penstock.registry.table_schema import REGISTRY
 
 
 def tables(file: Path) -> dict[str, str]:

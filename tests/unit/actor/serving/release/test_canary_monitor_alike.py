@@ -18,12 +18,12 @@ from sqlalchemy.orm import Session
 from penstock.actor.serving.episodes.episodes import Episode, SegmentBuilder
 from penstock.actor.serving.release.canary_monitor import CanaryMonitor
 from penstock.config.settings import CanarySection
-from penstock.registry import routing, steering
-from penstock.registry.canary import Bounds, ClientReturn, Seen, TrialState, Verdict, observe
-from penstock.registry.judgement import Trial, judge
+from penstock.registry import routing, traffic
+from penstock.registry.canary import Bounds, ClientReturn, Seen, Trial, TrialState, Verdict, observe
 from penstock.registry.models import Base, VersionRow, now, traffic_row
 from penstock.registry.records import Origin, Status, Traffic
 from penstock.registry.routing import Arm, Arms
+from penstock.registry.traffic import judge
 
 POLICY = "default"
 FALSE_ALARM = 0.05
@@ -81,7 +81,7 @@ class Tables:
     @property
     def arms(self) -> Arms:
         """Of the trial."""
-        return steering.arms(self.session, POLICY)
+        return traffic.arms(self.session, POLICY)
 
     def judge(self, trial: Trial, bounds: Bounds, found: list[Seen]) -> TrialState:
         """As `Registry.judge`."""

@@ -1,15 +1,21 @@
-"""Read and replace a policy's traffic, and read its arms in the same view."""
+"""A policy's traffic, its arms in the same view, labels of its versions, and the trial of its canary.
 
+Each function runs in the caller's transaction. A client counts once at each level of a trial, whichever
+servers saw it and however often one was restarted, for its row stands there already.
+"""
+
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from penstock.registry import models
-from penstock.registry.canary import MAX_PART
-from penstock.registry.models import LabelRow, TrafficRow
+from penstock.registry import canary, models
+from penstock.registry.canary import MAX_PART, Bounds, ClientReturn, Seen, Trial, TrialState
+from penstock.registry.models import LabelRow, TrafficRow, TrialClientRow, TrialRow
 from penstock.registry.records import (
     Action,
     Conflict,
@@ -21,27 +27,25 @@ from penstock.registry.records import (
 )
 from penstock.registry.routing import Arms
 
-# ---- Names of versions: `v15` is one version of a policy, for good.
+log = logging.getLogger(__name__)
 
-MAX_READ: Final = 1000
+MAX_LABELS: Final = 1000
 """Most names of a policy that are read at once, those of the newest versions."""
+MAX_CLIENTS: Final = 100_000
+"""Most clients and levels of a trial that are remembered, about 10 MB; further ones are not compared."""
+_AT_ONCE: Final = 500
 _FORM: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
 _TAKEN: Final = frozenset({"active", "canary", "latest", "pinned", "previous"})
-
-
-def check_label(label: str) -> str:
-    """Return a name of a version; raises ValueError for what cannot be one."""
-    if not _FORM.fullmatch(label) or label in _TAKEN:
-        raise ValueError(
-            f"label={label!r}: 1 to 63 letters, digits, '.', '_' and '-', a letter first, no name of an arm"
-        )
-    return label
 
 
 def name(session: Session, policy: str, version: int, label: str) -> None:
     """Give a registered version a name; the same again changes nothing."""
     models.find(session, policy, version)
-    known = session.get(LabelRow, (policy, check_label(label)))
+    if not _FORM.fullmatch(label) or label in _TAKEN:
+        raise ValueError(
+            f"label={label!r}: 1 to 63 letters, digits, '.', '_' and '-', a letter first, no name of an arm"
+        )
+    known = session.get(LabelRow, (policy, label))
     if known is None:
         session.add(LabelRow(policy=policy, label=label, version=version))
     elif known.version != version:
@@ -50,14 +54,14 @@ def name(session: Session, policy: str, version: int, label: str) -> None:
         )
 
 
-def read(session: Session, policy: str) -> Mapping[str, int]:
+def labels(session: Session, policy: str) -> Mapping[str, int]:
     newest = (
         select(LabelRow).where(LabelRow.policy == policy).order_by(LabelRow.version.desc(), LabelRow.label)
     )
-    return {row.label: row.version for row in session.scalars(newest.limit(MAX_READ))}
+    return {row.label: row.version for row in session.scalars(newest.limit(MAX_LABELS))}
 
 
-def number(session: Session, policy: str, label: str) -> int:
+def labelled(session: Session, policy: str, label: str) -> int:
     row = session.get(LabelRow, (policy, label))
     if row is None:
         raise UnknownVersion(f"no version of policy={policy!r} is called {label!r}")
@@ -73,7 +77,7 @@ def arms(session: Session, policy: str) -> Arms:
         active=by_status.get(Status.ACTIVE),
         canary=by_status.get(Status.CANARY),
         pinned=frozenset(row.version for row in held),
-        labels=read(session, policy),
+        labels=labels(session, policy),
     )
 
 
@@ -143,3 +147,80 @@ def _settings(traffic: Traffic) -> dict[str, Any]:
         "shadow": traffic.shadow,
         "pins": dict(traffic.pins),
     }
+
+
+# ---- The trial of the canary: several servers and restarts make one trial. Another one forgets all of it.
+
+
+def judge(
+    session: Session, policy: str, trial: Trial, bounds: Bounds, seen: Sequence[Seen]
+) -> TrialState | None:
+    """Return the state of a trial after what was seen, judged for all servers."""
+    if Trial.of(arms(session, policy)) != trial:
+        return None
+    row = session.get(TrialRow, policy)
+    state = _state_of(row, trial)
+    if state is None:
+        state = TrialState()
+        session.execute(delete(TrialClientRow).where(TrialClientRow.policy == policy))
+    elif not seen:
+        return state
+    fresh = _new(session, policy, seen)
+    is_full = len(fresh) < len(seen) and _count(session, policy) >= MAX_CLIENTS
+    state = replace(canary.observe_all(state, bounds, fresh), is_full=is_full or state.is_full)
+    text = canary.to_json(state)
+    if row is None:
+        session.add(TrialRow(policy=policy, trial=str(trial), state=text, changed=models.now()))
+    else:
+        row.trial, row.state, row.changed = str(trial), text, models.now()
+    return state
+
+
+def look(session: Session, policy: str) -> tuple[Trial | None, TrialState | None]:
+    trial = Trial.of(arms(session, policy))
+    row = session.get(TrialRow, policy)
+    return trial, None if trial is None else _state_of(row, trial)
+
+
+def _state_of(row: TrialRow | None, trial: Trial) -> TrialState | None:
+    """Return what is known of the trial; None where it begins."""
+    if row is None or row.trial != str(trial):
+        return None
+    try:
+        return canary.from_json(row.state)
+    except ValueError as error:
+        log.warning("a trial begins anew", extra={"trial": str(trial), "why": str(error)})
+        return None
+
+
+def _new(session: Session, policy: str, seen: Sequence[Seen]) -> list[Seen]:
+    """Return what counts: all but clients that were compared at their level before, or are too many."""
+    named = {(one.client, one.level) for one in seen if isinstance(one, ClientReturn) and one.client}
+    known = _known(session, policy, sorted({client for client, _ in named}))
+    room = MAX_CLIENTS - _count(session, policy) if named else 0
+    fresh: list[Seen] = []
+    for one in seen:
+        if isinstance(one, ClientReturn) and one.client:
+            name = (one.client, one.level)
+            if name in known or room <= 0:
+                continue
+            known.add(name)
+            room -= 1
+            session.add(TrialClientRow(policy=policy, client=one.client, level=one.level))
+        fresh.append(one)
+    return fresh
+
+
+def _known(session: Session, policy: str, clients: list[str]) -> set[tuple[str, int]]:
+    known: set[tuple[str, int]] = set()
+    for start in range(0, len(clients), _AT_ONCE):
+        wanted = select(TrialClientRow.client, TrialClientRow.level).where(
+            TrialClientRow.policy == policy, TrialClientRow.client.in_(clients[start : start + _AT_ONCE])
+        )
+        known.update((client, level) for client, level in session.execute(wanted))
+    return known
+
+
+def _count(session: Session, policy: str) -> int:
+    wanted = select(func.count()).select_from(TrialClientRow).where(TrialClientRow.policy == policy)
+    return session.scalar(wanted) or 0

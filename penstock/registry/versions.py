@@ -1,0 +1,350 @@
+"""Changes of a policy's versions in the caller's transaction: registration, promotion, rollback, retirement.
+
+Each change of what serves raises the traffic's revision, so that one number notifies every process that
+follows a policy. Statuses are written one after the other (flush): the database admits one active version
+even in between.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from penstock.registry import models
+from penstock.registry.models import EventRow, RangeRow, TrafficRow, VersionRow
+from penstock.registry.records import (
+    MAX_PINNED,
+    Action,
+    DifferentBytes,
+    Evaluation,
+    NewVersion,
+    NotAllowed,
+    Origin,
+    PolicyVersion,
+    Status,
+    TooManyPinned,
+    UnknownVersion,
+    check_text,
+)
+from penstock.registry.traffic import check_canary_share
+
+RANGE: Final = 2**26
+"""Numbers that a run has for itself, where several runs train one policy."""
+_WORTH: Final = {Origin.PERIODIC: 0, Origin.IMPORT: 1, Origin.ROLLBACK: 1, Origin.FINAL: 2, Origin.BEST: 3}
+"""Order in which versions are retired when room is made: the least first."""
+_PROMOTABLE: Final = {
+    Status.CANARY: (Status.CANDIDATE, Status.ROLLED_BACK),
+    Status.ACTIVE: (Status.CANDIDATE, Status.CANARY),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack:
+    """The result of a rollback."""
+
+    withdrawn: PolicyVersion
+    active: PolicyVersion | None
+    """The version that is active now; a learner publishes its content as a new version."""
+
+
+def reserve(session: Session, policy: str, run: str) -> int:
+    """Return the lowest number of a run's range; the same again for the same run."""
+    known = session.get(RangeRow, (policy, run))
+    if known is not None:
+        return known.first
+    registered = session.scalar(select(func.max(VersionRow.version)).where(VersionRow.policy == policy))
+    newest = session.scalar(select(func.max(RangeRow.first)).where(RangeRow.policy == policy))
+    used = max(registered or 0, 0 if newest is None else newest + RANGE - 1)
+    first = -(-used // RANGE) * RANGE + 1
+    session.add(RangeRow(policy=policy, run=run, first=first))
+    return first
+
+
+def register(session: Session, new: NewVersion, *, by: str, make_room: bool) -> VersionRow:
+    """Add a candidate and return its row, or the row that exists when the version is registered already."""
+    known = _same(session, new)
+    if known is not None:
+        return known
+    _check_room(session, new, by=by, make_room=make_room)
+    row = models.version_row(new)
+    session.add(row)
+    detail = {"origin": new.origin.value, "sha256": new.sha256}
+    models.audit(session, new.policy, new.version, Action.REGISTERED, by=by, reason=new.reason, detail=detail)
+    session.flush()
+    return row
+
+
+def record_evaluation(
+    session: Session, policy: str, version: int, evaluation: Evaluation, *, by: str
+) -> VersionRow:
+    """Record the evaluation of a version; the same result again is recorded once."""
+    row, result = models.find(session, policy, version), asdict(evaluation)
+    if row.evaluation != result:
+        row.evaluation, row.changed = result, models.now()
+        models.audit(session, policy, version, Action.EVALUATED, by=by, reason="", detail=result)
+    return row
+
+
+def promote(
+    session: Session,
+    policy: str,
+    version: int,
+    to: Status,
+    *,
+    reason: str,
+    by: str,
+    canary_share: float | None,
+) -> VersionRow:
+    """Make a version canary or active. One that is there already stays, unaudited."""
+    row = models.find(session, policy, version)
+    check_canary_share(session, policy, to, canary_share)
+    before = row.status
+    if before is to:
+        return row
+    _check_promotable(row, to)
+    check_text("reason", reason)
+    traffic = models.traffic_row(session, policy)
+    if to is Status.ACTIVE:
+        _make_room_for_active(session, row)
+    else:
+        _refuse_second_canary(session, policy)
+    _change(session, row, to, reason)
+    if before is Status.CANARY:
+        traffic.canary_share = 0.0
+    if to is Status.CANARY and canary_share is not None:
+        traffic.canary_share = canary_share
+    models.raise_revision(traffic)
+    _audit(session, row, Action.PROMOTED, before, by=by, reason=reason)
+    return row
+
+
+def rollback(session: Session, policy: str, version: int | None, *, reason: str, by: str) -> RolledBack:
+    """Withdraw a version, None: the canary, or the active version for the one before it.
+
+    Withdrawing a version again changes nothing and is not audited, so that of two callers only the first
+    acts.
+    """
+    row = _serving(session, policy) if version is None else models.find(session, policy, version)
+    if row.status is not Status.ROLLED_BACK:
+        _withdraw(session, row, reason=reason, by=by)
+    active = models.with_status(session, policy, Status.ACTIVE)
+    return RolledBack(
+        withdrawn=models.version_record(row),
+        active=None if active is None else models.version_record(active),
+    )
+
+
+def _withdraw(session: Session, row: VersionRow, *, reason: str, by: str) -> None:
+    if row.status not in (Status.CANARY, Status.ACTIVE):
+        raise NotAllowed(
+            f"version={row.version} of policy={row.policy!r} is {row.status.value} and serves no client: "
+            "only the canary and the active version are rolled back; retire it instead"
+        )
+    check_text("reason", reason)
+    before = row.status
+    successor = models.standby(session, row.policy) if before is Status.ACTIVE else None
+    if before is Status.ACTIVE and successor is None:
+        raise NotAllowed(
+            f"policy={row.policy!r} keeps no version from before version={row.version}: "
+            "promote another version instead"
+        )
+    _change(session, row, Status.ROLLED_BACK, reason)
+    if successor is not None:
+        _change(session, successor, Status.ACTIVE, f"version {row.version} was rolled back: {reason}")
+    _leave_traffic(models.traffic_row(session, row.policy), row.version, was_canary=before is Status.CANARY)
+    _audit(session, row, Action.ROLLED_BACK, before, by=by, reason=reason)
+
+
+def awaiting_number(session: Session, policy: str) -> VersionRow | None:
+    """Return the active version where a rollback restored it: its content has no new number yet."""
+    active = models.with_status(session, policy, Status.ACTIVE)
+    if active is None:
+        return None
+    own = (EventRow.version == active.version) & EventRow.action.in_((Action.PROMOTED, Action.REGISTERED))
+    is_decision = (EventRow.policy == policy) & (own | (EventRow.action == Action.ROLLED_BACK))
+    for event in session.scalars(select(EventRow).where(is_decision).order_by(EventRow.number.desc())):
+        if event.action is not Action.ROLLED_BACK:
+            return None
+        if event.detail["from"] == Status.ACTIVE.value:
+            return active
+    return None
+
+
+def record_rollback(
+    session: Session,
+    policy: str,
+    version: int,
+    restores: int,
+    *,
+    reason: str,
+    by: str,
+    sha256: str | None,
+    size_bytes: int | None,
+) -> VersionRow:
+    """Add a copy of `restores` under the number `version`; it takes over where `restores` is active."""
+    original = models.find(session, policy, restores)
+    copy = replace(
+        models.registered_as(original),
+        version=version,
+        parent=restores,
+        origin=Origin.ROLLBACK,
+        reason=check_text("reason", reason),
+        sha256=original.sha256 if sha256 is None else sha256,
+        size_bytes=original.size_bytes if size_bytes is None else size_bytes,
+    )
+    known = _same(session, copy)
+    if known is not None:
+        return known
+    if original.status is Status.RETIRED and not original.standby:
+        raise NotAllowed(
+            f"version={restores} of policy={policy!r} is retired, its weights are not held: "
+            "restore one of the pinned versions"
+        )
+    if original.status is not Status.ACTIVE:
+        _check_room(session, copy, by=by, make_room=False)
+    row = models.version_row(copy)
+    session.add(row)
+    session.flush()
+    if original.status is Status.ACTIVE:
+        _change(session, original, Status.RETIRED, f"version {version} has its content: {reason}")
+        _change(session, row, Status.ACTIVE, reason)
+        models.raise_revision(models.traffic_row(session, policy))
+    detail = {"restores": restores, "status": row.status.value}
+    models.audit(session, policy, version, Action.REGISTERED, by=by, reason=reason, detail=detail)
+    return row
+
+
+def retire(session: Session, policy: str, version: int, *, reason: str, by: str) -> VersionRow:
+    """Release a version's weights; not while it is active or traffic names it."""
+    row = models.find(session, policy, version)
+    if row.status is Status.RETIRED and not row.standby:
+        return row
+    if row.status is Status.ACTIVE:
+        raise NotAllowed(
+            f"version={row.version} of policy={row.policy!r} is active: promote another version first"
+        )
+    traffic = models.traffic_row(session, policy)
+    if version in _named(traffic):
+        raise NotAllowed(
+            f"version={row.version} of policy={row.policy!r} is named by the traffic (shadow, pins): "
+            "change the traffic first"
+        )
+    check_text("reason", reason)
+    before = row.status
+    _change(session, row, Status.RETIRED, reason)
+    if before is Status.CANARY:
+        _leave_traffic(traffic, version, was_canary=True)
+    _audit(session, row, Action.RETIRED, before, by=by, reason=reason)
+    return row
+
+
+def _serving(session: Session, policy: str) -> VersionRow:
+    """Return the canary if there is one, else the active version."""
+    for status in (Status.CANARY, Status.ACTIVE):
+        row = models.with_status(session, policy, status)
+        if row is not None:
+            return row
+    raise UnknownVersion(f"policy={policy!r} has neither canary nor active version: nothing to roll back")
+
+
+def _same(session: Session, new: NewVersion) -> VersionRow | None:
+    """Return the row of this very version, if it is registered."""
+    row = session.get(VersionRow, (new.policy, new.version))
+    if row is not None and (row.sha256, row.run) != (new.sha256, new.run):
+        raise DifferentBytes(
+            f"version={new.version} of policy={new.policy!r} is registered with sha256={row.sha256} by "
+            f"run={row.run!r}, not sha256={new.sha256} by run={new.run!r}: numbers are never reused; "
+            "runs that share a registry need policy names of their own"
+        )
+    return row
+
+
+def _check_room(session: Session, new: NewVersion, *, by: str, make_room: bool) -> None:
+    held = models.pinned(session, new.policy)
+    if len(held) < MAX_PINNED:
+        return
+    spare = _spare(session, new.policy, held) if make_room else []
+    if not spare:
+        raise TooManyPinned(
+            f"policy={new.policy!r} keeps {len(held)} versions, at most {MAX_PINNED}: retire one of "
+            f"{', '.join(str(row.version) for row in held)} before registering version={new.version}"
+        )
+    for row in spare[: len(held) - MAX_PINNED + 1]:
+        reason = f"made room for version {new.version}"
+        retire(session, row.policy, row.version, reason=reason, by=by)
+
+
+def _spare(session: Session, policy: str, held: list[VersionRow]) -> list[VersionRow]:
+    """Return those of `held` that no client uses: the rolled back first, then by worth and age."""
+    named = _named(models.traffic_row(session, policy))
+    idle = [
+        row
+        for row in held
+        if row.status in (Status.CANDIDATE, Status.ROLLED_BACK) and row.version not in named
+    ]
+    return sorted(idle, key=lambda row: (row.status is Status.CANDIDATE, _WORTH[row.origin], row.version))
+
+
+def _named(traffic: TrafficRow) -> frozenset[int]:
+    """Return the versions that the traffic names itself, next to the arms."""
+    shadow = () if traffic.shadow is None else (traffic.shadow,)
+    return frozenset((*shadow, *traffic.pins.values()))
+
+
+def _check_promotable(row: VersionRow, to: Status) -> None:
+    if to not in _PROMOTABLE:
+        raise ValueError(f"to={to.value!r}: a version is promoted to 'canary' or 'active'")
+    if row.status in _PROMOTABLE[to] or (to is Status.ACTIVE and row.standby):
+        return
+    remedy = {
+        Status.RETIRED: "its weights may be gone: register them as a new version",
+        Status.ROLLED_BACK: "promote it to canary first",
+        Status.ACTIVE: "promote another version to active first",
+    }
+    raise NotAllowed(
+        f"version={row.version} of policy={row.policy!r} is {row.status.value} and cannot become {to.value}: "
+        f"{remedy.get(row.status, 'choose a candidate')}"
+    )
+
+
+def _refuse_second_canary(session: Session, policy: str) -> None:
+    canary = models.with_status(session, policy, Status.CANARY)
+    if canary is not None:
+        raise NotAllowed(
+            f"version={canary.version} is the canary of policy={policy!r}: promote it, roll it back or "
+            "retire it first"
+        )
+
+
+def _make_room_for_active(session: Session, successor: VersionRow) -> None:
+    """Make the active version the standby, and release the standby of before."""
+    standby = models.standby(session, successor.policy)
+    if standby is not None:
+        standby.standby = False
+        session.flush()
+    active = models.with_status(session, successor.policy, Status.ACTIVE)
+    if active is not None:
+        _change(session, active, Status.RETIRED, f"version {successor.version} became active", standby=True)
+
+
+def _change(session: Session, row: VersionRow, to: Status, reason: str, *, standby: bool = False) -> None:
+    row.status, row.standby, row.reason, row.changed = to, standby, reason, models.now()
+    session.flush()
+
+
+def _leave_traffic(traffic: TrafficRow, version: int, *, was_canary: bool) -> None:
+    """Remove `version` from the traffic, so that no client is sent to it any more."""
+    if was_canary:
+        traffic.canary_share = 0.0
+    if traffic.shadow == version:
+        traffic.shadow = None
+    traffic.pins = {key: pin for key, pin in traffic.pins.items() if pin != version}
+    models.raise_revision(traffic)
+
+
+def _audit(
+    session: Session, row: VersionRow, action: Action, before: Status, *, by: str, reason: str
+) -> None:
+    detail = {"from": before.value, "to": row.status.value}
+    models.audit(session, row.policy, row.version, action, by=by, reason=reason, detail=detail)
