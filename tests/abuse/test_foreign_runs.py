@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from penstock.config.service_settings import calling_security, service_settings
 from penstock.config.settings import ConfigurationError
 from penstock.launch.cli.app import app
+from penstock.launch.commands.request import Request
 from penstock.launch.run.plan import make_plan, prepare_folder, take_configuration
-from penstock.launch.run.request import Request
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.protocol.specification import RunSpecification
 from tests.support.run.solved_run import SOLVED_RUN

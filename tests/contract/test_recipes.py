@@ -8,9 +8,9 @@ import pytest
 import tomli_w
 
 from penstock.config.algorithm_sections import TokenPPOSection
+from penstock.launch.commands.request import Request
 from penstock.launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
 from penstock.launch.run.plan import make_plan
-from penstock.launch.run.request import Request
 from penstock.training import lay_over
 from penstock.workloads.rlhf.language_section import language
 

@@ -15,12 +15,12 @@ from typing import Annotated, Any
 import typer
 
 from penstock.launch.cli.plugin_commands import WithPluginCommands
+from penstock.launch.commands.request import Request
 from penstock.launch.commands.service_commands import actor, broker, learner, redis, serve, with_flags_of
 from penstock.launch.control.control_commands import control_commands
 from penstock.launch.gateway.gateway_commands import gateway_commands
 from penstock.launch.jobs.job_commands import job_commands
 from penstock.launch.policy.policy_commands import policy_commands
-from penstock.launch.run.request import Request
 from penstock.protocol.limits import MAX_NUMBER
 from penstock.runtime.exit import EXIT_USAGE
 from penstock.runtime.foreground import (

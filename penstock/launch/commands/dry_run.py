@@ -18,8 +18,8 @@ from typing import Any, Final, TextIO
 from penstock.config.settings import ConfigurationError, LearnerSection, Progress, Rehearsal
 from penstock.config.workload import find, load
 from penstock.launch.inspection.curve import shown, size, span
+from penstock.launch.inspection.live_view import make_view
 from penstock.launch.run.fork_server import ForkServer, read_rows
-from penstock.launch.run.live_view import make_view
 from penstock.launch.run.memory import DeviceMemory, Memory, available, device_memory, together
 from penstock.launch.run.plan import Plan, prepare_folder
 from penstock.launch.run.run import Run

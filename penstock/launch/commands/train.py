@@ -16,8 +16,8 @@ from typing import Any
 
 from penstock.config.run_folder import held_folder
 from penstock.config.workload import find, load
+from penstock.launch.inspection.live_view import make_view
 from penstock.launch.run.fork_server import ForkServer, WatchedStream
-from penstock.launch.run.live_view import make_view
 from penstock.launch.run.memory import DeviceMemory
 from penstock.launch.run.plan import Plan, make_folders, prepare_folder, prepared
 from penstock.launch.run.run import Run

@@ -26,7 +26,7 @@ from penstock.config.settings import (
 )
 from penstock.config.trusted import check_own, module_of, seal
 from penstock.config.workload import find, load
-from penstock.launch.run.request import Request
+from penstock.launch.commands.request import Request
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.progress import check_same, sections
 from penstock.learner.recording.recording_index import DESCRIPTION

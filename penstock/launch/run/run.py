@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.settings import ConfigurationError, MetricsSection
+from penstock.launch.inspection.live_view import View
 from penstock.launch.run.fork_server import ForkServer, MetricsTail
-from penstock.launch.run.live_view import View
 from penstock.launch.run.memory import explain, of_process, together
 from penstock.launch.run.plan import Plan, take_configuration
 from penstock.launch.run.redis_service import ask

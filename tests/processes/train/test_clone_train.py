@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.launch.commands.request import Request
 from penstock.launch.run.plan import make_plan, prepare_folder
-from penstock.launch.run.request import Request
 from penstock.launch.run.supervised_service import penstock
 from penstock.learner.model.model import make_model
 from penstock.learner.publish.final_policy import FinalPolicy, write_final

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.config.settings import ConfigurationError, LearnerSection
 from penstock.launch.commands.dry_run import Pace, ShortRun, check, lines, pace_of, predicted, shortened
+from penstock.launch.commands.request import Request
 from penstock.launch.run.plan import Plan, make_plan
-from penstock.launch.run.request import Request
 
 PACE = Pace(seconds=20.0, steps=1000, updates=10, seconds_per_step=0.01)
 SHORT = ShortRun(wall_seconds=35.0, training_seconds=21.0, is_whole=False, pace=PACE, memory={})

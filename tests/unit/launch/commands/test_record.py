@@ -8,8 +8,8 @@ import pytest
 
 from penstock.actor.specification import run as actor_run
 from penstock.launch.commands.record import record
+from penstock.launch.commands.request import Request
 from penstock.launch.run.plan import make_plan
-from penstock.launch.run.request import Request
 from penstock.learner.model.model import make_model
 from penstock.learner.publish.final_policy import FinalPolicy
 from penstock.learner.recording.reader import Recording

@@ -16,8 +16,8 @@ from penstock.config.settings import (
     load,
     parse_toml,
 )
+from penstock.launch.commands.request import Request
 from penstock.launch.run.plan import make_plan, prepare_folder
-from penstock.launch.run.request import Request
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 
 

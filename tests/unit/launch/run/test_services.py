@@ -13,9 +13,9 @@ import pytest
 from penstock.actor.serving.experience.drain_bounds import CALLS_S, FLUSH_S
 from penstock.config.settings import ConfigurationError, load
 from penstock.config.workload import find
+from penstock.launch.commands.request import Request
 from penstock.launch.run import services
 from penstock.launch.run.plan import make_plan, prepare_folder
-from penstock.launch.run.request import Request
 from penstock.launch.run.services import private_folder, service_environment, service_specs
 from penstock.launch.run.supervised_service import DrainStage, without_configuration
 from penstock.launch.run.supervisor import gone_by

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from penstock.launch.inspection.live_view import LiveView, PlainView, make_view
 from penstock.launch.run.fork_server import MetricsTail, Progress
-from penstock.launch.run.live_view import LiveView, PlainView, make_view
 
 HALF_WAY = Progress(
     env_steps=75_000,
@@ -44,7 +44,7 @@ def test_plain_lines_say_all_figures_once_in_a_while() -> None:
 
 
 def test_a_run_that_stands_still_writes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.launch.run.live_view.PLAIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr("penstock.launch.inspection.live_view.PLAIN_INTERVAL_S", 0.0)
     stream = io.StringIO()
     with PlainView(stream, total_steps=None, target=None) as view:
         for seconds in (10.0, 12.0, 14.0):
