@@ -1,4 +1,4 @@
-"""The tables, as SQLAlchemy maps them; `migrations/` makes them, and a test holds the two together.
+"""The tables, as SQLAlchemy maps them and `migrations/` makes them.
 
 Partial unique indexes ensure, for every writer, that a policy has at most one active, one canary and one
 standby version. Rows never leave this package: callers receive `records`.

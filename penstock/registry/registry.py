@@ -50,15 +50,8 @@ class Registry:
     def open(cls, url: str, *, migrate: bool = False) -> Self:
         """Return the registry at `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
 
-        Args:
-            url: of the database.
-            migrate: make the tables where there are none. A file that cannot be written is only read, as
-                `read` does.
-
-        Raises:
-            SchemaMismatch: the tables are absent (without `migrate`) or of another revision.
-            Unavailable: the database does not answer.
-            ValueError: the URL is of another kind.
+        migrate: make the tables where there are none. A file that cannot be written is only read.
+        Raises SchemaMismatch for tables that are absent or of another revision, ValueError for another URL.
         """
         database = Database(url)
         if database.file is not None and database.file.exists() and not is_writable(database.file):
@@ -68,13 +61,7 @@ class Registry:
 
     @classmethod
     def read(cls, url: str) -> Self:
-        """Return the registry of that URL, to be read: a file of SQLite and its folder stay as they are.
-
-        Raises:
-            SchemaMismatch: the tables are absent or of another revision.
-            Unavailable: as `open`, and what is called to write.
-            ValueError: the URL is of another kind.
-        """
+        """Return the registry of that URL, to be read: a file of SQLite and its folder stay as they are."""
         database = Database(url, only_read=True)
         if database.file is not None and not database.file.is_file():
             raise SchemaMismatch(f"registry {database.shown}: no such file; name one that is there")
@@ -106,30 +93,17 @@ class Registry:
     def register(self, new: NewVersion, *, by: str, make_room: bool = False) -> PolicyVersion:
         """Register a version as candidate; returns the existing record when it is registered already.
 
-        Args:
-            new: the version to keep.
-            by: who registers it, for the audit.
-            make_room: retire the least valuable candidate or rolled back version when MAX_PINNED are kept.
-
-        Raises:
-            DifferentBytes: the number is taken by a version with another sha256.
-            TooManyPinned: MAX_PINNED versions are kept, and none may go.
-            Conflict: another caller changed the policy at the same time.
+        make_room: retire the least valuable candidate or rolled back version when MAX_PINNED are kept.
+        Raises DifferentBytes where the number is taken, TooManyPinned, Conflict.
         """
         return self._write(lambda session: versions.register(session, new, by=by, make_room=make_room))
 
     def reserve(self, policy: str, run: str) -> int:
-        """Reserve numbers for the versions of a run of a policy that others train, too.
-
-        Returns the lowest of RANGE numbers that no other run has; the same again for the same run.
-        """
+        """Reserve RANGE numbers for the versions of a run; returns the lowest, the same again for the run."""
         return self._database.write(lambda session: versions.reserve(session, policy, run))
 
     def name(self, policy: str, version: int, label: str) -> None:
-        """Give a version a name that it keeps for good; the same again changes nothing.
-
-        Raises UnknownVersion, ValueError for what is no name, NotAllowed for one that another version has.
-        """
+        """Give a version a name that it keeps for good; NotAllowed for one that another version has."""
         self._database.write(lambda session: traffic.name(session, policy, version, label))
 
     def labels(self, policy: str) -> Mapping[str, int]:
@@ -143,14 +117,7 @@ class Registry:
     def record_evaluation(
         self, policy: str, version: int, evaluation: Evaluation, *, by: str
     ) -> PolicyVersion:
-        """Record the evaluation of a version in place of the one before; raises UnknownVersion.
-
-        Args:
-            policy: name of the policy.
-            version: number of a registered version.
-            evaluation: its result.
-            by: who evaluated it, for the audit.
-        """
+        """Record the evaluation of a version in place of the one before; raises UnknownVersion."""
         return self._write(
             lambda session: versions.record_evaluation(session, policy, version, evaluation, by=by)
         )
@@ -207,18 +174,8 @@ class Registry:
     ) -> PolicyVersion:
         """Make a version canary or active; the old active version becomes the standby.
 
-        Args:
-            policy: name of the policy.
-            version: number of a registered version.
-            reason: for the audit.
-            by: who promotes it, for the audit.
-            to: Status.CANARY or Status.ACTIVE.
-            canary_share: share of clients in [0, 1] that the canary gets; None: unchanged.
-
-        Raises:
-            UnknownVersion: the version is not registered.
-            NotAllowed: its status does not admit the change.
-            Conflict: another caller changed the policy at the same time.
+        canary_share: share of clients in [0, 1] that the canary gets; None: unchanged. Raises UnknownVersion,
+        NotAllowed where its status does not admit the change, Conflict.
         """
         return self._write(
             lambda session: versions.promote(
@@ -227,22 +184,11 @@ class Registry:
         )
 
     def rollback(self, policy: str, reason: str, *, by: str, version: int | None = None) -> RolledBack:
-        """Withdraw `version`, the canary, or the active version in favour of its standby.
+        """Withdraw the canary, or the active version in favour of its standby: no client gets it any more.
 
-        No client gets it any more.
-
-        Args:
-            policy: name of the policy.
-            reason: for the audit.
-            by: who withdraws it, for the audit.
-            version: the version to withdraw; None: the canary if there is one, else the active version. A
-                caller that has judged a version must name it: then the second of two such callers changes
-                nothing.
-
-        Raises:
-            UnknownVersion: the version is not registered, or there is none to withdraw.
-            NotAllowed: it is neither canary nor active, or has no standby.
-            Conflict: another caller changed the policy at the same time.
+        version: None: the canary if there is one, else the active version. A caller that has judged a version
+        must name it: then the second of two such callers changes nothing. Raises UnknownVersion, Conflict,
+        NotAllowed where it is neither canary nor active or has no standby.
         """
         return self._database.write(
             lambda session: versions.rollback(session, policy, version, reason=reason, by=by)
@@ -268,22 +214,9 @@ class Registry:
     ) -> PolicyVersion:
         """Register `version`, published with the content of the pinned version `restores`.
 
-        It becomes active where `restores` is, which is then retired; otherwise it is a candidate.
-
-        Args:
-            policy: name of the policy.
-            version: the new number.
-            restores: number of the pinned version whose content it has.
-            reason: for the audit.
-            by: who published it, for the audit.
-            sha256: of the new bytes where they differ from the old ones, else None.
-            size_bytes: their size where they differ, else None.
-
-        Raises:
-            UnknownVersion: `restores` is not registered.
-            NotAllowed: `restores` is not pinned.
-            DifferentBytes: `version` is taken by a version with another sha256.
-            Conflict: another caller changed the policy at the same time.
+        It becomes active where `restores` is, which is then retired; otherwise it is a candidate. sha256,
+        size_bytes: of the new bytes where they differ from the old ones. Raises UnknownVersion, DifferentBytes,
+        Conflict, NotAllowed where `restores` is not pinned.
         """
         return self._write(
             lambda session: versions.record_rollback(
@@ -299,19 +232,7 @@ class Registry:
         )
 
     def retire(self, policy: str, version: int, reason: str, *, by: str) -> PolicyVersion:
-        """Release a version's weights, also those of the standby.
-
-        Args:
-            policy: name of the policy.
-            version: number of the version.
-            reason: for the audit.
-            by: who retires it, for the audit.
-
-        Raises:
-            UnknownVersion: the version is not registered.
-            NotAllowed: it is active, or traffic names it.
-            Conflict: another caller changed the policy at the same time.
-        """
+        """Release a version's weights, also of the standby; not while it is active or traffic names it."""
         return self._write(lambda session: versions.retire(session, policy, version, reason=reason, by=by))
 
     # ------------------------------------------------------------ traffic and audit
@@ -323,18 +244,10 @@ class Registry:
         )
 
     def set_traffic(self, wanted: Traffic, reason: str, *, by: str) -> Traffic:
-        """Replace the traffic that was read, and return the new one.
+        """Replace the traffic that was read, with `replace(registry.traffic(policy), canary_share=0.1)`.
 
-        Call it with `replace(registry.traffic(policy), canary_share=0.1)`.
-
-        Args:
-            wanted: the new traffic, with the revision that was read.
-            reason: for the audit.
-            by: who changes it, for the audit.
-
-        Raises:
-            Conflict: it was changed since (`wanted.revision` is not the stored one).
-            NotAllowed: a share without a canary, or a version that is not held.
+        Raises Conflict where it was changed since, NotAllowed for a share without a canary or a version that
+        is not held.
         """
         return self._database.write(
             lambda session: traffic.set_traffic(session, wanted, reason=reason, by=by)
@@ -356,22 +269,13 @@ class Registry:
     def judge(self, policy: str, trial: Trial, bounds: Bounds, seen: Sequence[Seen]) -> TrialState | None:
         """Return the state of a canary's trial after what one server has seen, judged for all of them.
 
-        None where another trial, or none, is on by now. Who finds WITHDRAW calls `rollback`.
-
-        Args:
-            policy: name of the policy.
-            trial: what is compared, as `Trial.of(registry.arms(policy))` had it.
-            bounds: those of the canary.
-            seen: returns of clients and windows of answers, in the order in which they were seen.
+        None where another trial, or none, is on by now. Who finds WITHDRAW calls `rollback`. seen: returns of
+        clients and windows of answers, in order.
         """
         return self._database.write(lambda session: traffic.judge(session, policy, trial, bounds, seen))
 
     def trial(self, policy: str) -> tuple[Trial | None, TrialState | None]:
-        """Return the trial of a canary that is on, and what all servers together have found so far.
-
-        None for what there is not: a canary without others to compare it with is not on trial, and one that
-        no server has seen has no state.
-        """
+        """Return the trial of a canary that is on, and what all servers have found so far; or None."""
         return self._database.read(lambda session: traffic.look(session, policy))
 
     # ------------------------------------------------------------ feedback
@@ -384,17 +288,10 @@ class Registry:
         caller: str = "",
         request_keys: Sequence[str | None] | None = None,
     ) -> None:
-        """Store rewards (episode id, step, amount) that arrived too late for training.
+        """Store rewards (episode id, step, amount) that arrived too late for training, all or none.
 
-        Args:
-            policy: name of the policy.
-            rewards: what is stored, all or none.
-            caller: who reports them; the oldest of a caller's rewards give way to its newest.
-            request_keys: under which each is stored once for its policy; None: none has one.
-
-        Raises:
-            ValueError: an id is too long, a step out of range or an amount not finite.
-            NotAllowed: a key came with another reward before.
+        caller: who reports them; the oldest of a caller's rewards give way to its newest. request_keys: under
+        which each is stored once for its policy. Raises ValueError, NotAllowed for a key of another reward.
         """
         self._database.write(
             lambda session: feedback.add(session, policy, rewards, caller=caller, request_keys=request_keys)
@@ -411,18 +308,9 @@ class Registry:
     def add_ratings(
         self, policy: str, new: Sequence[Rating], bounds: RatingBounds | None = None
     ) -> tuple[KeptRating, ...]:
-        """Store ratings of responses of a policy, all or none, and return them.
+        """Store ratings of responses of a policy, all or none; each `request_key` counts once.
 
-        One whose `request_key` is known already is stored once.
-
-        Args:
-            policy: name of the policy.
-            new: what is stored.
-            bounds: of the projects that the ratings belong to; None: there are none.
-
-        Raises:
-            NotAllowed: a key came with another rating before.
-            NoRoom: a project would have more than it may.
+        bounds: of the ratings' projects. Raises NotAllowed for a key of another rating, NoRoom.
         """
         return self._database.write_together(lambda session: ratings.add(session, policy, new, bounds))
 
@@ -442,31 +330,23 @@ class Registry:
         *,
         most_chars: int | None = None,
     ) -> tuple[KeptRating, ...]:
-        """Return ratings behind number `after`, oldest first, at most `limit`.
+        """Return ratings behind number `after`, oldest first, of all policies when None, at most `limit`.
 
-        Of all policies when `policy` is None. most_chars: of their texts together, beyond which no further
-        one is returned; the first always is.
+        most_chars: of their texts together, beyond which no further one is returned; the first always is.
         """
         return self._database.read(lambda session: ratings.read(session, policy, after, limit, most_chars))
 
     def tally(self, policy: str, key: str, *, above: float, without: str | None = None) -> tuple[Tally, ...]:
         """Return how many conversations of each version were rated in an aspect, and how many above a score.
 
-        Args:
-            policy: name of the policy.
-            key: the aspect.
-            above: a conversation whose newest score is above it was rated well.
-            without: source whose ratings are left out.
+        without: source whose ratings are left out.
         """
         return self._database.read(lambda session: ratings.tally(session, policy, key, above, without))
 
     def rated_conversations(
         self, policy: str, key: str, *, above: float, without: str | None = None
     ) -> tuple[RatedConversation, ...]:
-        """Return the conversations of a policy that were rated in an aspect, by their names.
-
-        above, without: as in `tally`. Whoever deleted their ratings is in none of them.
-        """
+        """Return the conversations of a policy that were rated in an aspect, by their names; see `tally`."""
         return self._database.read(
             lambda session: ratings.rated_conversations(session, policy, key, above, without)
         )
@@ -479,5 +359,4 @@ class Registry:
         return self._database.read(work)
 
     def _write(self, change: Callable[[Session], VersionRow]) -> PolicyVersion:
-        """Return the record of the row that `change` changed, as it was committed."""
         return self._database.write(lambda session: models.version_record(change(session)))
