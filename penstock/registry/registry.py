@@ -215,8 +215,8 @@ class Registry:
         """Register `version`, published with the content of the pinned version `restores`.
 
         It becomes active where `restores` is, which is then retired; otherwise it is a candidate. sha256,
-        size_bytes: of the new bytes where they differ from the old ones. Raises UnknownVersion, DifferentBytes,
-        Conflict, NotAllowed where `restores` is not pinned.
+        size_bytes: of the new bytes where they differ from the old ones. Raises UnknownVersion,
+        DifferentBytes, Conflict, NotAllowed where `restores` is not pinned.
         """
         return self._write(
             lambda session: versions.record_rollback(

@@ -10,7 +10,6 @@ from penstock.registry.database import REGISTRY, Database, parse_url
 from penstock.registry.records import SchemaMismatch
 from penstock.registry.registry import Registry
 
-
 MADE_BEFORE = Path(__file__).parents[3] / "processes/train/solved_run/registry.sqlite"
 """A registry of revision 0010 that another program made."""
 
