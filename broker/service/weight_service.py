@@ -23,7 +23,7 @@ import grpc
 from penstock.broker.log.replies import Change, Scope
 from penstock.broker.log.store import Store, StoreUnavailable
 from penstock.broker.service.admission import LastCredit, SessionOwners, check_number, redis_down
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import how_to_install
 from penstock.protocol.append import write_around
 from penstock.protocol.limits import (
     MAX_NUMBER,

@@ -1,16 +1,20 @@
-"""A run's folder: its configuration file, who may read it, and the lock of the launcher that has it in hand.
+"""A run's folder: who may read it, the lock of its launcher, and files of it, which may come from anywhere.
 
-What clients have shown and said lies in it: files are 0600 and the folder 0700, whatever the umask.
+What clients have shown and said lies in it: files are 0600 and the folder 0700, whatever the umask. What is
+no regular file is not opened: a pipe would be waited for without end. A process may guard folders in which
+others write while it reads: no link is followed there, to whatever this process may read, or write.
 """
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
-from penstock.config.settings import ConfigurationError
+from penstock.config.configuration_error import ConfigurationError
 
 CONFIG_FILE: Final = "config.toml"
 LOCK_FILE: Final = "launcher.lock"
@@ -42,3 +46,79 @@ def held_folder(run_dir: Path) -> Iterator[None]:
                 f"run_dir={run_dir}: another `penstock train` has this run in hand; stop it first"
             ) from None
         yield
+
+
+# ---- Files of it.
+
+MAX_BYTES: Final = 16 * 1024 * 1024
+"""Most bytes of a file that is read whole."""
+_FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MADE_SO: Final = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EACCES}
+"""Of an open: what stands there was put there, and will be there at the next try."""
+_guarded: Final = set[Path]()
+
+
+class NoPlainFile(OSError):
+    """Reports what is not opened: `strerror` names it and says why."""
+
+    def __init__(self, number: int, file: Path, why: str) -> None:
+        super().__init__(number, f"{file.name}: {why}", str(file))
+
+
+def guard(folder: Path) -> None:
+    """Have no link below a folder be followed by what this module opens, as long as this process lives."""
+    _guarded.update((folder.absolute(), folder.resolve()))
+
+
+def is_guarded(file: Path) -> bool:
+    return _guard_of(file) is not None
+
+
+def opener(file: str, flags: int) -> int:
+    """Open a regular file: the `opener` of Python's `open`, also to write; raises NoPlainFile, OSError."""
+    path, wanted = Path(file), flags | os.O_NONBLOCK | os.O_CLOEXEC
+    folder = _guard_of(path)
+    number = os.open(path, wanted, 0o666) if folder is None else _open_below(folder, path, wanted)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise NoPlainFile(errno.EINVAL, path, "is no regular file")
+    return number
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """Open a file for reading; raises NoPlainFile for what is no regular file, OSError."""
+    return open(file, "rb", opener=opener)
+
+
+def read_whole(file: Path) -> bytes:
+    """Return what a file holds; raises as `open_regular`, and NoPlainFile for more than `MAX_BYTES`."""
+    with open_regular(file) as opened:
+        content = opened.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise NoPlainFile(errno.EFBIG, file, f"holds more than {MAX_BYTES} bytes")
+    return content
+
+
+def _guard_of(file: Path) -> Path | None:
+    place = file.absolute()
+    return next((folder for folder in _guarded if place.is_relative_to(folder)), None)
+
+
+def _open_below(folder: Path, file: Path, flags: int) -> int:
+    *between, name = file.absolute().relative_to(folder).parts
+    if os.pardir in (*between, name):
+        raise NoPlainFile(errno.EINVAL, file, "leads out of its folder")
+    here = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for one in between:
+            inside = os.open(one, _FOLDER, dir_fd=here)
+            os.close(here)
+            here = inside
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=here)
+    except OSError as error:
+        if error.errno in _MADE_SO:
+            why = f"is no file that may be opened here, where links are not followed ({error.strerror})"
+            raise NoPlainFile(error.errno, file, why) from error
+        raise
+    finally:
+        os.close(here)

@@ -1,8 +1,4 @@
-"""The one configuration model: TOML, then environment, then `--set`; unknown keys are errors.
-
-Every setting has a line of help and, where it has one, a unit. Environment variables are
-`PENSTOCK_SECTION__KEY`. Values that are None are chosen by the workload's defaults or the machine.
-"""
+"""The one configuration model: TOML, then `PENSTOCK_SECTION__KEY`, then `--set`; unknown keys are errors."""
 
 import math
 import os
@@ -14,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
+import tomli_w
 from pydantic import Field, ValidationError
 
 from penstock.config.algorithm_sections import (
@@ -32,7 +29,7 @@ from penstock.config.algorithm_sections import (
     algorithm_name,
 )
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.run_files import is_guarded, read_whole
+from penstock.config.run_folder import is_guarded, read_whole
 from penstock.config.sections import (
     ActorSection,
     AtariSection,
@@ -123,11 +120,13 @@ __all__ = [
     "SecuritySection",
     "ServingSection",
     "Settings",
+    "dump",
     "from_environment",
     "load",
     "merge",
     "parse_assignment",
     "parse_toml",
+    "shown",
 ]
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
@@ -254,6 +253,50 @@ def _explain(error: dict[str, Any], merged: Mapping[str, Any]) -> str:
         case _:
             shown = "**********" if key in _SECRETS else repr(error["input"])
             return f"{key}={shown}: {error['msg']}"
+
+
+# ---- Settings as TOML text: `config.toml`, from which every service starts, without what is unset or secret.
+
+
+def dump(settings: Settings) -> str:
+    """Return all settings but the unset and the secret; `load([parse_toml(...)])` reads them back."""
+    return _toml(_plain(settings))
+
+
+def shown(settings: Settings, *, advanced: bool) -> str:
+    """Return the settings for `--print-config`, as TOML; secrets are stars."""
+    content = _plain(settings)
+    if settings.security.redis_password is not None:
+        content["security"]["redis_password"] = "**********"  # noqa: S105 - stars
+    if advanced:
+        return _toml(content)
+    hidden = _hide_advanced(settings, content)
+    note = f"# {hidden} advanced settings stand at their defaults; --advanced shows them."
+    return f"{_toml(content)}\n{note}\n"
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    content = settings.model_dump(mode="json", exclude_none=True)
+    content["security"].pop("redis_password", None)
+    return content
+
+
+def _toml(content: Mapping[str, Any]) -> str:
+    """As TOML. The one control character that the writer leaves as it is, DEL, TOML forbids."""
+    return tomli_w.dumps(content).replace("\x7f", "\\u007F")
+
+
+def _hide_advanced(section: Section, content: dict[str, Any]) -> int:
+    """Take the advanced settings at their defaults out of `content`; returns how many there are."""
+    hidden = 0
+    for name, known in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            hidden += _hide_advanced(value, content[name])
+        elif section.is_advanced(name) and value == known.default:
+            content.pop(name, None)
+            hidden += 1
+    return hidden
 
 
 # ---- What a workload's preparation of a run is given, and what its rehearsal returns.

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config.run_files import read_whole
+from penstock.config.run_folder import read_whole
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find
 

@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import how_to_install
 from penstock.registry.records import Conflict, RegistryError, SchemaMismatch, Unavailable, reading_uri
 from penstock.runtime.retry import full_jitter, retry
 

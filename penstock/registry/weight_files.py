@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import IO, Final
 
-from penstock.config.run_files import open_regular, opener
+from penstock.config.run_folder import open_regular, opener
 from penstock.protocol.specification import RunSpecification
 
 FOLDER: Final = "policies"

@@ -15,9 +15,8 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
-from penstock.config import toml_text
 from penstock.config.sections import Section
-from penstock.config.settings import ConfigurationError, Settings, load
+from penstock.config.settings import ConfigurationError, Settings, dump, load
 from penstock.launch.cli.app import app
 from tests.support.run.solved_run import SOLVED_RUN
 
@@ -268,7 +267,7 @@ def test_a_setting_is_refused_by_name_or_can_be_written_and_told(key: str) -> No
             assert str(error).startswith(key.partition(".")[0]), (value, error)
             assert "s3cret" not in str(error)
             continue
-        written = toml_text.dump(settings)
+        written = dump(settings)
         assert "s3cret" not in written
         read = load([tomllib.loads(written)])
         secret = settings.security.redis_password

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
-from penstock.config.run_files import NoPlainFile
+from penstock.config.run_folder import NoPlainFile
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Job, Outcome
 from penstock.gateway.jobs.steering import Action, CannotSteer, Order

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from penstock.config.extras import DISTRIBUTION, how_to_install
+from penstock.config.configuration_error import DISTRIBUTION, how_to_install
 from penstock.config.workload import find, load
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.extras import DISTRIBUTION
+from penstock.config.configuration_error import DISTRIBUTION
 from tests.support.run.forked_process import ForkedProcess
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.config.settings import Settings
-from penstock.config.toml_text import dump
+from penstock.config.settings import Settings, dump
 from penstock.launch.audit.audit_command import audit
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from tests.support.run.broker_process import BrokerProcess, eventually

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.config.settings import load
-from penstock.config.toml_text import dump
+from penstock.config.settings import dump, load
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from tests.support.run.broker_process import eventually
 from tests.support.storage.guarded_redis import USERS, GuardedRedis, tls_binary

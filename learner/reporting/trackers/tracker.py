@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import how_to_install
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime import metrics
 

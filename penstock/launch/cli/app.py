@@ -95,7 +95,7 @@ def _looked_at(request: Request, *, advanced: bool, dry_run: bool, ui: bool, as_
 
     plan = make_plan(request)
     if not dry_run:
-        from penstock.config.toml_text import shown
+        from penstock.config.settings import shown
 
         sys.stdout.write(shown(plan.settings, advanced=advanced))
         return 0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import how_to_install
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 
 _ENDPOINT_S: Final = 10.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import how_to_install
 from penstock.launch.gateway.site_commands import (
     FurtherAgents,
     HostNames,

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from penstock.config.run_files import opener
+from penstock.config.run_folder import opener
 from penstock.runtime.output_file import sync_folder, write_once
 
 LOG_FILE: Final = "train.log"

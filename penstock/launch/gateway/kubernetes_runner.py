@@ -53,9 +53,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from penstock.config.configuration_error import ConfigurationError
-from penstock.config.extras import how_to_install
-from penstock.config.run_files import read_whole
+from penstock.config.configuration_error import ConfigurationError, how_to_install
+from penstock.config.run_folder import read_whole
 from penstock.gateway.jobs.job_records import CannotBegin, CannotLook, Job, Outcome, Stage
 from penstock.gateway.store.tables import JobState
 from penstock.launch.gateway.job_process import (

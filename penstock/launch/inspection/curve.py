@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config.run_files import open_regular
+from penstock.config.run_folder import open_regular
 
 # ---- Lines of a `metrics.jsonl`, read as they are: a crash may have torn one, or somebody written others.
 

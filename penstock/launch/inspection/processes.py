@@ -18,7 +18,7 @@ from typing import Any, Final
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.config.run_files import open_regular, read_whole
+from penstock.config.run_folder import open_regular, read_whole
 from penstock.config.settings import ConfigurationError
 from penstock.launch.inspection.curve import parse_line
 from penstock.runtime.exit import Fatal

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.config.configuration_error import how_to_install
 from penstock.config.credentials import registry_with_password
-from penstock.config.extras import how_to_install
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, Settings, load, parse_toml

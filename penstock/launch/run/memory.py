@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from penstock.config.run_files import opener
+from penstock.config.run_folder import opener
 
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024

@@ -12,7 +12,6 @@ from typing import Any
 
 from penstock.actor.acting.masks import potentials
 from penstock.config import settings as configuration
-from penstock.config import toml_text
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import over_defaults
 from penstock.config.settings import (
@@ -23,6 +22,7 @@ from penstock.config.settings import (
     RegistrySection,
     Section,
     Settings,
+    dump,
 )
 from penstock.config.trusted import check_own, module_of, seal
 from penstock.config.workload import find, load
@@ -202,7 +202,7 @@ def prepare_folder(plan: Plan) -> None:
     `take_configuration`, because the learner may refuse them.
     """
     make_folders(plan)
-    asked = toml_text.dump(plan.settings)
+    asked = dump(plan.settings)
     plan.asked_config.unlink(missing_ok=True)
     if not plan.config.exists():
         _replace(plan.config, asked)

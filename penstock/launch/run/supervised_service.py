@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from penstock.config.run_files import NoPlainFile, open_regular
+from penstock.config.run_folder import NoPlainFile, open_regular
 from penstock.launch.inspection.processes import probe
 from penstock.launch.run.fork_server import PENSTOCK, Descriptors, ForkServer
 from penstock.launch.run.memory import NO_MEMORY, Memory

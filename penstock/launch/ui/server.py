@@ -18,9 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from penstock.config.extras import how_to_install
-from penstock.config.run_files import read_whole
-from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
+from penstock.config.configuration_error import how_to_install
+from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE, read_whole
 from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.gateway.personal.shown_runs import PARAMETER, Admission, UnknownRun
 from penstock.launch.inspection.curve import Curve, rates

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing
 
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import how_to_install
 from penstock.config.settings import AtariSection, ConfigurationError, EnvironmentSection
 from penstock.workloads.control.vector_rules import EpisodicLife, StepLimit, Vector
 

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import how_to_install
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.workloads.control import atari
 from penstock.workloads.control.vector_rules import StepLimit, Vector, chosen

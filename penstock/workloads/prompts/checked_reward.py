@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final, Literal
 
-from penstock.config.configuration_error import ConfigurationError
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import ConfigurationError, how_to_install
 from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import BadReward, CallableRewards, RewardSource, Sample
 from penstock.workloads.prompts.categories import TOKEN_PRICE

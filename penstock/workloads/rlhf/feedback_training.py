@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Final
 
-from penstock.config.run_files import NoPlainFile, open_regular, opener, read_whole
+from penstock.config.run_folder import NoPlainFile, open_regular, opener, read_whole
 from penstock.gateway.surface import ApiError, Conclusion, Job, Outcome, TrainedVersion, finite, ratings_of
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.registry import Registry

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from penstock.config.toml_text import dump
+from penstock.config.settings import dump
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.learner_run import BATCH, Producer, settings

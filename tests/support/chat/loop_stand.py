@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.config import toml_text
-from penstock.config.settings import Settings, load
+from penstock.config.settings import Settings, dump, load
 from penstock.policy.weights import sha256
 from penstock.registry.canary import Bounds, ClientReturn, Trial
 from penstock.registry.ratings import Rating
@@ -128,7 +127,7 @@ def loop_stand(folder: Path, model: str = "base", **sections: Any) -> Iterator[L
     """A run below a folder; version 1 is active, and one that round 1 registered is a candidate."""
     run_dir = folder / "run"
     run_dir.mkdir()
-    (run_dir / "config.toml").write_text(toml_text.dump(settings_of(model, **sections)))
+    (run_dir / "config.toml").write_text(dump(settings_of(model, **sections)))
     run = read_run(run_dir)
     with Registry.open(run.url, migrate=True) as registry:
         active = _registered(registry, run_dir, 1, run.settings.run)

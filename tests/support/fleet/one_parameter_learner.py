@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config import settings as configuration
-from penstock.config import toml_text
-from penstock.config.settings import OnPolicySection, Settings
+from penstock.config.settings import OnPolicySection, Settings, dump
 from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
 from penstock.learner.batch import Batch
 from penstock.learner.checkpoint.resume_options import ResumeOptions
@@ -154,7 +153,7 @@ def _body(lifecycle: Lifecycle) -> int:
     given.run_dir.mkdir(parents=True, exist_ok=True)
     config = given.run_dir / "config.toml"
     if not config.exists():
-        config.write_text(toml_text.dump(settings))
+        config.write_text(dump(settings))
     return main(
         lifecycle,
         settings,

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.run_folder import CONFIG_FILE
-from penstock.config.settings import load
-from penstock.config.toml_text import dump
+from penstock.config.settings import dump, load
 
 SECRET = "correct horse"  # noqa: S105 - not one of ours
 

@@ -21,10 +21,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config import toml_text
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import make_private
-from penstock.config.settings import ActorSection, LearnerSection, RegistrySection, ServingSection, Settings
+from penstock.config.settings import (
+    ActorSection,
+    LearnerSection,
+    RegistrySection,
+    ServingSection,
+    Settings,
+    dump,
+)
 from penstock.registry.canary import Verdict
 from penstock.registry.records import NotAllowed, PolicyVersion, RegistryError, Status
 from penstock.registry.registry import Registry
@@ -108,7 +114,7 @@ def recipe_of(run: ServedRun, folder: Path, number: int) -> str:
         registry=registry,
         serving=ServingSection(policy=run.policy),
     )
-    return toml_text.dump(settings)
+    return dump(settings)
 
 
 def _batch_tokens(given: Settings) -> int:

@@ -19,8 +19,7 @@ from typing import IO, Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from penstock.config.configuration_error import ConfigurationError
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import ConfigurationError, how_to_install
 from penstock.workloads.goals.executors.executor import Outcome, Readings
 from penstock.workloads.goals.host import NOTHING
 

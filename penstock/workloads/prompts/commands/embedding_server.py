@@ -14,8 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config.configuration_error import ConfigurationError
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import ConfigurationError, how_to_install
 from penstock.rpc.address import is_local
 from penstock.runtime.compute_threads import keep_limit
 from penstock.runtime.exit import EXIT_OK

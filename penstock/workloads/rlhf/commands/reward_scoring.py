@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.config.configuration_error import ConfigurationError
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import ConfigurationError, how_to_install
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.output_file import output_file
 

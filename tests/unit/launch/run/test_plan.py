@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import toml_text
 from penstock.config.run_folder import held_folder
 from penstock.config.service_settings import learner_settings, service_settings
 from penstock.config.settings import (
@@ -13,8 +12,10 @@ from penstock.config.settings import (
     LearnerSection,
     PPOSection,
     Settings,
+    dump,
     load,
     parse_toml,
+    shown,
 )
 from penstock.launch.commands.request import Request
 from penstock.launch.run.plan import make_plan, prepare_folder
@@ -60,9 +61,9 @@ def test_defaults_of_one_algorithm_are_not_laid_under_another(
 @pytest.mark.parametrize("name", ["ppo", "impala", "reinforce"])
 def test_the_configuration_of_every_algorithm_reads_back_equal(name: str, tmp_path: Path) -> None:
     settings = make_plan(Request(what="CartPole-v1", assignments=(f"algorithm.name={name}",))).settings
-    assert f'name = "{name}"' in toml_text.shown(settings, advanced=False)
+    assert f'name = "{name}"' in shown(settings, advanced=False)
     file = tmp_path / "config.toml"
-    file.write_text(toml_text.dump(settings))
+    file.write_text(dump(settings))
     assert service_settings(file, ()) == settings
 
 
@@ -202,10 +203,10 @@ def test_the_written_configuration_reads_back_equal_and_holds_no_secret(tmp_path
         }
     ])  # fmt: skip
     file = tmp_path / "config.toml"
-    file.write_text(toml_text.dump(settings))
+    file.write_text(dump(settings))
     assert "hunter2" not in file.read_text()
-    assert "hunter2" not in toml_text.shown(settings, advanced=False)
-    assert 'redis_password = "****' in toml_text.shown(settings, advanced=False)
+    assert "hunter2" not in shown(settings, advanced=False)
+    assert 'redis_password = "****' in shown(settings, advanced=False)
     without = settings.security.model_copy(update={"redis_password": None})
     assert load([parse_toml(file)]) == settings.model_copy(update={"security": without})
 

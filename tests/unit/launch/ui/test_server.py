@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.run_files import MAX_BYTES
-from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
+from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE, MAX_BYTES
 from penstock.config.settings import ConfigurationError
 from penstock.launch.cli.app import ui
 from penstock.launch.run.supervised_service import penstock

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from penstock.config import toml_text
 from penstock.config.algorithm_sections import SECTIONS, algorithm_sections
 from penstock.config.settings import (
     AlgorithmSection,
@@ -20,11 +19,13 @@ from penstock.config.settings import (
     PPOSection,
     Section,
     Settings,
+    dump,
     from_environment,
     load,
     merge,
     parse_assignment,
     parse_toml,
+    shown,
 )
 
 
@@ -168,8 +169,8 @@ def fields_of(section: Section) -> dict[str, bool]:
 
 def test_advanced_settings_are_shown_on_request_or_where_they_are_set() -> None:
     settings = load([{"broker": {"max_connections": 7}, "policy": {"dueling": False}}])
-    short, whole = (toml_text.shown(settings, advanced=advanced) for advanced in (False, True))
-    assert tomllib.loads(whole) == tomllib.loads(toml_text.dump(settings))
+    short, whole = (shown(settings, advanced=advanced) for advanced in (False, True))
+    assert tomllib.loads(whole) == tomllib.loads(dump(settings))
     parsed = tomllib.loads(short)
     assert parsed["broker"]["max_connections"] == 7
     assert "dueling" not in parsed["policy"]

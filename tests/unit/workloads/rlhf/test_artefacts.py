@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from penstock.actor.specification.policy_maker import policy_maker
 from penstock.config import settings as configuration
-from penstock.config import toml_text
-from penstock.config.settings import ActorSection, ConfigurationError, Settings
+from penstock.config.settings import ActorSection, ConfigurationError, Settings, dump
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final
 from penstock.policy.weights import encode
@@ -75,7 +74,7 @@ def trained(base: Path, tmp_path: Path) -> tuple[Path, LanguagePolicy]:
     write_final(tmp_path, FinalPolicy(specification=specification, blob=encode(policy), version=9, update=8))
     tensors = {f"critic/{name}": tensor for name, tensor in policy.critic.state_dict().items()}
     CheckpointStore(tmp_path / "checkpoints", keep=2).write("1-1", {**tensors, "policy/x": torch.ones(1)}, {})
-    (tmp_path / "config.toml").write_text(toml_text.dump(settings))
+    (tmp_path / "config.toml").write_text(dump(settings))
     (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n')
     return tmp_path, policy
 
