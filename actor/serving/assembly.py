@@ -8,16 +8,17 @@ from pathlib import Path
 import grpc
 
 from penstock.actor.acting.masks import learner_reward, potentials
-from penstock.actor.serving.calls.policy_service import NAME, PolicyService
-from penstock.actor.serving.calls.request_handler import EpisodeRequests, EpisodeSteps, RequestHandler
-from penstock.actor.serving.episodes.episodes import Episodes
+from penstock.actor.serving.answering import Shadow, ShadowRecord, open_shadow_record
+from penstock.actor.serving.batcher import Batcher
+from penstock.actor.serving.episode_requests import EpisodeRequests
+from penstock.actor.serving.episodes import Episodes
 from penstock.actor.serving.experience.recorder import Learning, ServedQueue
 from penstock.actor.serving.experience.run_follower import RunFollower
-from penstock.actor.serving.inference.batcher import Batcher
+from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
+from penstock.actor.serving.policy_service import NAME, PolicyService
 from penstock.actor.serving.release.canary_monitor import CanaryMonitor
 from penstock.actor.serving.release.traffic import Traffic
-from penstock.actor.serving.versions.answering import Shadow, ShadowRecord, open_shadow_record
-from penstock.actor.serving.versions.loaded_versions import LoadedVersions, Weights
+from penstock.actor.serving.request_handler import RequestHandler
 from penstock.actor.specification.policy_maker import policy_maker, probe_answer
 from penstock.actor.specification.run import actor_section, environment_section
 from penstock.config.credentials import registry_with_password
@@ -137,19 +138,22 @@ def assemble(
         loaded_versions,
         batcher,
         record,
+        episodes,
+        learning,
         canary_monitor.answered,
+        now,
     )
     feedback = None if traffic is None else traffic.keep_feedback
-    episode_requests = EpisodeRequests(handler, episodes, learning, feedback, canary_monitor, now)
+    episode_requests = EpisodeRequests(
+        handler.reader, loaded_versions, episodes, learning, feedback, canary_monitor, now
+    )
     service = PolicyService(
         handler,
-        EpisodeSteps(handler, episodes, learning, canary_monitor.answered, now),
         episode_requests,
         episodes,
         section,
         (specification.run, *spaces),
         learns=learning is not None,
-        on_answer=canary_monitor.answered,
     )
     return PolicyParts(
         specification=specification,

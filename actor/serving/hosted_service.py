@@ -5,7 +5,7 @@ from typing import Protocol
 
 import grpc
 
-from penstock.actor.serving.versions.loaded_versions import Weights
+from penstock.actor.serving.loaded_versions import Weights
 from penstock.rpc.auth import Calls
 from penstock.runtime.lifecycle import BackgroundTasks
 

@@ -28,8 +28,8 @@ POOLS: Final = """
 import asyncio, json, os, sys
 from concurrent.futures import ThreadPoolExecutor
 import torch
-from penstock.actor.serving.inference.batcher import Batcher
-from penstock.actor.serving.versions.answering import Shadow
+from penstock.actor.serving.batcher import Batcher
+from penstock.actor.serving.answering import Shadow
 from penstock.learner.thread_group import ThreadGroup
 from penstock.runtime.compute_threads import run_loop
 from penstock.workloads.language.generation.reward_scorer import RewardScorer

@@ -23,8 +23,8 @@ import pytest
 from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Stepper
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
-from penstock.actor.serving.calls.act_stream import ActStream
-from penstock.actor.serving.inference import batcher
+from penstock.actor.serving import batcher
+from penstock.actor.serving.policy_service import ActStream
 from penstock.broker.log.connection import ServerFacts
 from penstock.broker.log.replies import Opened
 from penstock.broker.log.store import Store
@@ -268,11 +268,6 @@ class Asking:
             yield data
 
 
-async def act_alone(_request: policy_pb2.ActRequest, _until_s: float) -> bytes:
-    """What only episodes, named versions and fallbacks need."""
-    raise AssertionError
-
-
 async def crowded(**asked: Any) -> tuple[Stand, bytes]:
     """A server that expects so many, and what each of them asks."""
     stand = Stand()
@@ -284,7 +279,7 @@ async def crowded(**asked: Any) -> tuple[Stand, bytes]:
 async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
     """The method Act of a server."""
     service = stand.service(learns=False)
-    return lambda data, context: service.act(service.read_act(data), context)
+    return lambda data, context: service.act(policy_pb2.ActRequest.FromString(data), context)
 
 
 @pytest.fixture
@@ -303,7 +298,7 @@ def pass_inline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("pass_in_thread")
-@pytest.mark.parametrize(("asked", "most"), [({}, 95), ({"client_key": "ada"}, 113)])
+@pytest.mark.parametrize(("asked", "most"), [({}, 105), ({"client_key": "ada"}, 113)])
 def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded(**asked))
@@ -360,8 +355,7 @@ def test_calls_to_answer_a_request_of_a_stream(asked: dict[str, Any], most: int)
         asking = Asking()
 
         async def serve() -> None:
-            stream = ActStream(stand.handler, act_alone, stand.canary_monitor.answered)
-            await stream.serve(asking.requests(data), asking)
+            await ActStream(stand.handler.act).serve(asking.requests(data), asking)
 
         assert calls(lambda: runner.run(serve())) / CLIENTS <= most
         assert asking.answered == 2 * CLIENTS

@@ -26,8 +26,8 @@ import numpy as np
 
 from penstock.actor.acting.masks import LearnerReward, PotentialError
 from penstock.actor.link.outbox import Queued, fill_message, take_through
-from penstock.actor.serving.episodes.episodes import CallerShares, Episode, Row, Segment
-from penstock.actor.serving.inference.batcher import Loaded, Question
+from penstock.actor.serving.batcher import Loaded, Question
+from penstock.actor.serving.episodes import CallerShares, Episode, Row, Segment
 from penstock.config.settings import ServingSection
 from penstock.protocol.conformance import MOST
 from penstock.protocol.fragment import Fragment

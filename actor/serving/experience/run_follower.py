@@ -19,7 +19,7 @@ from penstock.actor.link.outbox import Outbox
 from penstock.actor.link.session import Session, count_strikes, open_session
 from penstock.actor.serving.experience.drain_bounds import FLUSH_S
 from penstock.actor.serving.experience.recorder import NumberedWhenSent, ServedQueue
-from penstock.actor.serving.versions.loaded_versions import Weights
+from penstock.actor.serving.loaded_versions import Weights
 from penstock.protocol.messages import Publication, Role, RunState
 from penstock.protocol.refusal import Reason
 from penstock.protocol.specification import RunSpecification

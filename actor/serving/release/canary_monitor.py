@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from penstock.actor.serving.episodes.episodes import Episode
-from penstock.actor.serving.versions.answering import Answered
+from penstock.actor.serving.answering import Answered
+from penstock.actor.serving.episodes import Episode
 from penstock.config.settings import CanarySection
 from penstock.registry.canary import (
     LEVEL_FACTOR,

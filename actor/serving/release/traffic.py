@@ -14,8 +14,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
 from penstock.actor.serving.release.canary_monitor import CanaryMonitor
-from penstock.actor.serving.versions.loaded_versions import LoadedVersions, Weights
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.protocol.specification import RunSpecification

@@ -1,6 +1,8 @@
 """The parts of a policy server without its network: real policies, and a clock that the test turns."""
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -8,14 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.actor.serving.calls.policy_service import PolicyService
-from penstock.actor.serving.calls.request_handler import EpisodeRequests, EpisodeSteps, RequestHandler
-from penstock.actor.serving.episodes.episodes import Episodes
+from penstock.actor.serving.answering import Answered, ShadowRecord
+from penstock.actor.serving.batcher import Batcher, Loaded, Question
+from penstock.actor.serving.episode_requests import EpisodeRequests
+from penstock.actor.serving.episodes import Episodes
 from penstock.actor.serving.experience.recorder import Learning, ServedQueue
-from penstock.actor.serving.inference.batcher import Batcher, Loaded, Question
+from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
+from penstock.actor.serving.policy_service import PolicyService
 from penstock.actor.serving.release.canary_monitor import CanaryMonitor
-from penstock.actor.serving.versions.answering import Answered, ShadowRecord
-from penstock.actor.serving.versions.loaded_versions import LoadedVersions, Weights
+from penstock.actor.serving.request_handler import RequestHandler
 from penstock.actor.specification.policy_maker import policy_maker
 from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection
 from penstock.learner.feed.payloads import check_meaning
@@ -23,7 +26,7 @@ from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
 from penstock.protocol.fragment import Fragment, check
-from penstock.protocol.refusal import Reason, Refused
+from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete, Space, flatten
 from penstock.protocol.specification import Probe, RunSpecification
@@ -152,12 +155,20 @@ class Stand:
             self.loaded_versions,
             self.batcher,
             record,
-            self.canary_monitor.answered,
+            self.episodes,
+            self.learning,
+            self._note_answered,
+            now,
         )
-        told = self.canary_monitor.answered
-        self.episode_steps = EpisodeSteps(self.handler, self.episodes, self.learning, told, now)
+        self.told = deque[Answered](maxlen=32)
         self.episode_requests = EpisodeRequests(
-            self.handler, self.episodes, self.learning, None, self.canary_monitor, now
+            self.handler.reader,
+            self.loaded_versions,
+            self.episodes,
+            self.learning,
+            None,
+            self.canary_monitor,
+            now,
         )
         self._requests = 0
 
@@ -168,18 +179,20 @@ class Stand:
         self.fetched.append(version)
         return self.weights.get(version)
 
-    def service(self, on_answer: Callable[[Answered], None] | None = None, *, learns: bool) -> PolicyService:
-        """The service of these parts. on_answer: told of answers without an episode; None: the canary is."""
+    def _note_answered(self, answered: Answered) -> None:
+        self.told.append(answered)
+        self.canary_monitor.answered(answered)
+
+    def service(self, *, learns: bool) -> PolicyService:
+        """The service of these parts."""
         made = self.specification
         return PolicyService(
             self.handler,
-            self.episode_steps,
             self.episode_requests,
             self.episodes,
             self.section,
             (made.run, made.observation_space, made.action_space),
             learns=learns,
-            on_answer=on_answer or self.canary_monitor.answered,
         )
 
     # ------------------------------------------------------------ versions
@@ -214,16 +227,31 @@ class Stand:
         )
 
     async def answer(self, request: pb.ActRequest, until_s: float) -> tuple[pb.ActReply, Answered]:
-        """What a request without an episode gets, as its caller reads it."""
-        answered = await self.handler.act(request, until_s)
-        written = self.handler.writer.encode(request, answered)
-        assert written == self.handler.writer.reply(request, answered).SerializeToString()
-        return pb.ActReply.FromString(written), answered
+        """What a request without an episode gets, as its caller reads it; raises Refused."""
+        written = await self.reply(request, until_s)
+        write = self.handler.writer.reply
+        told = [one for one in self.told if one.fallback != "none"]
+        same = [one for one in told if write(request, one).SerializeToString() == written]
+        return pb.ActReply.FromString(written), same[-1]
+
+    async def reply(self, request: pb.ActRequest, until_s: float) -> bytes:
+        """What any request gets; raises Refused."""
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def say(said: bytes | Exception) -> None:
+            if isinstance(said, Exception):
+                reply.set_exception(said)
+            elif not reply.done():
+                refusal = Refusal.from_proto(pb.ActReply.FromString(said).refusal)
+                reply.set_result(said) if refusal is None else reply.set_exception(Refused(refusal))
+
+        self.handler.act(request, until_s, say, reply.done)
+        return await reply
 
     async def act(self, episode: str, observation: Any, **fields: Any) -> pb.ActReply:
         """The next step."""
         request = self.asking(observation, episode_id=episode, **fields)
-        return pb.ActReply.FromString(await self.episode_steps.act(request, FAR))
+        return pb.ActReply.FromString(await self.reply(request, FAR))
 
     async def reward(self, episode: str, *steps: tuple[int | None, float], request_id: str = "") -> int:
         """Rewards; how many were late."""

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from penstock.actor.serving.episodes.episodes import Episode, SegmentBuilder
+from penstock.actor.serving.episodes import Episode, SegmentBuilder
 from penstock.actor.serving.release.canary_monitor import CanaryMonitor
 from penstock.config.settings import CanarySection
 from penstock.registry import routing, traffic

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actor.serving.episodes.episodes import REMEMBERED_EPISODES, CallerShares
+from penstock.actor.serving.episodes import REMEMBERED_EPISODES, CallerShares
 from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.header import read_payload
 from penstock.protocol.refusal import Reason, Refused

@@ -1,11 +1,10 @@
-"""Reads requests: from messages, and from bytes where they hold one observation and nothing else.
+"""Between messages of the protocol and arrays: reads requests, writes replies.
 
 What a client sends is checked before anything is computed or remembered: what cannot be answered is refused
 (INVALID) with the field, what came and what is wanted.
 """
 
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,13 +14,14 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from penstock.actor.serving.inference.batcher import Answer, Question
-from penstock.actor.serving.versions.answering import Answered
+from penstock.actor.serving.answering import Answered
+from penstock.actor.serving.batcher import Answer, Question
+from penstock.actor.serving.episodes import Episode
 from penstock.config.settings import ServingSection
 from penstock.protocol.refusal import Refused, invalid
 from penstock.protocol.schema import Range, choices, drawn, observed
 from penstock.protocol.spaces import Box, Dict, Leaf, MultiDiscrete, Space, leaves, zeros
-from penstock.protocol.tensor import DTYPES, FEW, Array, from_tensor
+from penstock.protocol.tensor import DTYPES, Array, from_tensor
 from penstock.registry.routing import Arm
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1 import tensor_pb2
@@ -44,6 +44,7 @@ class _Wanted:
     dtype: str
     numpy_dtype: "np.dtype[np.generic]"
     shape: tuple[int, ...]
+    listed: list[int]
     row_bytes: int
     range: Range | None
 
@@ -74,10 +75,8 @@ class Layout:
             arrays[wanted.name] = _read(field, part.value, wanted, batch)
         return arrays
 
-    def read_masks(self, parts: Parts, batch: int) -> dict[str, NDArray[np.bool_]] | None:
-        """Bool [max(batch, 1), n] by tensor name, true where allowed; None for no masks."""
-        if not parts:
-            return None
+    def read_masks(self, parts: Parts, batch: int) -> dict[str, NDArray[np.bool_]]:
+        """Bool [max(batch, 1), n] by tensor name, true where allowed."""
         masks: dict[str, NDArray[np.bool_]] = {}
         for part in parts:
             if part.path not in self._masks:
@@ -117,7 +116,7 @@ def _wanted(root: str, name: str, leaf: Leaf) -> _Wanted:
     # Choices come as the environment takes them, real numbers as they were drawn.
     known = drawn(leaf) if root == "action" and isinstance(leaf, Box) else observed(leaf)
     row_bytes = math.prod(shape) * dtype.itemsize
-    return _Wanted(path, name, leaf, leaf.dtype, dtype, shape, row_bytes, known)
+    return _Wanted(path, name, leaf, leaf.dtype, dtype, shape, [*shape], row_bytes, known)
 
 
 def _lead(batch: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -135,23 +134,17 @@ def _array(field: str, message: tensor_pb2.Tensor, dtype: str, shape: tuple[int,
 
 
 def _read(field: str, message: tensor_pb2.Tensor, wanted: _Wanted, batch: int) -> Array:
-    rows = _as_wanted(message, wanted, batch)
-    if rows is None:
+    """Rows [max(batch, 1), *shape]: what is as it should be is looked at once, for every request is read."""
+    data, shape = message.data, [batch, *wanted.shape] if batch else wanted.listed
+    is_alike = message.dtype == wanted.dtype and message.shape == shape
+    if is_alike and wanted.dtype != "bool" and len(data) == wanted.row_bytes * (batch or 1) > 0:
+        rows: Array = np.ndarray((batch or 1, *wanted.shape), wanted.numpy_dtype, data)
+    else:
         array = _array(f"{field}/{wanted.path}", message, wanted.dtype, _lead(batch, wanted.shape))
         rows = array if batch else array[np.newaxis]
     if wanted.range is not None and not wanted.range.holds(rows):
         raise _outside(f"{field}/{wanted.path}", rows, wanted.range)
     return rows
-
-
-def _as_wanted(message: tensor_pb2.Tensor, wanted: _Wanted, batch: int) -> Array | None:
-    """The rows of a message that is as it should be: looked at once, for this is done for every request."""
-    data, rows, shape = message.data, batch or 1, wanted.shape
-    if message.dtype != wanted.dtype or wanted.dtype == "bool" or message.shape != [*_lead(batch, shape)]:
-        return None
-    if not len(data) == wanted.row_bytes * rows > 0:
-        return None
-    return np.ndarray((rows, *shape), wanted.numpy_dtype, data)
 
 
 def _outside(field: str, rows: Array, known: Range) -> Refused:
@@ -206,10 +199,6 @@ class ReplyWriter:
             return self.reply(request, answered).SerializeToString()
         return self._encode(request.request_id, request.batch, answered, answer)
 
-    def encode_plain(self, request_id: str, answered: Answered, answer: Answer) -> bytes:
-        """Return the bytes of the reply to a plain request. answer: of `answered`."""
-        return self._encode(request_id, 0, answered, answer)
-
     def reply(self, request: pb.ActRequest, answered: Answered) -> pb.ActReply:
         """Return the message of an answer."""
         answer, batch = answered.answer, request.batch
@@ -261,8 +250,8 @@ class ReplyWriter:
         rows = batch or 1
         nothing = {name: zeros(leaf, (rows,)) for name, leaf in self._leaves}
         parts = zip(nothing, self._action.write(nothing, batch), strict=True)
-        before_action = [(name, before(pb.ActReply(action=[part]), part.value.data)) for name, part in parts]
-        before_log_prob = before(pb.ActReply(log_prob=[0.0] * rows), bytes(4 * rows))
+        before_action = [(name, _before(pb.ActReply(action=[part]), part.value.data)) for name, part in parts]
+        before_log_prob = _before(pb.ActReply(log_prob=[0.0] * rows), bytes(4 * rows))
         self._before[batch] = before_action, before_log_prob
         return self._before[batch]
 
@@ -273,91 +262,11 @@ def _answered_by(version: int, arm: Arm, fallback: str) -> bytes:
     return pb.ActReply(version=version, arm=ARMS[arm], fallback=_FALLBACKS[fallback]).SerializeToString()
 
 
-def before(message: Message, last: bytes) -> bytes:
+def _before(message: Message, last: bytes) -> bytes:
     """The bytes of a message before its last ones, which must be `last`."""
     written = message.SerializeToString()
     assert written.endswith(last)
     return written.removesuffix(last)
-
-
-# ---- Requests of one observation and nothing else, as most of a stream are: read without making a message.
-
-_ID: Final = pb.ActRequest(request_id="?").SerializeToString()[0]
-"""The byte in front of an id and its length."""
-_FORMATS: Final = {"float16": "e", "float32": "f", "float64": "d"}
-
-
-class PlainRequests:
-    """How plain requests of one observation space are written."""
-
-    def __init__(self, policy: str, space: Space) -> None:
-        """Prepare for one policy and observation space.
-
-        policy: name of the one that is served.
-        No request is plain where a leaf has a range that is checked.
-        """
-        self._policy = pb.ActRequest(policy=policy).SerializeToString()
-        every = list(leaves(space, "observation"))
-        parts = Layout("observation", space).write({name: zeros(leaf, (1,)) for name, leaf in every}, 0)
-        self._length = len(pb.ActRequest(observation=parts).SerializeToString())
-        self._leaves: list[_Leaf] = []
-        at = -self._length
-        for (name, leaf), part in zip(every, parts, strict=True):
-            self._leaves.append(_Leaf(name, leaf, part, at))
-            at = self._leaves[-1].end
-        self._has_any = all(leaf.is_free for leaf in self._leaves)
-
-    def read(self, data: bytes) -> Question | None:
-        """The question of a plain request; None for bytes that are none."""
-        bare = data.removeprefix(self._policy)
-        lead = len(bare) - self._length
-        if not self._has_any or lead < 0 or (lead and not _is_id(bare, lead)):
-            return None
-        observation = {}
-        for leaf in self._leaves:
-            if not leaf.fits(data):
-                return None
-            observation[leaf.name] = leaf.row(data)
-        return Question(observation=observation, rows=1, request_id=bare[2:lead].decode() if lead else "")
-
-
-class _Leaf:
-    """One leaf of the observation. Places are counted from the end of a request.
-
-    is_free: any number will do; of reals those that are not too far from 0.
-    """
-
-    def __init__(self, name: str, leaf: Leaf, part: pb.Part, begin: int) -> None:
-        size = len(part.value.data)
-        self.name, self._before = name, before(pb.ActRequest(observation=[part]), part.value.data)
-        self._begin, self._at = begin, begin + len(self._before)
-        self.end = self._at + size
-        self._dtype, self._shape = DTYPES[leaf.dtype], (1, *leaf.shape)
-        self._is_real, known = leaf.dtype in _FORMATS, observed(leaf)
-        self._most = 0.0 if known is None else float(np.min(known.high))
-        is_any = self._is_real or known is None
-        self.is_free = isinstance(leaf, Box) and leaf.dtype != "bool" and size > 0 and is_any
-        count = size // self._dtype.itemsize
-        few = f"<{count}{_FORMATS[leaf.dtype]}" if self._is_real and count <= FEW else ""
-        self._unpack = struct.Struct(few).unpack_from if few else None
-
-    def fits(self, data: bytes) -> bool:
-        """Return whether a request holds numbers that the leaf's range has; in doubt not."""
-        if data[self._begin : self._at] != self._before:
-            return False
-        if self._unpack is not None:
-            # NaN is in no order, so its sum is not below the limit either.
-            return bool(sum(map(abs, self._unpack(data, self._at))) <= self._most)
-        return not self._is_real or bool(np.abs(self.row(data)).max() <= self._most)
-
-    def row(self, data: bytes) -> Array:
-        """The observation of a request that fits, [1, *shape]."""
-        return np.frombuffer(data[self._at : self.end or None], self._dtype).reshape(self._shape)
-
-
-def _is_id(data: bytes, length: int) -> bool:
-    """Return whether so many bytes are a request id, of at most 127 characters that are a byte each."""
-    return length > 2 and data[0] == _ID and data[1] == length - 2 and data[:length].isascii()
 
 
 MAX_REQUEST_ID: Final = 128
@@ -378,7 +287,6 @@ class RequestReader:
         self._state, self._state_leaves = Layout("state", state), list(leaves(state, "state"))
         self.remembers = bool(self._state_leaves)
         """Whether the policy has state, so that its answer changes what an episode goes on with."""
-        self._plain = PlainRequests(section.policy, observation)
 
     def check_call(self, policy: str, request_id: str) -> None:
         """Raise Refused unless the policy is served and the id may be remembered."""
@@ -386,10 +294,6 @@ class RequestReader:
             raise invalid(f"policy={policy[:80]!r}: here {self._section.policy!r} is served")
         if len(request_id) > MAX_REQUEST_ID:
             check_request_id(request_id)
-
-    def read_plain(self, data: bytes) -> Question | None:
-        """Return the question of a plain request's bytes; None for bytes that must be read as a message."""
-        return None if self.remembers else self._plain.read(data)
 
     def read(self, request: pb.ActRequest) -> Question:
         """Return the question of a request; raises Refused (INVALID) for one that cannot be answered."""
@@ -405,7 +309,7 @@ class RequestReader:
             rows=batch or 1,
             deterministic=request.deterministic,
             seed=request.seed if request.HasField("seed") else None,
-            masks=self._action.read_masks(request.action_mask, batch),
+            masks=self._action.read_masks(request.action_mask, batch) if request.action_mask else None,
             distribution=request.want_distribution,
             value=request.want_value,
             episode_id=request.episode_id,
@@ -445,3 +349,32 @@ def check_request_id(request_id: str) -> None:
     """Raise Refused (INVALID) unless the id may be remembered."""
     if len(request_id) > MAX_REQUEST_ID:
         raise invalid(f"request_id of {len(request_id)} characters: at most {MAX_REQUEST_ID}")
+
+
+# ---- Rewards in requests.
+
+MAX_REWARDS: Final = 1024
+"""In one call."""
+_LARGEST: Final = float(np.finfo(np.float32).max)
+
+
+def reward_of_step_before(episode: Episode, request: Any) -> float | None:
+    """The reward of the step before that an Act or EndEpisode carries; raises Refused."""
+    if not request.HasField("reward"):
+        return None
+    if episode.segment_builder.length == 0:
+        raise invalid(f"reward={request.reward}: there was no step before")
+    return check_amount(request.reward)
+
+
+def check_count(count: int) -> None:
+    """Raise Refused (INVALID) unless so many rewards may come in one call."""
+    if not 1 <= count <= MAX_REWARDS:
+        raise invalid(f"rewards: {count} in one call, send 1 to {MAX_REWARDS}")
+
+
+def check_amount(amount: float) -> float:
+    """Return the amount; raises Refused (INVALID) where it is not finite as a 32-bit number."""
+    if not abs(amount) <= _LARGEST:
+        raise invalid(f"reward={amount}: must be finite as a 32-bit number")
+    return amount

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.actor.serving.inference.batcher import PassCost
+from penstock.actor.serving.batcher import PassCost
 
 
 def test_a_large_pass_is_not_as_many_small_ones() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from penstock.actor.serving.inference.batcher import Answer, Loaded, NotFinite, Question, answer
+from penstock.actor.serving.batcher import Answer, Loaded, NotFinite, Question, answer
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from tests.support.serving.server_parts import broken, loaded_of, named, question_of, specification
 

@@ -7,7 +7,6 @@ Memory is bounded: so many episodes are open, so many remembered, and no caller 
 others have none (`caller_shares`). What an id proves after that stands in `episode_ids`.
 """
 
-import asyncio
 import hmac
 import math
 import re
@@ -20,8 +19,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from penstock.actor.acting.local_policy import HeaderFields
-from penstock.actor.serving.inference.batcher import Loaded
-from penstock.actor.serving.versions.loaded_versions import MAX_LOADED
+from penstock.actor.serving.batcher import Loaded
+from penstock.actor.serving.loaded_versions import MAX_LOADED
 from penstock.config.settings import ServingSection
 from penstock.protocol.fragment import Fragment, Slot, build
 from penstock.protocol.messages import Publication
@@ -386,8 +385,8 @@ class Episode:
     last_request: str = ""
     last_reply: bytes = b""
     """To `last_request`; empty while there is none."""
-    waiting: "list[asyncio.Future[bytes]] | None" = None
-    """The waiter for the reply to the step that is under way; None: no step is."""
+    waiting: list[Callable[[bytes | Exception], None]] | None = None
+    """Those who wait for the reply to the step that is under way; None: no step is."""
     is_over: bool = False
     ending_request: str = ""
     rewarded: OrderedDict[str, int] = field(default_factory=OrderedDict)

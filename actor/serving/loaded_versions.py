@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.actor.serving.inference.batcher import Loaded
+from penstock.actor.serving.batcher import Loaded
 from penstock.config.settings import ServingSection
 from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.policy import Policy

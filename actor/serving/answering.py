@@ -3,7 +3,7 @@
     choice ─► ask (one forward pass for many) ─► Answered ─► the shadow is asked afterwards, if there is one
                   └─ cannot answer ─► fall back: the version before it, else the declared action
 
-Questions come in as arrays and leave as arrays: what a message looks like is known to `codec` alone.
+Questions come in as arrays and leave as arrays: what a message looks like is known to `requests` alone.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.actor.serving.inference.batcher import Answer, Batcher, Loaded, NotFinite, Question, answer
-from penstock.actor.serving.versions.loaded_versions import Choice, LoadedVersions
+from penstock.actor.serving.batcher import Answer, Batcher, Loaded, NotFinite, Question, answer
+from penstock.actor.serving.loaded_versions import Choice, LoadedVersions
 from penstock.config.settings import ConfigurationError, ServingSection
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, flatten, leaves
@@ -410,22 +410,19 @@ class Answered:
     is_to_blame: bool = False
 
 
-@dataclass(slots=True)
-class Asked:
-    """A question, the version that was chosen for it, and when it was asked.
-
-    began_s: when it was asked, in seconds of `time.perf_counter`.
-    """
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A question under way, the version that was chosen for it, and when: seconds of `time.perf_counter`."""
 
     choice: Choice
     question: Question
     until_s: float
+    on_answer: "OnAnswer"
     began_s: float
 
 
-OnAnswer = Callable[[Asked, Answer | Exception | None], None]
-"""Takes the answer of the chosen version or its error; None where no version could be asked.
-"""
+OnAnswer = Callable[[Answered | Exception], None]
+"""Takes the answer, Refused, or an error that was not foreseen; raises nothing."""
 
 
 class Answerer:
@@ -444,13 +441,11 @@ class Answerer:
 
         on_unanswered: told of what is refused because no version could answer and no fallback is declared.
         """
-        self._loaded_versions, self._batcher, self._fallback, self._shadow = (
-            loaded_versions,
-            batcher,
-            fallback,
-            shadow,
-        )
+        self._loaded_versions, self._batcher = loaded_versions, batcher
+        self._fallback, self._shadow = fallback, shadow
         self._on_failure, self._on_unanswered = on_failure, on_unanswered
+        self._loop = asyncio.get_running_loop()
+        self._falling_back: set[asyncio.Task[None]] = set()
         self._count = {
             (arm, name): metrics.ANSWERS.labels(arm, name or "none").inc for arm in Arm for name in FALLBACKS
         }
@@ -463,50 +458,55 @@ class Answerer:
         on_answer: OnAnswer,
         is_gone: Callable[[], bool],
     ) -> None:
-        """Ask the chosen version without waiting; raises Refused (OVERLOADED).
+        """Ask the chosen version, else the fallback, without waiting; raises Refused (OVERLOADED).
 
         on_answer: called once, with the forward pass or before this returns.
-        is_gone: whether the answer is no longer wanted; then `on_answer` is not called.
+        is_gone: whether the answer is no longer wanted; then `on_answer` need not be called.
         """
-        asked = Asked(choice, question, until_s, time.perf_counter())
+        asked = _Asked(choice, question, until_s, on_answer, time.perf_counter())
         if choice.loaded is None:
-            on_answer(asked, None)
+            self._begin_fallback(asked, None)
         else:
-            self._batcher.put(choice.loaded, question, until_s, partial(on_answer, asked), is_gone)
+            self._batcher.put(choice.loaded, question, until_s, partial(self._heard, asked), is_gone)
 
-    async def answer(self, choice: Choice, question: Question, until_s: float) -> Answered:
-        """The answer of the chosen version, or the fallback's; raises Refused where there is none in time."""
-        asked = Asked(choice, question, until_s, time.perf_counter())
-        if choice.loaded is None:
-            return await self.fall_back(asked, None)
-        future = self._batcher.ask(choice.loaded, question, until_s)
-        try:
-            answer = await future
-        except Refused:
-            raise
-        except Exception as error:  # noqa: BLE001 - handed to `on_failure`
-            return await self.fall_back(asked, error)
-        return self.complete(asked, answer)
+    def _heard(self, asked: _Asked, said: Answer | Exception) -> None:
+        """The chosen version has answered, or has failed to."""
+        if isinstance(said, Answer):
+            try:
+                asked.on_answer(self._complete(asked, said))
+            except Exception as error:  # noqa: BLE001 - others share the pass
+                asked.on_answer(error)
+        elif isinstance(said, Refused):
+            asked.on_answer(said)
+        else:
+            self._begin_fallback(asked, said)
 
-    def complete(self, asked: Asked, answer: Answer) -> Answered:
+    def _complete(self, asked: _Asked, answer: Answer) -> Answered:
         """Turn the answer of the chosen version into the client's, and have the shadow asked afterwards."""
         choice = asked.choice
-        if not choice.is_previous:
-            if choice.arm is not Arm.PINNED:
-                self._loaded_versions.note_answered(choice.arm, answer.loaded)
-            if choice.shadow is not None:
-                self._shadow.compare(choice.shadow, choice.arm, asked.question, answer)
-        if not choice.is_previous:
-            return self._answered(asked, answer.ready, answer, "")
-        is_to_blame = choice.arm is Arm.CANARY
-        return self._answered(asked, answer.ready, answer, "previous", is_to_blame=is_to_blame)
+        if choice.is_previous:
+            is_to_blame = choice.arm is Arm.CANARY
+            return self._answered(asked, answer.ready, answer, "previous", is_to_blame=is_to_blame)
+        if choice.arm is not Arm.PINNED:
+            self._loaded_versions.note_answered(choice.arm, answer.loaded)
+        if choice.shadow is not None:
+            self._shadow.compare(choice.shadow, choice.arm, asked.question, answer)
+        return self._answered(asked, answer.ready, answer, "")
 
-    async def fall_back(self, asked: Asked, error: Exception | None) -> Answered:
-        """Return the fallback's answer, because the chosen version failed with `error`.
+    def _begin_fallback(self, asked: _Asked, error: Exception | None) -> None:
+        task = self._loop.create_task(self._fall_back(asked, error))
+        self._falling_back.add(task)
+        task.add_done_callback(self._falling_back.discard)
 
-        error: None when no version could be asked.
-        Raises Refused where the configuration names no fallback, or the time is over.
-        """
+    async def _fall_back(self, asked: _Asked, error: Exception | None) -> None:
+        """Answer in place of the chosen version, which failed with `error`; None: there was none to ask."""
+        try:
+            asked.on_answer(await self._of_fallback(asked, error))
+        except Exception as refused:  # noqa: BLE001 - for the caller
+            asked.on_answer(refused)
+
+    async def _of_fallback(self, asked: _Asked, error: Exception | None) -> Answered:
+        """Raises Refused where the configuration names no fallback, or the time is over."""
         choice, not_finite = asked.choice, isinstance(error, NotFinite)
         if choice.loaded is not None and error is not None:
             self._on_failure(choice.loaded, asked.question, error)
@@ -532,7 +532,7 @@ class Answerer:
             raise
         return self._answered(asked, action, None, name, not_finite=not_finite, is_to_blame=is_to_blame)
 
-    async def _of_another(self, asked: Asked) -> Answer | None:
+    async def _of_another(self, asked: _Asked) -> Answer | None:
         """The answer of a version that could stand in; None where none can answer this question.
 
         Whether the active version can also says whether a canary is to blame for that it cannot.
@@ -549,7 +549,7 @@ class Answerer:
                 return answer
         return None
 
-    async def _ask_other(self, other: Loaded, asked: Asked) -> Answer | None:
+    async def _ask_other(self, other: Loaded, asked: _Asked) -> Answer | None:
         """Its answer; None when it cannot answer either."""
         future = self._batcher.ask(other, asked.question, asked.until_s)
         try:
@@ -562,7 +562,7 @@ class Answerer:
 
     def _answered(
         self,
-        asked: Asked,
+        asked: _Asked,
         action: Mapping[str, Array],
         answer: Answer | None,
         fallback: str,

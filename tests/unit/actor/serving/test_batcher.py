@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.actor.serving.inference.batcher import INLINE_S, Answer, Batcher, Loaded, NotFinite
+from penstock.actor.serving.batcher import INLINE_S, Answer, Batcher, Loaded, NotFinite
 from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime import metrics
 from tests.support.serving.server_parts import broken, loaded_of, question_of, reason_of, specification
@@ -182,7 +182,7 @@ async def test_who_is_alone_is_answered_before_the_call_returns(
     changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every pass counts as short: one that happens to be slow would send those behind it to the thread.
-    monkeypatch.setattr("penstock.actor.serving.inference.batcher.INLINE_S", math.inf)
+    monkeypatch.setattr("penstock.actor.serving.batcher.INLINE_S", math.inf)
     batcher, loaded = alone(**changed), loaded_of(MADE)
     at_once = 0
     for _ in range(200):

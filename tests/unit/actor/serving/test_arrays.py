@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.actor.serving.codec.requests import Layout
+from penstock.actor.serving.requests import Layout
 from penstock.protocol.refusal import Reason, Refused
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatten
 from penstock.protocol.tensor import to_tensor
@@ -132,7 +132,7 @@ def mask(path: str = "move", value: Any = (True, False, True)) -> list[pb.Part]:
 
 
 def test_masks_are_read_by_the_name_of_their_action() -> None:
-    assert ACTIONS.read_masks([], 0) is None
+    assert ACTIONS.read_masks([], 0) == {}
     single = ACTIONS.read_masks(mask(), 0)
     assert single is not None
     assert single["action/move"].tolist() == [[True, False, True]]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actor.serving.versions.loaded_versions import MAX_LOADED, Weights
+from penstock.actor.serving.loaded_versions import MAX_LOADED, Weights
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.records import Traffic
@@ -22,7 +22,7 @@ from tests.support.serving.server_parts import (
     reason_of,
     seen,
 )
-from tests.unit.actor.serving.inference.test_batcher import Held
+from tests.unit.actor.serving.test_batcher import Held
 
 
 def arms(active: int | None, *pinned: int, canary: int | None = None, **traffic: Any) -> Arms:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.actor.serving.episodes.episodes import EpisodeIds
+from penstock.actor.serving.episodes import EpisodeIds
 from penstock.protocol.refusal import Reason, Refused
 from penstock.rpc.identity import Identity, Party
 from tests.support.serving.server_parts import reason_of

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actor.serving.episodes.episodes import Segment, SegmentBuilder
+from penstock.actor.serving.episodes import Segment, SegmentBuilder
 
 
 def row(number: int) -> dict[str, np.ndarray]:

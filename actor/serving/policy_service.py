@@ -4,19 +4,19 @@ Bytes that are no request, and errors that were not foreseen, are the boundary's
 """
 
 import asyncio
+import logging
 import math
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from penstock.actor.serving.calls.act_stream import ActStream, refusing
-from penstock.actor.serving.calls.request_handler import EpisodeRequests, EpisodeSteps, RequestHandler
-from penstock.actor.serving.codec.requests import ARMS
-from penstock.actor.serving.episodes.episodes import Episodes
-from penstock.actor.serving.inference.batcher import Question
-from penstock.actor.serving.versions.answering import Answered
+from penstock.actor.serving.episode_requests import EpisodeRequests
+from penstock.actor.serving.episodes import Episodes
+from penstock.actor.serving.request_handler import OnReply, RequestHandler
+from penstock.actor.serving.requests import ARMS
 from penstock.config.settings import ServingSection
 from penstock.protocol import spaces
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
@@ -26,37 +26,117 @@ from penstock.rpc.boundary import Malformed
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 
+log = logging.getLogger(__name__)
+
 NAME: Final = "penstock.v1.PolicyService"
+MAX_IN_FLIGHT: Final = 256
+"""Requests of one stream whose replies are not written; then it is not read until one is. Nor is it while a
+lonely one's reply is written."""
 
 Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
-OnAnswered = Callable[[Answered], None]
+Act = Callable[[pb.ActRequest, float, OnReply, Callable[[], bool]], None]
+"""`RequestHandler.act`."""
+
+
+class ActStream:
+    """Many requests of one client on one call: read ahead, answered as answers come, in any order.
+
+        request ─► asked at once, without a task of its own ─► pass ─► reply, written in turn; a lone one now
+
+    A stream is the fast road: what a request costs here beyond its share of a forward pass is what limits its
+    rate. One event loop uses it.
+    """
+
+    def __init__(self, act: Act) -> None:
+        self._act = act
+        self._loop = asyncio.get_running_loop()
+        self._replies: deque[bytes | Exception] = deque()
+        self._in_flight = 0
+        self._news, self._room = asyncio.Event(), asyncio.Event()
+        self._is_over = self._is_asking = False
+
+    async def serve(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Answer until all is answered or the client has gone. Nothing is written after it."""
+        reader = asyncio.create_task(self._read(requests, context))
+        reader.add_done_callback(lambda _done: self._news.set())
+        try:
+            while await self._has_reply(reader):
+                await self._write(context)
+        except grpc.aio.InternalError:
+            log.debug("a stream's caller has gone with its reply unread")
+        finally:
+            self._is_over = True
+            reader.cancel()
+
+    async def _write(self, context: Context) -> None:
+        """The next reply; raises what is one."""
+        reply = self._replies.popleft()
+        if isinstance(reply, BaseException):
+            raise reply
+        await context.write(reply)
+        # Not before: of one that reads no replies no more requests are read.
+        self._in_flight -= 1
+        self._room.set()
+
+    async def _has_reply(self, reader: "asyncio.Task[None]") -> bool:
+        """Wait for one; False when there will be none. Raises what ended the reader."""
+        while not self._replies:
+            if reader.done():
+                reader.result()
+                if not self._in_flight:
+                    return False
+            self._news.clear()
+            await self._news.wait()
+        return True
+
+    async def _read(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        count = metrics.POLICY_CALLS.labels("act_stream").inc
+        async for data in requests:
+            count()
+            while self._in_flight >= MAX_IN_FLIGHT:
+                self._room.clear()
+                await self._room.wait()
+            self._in_flight += 1
+            # Requests that arrive meanwhile are taken here, without waking the writer.
+            self._is_asking = True
+            request = pb.ActRequest.FromString(data)
+            until_s = self._loop.time() + request.deadline_ms / 1000 if request.deadline_ms else math.inf
+            self._act(request, until_s, self._say, self._is_gone)
+            self._is_asking = False
+            if not self._replies:
+                continue
+            if self._in_flight == 1:
+                # No reply is being written and no other is to come: a round of the event loop is saved.
+                await self._write(context)
+            else:
+                self._news.set()
+
+    def _is_gone(self) -> bool:
+        return self._is_over
+
+    def _say(self, reply: bytes | Exception) -> None:
+        self._replies.append(reply)
+        if not self._is_asking:
+            self._news.set()
 
 
 class PolicyService:
-    """Serves PolicyService: deadlines, streams, and refusals as replies. One event loop uses it."""
+    """Serves PolicyService. One event loop uses it."""
 
     def __init__(
         self,
         handler: RequestHandler,
-        episode_steps: EpisodeSteps,
         episode_requests: EpisodeRequests,
         episodes: Episodes,
         section: ServingSection,
         described: tuple[str, Space, Space],
         *,
         learns: bool,
-        on_answer: OnAnswered,
     ) -> None:
-        """described: run, observation space, action space. on_answer: told of answers without an episode."""
-        self._handler, self._episode_steps, self._episode_requests, self._episodes = (
-            handler,
-            episode_steps,
-            episode_requests,
-            episodes,
-        )
+        """described: run, observation space, action space."""
+        self._handler, self._episode_requests, self._episodes = handler, episode_requests, episodes
         self._section, self._described, self._learns = section, described, learns
-        self._on_answer = on_answer
         self._loop = asyncio.get_running_loop()
         self._calls = {
             name: metrics.POLICY_CALLS.labels(name)
@@ -80,43 +160,27 @@ class PolicyService:
             for name, (request, reply, body) in calls.items()
         }
         # Their replies are bytes; a stream's requests as well.
-        handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act, request_deserializer=self.read_act)
+        handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act, pb.ActRequest.FromString)
         handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(self.act_stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
 
-    def read_act(self, data: bytes) -> Question | pb.ActRequest:
-        """Return the question of a plain request, and of any other its message; raises DecodeError."""
-        question = self._handler.reader.read_plain(data)
-        return pb.ActRequest.FromString(data) if question is None else question
-
-    async def act(self, request: Question | pb.ActRequest, context: Context) -> bytes:
-        """See policy.proto. request: of `read_act`."""
+    async def act(self, request: pb.ActRequest, context: Context) -> bytes:
+        """See policy.proto."""
         self._calls["act"].inc()
-        if isinstance(request, pb.ActRequest):
-            return await self._answer(request, self._until_s(context))
-        try:
-            answered = await self._handler.act_plain(request, self._until_s(context))
-        except Refused as error:
-            message = pb.ActRequest(request_id=request.request_id)
-            return refusing(self._handler.request_errors, message, error)
-        self._on_answer(answered)
-        if answered.answer is None:
-            return self._handler.writer.encode(pb.ActRequest(request_id=request.request_id), answered)
-        return self._handler.writer.encode_plain(request.request_id, answered, answered.answer)
-
-    def _until_s(self, context: Context) -> float:
         left_s = context.time_remaining()
-        return math.inf if left_s is None else self._loop.time() + left_s
+        until_s = math.inf if left_s is None else self._loop.time() + left_s
+        reply: asyncio.Future[bytes] = self._loop.create_future()
 
-    async def _answer(self, request: pb.ActRequest, until_s: float) -> bytes:
-        try:
-            if request.episode_id:
-                return await self._episode_steps.act(request, until_s)
-            answered = await self._handler.act(request, until_s)
-        except Refused as error:
-            return refusing(self._handler.request_errors, request, error)
-        self._on_answer(answered)
-        return self._handler.writer.encode(request, answered)
+        def say(said: bytes | Exception) -> None:
+            if reply.done():
+                return
+            if isinstance(said, bytes):
+                reply.set_result(said)
+            else:
+                reply.set_exception(said)
+
+        self._handler.act(request, until_s, say, reply.done)
+        return await reply
 
     async def act_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """Answer a stream of requests as policy.proto says; ends when its caller goes away.
@@ -124,7 +188,7 @@ class PolicyService:
         Raises Malformed for bytes that are no ActRequest.
         """
         try:
-            await ActStream(self._handler, self._answer, self._on_answer).serve(requests, context)
+            await ActStream(self._handler.act).serve(requests, context)
         except DecodeError as error:
             raise Malformed("ActStream: bytes that are no ActRequest") from error
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.actor.serving.inference import batcher
-from penstock.actor.serving.versions import answering as shadow_module
+from penstock.actor.serving import answering as shadow_module
+from penstock.actor.serving import batcher
 from penstock.runtime import metrics
 from tests.support.serving.server_parts import Stand, rows_of, seen
-from tests.unit.actor.serving.versions.test_loaded_versions import arms
+from tests.unit.actor.serving.test_loaded_versions import arms
 
 PATIENCE_S = 30.0
 

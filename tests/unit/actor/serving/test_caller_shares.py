@@ -1,6 +1,6 @@
 """One caller leaves room for others, whatever it does."""
 
-from penstock.actor.serving.episodes.episodes import CallerShares
+from penstock.actor.serving.episodes import CallerShares
 from penstock.rpc.identity import Identity, Party
 
 

@@ -149,7 +149,7 @@ async def test_state_that_is_not_the_policys_is_refused(
     whole = dict.fromkeys(names, parts["actor/h"])
     fields = {"episode_id": stand.start()} if with_episode else {}
     request = stand.asking(seen(0), state=to_plain_parts(whole), **fields)
-    asked = stand.episode_steps.act(request, FAR) if with_episode else stand.answer(request, FAR)
+    asked = stand.reply(request, FAR) if with_episode else stand.answer(request, FAR)
     with pytest.raises(Refused) as error:
         await asked
     assert said in error.value.refusal.detail

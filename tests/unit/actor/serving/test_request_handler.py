@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actor.serving.codec.requests import MAX_REQUEST_ID
-from penstock.actor.serving.episodes.episodes import REMEMBERED_EPISODES
+from penstock.actor.serving.episodes import REMEMBERED_EPISODES
+from penstock.actor.serving.requests import MAX_REQUEST_ID
 from penstock.protocol.refusal import Reason, Refused
 from penstock.protocol.spaces import Box
 from penstock.registry.records import Traffic
@@ -28,7 +28,7 @@ from tests.support.serving.server_parts import (
     specification,
     steps_seen,
 )
-from tests.unit.actor.serving.inference.test_batcher import Held
+from tests.unit.actor.serving.test_batcher import Held
 
 TERMINATED, TRUNCATED, ABANDONED = pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED
 
@@ -83,8 +83,8 @@ async def test_an_act_that_is_repeated_gets_its_reply_and_is_no_step() -> None:
     stand = await ready()
     episode = stand.start()
     request = stand.asking(seen(0), episode_id=episode, step=0)
-    first = await stand.episode_steps.act(request, 1e9)
-    assert await stand.episode_steps.act(request, 1e9) == first
+    first = await stand.reply(request, 1e9)
+    assert await stand.reply(request, 1e9) == first
     assert (await stand.act(episode, seen(1), step=1)).step == 1
 
 
@@ -94,9 +94,9 @@ async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it(
     stand.loaded_versions.latest = held.loaded
     stand.batcher._work.note(1, 1.0)
     request = stand.asking(seen(0), episode_id=episode, want_value=True)
-    first = asyncio.create_task(stand.episode_steps.act(request, 1e9))
+    first = asyncio.create_task(stand.reply(request, 1e9))
     await asyncio.to_thread(held.begun.wait, 60)
-    second = asyncio.create_task(stand.episode_steps.act(request, 1e9))
+    second = asyncio.create_task(stand.reply(request, 1e9))
     with refused(Reason.INVALID, "under way"):
         await stand.act(episode, seen(1))
     with refused(Reason.INVALID, "under way"):
@@ -112,13 +112,13 @@ async def test_who_hangs_up_finds_the_reply_that_it_lost() -> None:
     stand.loaded_versions.latest = held.loaded
     stand.batcher._work.note(1, 1.0)
     request = stand.asking(seen(0), episode_id=episode, want_value=True)
-    caller = asyncio.create_task(stand.episode_steps.act(request, 1e9))
+    caller = asyncio.create_task(stand.reply(request, 1e9))
     await asyncio.to_thread(held.begun.wait, 60)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
     held.go.set()
-    assert pb.ActReply.FromString(await stand.episode_steps.act(request, 1e9)).step == 0
+    assert pb.ActReply.FromString(await stand.reply(request, 1e9)).step == 0
     assert stand.end(episode, TERMINATED).length == 1
 
 
@@ -129,10 +129,10 @@ async def test_an_act_that_was_refused_leaves_the_episode_as_it_was() -> None:
     wrong = stand.asking(seen(1), episode_id=episode, request_id="r", reward=5.0)
     wrong.observation[0].path = "camera"
     with refused(Reason.INVALID, "camera"):
-        await stand.episode_steps.act(wrong, 1e9)
+        await stand.reply(wrong, 1e9)
     with refused(Reason.DEADLINE, "its turn"):
         late = stand.asking(seen(1), episode_id=episode, request_id="r", reward=5.0)
-        await stand.episode_steps.act(late, -1.0)
+        await stand.reply(late, -1.0)
     assert (await stand.act(episode, seen(1), request_id="r", reward=1.0)).step == 1
     assert stand.end(episode, TERMINATED).total_return == 1.0
 

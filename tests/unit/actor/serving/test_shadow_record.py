@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actor.serving.versions import answering as shadow_module
-from penstock.actor.serving.versions.answering import ShadowRecord, open_shadow_record
+from penstock.actor.serving import answering as shadow_module
+from penstock.actor.serving.answering import ShadowRecord, open_shadow_record
 from penstock.config.settings import ConfigurationError, ServingSection
 from penstock.protocol.tensor import to_tensor
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from tests.support.serving.server_parts import Stand, broken, parts_of, policy_of, rows_of
-from tests.unit.actor.serving.versions.test_loaded_versions import arms
+from tests.unit.actor.serving.test_loaded_versions import arms
 
 
 async def ask(stand: Stand, seed: int, **fields: Any) -> Any:

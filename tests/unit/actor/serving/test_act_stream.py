@@ -1,15 +1,16 @@
 """A stream of requests: each is answered under its id, whatever it needs, and nothing outlives the call."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 
 import pytest
 from google.protobuf.message import DecodeError
 
-from penstock.actor.serving.calls.act_stream import MAX_IN_FLIGHT, ActStream, refusing
-from penstock.actor.serving.versions.answering import Answered
-from penstock.protocol.refusal import Reason, Refusal, Refused
+from penstock.actor.serving.answering import Answered
+from penstock.actor.serving.policy_service import MAX_IN_FLIGHT, ActStream
+from penstock.actor.serving.request_handler import OnReply
+from penstock.protocol.refusal import Reason, Refusal
 from penstock.v1 import policy_pb2 as pb
 from tests.support.serving.server_parts import Stand, broken, policy_of, seen
 
@@ -45,22 +46,8 @@ async def stream_of(requests: Iterable[pb.ActRequest | bytes]) -> AsyncIterator[
         yield request if isinstance(request, bytes) else request.SerializeToString()
 
 
-def served(stand: Stand, told: list[Answered] | None = None) -> ActStream:
-    """A stream that answers all kinds of requests, as the service does."""
-
-    async def act(request: pb.ActRequest, until_s: float) -> bytes:
-        try:
-            if request.episode_id:
-                return await stand.episode_steps.act(request, until_s)
-            return (await stand.answer(request, until_s))[0].SerializeToString()
-        except Refused as error:
-            return refusing(stand.handler.request_errors, request, error)
-
-    return ActStream(stand.handler, act, ([] if told is None else told).append)
-
-
 async def test_every_kind_of_request_is_answered_under_its_id() -> None:
-    stand, caller, told = Stand(), Caller(), list[Answered]()
+    stand, caller = Stand(), Caller()
     await stand.publish(1)
     stand.keep(7)
     requests = {
@@ -70,33 +57,33 @@ async def test_every_kind_of_request_is_answered_under_its_id() -> None:
         "wrong": pb.ActRequest(request_id="wrong"),
         "unknown": stand.asking(seen(0), request_id="unknown", version=99),
     }
-    await served(stand, told).serve(stream_of(requests.values()), caller)
+    await ActStream(stand.handler.act).serve(stream_of(requests.values()), caller)
     replies = caller.by_id()
     assert set(replies) == set(requests)
     assert [replies[name].version for name in ("plain", "episode", "version")] == [1, 1, 7]
     assert Refusal.from_proto(replies["wrong"].refusal).reason is Reason.INVALID  # type: ignore[union-attr]
     assert Refusal.from_proto(replies["unknown"].refusal).reason is Reason.UNKNOWN_VERSION  # type: ignore[union-attr]
-    assert len(told) == 1  # the plain one: `act` itself tells of the others
+    assert len(stand.told) == 3  # what was refused is no answer
 
 
 async def test_requests_in_flight_share_forward_passes() -> None:
     stand, caller = Stand(), Caller()
     await stand.publish(1)
     count = 3 * MAX_IN_FLIGHT
-    await served(stand).serve(stream_of(stand.asking(seen(0)) for _ in range(count)), caller)
+    await ActStream(stand.handler.act).serve(stream_of(stand.asking(seen(0)) for _ in range(count)), caller)
     assert len(caller.by_id()) == count
 
 
 async def test_the_fallback_answers_a_stream_too() -> None:
-    stand, caller, told = Stand(), Caller(), list[Answered]()
-    await served(stand, told).serve(stream_of([stand.asking(seen(0))]), caller)
+    stand, caller = Stand(), Caller()
+    await ActStream(stand.handler.act).serve(stream_of([stand.asking(seen(0))]), caller)
     assert caller.replies[-1].fallback == pb.FALLBACK_UNIFORM
     for version, policy in ((1, None), (2, broken(policy_of(stand.specification, 2)))):
         await stand.publish(version, policy=policy)
-        await served(stand, told).serve(stream_of([stand.asking(seen(0))]), caller)
+        await ActStream(stand.handler.act).serve(stream_of([stand.asking(seen(0))]), caller)
     assert (caller.replies[-1].version, caller.replies[-1].fallback) == (1, pb.FALLBACK_PREVIOUS)
-    assert [answered.fallback for answered in told] == ["uniform", "", "previous"]
-    assert [answered.not_finite for answered in told] == [False, False, True]
+    assert [answered.fallback for answered in stand.told] == ["uniform", "", "previous"]
+    assert [answered.not_finite for answered in stand.told] == [False, False, True]
 
 
 async def test_a_request_is_not_answered_after_its_deadline() -> None:
@@ -106,7 +93,7 @@ async def test_a_request_is_not_answered_after_its_deadline() -> None:
         stand.asking(seen(0), request_id=name, deadline_ms=ms) for name, ms in (("late", 1), ("patient", 0))
     )
     stand.batcher._is_busy = True  # a pass is under way
-    serving = asyncio.create_task(served(stand).serve(stream_of([late, patient]), caller))
+    serving = asyncio.create_task(ActStream(stand.handler.act).serve(stream_of([late, patient]), caller))
     waiting, clock = stand.batcher._waiting, stand.batcher._loop.time
     while len(waiting) < 2 or clock() < waiting[0].until_s:  # noqa: ASYNC110 - there is no event for time that passes
         await asyncio.sleep(0.001)
@@ -122,39 +109,40 @@ async def test_bytes_that_are_no_request_end_the_stream() -> None:
     stand, caller = Stand(), Caller()
     await stand.publish(1)
     with pytest.raises(DecodeError):
-        await served(stand).serve(stream_of([stand.asking(seen(0)), b"\xff\xff"]), caller)
+        await ActStream(stand.handler.act).serve(stream_of([stand.asking(seen(0)), b"\xff\xff"]), caller)
 
 
-async def test_an_unforeseen_error_ends_the_stream() -> None:
+async def test_an_unforeseen_error_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     stand, caller = Stand(), Caller()
     await stand.publish(1)
 
     def fail(_answered: Answered) -> None:
         raise ZeroDivisionError
 
-    async def never(_request: pb.ActRequest, _until_s: float) -> Any:
-        raise AssertionError
-
+    monkeypatch.setattr(stand.handler, "_on_answered", fail)
     with pytest.raises(ZeroDivisionError):
-        await ActStream(stand.handler, never, fail).serve(stream_of([stand.asking(seen(0))]), caller)
+        await ActStream(stand.handler.act).serve(stream_of([stand.asking(seen(0))]), caller)
 
 
 async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
-    stand, caller, gate = Stand(), Caller(), asyncio.Event()
+    stand, caller = Stand(), Caller()
     await stand.publish(1)
+    slow = list[Callable[[], None]]()
 
-    async def slow(request: pb.ActRequest, _until_s: float) -> bytes:
-        await gate.wait()
-        return pb.ActReply(request_id=request.request_id).SerializeToString()
+    def act(request: pb.ActRequest, until_s: float, on_reply: OnReply, is_gone: Callable[[], bool]) -> None:
+        if request.request_id == "slow":
+            slow.append(partial(stand.handler.act, request, until_s, on_reply, is_gone))
+        else:
+            stand.handler.act(request, until_s, on_reply, is_gone)
 
     async def requests() -> AsyncIterator[bytes]:
-        yield stand.asking(seen(0), request_id="slow", version=7).SerializeToString()
+        yield stand.asking(seen(0), request_id="slow").SerializeToString()
         yield stand.asking(seen(0), request_id="plain").SerializeToString()
         while not caller.replies:  # noqa: ASYNC110 - rounds of the loop are what is waited for
             await asyncio.sleep(0)
-        gate.set()
+        slow[0]()
 
-    await ActStream(stand.handler, slow, lambda _: None).serve(requests(), caller)
+    await ActStream(act).serve(requests(), caller)
     assert [reply.request_id for reply in caller.replies] == ["plain", "slow"]
 
 
@@ -174,7 +162,7 @@ async def test_a_caller_that_goes_away_leaves_nothing_behind(expected: int, most
             yield stand.asking(seen(0)).SerializeToString()
 
     before = asyncio.all_tasks()
-    call = asyncio.create_task(served(stand).serve(endless(), caller))
+    call = asyncio.create_task(ActStream(stand.handler.act).serve(endless(), caller))
     while read < most:  # noqa: ASYNC110 - rounds of the loop are what is counted
         await asyncio.sleep(0)
     for _ in range(100):

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.actor.serving.calls.request_handler import EVERY_S, RequestErrors
-from penstock.actor.serving.inference.batcher import NotFinite
+from penstock.actor.serving.batcher import NotFinite
+from penstock.actor.serving.request_handler import EVERY_S, RequestErrors
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.v1 import policy_pb2 as pb
 from tests.support.serving.server_parts import loaded_of, question_of, specification

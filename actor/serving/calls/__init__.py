@@ -1,1 +1,0 @@
-"""The RPCs of the policy server: requests are read, answered or refused."""

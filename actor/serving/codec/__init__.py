@@ -1,1 +1,0 @@
-"""Between messages of the protocol and arrays."""

@@ -1,1 +1,0 @@
-"""Forward passes: many requests, one version."""

@@ -1,0 +1,357 @@
+"""The one path of every request of Act and ActStream, and what could not be answered.
+
+read ─► choose a version ─► ask it, or fall back ─► the episode takes its step ─► reply
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.actor.serving.answering import Answered, Answerer, Fallback, OnAnswer, Shadow, ShadowRecord
+from penstock.actor.serving.batcher import Batcher, Loaded, Question
+from penstock.actor.serving.episodes import Episode, Episodes, Row
+from penstock.actor.serving.experience.recorder import Learning, count_not_learned
+from penstock.actor.serving.loaded_versions import Choice, LoadedVersions
+from penstock.actor.serving.requests import ReplyWriter, RequestReader, reward_of_step_before
+from penstock.config.settings import ServingSection
+from penstock.policy.acting.drawing import Drawing
+from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
+from penstock.protocol.spaces import Dict, Space
+from penstock.runtime import metrics
+from penstock.v1 import policy_pb2 as pb
+from penstock.v1 import refusal_pb2
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 10.0
+
+
+class RequestErrors:
+    """Counts and logs what one server refuses; `clock`: monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said: dict[str, tuple[float, int]] = {}
+        """By kind: when it was said last, and how many have come since."""
+
+    def refused(self, request: Any, error: Refused) -> refusal_pb2.Refusal:
+        """Count a request of any call that was refused; return the refusal for its reply."""
+        reason = error.refusal.reason.label
+        metrics.REFUSALS.labels(reason).inc()
+        others = self._count(reason)
+        if others is not None:
+            detail = error.refusal.logged or error.refusal.detail
+            words = {"reason": reason, "detail": detail, "others": others}
+            log.info("refused", extra=words | _names(request))
+        return error.refusal.to_proto()
+
+    def failed(self, loaded: Loaded, question: Question, error: Exception) -> None:
+        """Count a version that could not answer."""
+        others = self._count("failed")
+        if others is not None:
+            words = {"version": loaded.version, "error": str(error), "others": others}
+            log.error("a version cannot answer", exc_info=error, extra=words | _names(question))
+
+    def _count(self, kind: str) -> int | None:
+        """Return how many went unsaid before this one; None where it goes unsaid, too."""
+        now = self._clock()
+        said_s, others = self._said.get(kind, (now - EVERY_S, 0))
+        is_due = now - said_s >= EVERY_S
+        self._said[kind] = (now, 0) if is_due else (said_s, others + 1)
+        return others if is_due else None
+
+
+def _names(request: Any) -> dict[str, str]:
+    """The caller's own id of it, and its episode, as far as it has them."""
+    names = {
+        "client_request_id": getattr(request, "request_id", ""),
+        "episode_id": getattr(request, "episode_id", ""),
+    }
+    return {key: name[:80] for key, name in names.items() if name}
+
+
+OnReply = Callable[[bytes | Exception], None]
+"""Takes the bytes of a reply, or an error that was not foreseen; raises nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """A step that is under way.
+
+    reward: of the step before.   taken: what the caller does instead of asking.
+    """
+
+    episode: Episode
+    request: pb.ActRequest
+    question: Question
+    reward: float | None
+    choice: Choice
+    taken: Row | None
+
+
+class RequestHandler:
+    """Answers requests for actions. Used by one event loop; `now` in seconds, monotonic."""
+
+    def __init__(
+        self,
+        section: ServingSection,
+        spaces: tuple[Space, Space, Dict],
+        loaded_versions: LoadedVersions,
+        batcher: Batcher,
+        record: ShadowRecord | None,
+        episodes: Episodes,
+        learning: Learning | None,
+        on_answered: Callable[[Answered], None],
+        now: Callable[[], float],
+    ) -> None:
+        """spaces: of observations, of actions, and of what the policy remembers. record: see `Shadow`.
+
+        learning: None where nothing is learned from. on_answered: told of what was answered, and of what
+        could not be.
+
+        Raises ConfigurationError for a declared fallback that is no action of the space.
+        """
+        observation, action, state = spaces
+        self.reader = RequestReader(section, observation, action, state)
+        self.writer = ReplyWriter(action, state)
+        self.loaded_versions = loaded_versions
+        self.request_errors = RequestErrors()
+        fallback, self.shadow = Fallback(section, action), Shadow(batcher, record)
+        self._answerer = Answerer(
+            loaded_versions, batcher, fallback, self.shadow, self.request_errors.failed, on_answered
+        )
+        self._episodes, self._learning = episodes, learning
+        self._on_answered, self._now = on_answered, now
+        self._finding: set[asyncio.Task[None]] = set()
+
+    def act(
+        self, request: pb.ActRequest, until_s: float, on_reply: OnReply, is_gone: Callable[[], bool]
+    ) -> None:
+        """Answer a request without waiting.
+
+        until_s: by the clock of the event loop. on_reply: called once, perhaps before this returns.
+        is_gone: whether the reply is no longer wanted; then `on_reply` need not be called.
+        """
+        try:
+            if request.episode_id:
+                self._begin_step(request, until_s, partial(self._reply, request, on_reply))
+                return
+            question = self.reader.read(request)
+            on_answer = partial(self._answered, request, on_reply)
+            if request.version:
+                task = asyncio.create_task(
+                    self._ask_exactly(request.version, question, until_s, on_answer, is_gone)
+                )
+                self._finding.add(task)
+                task.add_done_callback(self._finding.discard)
+            else:
+                choice = self.loaded_versions.choose(request.client_key)
+                self._answerer.ask(choice, question, until_s, on_answer, is_gone)
+        except Exception as error:  # noqa: BLE001 - for the caller
+            self._reply(request, on_reply, error)
+
+    def refuse(self, request: pb.ActRequest, error: Refused) -> bytes:
+        """Count and log a refusal; return its reply."""
+        refusal = self.request_errors.refused(request, error)
+        return pb.ActReply(request_id=request.request_id, refusal=refusal).SerializeToString()
+
+    async def _ask_exactly(
+        self,
+        version: int,
+        question: Question,
+        until_s: float,
+        on_answer: OnAnswer,
+        is_gone: Callable[[], bool],
+    ) -> None:
+        try:
+            choice = await self.loaded_versions.exactly(version)
+            self._answerer.ask(choice, question, until_s, on_answer, is_gone)
+        except Exception as error:  # noqa: BLE001 - for the caller
+            on_answer(error)
+
+    def _answered(self, request: pb.ActRequest, on_reply: OnReply, said: Answered | Exception) -> None:
+        if isinstance(said, Answered):
+            self._on_answered(said)
+            on_reply(self.writer.encode(request, said))
+        else:
+            self._reply(request, on_reply, said)
+
+    def _reply(self, request: pb.ActRequest, on_reply: OnReply, said: bytes | Exception) -> None:
+        on_reply(self.refuse(request, said) if isinstance(said, Refused) else said)
+
+    # ------------------------------------------------------------ steps of episodes
+
+    def _begin_step(self, request: pb.ActRequest, until_s: float, on_reply: OnReply) -> None:
+        """The next step, or the reply that this request was given before; raises Refused.
+
+        Each is one step, however often it is sent.
+        """
+        self.reader.check_call(request.policy, request.request_id)
+        episode = self._episodes.find(request.episode_id, self._now())
+        if request.request_id and request.request_id == episode.last_request:
+            if episode.waiting is not None:
+                episode.waiting.append(on_reply)
+                return
+            if episode.last_reply:
+                on_reply(episode.last_reply)
+                return
+        _check_step(episode, request)
+        step = self._read_step(episode, request)
+        episode.last_request, episode.last_reply, episode.waiting = request.request_id, b"", [on_reply]
+        try:
+            self._ask_step(step, until_s)
+        except Exception:
+            episode.waiting = None
+            raise
+
+    def _read_step(self, episode: Episode, request: pb.ActRequest) -> _Step:
+        question = self.reader.read(request)
+        self._check_taken_version(request)
+        if episode.state:
+            question = replace(question, observation={**question.observation, **episode.state})
+        reward, taken = reward_of_step_before(episode, request), self.reader.read_taken(request)
+        return _Step(episode, request, question, reward, self._choose(episode), taken)
+
+    def _check_taken_version(self, request: pb.ActRequest) -> None:
+        if not request.taken_version:
+            return
+        if not request.taken_action:
+            raise invalid(
+                f"taken_version={request.taken_version}: give taken_action, which it drew, or leave it out"
+            )
+        self.loaded_versions.update_of(request.taken_version)
+
+    def _choose(self, episode: Episode) -> Choice:
+        """Newer weights only where a segment begins."""
+        loaded = episode.loaded
+        if loaded is None or episode.segment_builder.is_due(self._now()):
+            return self.loaded_versions.follow(episode.arm, episode.client_key)
+        return Choice(episode.arm, loaded, False, self.loaded_versions.shadow_of(loaded))
+
+    def _ask_step(self, step: _Step, until_s: float) -> None:
+        question, taken = step.question, step.taken
+        if taken is None or question.distribution or question.value or self.reader.remembers:
+            # Whether its caller is there or not: it may come again for the reply.
+            on_answer = partial(self._take_step, step)
+            self._answerer.ask(step.choice, question, until_s, on_answer, _is_never_gone)
+        else:
+            arm = step.episode.arm
+            self._take_step(step, Answered(arm=arm, action=taken, answer=None, fallback=""))
+
+    def _take_step(self, step: _Step, said: Answered | Exception) -> None:
+        """Take the step, or leave the episode as it was; whoever waits for the reply gets it."""
+        episode = step.episode
+        try:
+            reply: bytes | Exception = self._step(step, said) if isinstance(said, Answered) else said
+        except Exception as error:  # noqa: BLE001 - for the caller
+            reply = error
+        waiting, episode.waiting = episode.waiting or [], None
+        for on_reply in waiting:
+            on_reply(reply)
+
+    def _step(self, step: _Step, answered: Answered) -> bytes:
+        episode, request = step.episode, step.request
+        loaded, action, log_prob = self._play(step, answered)
+        if episode.is_over:
+            raise Refused(Refusal(reason=Reason.EPISODE_UNKNOWN, detail="the episode has ended meanwhile"))
+        reply = self._write_step(step, answered)
+        # From here on nothing fails: the step has happened.
+        if step.reward is not None:
+            episode.add_reward(episode.segment_builder.length - 1, step.reward)
+        self._record(step, answered, loaded, action, log_prob)
+        episode.last_reply = reply
+        if request.request_id:
+            episode.acted.append(request.request_id)
+        return reply
+
+    def _play(self, step: _Step, answered: Answered) -> tuple[Loaded | None, Row, float | None]:
+        """Return what was played: version, action as that would have drawn it, and its log-probability.
+
+        No log-probability: the policy did not draw it. Raises Refused for an action that no policy could have
+        taken.
+        """
+        answer, taken, request = answered.answer, step.taken, step.request
+        loaded = step.choice.loaded if answer is None else answer.loaded
+        if taken is None and answer is not None:
+            unlearned_mask = request.action_mask and not (self._learning and self._learning.takes_masks)
+            drawn = not (answered.fallback or request.deterministic or unlearned_mask)
+            return loaded, answer.action, float(answer.log_prob[0]) if drawn else None
+        if loaded is None:
+            return None, answered.action, None
+        action = answered.action if taken is None else taken
+        try:
+            action = {
+                head.path: head.from_environment(action[head.path]) for head in loaded.policy.action_heads
+            }
+        except ValueError as error:
+            if taken is not None:
+                raise invalid(f"taken_action: {error}") from error
+            # A fallback's, on the bounds that a squashed policy never reaches: the step is not learned from.
+            action = {name: np.zeros_like(array) for name, array in action.items()}
+        if taken is None:
+            return loaded, action, None
+        _check_allowed(loaded.policy.action_heads, action, step.question.masks)
+        if request.taken_version:
+            drawn_by = self.loaded_versions.update_of(request.taken_version)
+            loaded = replace(loaded, version=request.taken_version, update=drawn_by)
+        return loaded, action, request.taken_log_prob if request.HasField("taken_log_prob") else None
+
+    def _write_step(self, step: _Step, answered: Answered) -> bytes:
+        """Messages behind one another are one message."""
+        episode, request = step.episode, step.request
+        where = pb.ActReply(episode_id=episode.id, step=episode.segment_builder.length).SerializeToString()
+        if step.taken is None:
+            return self.writer.encode(request, answered) + where
+        version = 0 if step.choice.loaded is None else step.choice.loaded.version
+        return self.writer.reply_taken(request, answered, step.taken, version).SerializeToString() + where
+
+    def _record(
+        self, step: _Step, answered: Answered, loaded: Loaded | None, action: Row, log_prob: float | None
+    ) -> None:
+        episode, now = step.episode, self._now()
+        self._on_answered(answered)
+        episode.loaded = None if answered.fallback else step.choice.loaded or loaded
+        episode.version = 0 if loaded is None else loaded.version
+        if answered.answer is not None:
+            episode.state = answered.answer.state
+        if self._learning is not None and episode.learned and loaded is not None:
+            self._learning.step(episode, step.question, action, log_prob, loaded, now)
+            return
+        episode.segment_builder.skip(now)
+        if self._learning is not None:
+            count_not_learned(episode.unlearned_as, 1)
+
+
+def _is_never_gone() -> bool:
+    return False
+
+
+def _check_step(episode: Episode, request: pb.ActRequest) -> None:
+    if episode.waiting is not None:
+        raise invalid("an Act of this episode is under way; wait for its reply")
+    if request.request_id and request.request_id in episode.acted:
+        raise invalid(f"request_id={request.request_id!r} was used for an earlier step; make a new one")
+    if request.HasField("step") and request.step != episode.segment_builder.length:
+        raise invalid(f"step={request.step}: the next step is {episode.segment_builder.length}")
+    if request.batch or request.version:
+        raise invalid("batch, version: an episode takes one observation at a time, from its own arm")
+
+
+def _check_allowed(
+    heads: Sequence[Drawing], action: Mapping[str, Any], masks: Mapping[str, NDArray[np.bool_]] | None
+) -> None:
+    """Raise Refused for an action, as drawn, that its own mask forbids."""
+    for head in heads:
+        if masks is None or head.path not in masks:
+            continue
+        if not all(head.allows(action[head.path][0], masks[head.path][0])):
+            raise invalid(
+                f"taken_action: {head.path} is one that action_mask forbids; send the mask that held"
+            )
