@@ -1,12 +1,7 @@
 """Evaluation actor: measures the versions that the learner asks about, on environments of its own.
 
-In: `evaluate_version` from the session's watcher.  Out: one evaluation report per version. Waits for
-nothing else. A report that a lost session swallowed is sent again in the next one without playing again;
-an evaluator that crashed is told the version again and plays it again. A version that the broker no
-longer keeps is skipped with a warning.
-
-With `evaluation.base` the policy is played as it was made, too, before it holds any weights: once in the life
-of a process, while the first version to be measured is still being learned.
+A report that a lost session swallowed is sent again without playing again; an evaluator that crashed plays
+the version again. With `evaluation.base` the policy is played once before it holds any weights.
 """
 
 import logging
@@ -38,8 +33,6 @@ from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
 
-# ---- Plays whole episodes to measure a policy: seeded environments, one episode of each counts.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
@@ -55,36 +48,44 @@ class Played:
     start: int | None = None
 
 
-def play(
-    stepper: Stepper,
-    policy: ActingPolicy,
-    *,
-    episodes: int,
-    seed: int,
-    deterministic: bool,
-    stop: threading.Event,
-    on_step: Callable[[], None] = lambda: None,
-) -> list[Played] | None:
-    """`episodes` episodes in waves of as many as there are slots, the i-th seeded with `seed` + i.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Playing:
+    """How episodes are played. stop: ends them early. on_step: called after each step of all."""
 
-    Each slot plays one episode per wave and what it does afterwards is ignored, so short episodes are not
-    counted more often. None when `stop` was set first. A vector entry point takes one seed per wave.
-    """
+    deterministic: bool
+    stop: threading.Event
+    on_step: Callable[[], None] = lambda: None
+
+
+def in_waves(episodes: int, wave: Callable[[int], list[Played] | None]) -> list[Played] | None:
+    """Play `episodes` episodes; None once a wave was stopped. wave: plays some from a number on."""
     played: list[Played] = []
     while len(played) < episodes:
-        first = seed + len(played)
-        wave = _Wave(stepper.slots)
-        observation = stepper.reset(range(first, first + stepper.slots)) | policy.initial_state(stepper.slots)
-        while wave.is_running:
-            if stop.is_set():
-                return None
-            acted = policy.act(observation, deterministic=deterministic)
-            stepped = stepper.step(policy.environment_action(acted.action))
-            wave.add(stepped)
-            on_step()
-            observation = stepped.observation | begun(acted.state, stepped.begins)
-        played += wave.episodes()
+        found = wave(len(played))
+        if found is None:
+            return None
+        played += found
     return played[:episodes]
+
+
+def play_wave(stepper: Stepper, policy: ActingPolicy, seed: int, how: Playing) -> list[Played] | None:
+    """Play one episode in each slot, the i-th seeded with `seed` + i; None when stopped first.
+
+    What a slot does behind its episode is ignored, so short episodes are not counted more often. A vector
+    entry point takes one seed per wave.
+    """
+    wave = _Wave(stepper.slots)
+    seeds = range(seed, seed + stepper.slots)
+    observation = stepper.reset(seeds) | policy.initial_state(stepper.slots)
+    while wave.is_running:
+        if how.stop.is_set():
+            return None
+        acted = policy.act(observation, deterministic=how.deterministic)
+        stepped = stepper.step(policy.environment_action(acted.action))
+        wave.add(stepped)
+        how.on_step()
+        observation = stepped.observation | begun(acted.state, stepped.begins)
+    return wave.episodes()
 
 
 class _Wave:
@@ -111,9 +112,6 @@ class _Wave:
         rows = zip(self._return.tolist(), self._length.tolist(), self._terminated.tolist(), strict=True)
         return [Played(episode_return=r, length=n, terminated=t) for r, n, t in rows]
 
-
-# ---- What an evaluation plays with: whole episodes of a run, deterministic or sampled, from seeds of its
-# own.
 
 MAX_ENVIRONMENTS = 100
 
@@ -162,15 +160,12 @@ def make_runner(
     return EnvironmentRunner(run.read(specification, settings.actor), episodes)
 
 
-class EnvironmentRunner:
-    """Plays in environments of its own (see `EvaluationRunner`)."""
+class Runner:
+    """Base of what plays evaluations (see `EvaluationRunner`) in waves of episodes."""
 
-    def __init__(self, of: Run, episodes: int | None = None) -> None:
+    def __init__(self, of: Run, local: LocalPolicy) -> None:
         self.evaluation, self.stall_timeout_s = of.evaluation, float(of.actor.stall_timeout_s)
-        count = min(episodes or of.evaluation.episodes, MAX_ENVIRONMENTS)
-        self._stepper = of.make_environment(of.environment.for_evaluation(), count, of.evaluation.seed)
-        self.local = of.make_policy(of.specification.seed)
-        self.local.policy.use_threads(of.actor.threads)
+        self.local = local
 
     def play(
         self,
@@ -181,17 +176,43 @@ class EnvironmentRunner:
         stop: threading.Event,
         on_step: Callable[[], None] = lambda: None,
     ) -> list[Played] | None:
-        """Every time from the same seeds, those of drawn actions too."""
+        """Play so many episodes, equal for equal seeds and weights; None when `stop` was set first."""
+        how = Playing(deterministic=deterministic, stop=stop, on_step=on_step)
+        self.begin(episodes, seed)
+        return in_waves(episodes, lambda first: self.wave(first, episodes - first, how))
+
+    def begin(self, episodes: int, seed: int) -> None:
+        """Draw from here on as after this seed, for so many episodes."""
+        raise NotImplementedError
+
+    def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
+        """Play the next episodes, from number `first` on, of which `most` count; None when stopped first."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class EnvironmentRunner(Runner):
+    """Plays in environments of its own."""
+
+    def __init__(self, of: Run, episodes: int | None = None) -> None:
+        count = min(episodes or of.evaluation.episodes, MAX_ENVIRONMENTS)
+        self._stepper = of.make_environment(of.environment.for_evaluation(), count, of.evaluation.seed)
+        self._seed = of.evaluation.seed
+        super().__init__(of, of.make_policy(of.specification.seed))
+        self.local.policy.use_threads(of.actor.threads)
+
+    def begin(self, episodes: int, seed: int) -> None:
+        """Play from the same seeds every time, those of drawn actions too."""
+        del episodes
+        self._seed = seed
         self.local.policy.seed_actions(seed)
-        return play(
-            self._stepper,
-            self.local.policy,
-            episodes=episodes,
-            seed=seed,
-            deterministic=deterministic,
-            stop=stop,
-            on_step=on_step,
-        )
+
+    def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
+        """Play an episode in each environment."""
+        del most
+        return play_wave(self._stepper, self.local.policy, self._seed + first, how)
 
     def close(self) -> None:
         """End the environments."""

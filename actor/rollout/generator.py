@@ -1,4 +1,4 @@
-"""What a rollout worker of this machine acts with: environments, a policy, and the arrays between them."""
+"""What a rollout worker generates with: the base of generators, and that of environments stepped here."""
 
 import re
 import threading
@@ -8,7 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from penstock.actor.acting.local_policy import BEING_MADE, ENVIRONMENT, HeaderFields, note_lag, watch
+from penstock.actor.acting.local_policy import (
+    BEING_MADE,
+    ENVIRONMENT,
+    HeaderFields,
+    LocalPolicy,
+    note_lag,
+    watch,
+)
 from penstock.actor.acting.masks import learner_reward
 from penstock.actor.link.session import Session
 from penstock.actor.rollout.fragment_builder import FragmentBuilder, ObservationBounds
@@ -28,18 +35,12 @@ _ACTIONS = 2**32
 
 
 def environment_seeds(run_seed: int, actor_id: str, salt: int, slots: int) -> list[int]:
-    """Return one seed per slot, each below 2^32 (what every Gymnasium environment takes).
-
-    run_seed: of the run. actor_id, salt: of the session. slots: how many seeds.
-    """
+    """Return one seed per slot of a session, each below 2^32 (what every Gymnasium environment takes)."""
     return [_draw(run_seed, actor_id, salt, slot) for slot in range(slots)]
 
 
 def action_seed(run_seed: int, actor_id: str, salt: int) -> int:
-    """Return the seed of the actions drawn in a session.
-
-    run_seed: of the run. actor_id, salt: of the session.
-    """
+    """Return the seed of the actions drawn in a session."""
     return _draw(run_seed, actor_id, salt, _ACTIONS)
 
 
@@ -70,21 +71,79 @@ def make_generator(
     return EnvironmentGenerator(run.read(specification, settings.actor), health)
 
 
-class EnvironmentGenerator:
-    """Steps N environments with a local policy (see `penstock.actor.rollout.loop.FragmentGenerator`)."""
+class Generator:
+    """Base of what makes fragments with a policy that it holds (see `loop.FragmentGenerator`).
+
+    A subclass makes its `local` policy, and says how a session begins, what is unrolled and how it is cut.
+    """
+
+    local: LocalPolicy
 
     def __init__(self, of: Run, health: Health) -> None:
         watch(health, of.actor.stall_timeout_s)
-        health.expect(ENVIRONMENT, BEING_MADE)
-        self._health, count = health, of.environment.count
+        self.health, self.slots = health, of.environment.count
         self.specification = of.specification
         self.outbox_fragments = of.actor.outbox_fragments
         self._actors = of.actor.count
-        self._stepper = of.make_environment(of.environment, count, of.specification.seed)
+
+    def begin(self, actor_id: str, session: Session) -> None:
+        """Start anew with the seeds of this actor in this session; says which weights are held already."""
+        seed, salt = self.specification.seed, session.seed_salt
+        self.local.place = place_of(actor_id, self._actors, self.slots)
+        self.restart(action_seed(seed, actor_id, salt), environment_seeds(seed, actor_id, salt, self.slots))
+        session.follow_lag(partial(note_lag, self.health))
+        if self.local.publication.version:
+            self.local.answer_probe(session)
+
+    def restart(self, seed: int, seeds: list[int]) -> None:
+        """Begin a session. seed: of what is drawn. seeds: one per slot, of what is begun with."""
+        raise NotImplementedError
+
+    def follow(self, session: Session) -> None:
+        """Apply newer weights and answer the probe with them."""
+        self.local.follow(session)
+
+    def unroll(self, is_over: Callable[[], bool]) -> None:
+        """Make at least one step, until a fragment is full or `is_over`."""
+        raise NotImplementedError
+
+    @property
+    def collected(self) -> int:
+        """Steps that `cut` would hand over now; 0 where a batch is worth nothing before its end."""
+        return 0
+
+    def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
+        """Return what was collected as a fragment, under the weights that made it."""
+        return self.cut_with(
+            HeaderFields(
+                run=self.specification.run,
+                session=session,
+                sequence=sequence,
+                weights=self.local.publication,
+                round=round_,
+            )
+        )
+
+    def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
+        """Return what was collected as a fragment with this header."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class EnvironmentGenerator(Generator):
+    """Steps N environments with a local policy."""
+
+    def __init__(self, of: Run, health: Health) -> None:
+        super().__init__(of, health)
+        health.expect(ENVIRONMENT, BEING_MADE)
+        self._stepper = of.make_environment(of.environment, self.slots, of.specification.seed)
+        self.slots = self._stepper.slots
         self._builder = FragmentBuilder(
             of.specification.schema,
             of.specification.unroll_length,
-            count,
+            of.environment.count,
             of.actor.compress == "lz4",
             learner_reward(of.environment),
             final_masks=of.specification.final_masks,
@@ -92,29 +151,19 @@ class EnvironmentGenerator:
         )
         self._building = threading.Lock()
         """Held while a step is recorded or a fragment is cut, which another thread may do."""
-        self._local = of.make_policy(of.specification.seed)
-        self._local.policy.use_threads(of.actor.threads)
+        self.local = of.make_policy(of.specification.seed)
+        self.local.policy.use_threads(of.actor.threads)
 
-    def begin(self, actor_id: str, session: Session) -> None:
-        """Reset the environments with the seeds of this session."""
-        seed, salt = self.specification.seed, session.seed_salt
-        self._local.policy.seed_actions(action_seed(seed, actor_id, salt))
-        self._local.place = place_of(actor_id, self._actors, self._stepper.slots)
-        seeds = environment_seeds(seed, actor_id, salt, self._stepper.slots)
-        initial = self._local.policy.initial_state(self._stepper.slots)
-        self._builder.start(self._stepper.reset(seeds) | initial)
-        session.follow_lag(partial(note_lag, self._health))
-        if self._local.publication.version:
-            self._local.answer_probe(session)
-
-    def follow(self, session: Session) -> None:
-        """Apply newer weights and answer the probe with them."""
-        self._local.follow(session)
+    def restart(self, seed: int, seeds: list[int]) -> None:
+        """Reset the environments."""
+        policy = self.local.policy
+        policy.seed_actions(seed)
+        self._builder.start(self._stepper.reset(seeds) | policy.initial_state(self.slots))
 
     def unroll(self, is_over: Callable[[], bool]) -> None:
         """The hot loop: until the fragment is full, or no environment is left to act for."""
-        builder, stepper, policy = self._builder, self._stepper, self._local.policy
-        progress, building = self._health.progress, self._building
+        builder, stepper, policy = self._builder, self._stepper, self.local.policy
+        progress, building = self.health.progress, self._building
         while not builder.is_full:
             acted = policy.act(builder.observation())
             stepped = stepper.step(policy.environment_action(acted.action))
@@ -126,18 +175,11 @@ class EnvironmentGenerator:
 
     @property
     def collected(self) -> int:
-        """The rows collected."""
+        """Return the rows collected."""
         return self._builder.length
 
-    def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
-        """The rows collected."""
-        fields = HeaderFields(
-            run=self.specification.run,
-            session=session,
-            sequence=sequence,
-            weights=self._local.publication,
-            round=round_,
-        )
+    def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
+        """Return the rows collected."""
         with self._building:
             return self._builder.cut(fields)
 

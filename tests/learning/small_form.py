@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from benchmarks.train import Experience
-from penstock.actor.evaluation.evaluator import play
+from penstock.actor.evaluation.evaluator import Playing, play_wave
 from penstock.actor.specification import run as actor_run
 from penstock.config.settings import Settings, load
 from penstock.learner.batch import assemble
@@ -68,14 +68,7 @@ def _evaluate(run: actor_run.Run, weights: bytes) -> float:
     policy.load(weights)
     stepper = run.make_environment(run.environment, EPISODES, _FIRST_SEED)
     try:
-        played = play(
-            stepper,
-            policy,
-            episodes=EPISODES,
-            seed=_FIRST_SEED,
-            deterministic=True,
-            stop=threading.Event(),
-        )
+        played = play_wave(stepper, policy, _FIRST_SEED, Playing(deterministic=True, stop=threading.Event()))
     finally:
         stepper.close()
     return float(np.mean([episode.episode_return for episode in played or ()]))

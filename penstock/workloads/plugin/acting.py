@@ -9,6 +9,7 @@ Session            an open session with the broker: newest weights, credit, seed
 Played             one evaluated episode
 FragmentGenerator  protocol of what a record's `generator` makes: generates fragments
 EvaluationRunner   protocol of what a record's `runner` makes: plays evaluations
+Generator, Runner  bases of both, for a policy that is held here; Playing: how a runner plays
 GENERATING         name under which health watches the steps of a generator
 
 action_seed, environment_seeds, place_of   seeds and place of one actor's session, equal in equal runs
@@ -20,10 +21,10 @@ make_step_generator, make_step_runner      of workloads that act by one forward 
 from penstock.actor.acting.local_policy import ENVIRONMENT as GENERATING
 from penstock.actor.acting.local_policy import LocalPolicy, note_lag, watch
 from penstock.actor.evaluation import evaluator
-from penstock.actor.evaluation.evaluator import EvaluationRunner, Played
+from penstock.actor.evaluation.evaluator import EvaluationRunner, Played, Playing, Runner
 from penstock.actor.link.session import Session
 from penstock.actor.rollout import generator
-from penstock.actor.rollout.generator import action_seed, environment_seeds, place_of
+from penstock.actor.rollout.generator import Generator, action_seed, environment_seeds, place_of
 from penstock.actor.rollout.loop import FragmentGenerator
 from penstock.actor.specification.policy_maker import policy_maker
 from penstock.actor.specification.run import Run, read
@@ -35,9 +36,12 @@ __all__ = [
     "GENERATING",
     "EvaluationRunner",
     "FragmentGenerator",
+    "Generator",
     "LocalPolicy",
     "Played",
+    "Playing",
     "Run",
+    "Runner",
     "Session",
     "action_seed",
     "environment_seeds",

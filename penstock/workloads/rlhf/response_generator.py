@@ -1,12 +1,7 @@
-"""What a rollout worker of a language model generates with.
+"""What a run of language models generates with: prompts, a backend and a judge, to train or to measure.
 
-It has prompts, a backend, a judge, and the fragments they make.
-
-    unroll   G responses to each of N / G prompts, then their rewards
-    cut      all of it as one fragment
-
-One fragment is one batch of responses under one version of the weights. A batch that a drain ends early is
-handed over with what came to its end; what did not is no experience.
+One fragment is one batch of responses under one version of the weights. Of a batch that a drain ends early
+only what came to its end is experience.
 """
 
 import threading
@@ -18,7 +13,6 @@ from typing import Final
 import torch
 
 from penstock.config.credentials import credentials, http_headers
-from penstock.config.sections import EvaluationSection
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Episode
@@ -40,18 +34,7 @@ from penstock.workloads.language.reward.opening import open_source
 from penstock.workloads.language.reward.reward_source import ScoredBy
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
 from penstock.workloads.plugin import acting
-from penstock.workloads.plugin.acting import (
-    GENERATING,
-    LocalPolicy,
-    Played,
-    Run,
-    Session,
-    action_seed,
-    environment_seeds,
-    note_lag,
-    place_of,
-    watch,
-)
+from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Played, Playing, Run
 from penstock.workloads.plugin.fragments import HeaderFields, learner_reward
 from penstock.workloads.rlhf.language_section import Language, language
 
@@ -112,61 +95,48 @@ def make_generator(
     return LanguageGenerator(acting.read(specification, settings.actor), settings, health)
 
 
-class LanguageGenerator:
-    """Generates with a local policy (see `acting.FragmentGenerator`)."""
+class LanguageGenerator(acting.Generator):
+    """Generates a batch of responses at a time with a local policy."""
 
     def __init__(self, of: Run, settings: Settings, health: Health) -> None:
         self._equipment = equipment = equip(of)
-        self._section, self._slots = equipment.section, of.environment.count
-        if self._slots % self._section.group:
+        super().__init__(of, health)  # watches steps, of which loading a model is none
+        self.local, self._section = equipment.local, equipment.section
+        if self.slots % self._section.group:
             raise ConfigurationError(
-                f"environment.kwargs.group={self._section.group}: environment.count={self._slots} is no "
+                f"environment.kwargs.group={self._section.group}: environment.count={self.slots} is no "
                 "multiple of it"
             )
-        watch(health, of.actor.stall_timeout_s)
-        self._health, self._actors = health, of.actor.count
-        self.specification = of.specification
-        self.outbox_fragments = of.actor.outbox_fragments
         self._scorer = open_scorer(
             self._section.reward, equipment, settings, standardise=self._section.standardise
         )
         self._fragments = TokenFragments(
             of.specification.schema,
-            self._slots,
+            self.slots,
             equipment.tokenizer.pad_token_id,
             learner_reward(of.environment),
         )
         self._order: Iterator[Asked] = iter(())
         self._scored: Scored | None = None
 
-    def begin(self, actor_id: str, session: Session) -> None:
+    def restart(self, seed: int, seeds: list[int]) -> None:
         """Other prompts and other draws in every session."""
-        seed, salt, local = self.specification.seed, session.seed_salt, self._equipment.local
-        self._equipment.backend.seed(action_seed(seed, actor_id, salt))
-        (order_seed,) = environment_seeds(seed, actor_id, salt, 1)
-        self._order = in_random_order(self._equipment.prompts.train, order_seed)
-        local.place = place_of(actor_id, self._actors, self._slots)
-        self._fragments.restart(self._slots)
-        session.follow_lag(partial(note_lag, self._health))
-        if local.publication.version:
-            local.answer_probe(session)
-
-    def follow(self, session: Session) -> None:
-        """Apply newer weights and answer the probe with them."""
-        self._equipment.local.follow(session)
+        self._equipment.backend.seed(seed)
+        self._order = in_random_order(self._equipment.prompts.train, seeds[0])
+        self._fragments.restart(self.slots)
 
     def unroll(self, is_over: Callable[[], bool]) -> None:
         """One batch of responses and their rewards."""
-        prompts = [next(self._order) for _ in range(self._slots // self._section.group)]
+        prompts = [next(self._order) for _ in range(self.slots // self._section.group)]
         asked = [prompt for prompt in prompts for _ in range(self._section.group)]
         generated = self._equipment.backend.generate(
             [one.ids for one in asked],
             self._section.response_tokens,
             is_over=is_over,
-            on_token=partial(self._health.progress, GENERATING),
+            on_token=partial(self.health.progress, GENERATING),
         )
         rewards, by = self._rewards(asked, generated, is_over)
-        self._health.progress(GENERATING)
+        self.health.progress(GENERATING)
         self._scored = Scored(asked, generated, rewards, by)
 
     def _rewards(
@@ -185,30 +155,15 @@ class LanguageGenerator:
             given[row] = value
         return given, rewards.by
 
-    @property
-    def collected(self) -> int:
-        """Nothing: the rewards of a batch come last."""
-        return 0
-
-    def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
-        """The batch collected."""
+    def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
+        """Return the batch with its rewards."""
         assert self._scored is not None, "unroll comes before cut"
-        fields = HeaderFields(
-            run=self.specification.run,
-            session=session,
-            sequence=sequence,
-            weights=self._equipment.local.publication,
-            round=round_,
-        )
         return self._fragments.cut(self._scored, fields)
 
     def close(self) -> None:
         """Let go of the source of rewards."""
         self._scorer.close()
 
-
-# ---- What an evaluation measures a language model by: rewards of its responses to prompts that were held
-# out.
 
 BATCH: Final = 64
 """Responses at once."""
@@ -225,55 +180,43 @@ def make_runner(
     return LanguageRunner(acting.read(specification, settings.actor), settings)
 
 
-class LanguageRunner:
-    """Asks the held-out prompts (see `acting.EvaluationRunner`)."""
+class LanguageRunner(acting.Runner):
+    """Asks held-out prompts for a response an episode; behind the last prompt it begins again."""
 
     def __init__(self, of: Run, settings: Settings) -> None:
-        self._equipment: Equipment = equip(of)
-        section = self._equipment.section
-        if not self._equipment.prompts.held_out:
+        self._equipment = equipment = equip(of)
+        super().__init__(of, equipment.local)
+        section = equipment.section
+        if not equipment.prompts.held_out:
             raise ConfigurationError(
                 "environment.kwargs.held_out=0: no prompt is left to evaluate on; hold a share of them out"
             )
-        self._scorer = (
-            open_scorer(section.true_reward, self._equipment, settings, standardise=False)
-            if section.true_reward
-            else open_scorer(section.reward, self._equipment, settings, standardise=section.standardise)
+        self._scorer = open_scorer(
+            section.true_reward or section.reward,
+            equipment,
+            settings,
+            standardise=section.standardise and not section.true_reward,
         )
-        self.evaluation: EvaluationSection = of.evaluation
-        self.stall_timeout_s = float(of.actor.stall_timeout_s)
-        self.local: LocalPolicy = self._equipment.local
+        self._order: Iterator[Asked] = iter(())
 
-    def play(
-        self,
-        *,
-        episodes: int,
-        seed: int,
-        deterministic: bool,
-        stop: threading.Event,
-        on_step: Callable[[], None] = lambda: None,
-    ) -> list[Played] | None:
-        """One response an episode, to prompts in an order that the seed decides.
-
-        After the last prompt it starts again with the first.
-        """
-        order = in_random_order(self._equipment.prompts.held_out, seed)
+    def begin(self, episodes: int, seed: int) -> None:
+        """Ask in an order that the seed decides."""
+        del episodes
+        self._order = in_random_order(self._equipment.prompts.held_out, seed)
         self._equipment.backend.seed(seed)
-        played: list[Played] = []
-        while len(played) < episodes:
-            asked = [next(order) for _ in range(min(BATCH, episodes - len(played)))]
-            generated = self._equipment.backend.generate(
-                [one.ids for one in asked],
-                self._equipment.section.response_tokens,
-                deterministic=deterministic,
-                is_over=stop.is_set,
-                on_token=on_step,
-            )
-            batch = None if stop.is_set() else self._judged(asked, generated, stop)
-            if batch is None:
-                return None
-            played += batch
-        return played
+
+    def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
+        """Generate and judge up to BATCH responses."""
+        del first
+        asked = [next(self._order) for _ in range(min(BATCH, most))]
+        generated = self._equipment.backend.generate(
+            [one.ids for one in asked],
+            self._equipment.section.response_tokens,
+            deterministic=how.deterministic,
+            is_over=how.stop.is_set,
+            on_token=how.on_step,
+        )
+        return None if how.stop.is_set() else self._judged(asked, generated, how.stop)
 
     def _judged(self, asked: list[Asked], generated: Generated, stop: threading.Event) -> list[Played] | None:
         responses = [Response(one.prompt, one.ids, generated.response(row)) for row, one in enumerate(asked)]

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.evaluation.evaluator import Played, play
+from penstock.actor.evaluation.evaluator import Played, Playing, in_waves, play_wave
 from penstock.config.settings import PolicySection
 from penstock.policy.build import build
 from penstock.protocol.spaces import Discrete
@@ -21,7 +21,8 @@ POLICY = build(OBSERVATION, Discrete(2), PolicySection(), 0)
 def evaluate(mode: AutoresetMode, slots: int, episodes: int, stop: threading.Event) -> list[Played] | None:
     """Counting environments, played with any policy."""
     stepper = Stepper(vector(mode, slots), OBSERVATION)
-    return play(stepper, POLICY, episodes=episodes, seed=5, deterministic=True, stop=stop)
+    how = Playing(deterministic=True, stop=stop)
+    return in_waves(episodes, lambda first: play_wave(stepper, POLICY, 5 + first, how))
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -48,7 +49,8 @@ def test_the_seeds_are_those_of_the_episodes() -> None:
             return super().reset(seeds)
 
     stepper = Recording(vector(AutoresetMode.SAME_STEP, 2), OBSERVATION)
-    play(stepper, POLICY, episodes=4, seed=100, deterministic=False, stop=threading.Event())
+    how = Playing(deterministic=False, stop=threading.Event())
+    in_waves(4, lambda first: play_wave(stepper, POLICY, 100 + first, how))
     assert seen == [100, 101, 102, 103]
 
 
