@@ -12,7 +12,7 @@ from penstock.launch.commands.request import Request
 from penstock.launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
 from penstock.launch.run.plan import make_plan
 from penstock.training import lay_over
-from penstock.workloads.rlhf.language_section import language
+from penstock.workloads.rlhf.environment import language
 
 FOLDER: Final = Path(__file__).parents[2] / "penstock" / "recipes"
 RECIPES: Final = sorted(FOLDER.glob("*.toml"))

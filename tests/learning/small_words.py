@@ -23,7 +23,7 @@ from penstock.protocol.fragment import check
 from penstock.protocol.messages import Publication
 from penstock.workloads.language.generation.prompt_set import Scored, TokenFragments, in_random_order
 from penstock.workloads.language.generation.reward_scorer import Response
-from penstock.workloads.rlhf.language_section import for_environment
+from penstock.workloads.rlhf.environment import for_environment
 from penstock.workloads.rlhf.response_generator import equip, open_scorer
 from penstock.workloads.rlhf.sentiment import Sentiment
 

@@ -16,10 +16,13 @@ from penstock.workloads.chat.people import (
     population,
     read_profile,
 )
-from penstock.workloads.language.heads.head import PREFERRED, Head, parse_heads
-from penstock.workloads.language.heads.heads_model import HeadsModel, HeadsOrder, train_heads
+from penstock.workloads.language.feedback.examples import parse_scale
+from penstock.workloads.language.feedback.feedback_places import Source
+from penstock.workloads.language.reward.heads import PREFERRED, Head, parse_heads
+from penstock.workloads.language.reward.reward_model import HeadsModel
 from penstock.workloads.language.reward.reward_source import Sample
-from penstock.workloads.language.reward.training_section import RewardTraining
+from penstock.workloads.language.reward.training import Order, train
+from penstock.workloads.language.settings import RewardTraining
 from tests.support.chat.ceilings import expected_auc, expected_pair_accuracy, expected_rating
 from tests.support.language.chat_base import make_chat_base
 
@@ -44,7 +47,8 @@ def learned(folder: Path, file: Path, seed: int, epochs: int, heads: tuple[Head,
     base = folder.parent / "base"
     if not base.exists():
         make_chat_base(base, steps=300, texts=4000)
-    train_heads(HeadsOrder(place=str(file), heads=heads, base=str(base), out=folder, settings=settings))
+    source = Source(place=str(file), scale=parse_scale("none"))
+    train(Order(source=source, heads=heads, base=str(base), out=folder, settings=settings, device="cpu"))
     return HeadsModel.load(folder)
 
 

@@ -12,7 +12,7 @@ from penstock.workloads.language.feedback.feedback_places import Source
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.reward.training import Order, train
-from penstock.workloads.language.reward.training_section import RewardTraining
+from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.rlhf.sentiment import true_reward
 from tests.support.language.known_sentiment import Distribution, KnownSentiment, expected_pair_accuracy
 from tests.support.language.tiny_reward import make_base

@@ -29,10 +29,7 @@ PROBE_TOKENS: Final = 8
 
 
 def make_model(settings: Settings, workload: Workload, group: RankGroup, device: torch.device) -> Model:
-    """Return the model of a run of a language model.
-
-    Raises ConfigurationError for settings that do not fit together.
-    """
+    """Return the model of a run of a language model."""
     observation, action = load(workload.spaces)(settings.environment)
     held = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.kl_coefficient > 0.0
     policy = build(observation, action, settings.policy, settings.seed, has_reference=held, learns=True)
@@ -54,19 +51,13 @@ def make_model(settings: Settings, workload: Workload, group: RankGroup, device:
 
 
 def make_probe(vocabulary: int, seed: int) -> Probe:
-    """Return a few short rows of random tokens.
-
-    The answer is the joint log-probability of all but the first of each.
-    """
+    """Return a few short rows of random tokens, answered by the joint log-probability of each."""
     rows = np.random.default_rng(seed).integers(vocabulary, size=(PROBE_ROWS, PROBE_TOKENS + 1))
     return Probe(observation={"observation": rows[:, :-1].copy()}, action={"action": rows[:, 1:].copy()})
 
 
 def _begin(policy: LanguagePolicy) -> None:
-    """Take the weights of `policy.kwargs.begin_with`, if any.
-
-    Raises ConfigurationError for those of another network.
-    """
+    """Take the weights of `policy.kwargs.begin_with`, if any."""
     place = policy.section.begin_with
     if not place:
         return

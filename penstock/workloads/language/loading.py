@@ -1,11 +1,12 @@
 """Where models lie, what of them is data, and that they are read one at a time."""
 
 import json
+import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-
-import torch
 
 from penstock.config.settings import ConfigurationError
 
@@ -17,10 +18,7 @@ Two threads at once leave it changed, and every model read later without its wei
 
 
 def place_of(field: str, name: str) -> str:
-    """Return a folder of this machine as an absolute path, or a hub's `NAME` or `OWNER/NAME` as it is.
-
-    Raises ConfigurationError for a path that is not there, which the hub would call a malformed name.
-    """
+    """Return a folder of this machine as an absolute path, or a hub's `NAME` or `OWNER/NAME` as it is."""
     folder = Path(name)
     if folder.exists():
         return str(folder.resolve())
@@ -30,10 +28,7 @@ def place_of(field: str, name: str) -> str:
 
 
 def unreadable(field: str, name: str, what: str, error: Exception) -> ConfigurationError:
-    """Return the error of a model that was named and could not be read.
-
-    what: of it. error: of transformers, which speaks of the network where the name is no folder here.
-    """
+    """Return the error of a model that could not be read. what: of it. error: of transformers."""
     if Path(name).exists():
         return ConfigurationError(f"{field}={name!r}: {what}: {error}")
     cause = str(error).partition("\n")[0]
@@ -65,9 +60,20 @@ def check_adapter(folder: Path) -> None:
         )
 
 
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give another name to write a folder under; it is moved when all of it is there."""
+    temporary = folder.with_suffix(".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    yield temporary
+    temporary.rename(folder)
+
+
 # ---- Where a language model computes, by its name in a configuration.
 
 
 def device_of(name: str) -> str:
     """Return a device as torch names it. name: that of one, or "auto": a GPU where there is one."""
+    import torch  # noqa: PLC0415 - what prepares a run loads it only where it makes a model
+
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

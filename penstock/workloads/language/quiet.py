@@ -1,7 +1,4 @@
-"""Keeps what transformers writes to stderr by itself away from our logs.
-
-It writes progress bars, and warnings to its own developers.
-"""
+"""Keeps progress bars and warnings that transformers writes to stderr away from our logs."""
 
 import warnings
 

@@ -1,11 +1,4 @@
-"""A language model of some 0.1 million parameters, made and pre-trained on the spot: nothing is downloaded.
-
-tokenizer = build_tokenizer(words)                  one token per word; <pad>, <bos>, <eos> are three tokens
-tokenizer = learn_tokenizer(texts, size=2048)       pieces of words; there is none that it does not know
-model = build_model(tokenizer, seed=0)
-pretrain(model, tokenizer, texts, steps=200, seed=0)
-save(model, tokenizer, folder)                      a folder that any `from_pretrained` takes
-"""
+"""A language model of some 0.1 million parameters, made and pre-trained on the spot."""
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,10 +33,7 @@ _IGNORED: Final = -100
 
 
 def learn_tokenizer(texts: Iterable[str], *, size: int, max_tokens: int) -> Tokenizer:
-    """Learn a tokenizer of at most about `size` pieces of words and single bytes, with a chat template.
-
-    Blanks at the ends of a text are no part of it. max_tokens: that a model of it will read.
-    """
+    """Learn a tokenizer of at most `size` pieces of words, with a chat template."""
     inner = WordTokenizer(models.BPE())
     inner.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -124,10 +114,7 @@ def build_model(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Have torch compute in one thread, and behind it in as many as before.
-
-    An operation of so small a model is shorter than the wait for a second thread on a busy core.
-    """
+    """Have torch compute in one thread: its operations are shorter than the wait for a second."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -148,12 +135,7 @@ def pretrain(
     learning_rate: float = 3e-3,
     stop: threading.Event | None = None,
 ) -> float:
-    """Teach a model to continue prompts as these (prompt, response) do.
-
-    Returns the last loss, in nats per token.
-
-    Raises Interrupted once `stop` is set; the model is then of no use.
-    """
+    """Teach a model to continue prompts; returns the last loss, in nats per token."""
     encoder = Encoder(tokenizer, MAX_TOKENS)
     rows = [encoder.encode(prompt, response) for prompt, response in texts]
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate)

@@ -1,10 +1,7 @@
 """Text to token ids, the same way wherever a prompt and a response are read.
 
-    prompt     special tokens that the tokenizer puts first (`<bos>`), or its chat template up to the answer
-    response   no special tokens, and one `<eos>` behind it unless its length ended it
-
 The border between the two never moves: each is tokenised alone. What is longer than a model reads loses the
-beginning of its prompt; a response is never cut.
+beginning of its prompt; a response is never cut, and ends with `<eos>` unless its length ended it.
 """
 
 from collections.abc import Sequence
@@ -35,8 +32,6 @@ class Padded(NamedTuple):
 
 def load_tokenizer(place: str) -> Tokenizer:
     """Return the tokenizer of a folder or a hub name.
-
-    Raises ConfigurationError, also for one without a pad token of its own.
 
     Models for classification read the last token that is not padding: with `<pad>` = `<eos>` they would never
     see whether a response came to its end.
@@ -69,10 +64,7 @@ class Encoder:
         """Prompts that have lost their beginning so far."""
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt.
-
-        Raises ValueError for a conversation where the tokenizer has no chat template.
-        """
+        """Token ids of a prompt."""
         if isinstance(prompt, str):
             ids = list(self.tokenizer(prompt)["input_ids"])
             # Some tokenizers also end a text; the answer goes on here.

@@ -1,18 +1,14 @@
-"""Reinforcement learning from feedback: feedback trains a reward model, whose scores train a language model.
-
-What it shares with other workloads of language models is in `penstock.workloads.language`. Importing this
-package imports nothing heavy; `pip install 'penstock-rl[rlhf]'` brings what the modules need.
-"""
+"""Reinforcement learning from feedback: it trains a reward model, whose scores train a language model."""
 
 from penstock.config.workload import Workload
 
 WORKLOAD = Workload(
     name="rlhf",
-    environment="penstock.workloads.rlhf.language_environment:make",
-    spaces="penstock.workloads.rlhf.language_environment:spaces",
+    environment="penstock.workloads.rlhf.environment:make",
+    spaces="penstock.workloads.rlhf.environment:spaces",
     policy="penstock.workloads.language.policy.language_policy:build",
-    defaults="penstock.workloads.rlhf.language_section:for_environment",
-    target="penstock.workloads.rlhf.language_environment:target",
+    defaults="penstock.workloads.rlhf.environment:for_environment",
+    target="penstock.workloads.rlhf.environment:target",
     model="penstock.workloads.language.language_model:make_model",
     generator="penstock.workloads.rlhf.response_generator:make_generator",
     runner="penstock.workloads.rlhf.response_generator:make_runner",

@@ -22,17 +22,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from penstock.config.settings import ConfigurationError
-from penstock.runtime.retry import Interrupted
 from penstock.training import Job, estimate, lay_over, start
 from penstock.training import TrainingConfig as RunConfig
 from penstock.training import TrainingResult as RunResult
 from penstock.workloads.language.feedback.examples import BadRows, parse_scale
 from penstock.workloads.language.feedback.feedback_places import Source
 from penstock.workloads.language.generation.prompt_set import Prompts, read_prompts
-from penstock.workloads.language.reward.dataset import Collate, Item
+from penstock.workloads.language.reward.items import Collate, Item
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.reward.training import Order, read_data, train
-from penstock.workloads.language.reward.training_section import RewardTraining, training_settings
+from penstock.workloads.language.settings import RewardTraining, training_settings
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 from penstock.workloads.rlhf.artefacts import MANIFEST
 from penstock.workloads.rlhf.preparation import REWARD_MODEL
@@ -150,8 +149,7 @@ def train_reward_model(
         resume=resume,
         device=config.device,
     )
-    if train(order, stop or threading.Event()) is None:
-        raise Interrupted
+    train(order, stop)
     return RewardModel.load(out)
 
 
@@ -160,9 +158,8 @@ class TrainingConfig:
     """How a policy is trained from feedback.
 
     recipe: a file for `penstock train`, or a template of the gateway such as those of
-    `penstock/recipes/service`.
-    model: instead of the recipe's. max_steps: updates of the policy; None: as the recipe says.
-    reward_model: folder of one that is used again; None: one is trained from the feedback.
+    `penstock/recipes/service`. model: instead of the recipe's. max_steps: updates of the policy; None: as the
+    recipe says. reward_model: folder of one that is used again; None: one is trained from the feedback.
     settings: over the recipe, nested as in TOML. run_dir: folder of the run; None: a new one below `runs`.
     """
 

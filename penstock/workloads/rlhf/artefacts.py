@@ -1,22 +1,11 @@
-"""What a run of language models leaves.
+"""What a run of language models leaves: its last policy in Hugging Face's format, and a list of all files.
 
-These are its last policy in Hugging Face's format, and a list of all files.
-
-    RUN/policies/vN/             adapter_model.safetensors, adapter_config.json (without LoRA
-                                 model.safetensors), tokenizer,
-                                 generation_config.json: how it was sampled in training
-    RUN/value_head.safetensors   what the learner valued responses with, of its last checkpoint: the head, and
-                                 the adapter of a critic that has one
-    RUN/reward_model/            where the run has trained one
-    RUN/manifest.json            these files with their sha256, what they were made from, the results in short
+    RUN/policies/vN/             adapter or model, tokenizer, and how it was sampled in training
+    RUN/value_head.safetensors   the critic of the last checkpoint
+    RUN/manifest.json            all files with their sha256, what they were made from, the results in short
     RUN/training_results.json    summary and full history
 
-The policy is read by transformers and peft alone:
-
-    base = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, "RUN/policies/vN")
-
-Nothing of it is pickled.
+Nothing of it is pickled: transformers and peft alone read the policy.
 """
 
 import hashlib
@@ -32,7 +21,7 @@ from penstock.registry.weight_files import replace_file
 from penstock.workloads.language.generation.cached_generation import make_backend
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 from penstock.workloads.plugin import acting
-from penstock.workloads.rlhf.language_section import language
+from penstock.workloads.rlhf.environment import language
 from penstock.workloads.rlhf.preparation import FEEDBACK, REWARD_MODEL
 
 MANIFEST: Final = "manifest.json"
@@ -187,12 +176,7 @@ def generate(
     seed: int,
     deterministic: bool,
 ) -> list[Answer]:
-    """Return one response to each prompt.
-
-    blob: the weights. local: of this process. tokens: at most; None: as in training.
-
-    Raises ConfigurationError.
-    """
+    """Return one response to each prompt. blob: the weights. tokens: at most; None: as in training."""
     of = acting.read(specification, local)
     section = language(of.environment)
     tokenizer = load_tokenizer(section.model)

@@ -2,9 +2,8 @@
 
     MODELS/PROJECT/AGENT/v15/    policy, reward_model, training_results.json; base_model where the run made it
 
-The label of a version is `v` and the number of ratings that it was trained on; the next one of as many is
-`v15.2`. A training that uses the reward model of a version again begins with a copy of it, and of the base
-model where that version's training made one: what it leaves needs nothing of the older version's folder.
+The label is `v` and the number of ratings; the next version of as many is `v15.2`. What a training that uses
+a reward model again leaves needs nothing of the older version's folder.
 """
 
 import errno
@@ -64,10 +63,7 @@ class FeedbackTraining:
     def prepare(
         self, registry: Registry, policy: str, facts: Mapping[str, Any], folder: Path
     ) -> Mapping[str, Any]:
-        """Write the feedback that there was when the job was asked for, and what it uses again.
-
-        Raises OSError.
-        """
+        """Write the feedback that there was when the job was asked for, and what it uses again."""
         file = folder / FEEDBACK
         with open(file, "w", opener=opener) as out:
             for one in _used(registry, policy):
@@ -127,10 +123,7 @@ def _label(count: int, taken: Collection[str]) -> str:
 
 
 def _use_again(reward_model: Path, folder: Path) -> dict[str, str]:
-    """Copy a version's reward model, and the base model beside it, into a job's folder; raises OSError.
-
-    Returns the settings that name them. What a gateway that was killed has left is made anew.
-    """
+    """Copy a version's reward model, and its base model, into a job's folder; return their settings."""
     own, base = folder.absolute() / REWARD_MODEL, folder.absolute() / BASE_MODEL
     its_base = reward_model.absolute().parent / BASE_MODEL
     for left in (own, base):

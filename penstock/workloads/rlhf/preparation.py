@@ -1,20 +1,13 @@
 """What a run of language models needs before its processes start, made where it is not there yet.
 
-    task = "sentiment"    RUN/base_model/, a tiny pre-trained model; RUN/feedback.jsonl, noisy opinions
-    task = "words"        RUN/base_model/, a tiny model that is pre-trained on the feedback's own texts
-    task = "chat"         see `chat_task`
-    feedback              RUN/reward_model/, trained on it, unless `reward` names one
-    prompts               those of the feedback, unless they are named
-
-Each is written under another name and then moved, or has a file that is written last: what an interrupted
-preparation left is made again, and what is whole is kept.
+Each part is written under another name and then moved, or has a file that is written last: what an
+interrupted preparation left is made again, and what is whole is kept.
 """
 
 import gc
 import json
 import logging
 import math
-import shutil
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
@@ -26,17 +19,17 @@ import numpy as np
 from penstock.config.settings import ConfigurationError, Progress, Rehearsal, Scores, Settings
 from penstock.config.workload import Services
 from penstock.registry.weight_files import replace_file
-from penstock.runtime.retry import Interrupted
 from penstock.workloads.language.feedback.examples import BadRows, Scored
 from penstock.workloads.language.feedback.feedback_places import read
 from penstock.workloads.language.guard.text_classifier import read_guard_files
+from penstock.workloads.language.loading import whole_folder
 from penstock.workloads.language.pretraining.conversation_files import (
     Conversation,
     packaged_conversations,
     read_conversations,
 )
 from penstock.workloads.language.quiet import quieten
-from penstock.workloads.rlhf.language_section import Language, language
+from penstock.workloads.rlhf.environment import Language, language
 
 if TYPE_CHECKING:
     from penstock.workloads.language.reward.training import Order
@@ -74,10 +67,7 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
 
 
 def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[dict[str, Any], Language]:
-    """Everything but the reward model: what was made, and the section with it.
-
-    Raises ConfigurationError, Interrupted.
-    """
+    """Everything but the reward model: what was made, and the section with it."""
     quieten()
     section = language(settings.environment)
     # A server needs them; that they cannot be used is said before anything is made.
@@ -172,10 +162,8 @@ def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
         model = tiny_models.build_model(tokenizer, seed=seed, spread=_SPREAD)
         loss = tiny_models.pretrain(model, tokenizer, texts, steps=_STEPS, seed=seed, stop=progress.stop)
         log.info("pre-trained", extra={"nats_per_token": loss})
-        temporary = folder.with_suffix(".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        tiny_models.save(model, tokenizer, temporary)
-        temporary.rename(folder)
+        with whole_folder(folder) as temporary:
+            tiny_models.save(model, tokenizer, temporary)
     return folder.absolute()
 
 
@@ -199,18 +187,13 @@ def _model_of_words(section: Language, folder: Path, seed: int, progress: Progre
             )
         model = tiny_models.build_model(tokenizer, seed=seed, spread=_SPREAD)
         tiny_models.pretrain(model, tokenizer, fitting, steps=_STEPS, seed=seed, stop=progress.stop)
-        temporary = folder.with_suffix(".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        tiny_models.save(model, tokenizer, temporary)
-        temporary.rename(folder)
+        with whole_folder(folder) as temporary:
+            tiny_models.save(model, tokenizer, temporary)
     return folder.absolute()
 
 
 def _texts(row: Any) -> list[tuple[str, str]]:
-    """Return a row's prompt with each of its responses: one that is scored, or both of a pair.
-
-    A row that is none has no text here; the training of the reward model names it.
-    """
+    """Return a row's prompt with each of its responses; none of a row that the training will name."""
     if isinstance(row, ValueError) or row.get("prompt") is None:
         return []
     said = [row.get(name) for name in ("response", "chosen", "rejected")]
@@ -233,10 +216,8 @@ def _words(texts: Iterable[tuple[str, str]]) -> list[str]:
 
 def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progress) -> str:
     """Trained on the feedback; a training that was interrupted is gone on with."""
-    from penstock.workloads.language.reward.reward_model import (  # noqa: PLC0415
-        CARD,
-        doubt,
-    )
+    from penstock.workloads.language.reward.measures import doubt  # noqa: PLC0415
+    from penstock.workloads.language.reward.reward_model import CARD  # noqa: PLC0415 - loads torch
     from penstock.workloads.language.reward.training import train  # noqa: PLC0415
 
     folder = (run_dir / REWARD_MODEL).absolute()
@@ -246,8 +227,6 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
     progress.say(f"preparing: a reward model from {section.feedback}, in {folder}")
     results = train(order, progress.stop)
     release_device()
-    if results is None:
-        raise Interrupted
     found = results["validation"] or {}
     measured = ", ".join(f"{name} {value:.3g}" for name, value in found.items() if value is not None)
     feedback = results["feedback"]
@@ -260,10 +239,7 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
 
 
 def release_device() -> None:
-    """Give back what torch holds on to of a GPU.
-
-    This process lives on, and those that learn and generate want it.
-    """
+    """Give back what torch holds on to of a GPU: those that learn and generate want it."""
     import torch  # noqa: PLC0415 - is loaded by now
 
     gc.collect()
@@ -278,7 +254,7 @@ def order_of(section: Language, folder: Path, seed: int) -> Any:
         CHECKPOINTS,
         Order,
     )
-    from penstock.workloads.language.reward.training_section import training_settings  # noqa: PLC0415
+    from penstock.workloads.language.settings import training_settings  # noqa: PLC0415
 
     try:
         scale = parse_scale(section.feedback_scale)
@@ -299,10 +275,7 @@ def order_of(section: Language, folder: Path, seed: int) -> Any:
 
 
 def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
-    """Return what was made in the sections that name it, folders as absolute paths.
-
-    Raises ConfigurationError where the policy is to be trained on another base model than the actors read.
-    """
+    """Return what was made in the sections that name it, folders as absolute paths."""
     kwargs = {**settings.environment.kwargs, **made}
     kwargs |= {key: _absolute(kwargs[key]) for key in _PLACES if key in kwargs}
     policy = {"model": kwargs["model"], **settings.policy.kwargs}
@@ -351,21 +324,16 @@ def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
 
 def _train(order: "Order", progress: Progress) -> float:
     """Make a few steps of the training; returns the seconds of those that are missing."""
-    from penstock.workloads.language.reward.step_watch import StepWatch  # noqa: PLC0415 - loads transformers
-    from penstock.workloads.language.reward.training import train  # noqa: PLC0415 - loads torch
+    from penstock.workloads.language.reward.training import StepWatch, train  # noqa: PLC0415 - loads torch
 
     watch = StepWatch(STEPS, least=LEAST_STEPS, within_s=WITHIN_S)
-    if train(order, progress.stop, [watch]) is None:
-        raise Interrupted
+    train(order, progress.stop, [watch])
     release_device()
     return missing_seconds([later - earlier for earlier, later in pairwise(watch.at_s)], watch.steps)
 
 
 def missing_seconds(made: list[float], steps: int) -> float:
-    """Return the seconds of the steps of a training that were not made.
-
-    made: seconds of each that was. steps: of the whole training.
-    """
+    """Return the seconds of the steps that were not made. made: seconds of each that was."""
     later = made[WARMUP_STEPS:] or made
     return max(0, steps - len(made)) * math.fsum(later) / max(len(later), 1)
 
@@ -378,10 +346,7 @@ PROMPTS: Final = "prompts.jsonl"
 def made_for_chat(
     section: Language, run_dir: Path, base: Path, seed: int, progress: Progress
 ) -> dict[str, str]:
-    """Return the places of model and prompts, which are made unless they are named or there.
-
-    base: folder of the model. Raises ConfigurationError for conversations that cannot be used, Interrupted.
-    """
+    """Return the places of model and prompts, made unless they are named or there."""
     model = section.model or str(_base(section, base, seed, progress))
     return {"model": model, "prompts": section.prompts or str(_prompts(section, run_dir / PROMPTS))}
 
@@ -399,10 +364,8 @@ def _base(section: Language, folder: Path, seed: int, progress: Progress) -> Pat
         except ConfigurationError as error:
             raise ConfigurationError(f"environment.kwargs.base_training.{error}") from error
         progress.say(f"preparing: a small model learns {_name(section)}, in {folder}")
-        temporary = folder.with_suffix(".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        result = pretrain(_files(section), temporary, settings, stop=progress.stop)
-        temporary.rename(folder)
+        with whole_folder(folder) as temporary:
+            result = pretrain(_files(section), temporary, settings, stop=progress.stop)
         progress.say(f"the model has learned {result['conversations']} conversations{_measured(result)}")
     return folder.absolute()
 

@@ -30,13 +30,13 @@ from penstock.workloads.language.generation.prompt_set import (
 )
 from penstock.workloads.language.generation.reward_scorer import Response, RewardScorer
 from penstock.workloads.language.quiet import quieten
-from penstock.workloads.language.reward.opening import open_source
+from penstock.workloads.language.reward.reward_client import open_source
 from penstock.workloads.language.reward.reward_source import ScoredBy
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Played, Playing, Run
 from penstock.workloads.plugin.fragments import HeaderFields, learner_reward
-from penstock.workloads.rlhf.language_section import Language, language
+from penstock.workloads.rlhf.environment import Language, language
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +88,7 @@ def open_scorer(text: str, equipment: Equipment, settings: Settings, *, standard
 def make_generator(
     specification: RunSpecification, settings: Settings, health: Health
 ) -> "LanguageGenerator":
-    """The generator of a run; settings: of this process.
-
-    Raises what `acting.read` does, and ConfigurationError.
-    """
+    """The generator of a run; settings: of this process."""
     return LanguageGenerator(acting.read(specification, settings.actor), settings, health)
 
 
@@ -172,10 +169,7 @@ BATCH: Final = 64
 def make_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
 ) -> "LanguageRunner":
-    """The evaluation runner of a run; settings: of this process.
-
-    Raises what `acting.read` does, and ConfigurationError.
-    """
+    """The evaluation runner of a run; settings: of this process."""
     del episodes  # no more is made for many than for few
     return LanguageRunner(acting.read(specification, settings.actor), settings)
 

@@ -7,7 +7,7 @@ from penstock.workloads.language.serving.text_assembly import TextParts, assembl
 from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.serving import RunFollower, Source
-from penstock.workloads.rlhf.language_section import language
+from penstock.workloads.rlhf.environment import language
 
 
 def make_server(

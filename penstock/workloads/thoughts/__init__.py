@@ -1,8 +1,4 @@
-"""Thoughts: a model learns to think before it answers, and is told when its thoughts are theatre.
-
-It stands on `penstock.workloads.language`. Importing this package imports nothing heavy; `pip install
-'penstock-rl[rlhf]'` brings what the modules need.
-"""
+"""Thoughts: a model learns to think before it answers, and is told when its thoughts are theatre."""
 
 from penstock.config.workload import Workload
 

@@ -59,10 +59,7 @@ Sampled = tuple[Ids, tuple[float, ...]]
 
 
 def make_generator(specification: RunSpecification, settings: Settings, health: Health) -> "ThoughtGenerator":
-    """Return the generator of a run. settings: of this process.
-
-    Raises what `acting.read` does, and ConfigurationError.
-    """
+    """Return the generator of a run. settings: of this process."""
     return ThoughtGenerator(acting.read(specification, settings.actor), health)
 
 
@@ -148,10 +145,7 @@ _BATCH: Final = 256
 def make_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
 ) -> "ThoughtRunner":
-    """Return the evaluation runner of a run. settings: of this process.
-
-    Raises what `acting.read` does, and ConfigurationError.
-    """
+    """Return the evaluation runner of a run. settings: of this process."""
     del episodes  # no more is made for many than for few
     return ThoughtRunner(acting.read(specification, settings.actor))
 

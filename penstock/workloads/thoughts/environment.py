@@ -10,11 +10,12 @@ Loads no torch.
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from penstock.config.sections import Fraction, Positive, Section
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.protocol.spaces import Discrete, Space
+from penstock.workloads.language.settings import kwargs_settings
 from penstock.workloads.thoughts.tasks import Example, Task, ask, open_task
 
 Ids = tuple[int, ...]
@@ -26,10 +27,7 @@ MARKS: Final = ("<think>", "</think>", "=", ".")
 
 
 class Layout:
-    """Knows the tokens of one task; raises ValueError where a word of the task is a mark.
-
-    pad, bos, think, end, equals, filler: ids of the marks. symbols: ids of what a thought is made of.
-    """
+    """Tokens of one task; symbols are what a thought is made of, the others marks."""
 
     def __init__(self, task: Task) -> None:
         """Raise ValueError for a word that is a mark."""
@@ -131,18 +129,7 @@ class Thoughts(Section):
 
 def thoughts_section(section: EnvironmentSection) -> Thoughts:
     """Return the section's `kwargs`; raises ConfigurationError with a line per mistake."""
-    try:
-        return Thoughts.model_validate(section.kwargs)
-    except ValidationError as error:
-        raise ConfigurationError("\n".join(_explain(dict(one)) for one in error.errors())) from error
-
-
-def _explain(error: dict[str, object]) -> str:
-    place = error["loc"]
-    key = ".".join(map(str, place)) if isinstance(place, tuple) else str(place)
-    if error["type"] == "extra_forbidden":
-        return f"environment.kwargs.{key}: unknown key; use one of {', '.join(Thoughts.model_fields)}"
-    return f"environment.kwargs.{key}={error['input']!r}: {error['msg']}"
+    return kwargs_settings(Thoughts, section.kwargs)
 
 
 # ---- The environment of thoughts, as the core asks for it: tokens are observed and tokens are chosen.
@@ -185,10 +172,7 @@ def longest_legal_thought(section: EnvironmentSection) -> int:
 
 
 def longest_row(section: EnvironmentSection) -> int:
-    """Return the most tokens of a row with a thought, of some questions of every level of the task.
-
-    Raises ConfigurationError.
-    """
+    """Return the most tokens of a row with a thought, of some questions of every level of the task."""
     task, layout = task_of(section)
     examples = _asked(task)
     most = max(len(layout.question(one.question)) + len(one.answer) for one in examples)

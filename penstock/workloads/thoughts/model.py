@@ -30,10 +30,7 @@ _HEAD: Final = "mixing_head"
 
 
 class MixingHead(nn.Module):
-    """States behind a thought and without it, [n, H] both, to the log-odds of the first, [n].
-
-    It begins with even odds. width: of the layer between.
-    """
+    """States behind a thought and without it, [n, H], to the log-odds of the first, [n]; even at first."""
 
     def __init__(self, states: int, *, width: int, seed: int) -> None:
         super().__init__()
@@ -82,10 +79,7 @@ def head_of(network: Any) -> MixingHead | None:
 
 
 def mixed(odds: Tensor, behind: Tensor, without: Tensor) -> Tensor:
-    """Return the log-probabilities of both answers mixed, [n, V].
-
-    odds: log-odds of the first, [n]. behind, without: log-probabilities, [n, V].
-    """
+    """Return both answers mixed, [n, V]. odds: log-odds of the first, [n]; the others: log-probabilities."""
     share, rest = logsigmoid(odds)[:, None], logsigmoid(-odds)[:, None]
     return torch.logaddexp(behind + share, without.detach() + rest)
 
@@ -112,10 +106,7 @@ class Answered:
 
 
 def outputs(network: Any, rows: Sequence[Ids], place: Tensor, pad_id: int) -> Outputs:
-    """Return the outputs at places of rows, differentiable where gradients are on.
-
-    place: int64 [n], of the places of the rows padded to the longest, row by row.
-    """
+    """Return the outputs at places, int64 [n], of the rows padded to the longest, row by row."""
     tokens, present = pad(rows, pad_id)
     logits, states = read(network, tokens, present, place)
     return Outputs(logits.float().log_softmax(-1), states.float())
@@ -163,10 +154,7 @@ class ThinkingModel:
         is_over: Callable[[], bool] = lambda: False,
         on_token: Callable[[], None] = lambda: None,
     ) -> list[Ids] | None:
-        """Return a thought on each question, of at most `most` tokens beyond what is `begun`.
-
-        deterministic: the most likely token each time. None where `is_over` came first.
-        """
+        """Return a thought on each question, of `most` tokens beyond `begun`; None: `is_over` came first."""
         found = self.sample(
             questions, most, begun=begun, deterministic=deterministic, is_over=is_over, on_token=on_token
         )
@@ -237,10 +225,7 @@ class ThinkingModel:
     def log_prob_of_thoughts(
         self, questions: Sequence[Ids], thoughts: Sequence[Ids]
     ) -> list[NDArray[np.float64]]:
-        """Return the log-probabilities of the tokens of each thought, float64 [tokens].
-
-        questions, thoughts: ids, equally many of both; no thought is empty.
-        """
+        """Return the log-probabilities of the tokens of each thought, float64 [tokens]."""
         rows = [self.layout.begun(*one) for one in zip(questions, thoughts, strict=True)]
         counts = [len(one) for one in thoughts]
         found = outputs(self.network, rows, answer_places(rows, counts), self.layout.pad).log_probs

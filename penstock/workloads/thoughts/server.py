@@ -1,8 +1,4 @@
-"""What `penstock serve` answers clients of a run with: questions of its task, each behind a thought.
-
-The last message is the question, in words of the task with blanks between them; what was said before is not
-read. The form of a row is that of `penstock.workloads.thoughts.environment`.
-"""
+"""What `penstock serve` answers clients of a run with: the last message is a question of its task."""
 
 from typing import Any, Final
 
@@ -81,10 +77,7 @@ def thinking_form(layout: Layout, thought_tokens: int, answer_tokens: int) -> Th
 
 
 def length_of_answers(name: str, task: Task) -> int:
-    """Return the tokens of every answer of a task; nothing in a row says where an answer ends.
-
-    name: of the task, for the error. Raises ConfigurationError where answers differ in length.
-    """
+    """Return the tokens of every answer of a task; nothing in a row says where an answer ends."""
     random = np.random.default_rng(0)
     lengths = {len(ask(task, random, level).answer) for level in task.levels for _ in range(_ASKED)}
     if len(lengths) > 1:

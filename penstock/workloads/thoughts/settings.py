@@ -81,10 +81,7 @@ class ThoughtReinforceSection(OnPolicySection):
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
-    """Return the defaults of a run, as nested settings.
-
-    environment_id: any name for the task. algorithm: "" means REINFORCE of thoughts.
-    """
+    """Return the defaults of a run, as nested settings. algorithm: "ppo" means REINFORCE of thoughts."""
     del environment_id
     layers: dict[str, Any] = {
         "environment": {"count": 128},

@@ -54,10 +54,7 @@ def interval(values: NDArray[Any], of: NDArray[Any] | None = None) -> Interval:
 
 
 def correlation(one: NDArray[Any], other: NDArray[Any]) -> Interval | None:
-    """Return Pearson's correlation of two rows [N], with an interval over resampled pairs.
-
-    None where one of them does not vary. Resamples in which one does not vary say nothing, and are left out.
-    """
+    """Return Pearson's correlation of two rows [N]; None where one of them does not vary."""
     if min(np.std(one), np.std(other)) < _STILL:
         return None
     drawn = _resamples(len(one))
@@ -85,11 +82,7 @@ PREDICTIVE: Final = 0.3
 
 
 def coherence(task: Task, question: Sequence[str], words: Sequence[str], log_prob: Sequence[float]) -> float:
-    """Return the coherence of a thought on a question.
-
-    words: without the mark that ends it. log_prob: of each of its tokens, that mark among them, in nats. A
-    thought without a word has none of the first two.
-    """
+    """Return the coherence of a thought. log_prob: of its tokens, the mark that ends it among them."""
     predictive = math.exp(sum(log_prob) / len(log_prob)) if len(log_prob) else 0.0
     if not words:
         return PREDICTIVE * predictive
@@ -100,10 +93,7 @@ def coherence(task: Task, question: Sequence[str], words: Sequence[str], log_pro
 
 
 def legal_share(task: Task, question: Sequence[str], words: Sequence[str]) -> float:
-    """Return the share of the words of a thought that legally follow those before; 0 for no word.
-
-    A task is asked about thoughts of its symbols alone: nothing is legal behind another word.
-    """
+    """Return the share of the words of a thought that legally follow those before; 0 for no word."""
     symbols, legal = set(task.symbols), 0
     for place, word in enumerate(words):
         if place and words[place - 1] not in symbols:
@@ -138,12 +128,11 @@ class Probed:
     """Figures of N questions, example by example.
 
     with_thought, without: answers behind own thoughts, and without any. chains: the thought is the legal one.
-    coherence, divergence: of own thoughts, 0 … 1. lengths: words of own thoughts.
-    shuffled, random: gain of such thoughts, in nats.
-    mistaken: of all mistakes that were put in, which answers followed; mistaken_of: the question of each.
-    last_mistaken: those of the last step.
-    kept_last, without_last: whether the answer is right behind the legal thought, and behind it less its last
-    step. Of the questions whose thoughts have a step; None where none has, or no wrong one leads elsewhere.
+    coherence, divergence: of own thoughts, 0 … 1. lengths: words of own thoughts. shuffled, random: gain of
+    such thoughts, in nats. mistaken: of all mistakes that were put in, which answers followed; mistaken_of:
+    the question of each. last_mistaken: those of the last step. kept_last, without_last: whether the answer
+    is right behind the legal thought, and behind it less its last step. Of the questions whose thoughts have
+    a step; None where none has, or no wrong one leads elsewhere.
     """
 
     with_thought: Answered
@@ -169,10 +158,7 @@ class Probed:
 def probe(
     model: ThinkingModel, task: Task, examples: Sequence[Example], most: int, *, deterministic: bool = False
 ) -> Probed:
-    """Measure a model on questions; equal for equal weights and questions.
-
-    most: tokens of a thought. deterministic: own thoughts are the likeliest, not drawn.
-    """
+    """Measure a model on questions. most: tokens of a thought. deterministic: the likeliest thoughts."""
     random = np.random.default_rng(_PROBES_SEED)
     model.seed(_PROBES_SEED)
     questions, answers = model.questions(examples), model.answers(examples)
@@ -211,10 +197,7 @@ def probe(
 
 @dataclass(frozen=True, slots=True)
 class _Mistake:
-    """A legal thought up to a wrong step; the answer that follows from it.
-
-    counts: there is a wrong step that leads to another answer, within the length of a thought.
-    """
+    """A thought up to a wrong step, and the answer that follows. counts: a wrong step leads elsewhere."""
 
     begun: Ids
     answer: Ids
@@ -310,12 +293,7 @@ Verdict = Literal["honest", "doubtful", "theatre", "cannot tell"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Test:
-    """One test.
-
-    value: None: it cannot tell. bound: what it is held against. passed: None: it cannot tell.
-    says: where it did not pass, by how much, what that means, and what to do next.
-    low, high: 95% bootstrap interval of the value.
-    """
+    """One test. value, passed: None: it cannot tell. says: why it did not pass. low, high: of 95%."""
 
     name: str
     value: float | None

@@ -17,7 +17,7 @@ from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.training import lay_over
 from penstock.workloads.language.feedback.examples import parse_scale, summary
 from penstock.workloads.language.feedback.feedback_places import Source, read
-from penstock.workloads.language.reward.training_section import RewardTraining
+from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.rlhf.feedback_training import FeedbackTraining
 from penstock.workloads.rlhf.policy_service import service
 from tests.support.gateway.small_gateway import SmallGateway

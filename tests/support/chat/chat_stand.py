@@ -24,12 +24,14 @@ from penstock.workloads.chat.loop.loop_view import write_rows
 from penstock.workloads.chat.loop.served_judge import ServedJudge, judge_address, keep_judge
 from penstock.workloads.chat.people import population
 from penstock.workloads.language import tiny_models
-from penstock.workloads.language.heads.head import parse_heads, parse_weights
-from penstock.workloads.language.heads.heads_model import HeadsOrder, train_heads
+from penstock.workloads.language.feedback.examples import parse_scale
+from penstock.workloads.language.feedback.feedback_places import Source
 from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.reward.heads import parse_heads, parse_weights
 from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import Sample
-from penstock.workloads.language.reward.training_section import RewardTraining
+from penstock.workloads.language.reward.training import Order, train
+from penstock.workloads.language.settings import RewardTraining
 from tests.support.gateway.small_gateway import SmallGateway
 from tests.support.language.chat_words import chat_tokenizer
 from tests.support.language.text_address import served_text
@@ -98,9 +100,9 @@ def served_judge(folder: Path) -> Iterator[str]:
     write_rows(folder / "said.jsonl", with_members(said))
     heads = ["thumb=thumbs", "relevance=stars"]
     members = member_heads(heads)
-    train_heads(
-        HeadsOrder(
-            place=str(folder / "said.jsonl"),
+    train(
+        Order(
+            source=Source(place=str(folder / "said.jsonl"), scale=parse_scale("none")),
             heads=parse_heads([*heads, *members]),
             base=str(folder / "base"),
             out=folder / "model",

@@ -11,7 +11,7 @@ from penstock.workloads.language.quiet import quieten
 from penstock.workloads.language.reward import reward_model
 from penstock.workloads.language.reward.reward_model import Card, Network
 from penstock.workloads.language.reward.reward_source import Sample
-from penstock.workloads.language.reward.training_section import RewardTraining
+from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 from penstock.workloads.rlhf.sentiment import WORDS, Sentiment
 

@@ -9,7 +9,7 @@ from benchmarks.language import Outcome, summarise
 from benchmarks.peers.others import liked
 from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.config.settings import load
-from penstock.workloads.rlhf.language_section import for_environment
+from penstock.workloads.rlhf.environment import for_environment
 
 
 def ours(tokens: int) -> Outcome:

@@ -154,7 +154,7 @@ def weigh(
         from penstock.runtime.exit import EXIT_OK
         from penstock.workloads.chat.loop.served_judge import shown_weights
         from penstock.workloads.chat.loop.served_judge import weigh as change
-        from penstock.workloads.language.heads.head import parse_weights
+        from penstock.workloads.language.reward.heads import parse_weights
 
         every = change(_folder(run), parse_weights(weights), _why(reason), getpass.getuser())
         sys.stdout.write(f"weights from the next reward model on: {shown_weights(every)}\n")

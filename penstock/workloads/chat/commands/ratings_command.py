@@ -97,8 +97,8 @@ def _judge(request: Request, rows: Sequence[dict[str, Any]]) -> Expected | None:
     """Return what a model says of the rows' responses; there is nothing for those that it cannot read."""
     if request.judge is None:
         return None
-    from penstock.workloads.language.heads.heads_model import HeadsModel
     from penstock.workloads.language.quiet import quieten
+    from penstock.workloads.language.reward.reward_model import HeadsModel
     from penstock.workloads.language.reward.reward_source import BadSample, Sample
 
     quieten()

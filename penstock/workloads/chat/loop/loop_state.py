@@ -25,9 +25,9 @@ from penstock.registry.weight_files import replace_file
 from penstock.workloads.chat.loop.step_process import KNOWN
 from penstock.workloads.chat.ratings import RatingRules, Row
 from penstock.workloads.language.feedback.examples import place_of
-from penstock.workloads.language.heads.head import PREFERRED, parse_heads, parse_weights, reward_weights
 from penstock.workloads.language.prompt import identity, parse_prompt
-from penstock.workloads.language.reward.training_section import training_settings
+from penstock.workloads.language.reward.heads import PREFERRED, parse_heads, parse_weights, reward_weights
+from penstock.workloads.language.settings import training_settings
 
 FOLDER: Final = "loop"
 _STATE: Final = "loop.json"

@@ -16,8 +16,8 @@ from penstock.workloads.chat.loop.loop_state import MEMBERS, Step
 from penstock.workloads.chat.loop.served_judge import read_weighed, standing_weights
 from penstock.workloads.chat.ratings import RatingRules, Row, filter_ratings
 from penstock.workloads.language.feedback.feedback_places import rating_row, rows_of
-from penstock.workloads.language.heads.head import PREFERRED
 from penstock.workloads.language.prompt import identity, parse_prompt
+from penstock.workloads.language.reward.heads import PREFERRED
 
 # ---- What people have said of a run's answers that counts, and how much of it is new.
 

@@ -29,7 +29,13 @@ from penstock.runtime.health import read_endpoint
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 from penstock.workloads.chat.loop import loop_state
 from penstock.workloads.chat.loop.step_process import KNOWN
-from penstock.workloads.language.heads.head import PREFERRED, Head, parse_heads, parse_weights, reward_weights
+from penstock.workloads.language.reward.heads import (
+    PREFERRED,
+    Head,
+    parse_heads,
+    parse_weights,
+    reward_weights,
+)
 
 log = logging.getLogger(__name__)
 

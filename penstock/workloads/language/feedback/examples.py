@@ -100,15 +100,22 @@ class Preference:
     where: str
 
 
-Example = Scored | Preference
+@dataclass(slots=True, kw_only=True)
+class Judged:
+    """What one rater said of a response. shares: 0 to 1, by what is rated; what is unrated is left out."""
+
+    prompt: Prompt
+    response: str
+    where: str
+    shares: dict[str, float] = field(default_factory=dict)
+
+
+Example = Scored | Preference | Judged
 
 
 @dataclass(slots=True)
 class BadRows:
-    """Rows that cannot be used.
-
-    Each is counted under its kind of reason; the first SHOWN are kept with place and reason.
-    """
+    """Rows that cannot be used: all are counted, the first SHOWN kept with place and reason."""
 
     count: int = 0
     shown: list[str] = field(default_factory=list)
@@ -126,22 +133,24 @@ class BadRows:
 
 
 def to_example(row: Mapping[str, Any], scale: Scale, where: str) -> Example:
-    """The example in a row with `prompt` and either `response` and `score`, or `chosen` and `rejected`.
-
-    Raises ValueError that says what is wrong with the row.
-    """
+    """The example in a row with `prompt` and either `response` and `score`, or `chosen` and `rejected`."""
     prompt = parse_prompt(_present(row, "prompt"))
     is_pair = row.get("chosen") is not None or row.get("rejected") is not None
     if is_pair and row.get("score") is not None:
         raise ValueError("holds a score and a pair: make two rows of it")
     if is_pair:
-        chosen, rejected = response_of(row, "chosen"), response_of(row, "rejected")
-        if chosen == rejected:
-            raise ValueError("chosen and rejected are the same")
-        return Preference(prompt=prompt, chosen=chosen, rejected=rejected, where=where)
+        return preference_of(row, prompt, where)
     response = response_of(row, "response")
     raw = _present(row, "score")
     return Scored(prompt=prompt, response=response, score=scale.to_score(raw), raw=raw, where=where)
+
+
+def preference_of(row: Mapping[str, Any], prompt: Prompt, where: str) -> Preference:
+    """Return the pair in a row; raises ValueError."""
+    chosen, rejected = response_of(row, "chosen"), response_of(row, "rejected")
+    if chosen == rejected:
+        raise ValueError("chosen and rejected are the same")
+    return Preference(prompt=prompt, chosen=chosen, rejected=rejected, where=where)
 
 
 def summary(examples: Sequence[Example]) -> dict[str, int]:
@@ -178,10 +187,7 @@ class Split(NamedTuple):
 
 
 def split(examples: Sequence[Example], *, share: float, seed: int) -> Split:
-    """`share` of the examples, to within those of one prompt, for validation; 0: none.
-
-    Raises ConfigurationError where one prompt has all examples.
-    """
+    """`share` of the examples, to within those of one prompt, for validation; 0: none."""
     if share == 0:
         return Split(tuple(examples), ())
     of_prompt: dict[str, int] = defaultdict(int)

@@ -27,10 +27,7 @@ _PAGE: Final = 1000
 
 
 def rows_of(place: str, part: str | None = None) -> Iterator[Row]:
-    """Return the rows at a place. part: a split of a dataset, or a policy of a registry.
-
-    Raises ConfigurationError for a place that is not there or holds something else.
-    """
+    """Return the rows at a place. part: a split of a dataset, or a policy of a registry."""
     if "://" in place:
         return _ratings(place, part)
     path = Path(place)
@@ -115,10 +112,7 @@ def _ratings(url: str, policy: str | None) -> Iterator[Row]:
 
 
 def rating_row(kept: KeptRating) -> dict[str, Any]:
-    """Return a rating of a registry in the form that rows of files have.
-
-    at_s: Unix, in seconds. number: rises from rating to rating, whatever clocks do.
-    """
+    """Return a rating of a registry as files have it. number: rises, whatever clocks do; at_s: Unix."""
     rating = kept.rating
     row: dict[str, Any] = {
         "prompt": rating.prompt,
@@ -163,10 +157,7 @@ class Feedback:
 
 
 def read(source: Source) -> Feedback:
-    """Return all examples of a source, in its order.
-
-    Raises ConfigurationError for a place that cannot be read, rows that rate several things, or no good row.
-    """
+    """Return all examples of a source, in its order."""
     _check_columns(source.columns)
     examples: list[Example] = []
     bad, other_key, keys = BadRows(), 0, set[str]()

@@ -122,11 +122,7 @@ def matched(text: str, direction: Direction, rules: Sequence[Rule]) -> str:
 
 
 def read_rules(file: Path, named: str) -> tuple[Rule, ...]:
-    """Return the rules of a file, in its order.
-
-    named: the option or the setting that names the file. Raises ConfigurationError that names the rule and
-    what is wrong with it.
-    """
+    """Return the rules of a file, in its order. named: the option or the setting that names the file."""
     where = f"{named}={str(file)!r}"
     try:
         given = tomllib.loads(file.read_text()).get("rule", [])

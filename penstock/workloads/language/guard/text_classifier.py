@@ -1,9 +1,4 @@
-"""A small classifier of texts: hashed words and letters, one weight each, and a line between two sides.
-
-Features are the words of a folded text, pairs of them that follow one another, and runs of 3 to 5 letters,
-each counted at one of WIDTH places; the counts have length 1. The weights have the least cross-entropy with a
-quadratic penalty, found by steps of fixed size: two trainings on the same rows are equal.
-"""
+"""A small classifier of texts (hashed words and letters, logistic regression), and the guard made of it."""
 
 import hashlib
 import itertools
@@ -66,10 +61,7 @@ class TextClassifier:
 
 
 def load_classifier(file: Path, named: str) -> TextClassifier:
-    """Return a classifier that was saved; raises ConfigurationError for a file that holds none.
-
-    named: the option or the setting that names the file.
-    """
+    """Return a classifier that was saved. named: the option or setting that names the file."""
     where = f"{named}={str(file)!r}: holds no classifier of a guard"
     try:
         text = json.loads(file.read_text())
@@ -86,10 +78,7 @@ def load_classifier(file: Path, named: str) -> TextClassifier:
 def train_classifier(
     texts: Sequence[str], blocked: Sequence[bool], *, threshold: float = 0.5
 ) -> TextClassifier:
-    """Return the classifier of texts of which some should not pass; raises ValueError where one side is none.
-
-    Both sides weigh the same, however many texts each has.
-    """
+    """Return the classifier; both sides weigh the same. Raises ValueError where one side is empty."""
     said = np.array(blocked, np.float64)
     if not len(said) or said.all() or not said.any():
         raise ValueError("give texts that should pass and others that should not")
@@ -125,10 +114,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def read_guard_files(rules: str, classifier: str) -> tuple[tuple[Rule, ...], TextClassifier | None]:
-    """Return the rules and the classifier of a run's files; "" names none.
-
-    Raises ConfigurationError for a file that cannot be used.
-    """
+    """Return the rules and the classifier of a run's files; "" names none."""
     return (
         read_rules(Path(rules), "environment.kwargs.guard_rules") if rules else (),
         load_classifier(Path(classifier), "environment.kwargs.guard_classifier") if classifier else None,
@@ -161,10 +147,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A classifier of all rows, and what classifiers of the other folds say of each fold.
-
-    recall: of the texts that should be blocked, how many were. false_alarms: of the others, how many were.
-    """
+    """A classifier of all rows; recall and false alarms are those of cross-validation."""
 
     classifier: TextClassifier
     recall: Share
@@ -172,10 +155,7 @@ class Trained:
 
 
 def train_guard(rows: Sequence[GuardRow], *, threshold: float = 0.5) -> Trained:
-    """Return the classifier with its measures; raises ValueError where one side has fewer than FOLDS texts.
-
-    A text's fold is decided by the text alone; equal texts are in one fold.
-    """
+    """Return the classifier with its measures; a text's fold is decided by the text alone."""
     for blocked in (False, True):
         count = len({row.text for row in rows if row.blocked == blocked})
         if count < FOLDS:
@@ -211,10 +191,7 @@ MAX_CHARS: Final = 32_768
 
 
 class Guard:
-    """Checks texts. Any number of threads may use it.
-
-    classifier: for what people say; None: rules alone.
-    """
+    """Checks texts. Any number of threads may use it. classifier: for what people say; None: rules alone."""
 
     def __init__(self, rules: Sequence[Rule] = BUILT_IN, classifier: TextClassifier | None = None) -> None:
         self._rules, self._classifier = tuple(rules), classifier

@@ -1,7 +1,4 @@
-"""The network behind a language policy.
-
-A causal language model of transformers, with or without a LoRA of peft.
-"""
+"""The network behind a language policy: a causal model of transformers, with or without a LoRA of peft."""
 
 import copy
 from typing import Any
@@ -24,12 +21,7 @@ _ADAPTER = "default"
 
 
 def make_network(section: LanguageSection, seed: int) -> Network:
-    """The model, with a new adapter where LoRA is asked for.
-
-    Its answers are those of the model until it is trained.
-
-    seed: of the adapter's first factor. Raises ConfigurationError.
-    """
+    """The model, with a new adapter where LoRA is asked for, which changes nothing until it is trained."""
     network = _base(section)
     network.requires_grad_(not section.lora)
     if section.lora:
@@ -90,10 +82,7 @@ def _with_adapter(network: Network, section: LanguageSection, seed: int) -> Netw
 
 
 def beside(network: Network) -> Network:
-    """Return another network over the same frozen weights, with a copy of the adapter as its own.
-
-    What is frozen is shared, so that it takes no memory twice.
-    """
+    """Return another network over the same frozen weights, with a copy of the adapter as its own."""
     frozen = {id(weight): weight for weight in network.parameters() if not weight.requires_grad}
     return copy.deepcopy(network, frozen)
 
@@ -104,10 +93,7 @@ def width(network: Network) -> int:
 
 
 def keep_fewer_activations(network: Network) -> None:
-    """Have a pass that makes a gradient compute activations twice.
-
-    transformers does so in training mode only; there is no dropout to switch on with it.
-    """
+    """Compute activations twice; transformers does so in training mode only, and dropout is off."""
     network.train(torch.is_grad_enabled())
 
 

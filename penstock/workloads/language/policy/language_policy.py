@@ -84,10 +84,7 @@ class AdapterCritic(nn.Module):
 
 
 class LanguagePolicy(nn.Module):
-    """A `penstock.policy.tokens.TokenPolicy`.
-
-    has_reference: False: without the copy that is the reference of all weights.
-    """
+    """A `penstock.policy.tokens.TokenPolicy`. has_reference: with the copy that holds all weights."""
 
     def __init__(self, section: LanguageSection, seed: int, *, has_reference: bool = True) -> None:
         super().__init__()
@@ -221,10 +218,7 @@ def build(
     has_reference: bool = False,
     learns: bool = False,
 ) -> LanguagePolicy:
-    """From the `policy` section of a run; raises ConfigurationError.
-
-    learns: with the adapter of a critic of its own, which nothing but a learner asks.
-    """
+    """From the `policy` section of a run. learns: with the adapter of a critic, which learners ask."""
     language = language_section(section)
     if not learns:
         language = language.model_copy(update={"critic": "head"})

@@ -38,10 +38,7 @@ class Conversation:
 
 
 def read_conversations(files: Sequence[Path]) -> tuple[list[Conversation], BadRows]:
-    """Return the conversations of files in their order, and what could not be used.
-
-    Raises ConfigurationError for a file that cannot be read, or where no conversation is left.
-    """
+    """Return the conversations of files in their order, and what could not be used."""
     found, bad = list[Conversation](), BadRows()
     for file in files:
         for where, row in _rows(file):
@@ -194,10 +191,7 @@ def _packaged_messages(said: tuple[str, ...]) -> tuple[Message, ...]:
 
 
 def closeness(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float]:
-    """Return the measure of each response, as a source of rewards; 0 where the question is not known.
-
-    Raises ConfigurationError where the package is not installed.
-    """
+    """Return the measure of each response, as a source of rewards; 0 where the question is not known."""
     return [
         _nearest(_question(prompt), response) for prompt, response in zip(prompts, responses, strict=True)
     ]

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, get_scheduler
 
 from penstock.config.sections import Count, Positive, PositiveReal, Section
-from penstock.config.settings import ConfigurationError, merge, parse_assignment
+from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
@@ -37,6 +37,7 @@ from penstock.workloads.language.pretraining.conversation_files import (
     read_conversations,
 )
 from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.settings import assigned_settings
 from penstock.workloads.language.tokenizer import Tokenizer, load_tokenizer, pad
 
 # ---- A conversation as token ids: what people said is context, what the assistant said is learned.
@@ -124,15 +125,7 @@ class Pretraining(Section):
 
 def pretraining_settings(assignments: Sequence[str] = ()) -> Pretraining:
     """Return the defaults under `KEY=VALUE` assignments; raises ConfigurationError that names one."""
-    layer: dict[str, object] = {}
-    for text in assignments:
-        layer = merge(layer, parse_assignment(text))
-    try:
-        settings = Pretraining.model_validate(layer)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise ConfigurationError(f"{name}={first.get('input')!r}: {first['msg']}") from error
+    settings = assigned_settings(Pretraining, assignments)
     if settings.hidden % 4:
         raise ConfigurationError(f"hidden={settings.hidden}: must be a multiple of 4, its heads")
     return settings
@@ -149,8 +142,7 @@ def pretrain(
     """Train a base and write it; returns what `base.json` says.
 
     files: of conversations; none: those of the package chatterbot-corpus. model: folder or hub name of one
-    that is trained further; None: a small one of the conversations' words. Raises ConfigurationError for
-    files, a model or a folder that cannot be used, Interrupted once `stop` is set; nothing is written then.
+    that is trained further; None: a small one of the conversations' words.
     """
     if (out / "config.json").exists():
         raise ConfigurationError(f"--out {out}: holds a model already: choose another folder")

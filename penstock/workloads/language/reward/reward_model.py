@@ -1,44 +1,54 @@
-"""A reward model: a transformer with one number as its head, in Hugging Face format, with or without LoRA.
+"""A reward model: a transformer with one score, or several heads, in Hugging Face format.
 
     DIR/adapter_model.safetensors, adapter_config.json    adapter and head; without LoRA model.safetensors
-    DIR/config.json                                       one label, pad token, `reward`: mean, std, …
-    DIR/tokenizer…                                        the tokenizer
-    DIR/reward.json                                       what was learned from what, and four scores to check
+    DIR/config.json, tokenizer…                           one number: `reward` has mean, std, …
+    DIR/reward.json, or heads.json                        what was learned from what, and scores to check
 
-It is read by transformers and peft alone as well:
-
-    config = AutoConfig.from_pretrained(DIR)
-    base = AutoModelForSequenceClassification.from_pretrained(BASE, config=config, dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, DIR)
-
-Nothing of it is pickled and no code of a model's repository is run.
+docs/rlhf.md reads one by transformers and peft alone. Nothing of it is pickled and no code of a model's
+repository is run.
 """
 
 import hashlib
 import json
-import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import combinations
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.feedback.examples import Example, Preference, Scored
 from penstock.workloads.language.loading import LOADING, check_adapter, place_of, unreadable
-from penstock.workloads.language.prompt import identity
-from penstock.workloads.language.reward.reward_source import BadSample, Rewards, Sample, ScoredBy, checked
-from penstock.workloads.language.reward.training_section import RewardTraining
+from penstock.workloads.language.prompt import Prompt
+from penstock.workloads.language.reward.heads import (
+    PREFERRED,
+    Calibration,
+    Head,
+    parse_heads,
+    read_opinions,
+    split_opinions,
+    to_opinions,
+)
+from penstock.workloads.language.reward.items import encode
+from penstock.workloads.language.reward.measures import HeadsMeasures
+from penstock.workloads.language.reward.reward_source import (
+    BadReward,
+    BadSample,
+    Rewards,
+    Sample,
+    ScoredBy,
+    checked,
+)
+from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer, pad
 
 CARD: Final = "reward.json"
+HEADS_CARD: Final = "heads.json"
 BATCH_TOKENS: Final = 16_384
 """Most token places, padding too, of one forward pass: bounds its memory."""
 HEADS: Final = ("score", "classifier")
@@ -52,12 +62,7 @@ Network = Any
 
 
 def build(base: str, settings: RewardTraining, pad_id: int, *, outputs: int = 1) -> Network:
-    """A network with a new head on a base model, in float32, with a new adapter where LoRA is asked for.
-
-    base: folder or hub name. outputs: numbers that the head gives.
-
-    Raises ConfigurationError for a model that cannot be read or has no such head.
-    """
+    """A network with a new head in float32, with a new adapter for LoRA. outputs: numbers of the head."""
     torch.manual_seed(settings.seed)
     network = _classifier(base, num_labels=outputs, pad_token_id=pad_id, problem_type="regression")
     if not settings.lora:
@@ -100,10 +105,7 @@ def max_tokens_of(network: Network, wanted: int) -> int:
 def score_rows(
     network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
 ) -> list[float]:
-    """Scores of rows of token ids in their order: the first number of the head.
-
-    The mode of the model stays as it is.
-    """
+    """Scores of rows of token ids in their order: the first number of the head."""
     return [given[0] for given in output_rows(network, rows, batch_tokens)]
 
 
@@ -157,12 +159,7 @@ class Card:
 
 def save(network: Network, tokenizer: Any, card: Card, folder: Path) -> None:
     """Write a model; `reward.json` last, so that a folder with one is whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    network.save_pretrained(folder, safe_serialization=True)
-    config = network.config
-    config.reward = {"mean": card.mean, "std": card.std, "max_tokens": card.max_tokens}
-    config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    network.config.reward = {"mean": card.mean, "std": card.std, "max_tokens": card.max_tokens}
     text = {
         "base": card.base,
         "max_tokens": card.max_tokens,
@@ -171,70 +168,83 @@ def save(network: Network, tokenizer: Any, card: Card, folder: Path) -> None:
         "checks": [{"ids": list(ids), "score": score} for ids, score in card.checks],
         "trained": card.trained,
     }
-    (folder / CARD).write_text(json.dumps(text, indent=1) + "\n")
+    _write(network, tokenizer, folder, CARD, text)
 
 
-class RewardModel:
+def _write(network: Network, tokenizer: Any, folder: Path, name: str, text: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    network.save_pretrained(folder, safe_serialization=True)
+    network.config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / name).write_text(json.dumps(text, indent=1) + "\n")
+
+
+class SavedModel(ABC):
     """A model that was saved; scores what it is shown. One thread at a time."""
 
     def __init__(self, network: Network, encoder: Encoder, by: ScoredBy) -> None:
         self.network, self.encoder, self.by = network, encoder, by
         self.vocabulary = network.get_input_embeddings().num_embeddings
 
-    @classmethod
-    def load(cls, folder: Path, *, base: str | None = None, device: str = "cpu") -> "RewardModel":
-        """Read a folder that `save` wrote. base: where the base model lies now, where it has moved.
-
-        Raises ConfigurationError for a folder that holds none, and for scores that are not those of training:
-        another base model, or a head that is not the one that was trained.
-        """
-        card = _read_card(folder)
-        tokenizer = load_tokenizer(str(folder))
-        network = load_network(folder, base).to(torch.device(device))
-        network.eval()
-        _check(folder, network, card)
-        by = ScoredBy(name=folder.resolve().name, sha256=weights_sha256(folder), mean=card.mean, std=card.std)
-        return cls(network, Encoder(tokenizer, card.max_tokens), by)
-
     def encode(self, sample: Sample) -> list[int]:
-        """Return the row of token ids that is scored; raises BadSample."""
-        return encode_sample(sample, self.encoder, self.vocabulary)
+        """Return the row of token ids that is scored; raises BadSample.
 
+        That is for a response that does not fit, or ids that are of another tokenizer.
+        """
+        try:
+            if not sample.response_ids:
+                return self.encoder.encode(sample.prompt, sample.response, cut_short=sample.cut_short)
+            ids = self.encoder.join(sample.prompt_ids, sample.response_ids)
+        except ValueError as error:
+            raise BadSample(str(error)) from error
+        highest = max(ids)
+        if highest >= self.vocabulary or min(ids) < 0:
+            raise BadSample(
+                f"token id {highest} of a vocabulary of {self.vocabulary}: use this model's tokenizer"
+            )
+        return ids
+
+    @abstractmethod
     def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
-        """Scores of rows that `encode` made; raises BadReward for one that is not finite."""
-        return checked(score_rows(self.network, rows), len(rows), self.by.name)
+        """Return scores of rows that `encode` made; raises BadReward for one that is not finite."""
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
         """Return scores as every source of rewards does; raises BadSample, BadReward."""
         return Rewards(self.score_rows([self.encode(sample) for sample in samples]), self.by)
 
-    def close(self) -> None:
-        """Do nothing: nothing is held open."""
+    def close(self) -> None:  # noqa: B027 - of a source of rewards; here nothing is held open
+        """Do nothing."""
 
 
-def encode_sample(sample: Sample, encoder: Encoder, vocabulary: int) -> list[int]:
-    """Return the row of token ids that is scored.
+class RewardModel(SavedModel):
+    """A model of one score."""
 
-    vocabulary: how many tokens the model has. Raises BadSample for a response that does not fit, or ids that
-    are of another tokenizer.
-    """
-    try:
-        if not sample.response_ids:
-            return encoder.encode(sample.prompt, sample.response, cut_short=sample.cut_short)
-        ids = encoder.join(sample.prompt_ids, sample.response_ids)
-    except ValueError as error:
-        raise BadSample(str(error)) from error
-    highest = max(ids)
-    if highest >= vocabulary or min(ids) < 0:
-        raise BadSample(f"token id {highest} of a vocabulary of {vocabulary}: use this model's tokenizer")
-    return ids
+    @classmethod
+    def load(cls, folder: Path, *, base: str | None = None, device: str = "cpu") -> Self:
+        """Read a folder that `save` wrote. base: where the base model lies now, where it has moved.
+
+        Raises ConfigurationError for a folder that holds none, and for scores that are not those of training:
+        another base model, or a head that is not the one that was trained.
+        """
+        card = _read_card(folder, CARD, _card)
+        network = load_network(folder, base).to(torch.device(device)).eval()
+        found = score_rows(network, [ids for ids, _ in card.checks])
+        for (_, expected), score in zip(card.checks, found, strict=True):
+            if abs(score - expected) > TOLERANCE * max(1.0, abs(expected)):
+                raise ConfigurationError(
+                    f"{folder}: gives {score:.4f} where it gave {expected:.4f} when it was trained: is its "
+                    f"base model ({card.base}) another one now? Say where the right one is with --base"
+                )
+        by = ScoredBy(name=folder.resolve().name, sha256=weights_sha256(folder), mean=card.mean, std=card.std)
+        return cls(network, Encoder(load_tokenizer(str(folder)), card.max_tokens), by)
+
+    def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
+        """Return scores of rows that `encode` made; raises BadReward for one that is not finite."""
+        return checked(score_rows(self.network, rows), len(rows), self.by.name)
 
 
 def weights_sha256(folder: Path) -> str:
-    """Return a digest of the weights in a folder and of what they were made for.
-
-    It is a name for the scores that it gives.
-    """
+    """Return a digest of the weights in a folder and of what they were made for."""
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"]):
         if path.exists():
@@ -267,147 +277,187 @@ def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) 
     return PeftModel.from_pretrained(network, folder, is_trainable=is_trainable)
 
 
-def _read_card(folder: Path) -> Card:
+C = TypeVar("C")
+
+
+def _read_card(folder: Path, name: str, read: Callable[[Mapping[str, Any]], C]) -> C:
     try:
-        text = json.loads((folder / CARD).read_text())
-        return Card(
-            base=text["base"],
-            max_tokens=int(text["max_tokens"]),
-            mean=float(text["mean"]),
-            std=float(text["std"]),
-            checks=tuple((tuple(map(int, one["ids"])), float(one["score"])) for one in text["checks"]),
-            trained=text["trained"],
-        )
+        return read(json.loads((folder / name).read_text()))
     except FileNotFoundError as error:
-        raise ConfigurationError(
-            f"{folder}: holds no {CARD}: name a folder that `penstock rlhf reward train` wrote"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{folder / CARD}: cannot be read: {error}") from error
+        wanted = "that `penstock rlhf reward train` wrote" if name == CARD else "of a model with heads"
+        raise ConfigurationError(f"{folder}: holds no {name}: name a folder {wanted}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{folder / name}: cannot be read: {error}") from error
 
 
-def _check(folder: Path, network: Network, card: Card) -> None:
-    found = score_rows(network, [ids for ids, _ in card.checks])
-    for (_, expected), score in zip(card.checks, found, strict=True):
-        if abs(score - expected) > TOLERANCE * max(1.0, abs(expected)):
-            raise ConfigurationError(
-                f"{folder}: gives {score:.4f} where it gave {expected:.4f} when it was trained: is its base "
-                f"model ({card.base}) another one now? Say where the right one is with --base"
-            )
+def _card(text: Mapping[str, Any]) -> Card:
+    return Card(
+        base=text["base"],
+        max_tokens=int(text["max_tokens"]),
+        mean=float(text["mean"]),
+        std=float(text["std"]),
+        checks=tuple((tuple(map(int, one["ids"])), float(one["score"])) for one in text["checks"]),
+        trained=text["trained"],
+    )
 
 
-# ---- How good a reward model is on examples that it was not trained on.
+# ---- A network of several heads: what people will say of a response, each thing as 0 to 1. Its reward is the
+# weighted mean of the heads' shares, moved to −1 … 1.
 
-Array = NDArray[np.float64]
 
-BINS: Final = 10
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a model says of a response. shares: 0 to 1, by head, that of pairs too. reward: 0 to 1."""
+
+    shares: dict[str, float]
+    reward: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measures:
-    """None where nothing was there to measure it on.
+class HeadsCard:
+    """What `heads.json` says. weights: of each head in the reward. checks: rows with the heads' numbers."""
 
-    mse, mae: of scored examples. slope, intercept: of the line score = slope · prediction + intercept with
-    the least squared error; 1 and 0 for a calibrated model. pair_accuracy: share of pairs in the right order,
-    of those that were given and of scored responses to one prompt; an equal score counts half.
-    calibration_error: expected calibration error of σ(difference) on the pairs that were given (Guo et al.
-    2017, BINS bins of equal width).
-    """
-
-    scored: int = 0
-    mse: float | None = None
-    mae: float | None = None
-    slope: float | None = None
-    intercept: float | None = None
-    pairs: int = 0
-    pair_accuracy: float | None = None
-    calibration_error: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the measures by name, as JSON holds them."""
-        return asdict(self)
+    base: str
+    max_tokens: int
+    heads: tuple[Head, ...]
+    calibrations: dict[str, Calibration]
+    weights: dict[str, float]
+    checks: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]
+    trained: dict[str, Any]
 
 
-def measure(examples: Sequence[Example], scores: Sequence[tuple[float, ...]]) -> Measures:
-    """Return measures of a model that gives these scores.
-
-    scores: one for a scored example, (chosen, rejected) for a pair.
-    """
-    both = list(zip(examples, scores, strict=True))
-    scored = [(example, given[0]) for example, given in both if isinstance(example, Scored)]
-    given_pairs = np.array(
-        [given[0] - given[1] for example, given in both if isinstance(example, Preference)], np.float64
-    )
-    margins = np.concatenate([given_pairs, _margins(scored)])
-    truth = np.array([example.score for example, _ in scored], np.float64)
-    predicted = np.array([score for _, score in scored], np.float64)
-    slope, intercept = _line(predicted, truth)
-    return Measures(
-        scored=len(scored),
-        mse=float(np.mean((predicted - truth) ** 2)) if scored else None,
-        mae=float(np.mean(np.abs(predicted - truth))) if scored else None,
-        slope=slope,
-        intercept=intercept,
-        pairs=len(margins),
-        pair_accuracy=float(np.mean((np.sign(margins) + 1) / 2)) if len(margins) else None,
-        calibration_error=expected_calibration_error(given_pairs) if len(given_pairs) else None,
+def _heads_card(text: Mapping[str, Any]) -> HeadsCard:
+    return HeadsCard(
+        base=text["base"],
+        max_tokens=int(text["max_tokens"]),
+        heads=parse_heads(text["heads"]),
+        calibrations={name: Calibration(*map(float, one)) for name, one in text["calibrations"].items()},
+        weights={name: float(weight) for name, weight in text["weights"].items()},
+        checks=tuple((tuple(one["ids"]), tuple(one["given"])) for one in text["checks"]),
+        trained=text["trained"],
     )
 
 
-def doubt(found: Mapping[str, Any] | None) -> str:
-    """Return why a run should not learn from a model with these measures (`Measures.as_dict`).
+class HeadsModel(SavedModel):
+    """A network with its heads."""
 
-    "" where they give no reason.
+    def __init__(self, network: Network, encoder: Encoder, card: HeadsCard, by: ScoredBy) -> None:
+        super().__init__(network, encoder, by)
+        self.card = card
 
-    That is: its order of the validation pairs is less than two standard errors better than a coin's.
-    """
-    if not found or not found["pairs"]:
-        return ""
-    pairs, accuracy = found["pairs"], found["pair_accuracy"]
-    margin = 1 / math.sqrt(pairs)
-    if accuracy - 0.5 > margin:
-        return ""
-    return (
-        f"pair_accuracy {accuracy:.3g} of {pairs} pairs is what chance gives (0.5 ± {margin:.2g}): a policy "
-        "would learn noise; give the reward model more feedback, more epochs, a larger learning_rate or rank"
-    )
+    @classmethod
+    def load(cls, folder: Path, *, base: str | None = None, device: str = "cpu") -> Self:
+        """Read a folder that `save` wrote. base: where the base model lies now, where it has moved.
 
+        Raises ConfigurationError for a folder that holds none, or gives other numbers than in training.
+        """
+        card = _read_card(folder, HEADS_CARD, _heads_card)
+        network = load_network(folder, base, is_trainable=True).to(torch.device(device)).eval()
+        found = np.array(output_rows(network, [ids for ids, _ in card.checks]))
+        if not np.allclose(found, [given for _, given in card.checks], rtol=TOLERANCE, atol=TOLERANCE):
+            raise ConfigurationError(
+                f"{folder}: gives other numbers than when it was trained: is its base model ({card.base}) "
+                "another one now? Say where the right one is with --base"
+            )
+        digest = hashlib.sha256(weights_sha256(folder).encode())
+        digest.update((folder / HEADS_CARD).read_bytes())
+        by = ScoredBy(name=folder.resolve().name, sha256=digest.hexdigest())
+        return cls(network, Encoder(load_tokenizer(str(folder)), card.max_tokens), card, by)
 
-def expected_calibration_error(margins: Array) -> float:
-    """Return the mean distance of confidence σ(|margin|) from how often the order is right.
+    def judge(self, samples: Sequence[Sample]) -> list[Judgement]:
+        """Return what people will say of each response; raises BadSample, BadReward."""
+        return self.judge_rows([self.encode(sample) for sample in samples])
 
-    The mean is over bins, weighted by their pairs.
-    """
-    confidence = 1 / (1 + np.exp(-np.abs(margins)))
-    right = (np.sign(margins) + 1) / 2
-    bins = np.minimum(((confidence - 0.5) * 2 * BINS).astype(int), BINS - 1)
-    total = 0.0
-    for one in range(BINS):
-        inside = bins == one
-        if inside.any():
-            total += float(inside.mean() * abs(confidence[inside].mean() - right[inside].mean()))
-    return total
+    def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
+        """Return the rewards, −1 to 1, of rows that `encode` made; raises BadReward for one not finite."""
+        rewards = [2 * one.reward - 1 for one in self.judge_rows(rows)]
+        return checked(rewards, len(rows), self.by.name)
 
+    def score_response(
+        self, user_msg: Prompt, response: str, feedback: Mapping[str, Any] | None = None
+    ) -> float:
+        """Return the reward of a response to a message, 0 to 1.
 
-def _margins(scored: Sequence[tuple[Scored, float]]) -> Array:
-    """Return the predicted difference, better minus worse, of every two responses to one prompt.
+        feedback: what somebody said of this very response, by head, each on its own scale; it counts instead
+        of what the model expects. Raises BadSample, and ValueError for feedback that names no head or is not
+        on its scale.
+        """
+        [found] = self.judge([Sample(prompt=user_msg, response=response)])
+        said = {name: self._head(name).share(raw) for name, raw in (feedback or {}).items()}
+        return self._reward({**found.shares, **said})
 
-    Two responses of equal score are left out.
-    """
-    of_prompt: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for example, predicted in scored:
-        of_prompt[identity(example.prompt)].append((example.score, predicted))
-    found = [
-        (first[1] - second[1]) * (1 if first[0] > second[0] else -1)
-        for responses in of_prompt.values()
-        for first, second in combinations(responses, 2)
-        if first[0] != second[0]
-    ]
-    return np.array(found, np.float64)
+    def update_from_feedback(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        settings: RewardTraining | None = None,
+        stop: threading.Event | None = None,
+    ) -> HeadsMeasures:
+        """Go on learning from rows of feedback, where the model stands; returns measures of those held out.
 
+        rows: new ones together with earlier ones that it is to remember; what is left out is forgotten.
+        Raises ValueError where no row can be used, Interrupted once `stop` is set.
+        """
+        from penstock.workloads.language.reward.training import checks_of, fit  # noqa: PLC0415 - a Trainer
 
-def _line(predicted: Array, truth: Array) -> tuple[float | None, float | None]:
-    if len(predicted) < 2 or np.ptp(predicted) == 0:
-        return None, None
-    slope, intercept = np.polyfit(predicted, truth, 1)
-    return float(slope), float(intercept)
+        chosen = settings or RewardTraining.model_validate(self.card.trained["settings"])
+        found = to_opinions(((f"row {number}", row) for number, row in enumerate(rows, 1)), self.card.heads)
+        sides = split_opinions(found.examples, share=chosen.validation_share, seed=chosen.seed)
+        train, validation = (encode(side, self.encoder, found.bad, self.card.heads) for side in sides)
+        if not train:
+            lines = "; ".join(found.bad.lines()) or "none rates what a head is for"
+            raise ValueError(f"{len(rows)} rows of feedback: no row can be used: {lines}")
+        device = "cpu" if self.network.device.type == "cpu" else None
+        fitted = fit(self.network, train, validation, self.card.heads, chosen, stop, device=device)
+        checks = checks_of(self.network, train)
+        trained = {**self.card.trained, "settings": chosen.model_dump(mode="json")}
+        self.card = replace(self.card, calibrations=fitted.calibrations, checks=checks, trained=trained)
+        self.by = replace(self.by, sha256="")
+        return fitted.measures
+
+    def measured(self, place: str, part: str | None = None) -> HeadsMeasures:
+        """Return the measures over all feedback of a place; raises ConfigurationError."""
+        from penstock.workloads.language.reward.training import judge  # noqa: PLC0415 - a Trainer
+
+        found = read_opinions(place, self.card.heads, part)
+        items = encode(found.examples, self.encoder, found.bad, self.card.heads)
+        return judge(self.network, items, self.card.heads)[1]
+
+    def save(self, folder: Path) -> None:
+        """Write the model; `heads.json` last, so that a folder with one is whole."""
+        card = self.card
+        text = {
+            "base": card.base,
+            "max_tokens": card.max_tokens,
+            "heads": [f"{one.name}={one.scale.name}" for one in card.heads],
+            "calibrations": {name: [one.slope, one.shift] for name, one in card.calibrations.items()},
+            "weights": card.weights,
+            "checks": [{"ids": list(ids), "given": list(given)} for ids, given in card.checks],
+            "trained": card.trained,
+        }
+        _write(self.network, self.encoder.tokenizer, folder, HEADS_CARD, text)
+
+    def judge_rows(self, rows: Sequence[Sequence[int]]) -> list[Judgement]:
+        """Return what people will say of rows that `encode` made; raises BadReward for one not finite."""
+        names = [*(one.name for one in self.card.heads), PREFERRED]
+        given = np.array(output_rows(self.network, rows)).reshape(len(rows), len(names))
+        if not np.isfinite(given).all():
+            raise BadReward(f"{self.by.name}: gives numbers that are not finite")
+        shares = np.stack(
+            [self.card.calibrations[name].share(given[:, k]) for k, name in enumerate(names)], 1
+        )
+        return [
+            Judgement(said, self._reward(said))
+            for said in (dict(zip(names, one, strict=True)) for one in shares.tolist())
+        ]
+
+    def _reward(self, shares: Mapping[str, float]) -> float:
+        weights = self.card.weights
+        return sum(weights[name] * shares[name] for name in weights) / sum(weights.values())
+
+    def _head(self, name: str) -> Head:
+        for one in self.card.heads:
+            if one.name == name:
+                return one
+        names = ", ".join(one.name for one in self.card.heads)
+        raise ValueError(f"feedback[{name!r}]: there is no such head; this model has {names}")

@@ -1,10 +1,7 @@
 """The reward service: one reward model behind gRPC, in its own process so that it can have its own GPU.
 
-    bytes ─► gate (who calls, how often) ─► outline ─► parse ─► limits ─► token ids ─► batcher ─► scores
-
-The service is stateless: it remembers nothing between calls, and any number of services serve the same model.
-An error of a request is a refusal inside the reply that names the sample; a full queue is OVERLOADED with a
-time to try again.
+It is stateless. An error of a request is a refusal in the reply that names the sample; a full queue is
+OVERLOADED with a time to try again.
 """
 
 import asyncio
@@ -33,9 +30,8 @@ from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.metrics import EVENT_LOOP, LATENCY_S, declare, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import reward_pb2 as pb
-from penstock.workloads.language.heads.heads_model import HeadsModel
-from penstock.workloads.language.reward.opening import load_model
-from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.reward.reward_client import load_model
+from penstock.workloads.language.reward.reward_model import HeadsModel, SavedModel
 from penstock.workloads.language.reward.reward_source import (
     MAX_REWARD_SAMPLES,
     BadReward,
@@ -81,10 +77,7 @@ class _Waiting:
 
 
 class Batcher:
-    """See the module. score: rows of token ids to their scores, called by one thread at a time.
-
-    on_begin, on_end: told of each pass.
-    """
+    """Scores rows of calls that come at the same time together, in one thread."""
 
     def __init__(
         self,
@@ -193,7 +186,7 @@ Context = Any
 class RewardService:
     """The calls of reward.proto; one event loop uses it."""
 
-    def __init__(self, model: RewardModel | HeadsModel, batcher: Batcher) -> None:
+    def __init__(self, model: SavedModel, batcher: Batcher) -> None:
         self._model, self._batcher = model, batcher
         # Text takes long to tokenise, and a tokenizer is one thread's.
         self._encoding = ComputePool(1, "encoding")
@@ -205,49 +198,40 @@ class RewardService:
 
     def add_to(self, server: "grpc.aio.Server") -> None:
         """Serve all calls from `server`."""
+        calls: dict[str, tuple[Any, Any, Any]] = {
+            "Score": (self.score, pb.ScoreRequest, pb.ScoreReply),
+            "Judge": (self.judge, pb.ScoreRequest, pb.JudgeReply),
+            "DescribeModel": (self.describe, pb.DescribeModelRequest, pb.DescribeModelReply),
+        }
         handlers = {
-            "Score": grpc.unary_unary_rpc_method_handler(
-                self.score,
-                request_deserializer=pb.ScoreRequest.FromString,
-                response_serializer=pb.ScoreReply.SerializeToString,
-            ),
-            "Judge": grpc.unary_unary_rpc_method_handler(
-                self.judge,
-                request_deserializer=pb.ScoreRequest.FromString,
-                response_serializer=pb.JudgeReply.SerializeToString,
-            ),
-            "DescribeModel": grpc.unary_unary_rpc_method_handler(
-                self.describe,
-                request_deserializer=pb.DescribeModelRequest.FromString,
-                response_serializer=pb.DescribeModelReply.SerializeToString,
-            ),
+            name: grpc.unary_unary_rpc_method_handler(
+                call, request_deserializer=asked.FromString, response_serializer=reply.SerializeToString
+            )
+            for name, (call, asked, reply) in calls.items()
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
 
     async def score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreReply:
         """See reward.proto."""
         try:
-            rows = await self._loop.run_in_executor(self._encoding, self._rows, request)
-            scores = await self._batcher.ask(rows)
-        except BadReward as error:
-            return pb.ScoreReply(refusal=_refused(Refusal(reason=Reason.INVALID, detail=str(error))))
-        except Refused as error:
-            return pb.ScoreReply(refusal=_refused(error.refusal))
+            scores = await self._batcher.ask(await self._encoded(request))
+        except (BadReward, Refused) as error:
+            return pb.ScoreReply(refusal=_refused(error))
         return reply_to_proto(scores, self._model.by)
 
     async def judge(self, request: pb.ScoreRequest, _context: Context) -> pb.JudgeReply:
         """See reward.proto."""
         model = self._model
-        if not isinstance(model, HeadsModel):
-            text = "this model has one head: train one with `penstock rlhf reward train --head NAME=SCALE`"
-            return pb.JudgeReply(refusal=_refused(Refusal(reason=Reason.INVALID, detail=text)))
         try:
-            rows = await self._loop.run_in_executor(self._encoding, self._rows, request)
+            if not isinstance(model, HeadsModel):
+                text = (
+                    "this model has one head: train one with `penstock rlhf reward train --head NAME=SCALE`"
+                )
+                raise BadReward(text)  # noqa: TRY301 - refused as what the model gives
+            rows = await self._encoded(request)
             found = await self._batcher.alone(lambda: model.judge_rows(rows))
-        except BadReward as error:
-            return pb.JudgeReply(refusal=_refused(Refusal(reason=Reason.INVALID, detail=str(error))))
-        except Refused as error:
-            return pb.JudgeReply(refusal=_refused(error.refusal))
+        except (BadReward, Refused) as error:
+            return pb.JudgeReply(refusal=_refused(error))
         judged = [pb.JudgedResponse(shares=one.shares, reward=one.reward) for one in found]
         return pb.JudgeReply(judgements=judged, model=model_to_proto(model.by))
 
@@ -259,6 +243,9 @@ class RewardService:
             max_tokens=self._model.encoder.max_tokens,
             max_message_bytes=MAX_MESSAGE_BYTES,
         )
+
+    async def _encoded(self, request: pb.ScoreRequest) -> list[list[int]]:
+        return await self._loop.run_in_executor(self._encoding, self._rows, request)
 
     def _rows(self, request: pb.ScoreRequest) -> list[list[int]]:
         """Token ids of each sample; raises Refused that names the first that cannot be scored."""
@@ -274,8 +261,11 @@ class RewardService:
         return rows
 
 
-def _refused(refusal: Refusal) -> Any:
+def _refused(error: BadReward | Refused) -> Any:
     """Return the message of a refusal, which is counted."""
+    refusal = (
+        error.refusal if isinstance(error, Refused) else Refusal(reason=Reason.INVALID, detail=str(error))
+    )
     metrics.REFUSALS.labels(refusal.reason.label).inc()
     return refusal.to_proto()
 
@@ -283,10 +273,7 @@ def _refused(refusal: Refusal) -> Any:
 def main(
     lifecycle: Lifecycle, settings: Settings, *, folder: Path, base: str | None, device: str, listen: str
 ) -> int:
-    """Serve until the lifecycle drains; returns the exit code.
-
-    Raises ConfigurationError for a model, a device or an address that cannot be used.
-    """
+    """Serve until the lifecycle drains; returns the exit code."""
     torch.set_num_threads(settings.actor.threads)
     health = Health(ROLE)
     model = load_model(folder, base=base, device=device)
@@ -295,7 +282,7 @@ def main(
 
 
 async def _serve(
-    lifecycle: Lifecycle, settings: Settings, health: Health, model: RewardModel | HeadsModel, listen: str
+    lifecycle: Lifecycle, settings: Settings, health: Health, model: SavedModel, listen: str
 ) -> int:
     stop = asyncio.Event()
     lifecycle.on_drain(setter(stop))

@@ -1,15 +1,6 @@
 """Where rewards come from, as a caller sees it: samples in, one reward or none for each out.
 
-    RewardService   a reward model in a process of its own                  reward/client.py
-    callable        a Python function of this machine                       reward/callable.py
-    HTTP            an endpoint that answers JSON                           reward/endpoint.py
-
-A reward that a source does not give is None, never a number that stands for it: −1.0 and 0.0 are rewards.
-
-    RewardError                  everything here
-      BadReward     ValueError   the source gave what is no reward: NaN, too few, something else than numbers
-      BadSample     ValueError   a sample cannot be scored, and no repetition changes it
-      Unavailable   OSError      no answer in the time there was
+A reward that a source does not give is None, never a number that stands for it. All errors are RewardError.
 """
 
 import hashlib
@@ -115,10 +106,7 @@ Function = Callable[[list[Prompt], list[str]], Sequence[float | None]]
 
 
 class CallableRewards:
-    """Asks a function of the user's for rewards.
-
-    Calls of several threads take turns: the function need not be safe for threads.
-    """
+    """Asks a function of the user's for rewards; calls of several threads take turns."""
 
     def __init__(self, path: str) -> None:
         """Raises ConfigurationError for a path that leads to no function."""
@@ -173,11 +161,7 @@ _CONVERSATION: Final = pb.RewardSample.CONVERSATION_FIELD_NUMBER
 
 
 def read_score_request(data: bytes) -> pb.ScoreRequest:
-    """Return the message of these bytes.
-
-    Raises Unfit for what is too large or would unfold to too much, DecodeError for bytes that are no such
-    message.
-    """
+    """Return the message; raises Unfit for what would unfold to too much, and DecodeError."""
     try:
         _check_outline(data)
     except Unfit as error:
@@ -258,10 +242,7 @@ def reply_to_proto(values: Sequence[float | None], by: ScoredBy) -> pb.ScoreRepl
 
 
 def rewards_from_proto(reply: pb.ScoreReply, expected: int, whose: str) -> Rewards:
-    """Return the rewards of a reply.
-
-    Raises BadReward when they are not as many as were asked for, or none at all.
-    """
+    """Return the rewards of a reply; raises BadReward when they are fewer or more than expected."""
     if not reply.HasField("model"):
         raise BadReward(f"{whose}: a reply without its model; does it speak another version of the protocol?")
     values = [reward.value if reward.HasField("value") else None for reward in reply.rewards]

@@ -1,11 +1,7 @@
-"""Trains a reward model from feedback, and writes it with its results.
+"""Trains a reward model from feedback, of one score or several heads, by transformers' Trainer.
 
-    feedback ─► examples ─► split by prompt ─► token ids ─► Trainer ─► best weights ─► reference ─► folder
-
-Schedule, clipping, accumulation and mixed precision are those of transformers' Trainer. After each epoch the
-validation examples are scored and a checkpoint is written; the weights with the best validation loss are
-kept. A drain (Ctrl-C) writes a checkpoint behind the step under way and ends; `resume` goes on from there as
-if nothing had been.
+The weights with the best validation loss are kept. A drain ends a training behind the step under way; that of
+one score has written a checkpoint by then, from which `resume` goes on as if nothing had been.
 """
 
 import hashlib
@@ -15,13 +11,15 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, tensor
 from torch.nn import functional
 from transformers import (
     EarlyStoppingCallback,
@@ -34,21 +32,47 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.feedback.examples import split, summary
+from penstock.runtime.retry import Interrupted
+from penstock.workloads.language.feedback.examples import Judged, split, summary
 from penstock.workloads.language.feedback.feedback_places import Source, read
 from penstock.workloads.language.reward import reward_model
-from penstock.workloads.language.reward.dataset import Collate, Data, Item, encode
-from penstock.workloads.language.reward.reward_model import CARD, CHECKED, Card, Measures, Network, measure
-from penstock.workloads.language.reward.training_section import RewardTraining
+from penstock.workloads.language.reward.heads import (
+    PREFERRED,
+    Calibration,
+    Head,
+    calibrate,
+    read_opinions,
+    reward_weights,
+    split_opinions,
+)
+from penstock.workloads.language.reward.items import Collate, Data, Item, encode, sides_of
+from penstock.workloads.language.reward.measures import (
+    Array,
+    HeadsMeasures,
+    Measures,
+    measure,
+    measure_heads,
+)
+from penstock.workloads.language.reward.reward_model import (
+    CARD,
+    CHECKED,
+    HEADS_CARD,
+    Card,
+    HeadsCard,
+    HeadsModel,
+    Network,
+)
+from penstock.workloads.language.reward.reward_source import ScoredBy
+from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
-
-# ---- transformers' Trainer for reward models: two losses, their measures, a way out, log lines.
 
 log = logging.getLogger(__name__)
 
+# ---- transformers' Trainer with the losses of reward models, their measures, a way out, log lines.
+
 
 class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes without types
-    """transformers' Trainer with the two losses of a reward model and its measures."""
+    """transformers' Trainer with the losses of a reward model, of one score where it has no heads."""
 
     control: Any
     loss_is_scaled_for_ga = True
@@ -57,9 +81,11 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
     def __init__(
         self,
         network: Network,
-        data: Data,
+        train: list[Item],
+        validation: list[Item],
         settings: RewardTraining,
         *,
+        heads: Sequence[Head] = (),
         checkpoints: Path,
         device: str | None,
         stop: threading.Event,
@@ -67,18 +93,17 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
         """device: "cpu", or a GPU where there is one. stop: ends the training behind the step under way."""
         super().__init__(
             model=network,
-            args=_arguments(settings, checkpoints, device, validates=bool(data.validation)),
+            args=_arguments(settings, checkpoints, device, validates=bool(validation)),
             data_collator=Collate(network.config.get_text_config().pad_token_id),
-            train_dataset=data.train,
-            eval_dataset=data.validation or None,
+            train_dataset=train,
+            eval_dataset=validation or None,
             callbacks=[_Drain(stop), _Progress()],
         )
         self.remove_callback(PrinterCallback)
-        if settings.patience and data.validation:
+        if settings.patience and validation:
             self.add_callback(EarlyStoppingCallback(settings.patience))
         self.control: TrainerControl  # made by the Trainer
-        self._centring = settings.centring
-        self._validation = data.validation
+        self._heads, self._centring, self._validation = heads, settings.centring, validation
         self.measures = Measures()
 
     def compute_loss(
@@ -88,13 +113,16 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """A micro-batch's share of the mean over its batch.
-
-        The last batch of an epoch may be smaller, and its micro-batches of different sizes.
-        """
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
-        losses = loss_of(logits[:, 0].float(), inputs["targets"], self._centring)
-        return losses.sum() / (len(losses) if num_items_in_batch is None else num_items_in_batch)
+        """A micro-batch's share of the mean over its batch, which may be smaller at an epoch's end."""
+        found = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+        logits, targets, here = found.logits.float(), inputs["targets"], _examples(inputs)
+        if self._heads:
+            rated = len(targets)
+            pairs = logits[rated:, -1].reshape(2, -1).T
+            loss = heads_loss(logits[:rated, :-1], targets, self._heads, pairs, self._centring) * here
+        else:
+            loss = loss_of(logits[:, 0], targets, self._centring).sum()
+        return loss / (here if num_items_in_batch is None else num_items_in_batch)
 
     def get_batch_samples(self, *arguments: Any) -> tuple[list[dict[str, Tensor]], int]:
         """Return the micro-batches of a batch and the number of their examples."""
@@ -103,9 +131,13 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
 
     def evaluate(self, *_arguments: Any, **_named: Any) -> dict[str, float]:
         """Score the validation examples."""
-        scores = score_items(self.model, self._validation)
-        self.measures = measure([item.example for item in self._validation], scores)
-        found = {"loss": validation_loss(self._validation, scores), **self.measures.as_dict()}
+        found: dict[str, Any] = {}
+        if self._heads:
+            found["loss"] = heads_validation_loss(self.model, self._validation, self._heads)
+        else:
+            scores = score_items(self.model, self._validation)
+            self.measures = measure([item.example for item in self._validation], scores)
+            found = {"loss": validation_loss(self._validation, scores), **self.measures.as_dict()}
         metrics = {f"eval_{name}": value for name, value in found.items() if value is not None}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -128,20 +160,74 @@ def loss_of(scores: Tensor, targets: Tensor, centring: float) -> Tensor:
 def validation_loss(items: Sequence[Item], scores: Sequence[tuple[float, ...]]) -> float:
     """Mean loss without the centring, which says nothing of how good a model is."""
     losses = [
-        (given[0] - item.target) ** 2 if item.target is not None else _softplus(given[1] - given[0])
+        (given[0] - item.target) ** 2
+        if isinstance(item.target, float)
+        else float(np.logaddexp(0.0, given[1] - given[0]))
         for item, given in zip(items, scores, strict=True)
     ]
     return sum(losses) / len(losses)
-
-
-def _softplus(x: float) -> float:
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def score_items(network: Network, items: Sequence[Item]) -> list[tuple[float, ...]]:
     """Scores of each item's rows."""
     given = iter(reward_model.score_rows(network, [row for item in items for row in item.rows]))
     return [tuple(next(given) for _ in item.rows) for item in items]
+
+
+RATING_WEIGHT: Final = 4.0
+"""The slope of (σ(z) − t)² is at most a quarter of the cross-entropy's: this makes them comparable."""
+
+
+def heads_loss(
+    logits: Tensor, targets: Tensor, heads: Sequence[Head], pairs: Tensor, centring: float
+) -> Tensor:
+    """Return the loss of a batch, where most people rate some things only.
+
+    logits: [S, K] of S rated responses. targets: 0 to 1, NaN where unrated, [S, K].
+    pairs: logits of the comparing head, (chosen, rejected), [P, 2].
+    """
+    total = logits.sum() * 0.0  # of a batch without any rating too
+    if len(logits):
+        is_choice = tensor([one.is_choice for one in heads], device=logits.device)
+        given = ~targets.isnan()
+        known = torch.where(given, targets, torch.zeros_like(targets))
+        choice = functional.binary_cross_entropy_with_logits(logits, known, reduction="none")
+        rating = RATING_WEIGHT * (logits.sigmoid() - known) ** 2
+        each = torch.where(is_choice, choice, rating) * given
+        total = total + (each.sum(0) / given.sum(0).clamp(min=1)).sum()
+    if len(pairs):
+        chosen, rejected = pairs.unbind(1)
+        apart = functional.softplus(rejected - chosen) + centring * (chosen + rejected) ** 2
+        total = total + apart.mean()
+    return total
+
+
+def heads_validation_loss(network: Network, items: Sequence[Item], heads: Sequence[Head]) -> float:
+    """Return the loss without the centring, which says nothing of how good a model is."""
+    logits, targets, margins = _outputs(network, items, len(heads))
+    pairs = torch.stack([torch.from_numpy(margins), torch.zeros(len(margins))], 1)
+    return float(heads_loss(torch.from_numpy(logits), torch.from_numpy(targets), heads, pairs, 0.0))
+
+
+def judge(
+    network: Network, validation: Sequence[Item], heads: Sequence[Head]
+) -> tuple[dict[str, Calibration], HeadsMeasures]:
+    """Return what calibrates the heads, and measures of the calibrated heads, by what was not trained on."""
+    logits, targets, margins = _outputs(network, validation, len(heads))
+    calibrations = {one.name: calibrate(logits[:, k], targets[:, k]) for k, one in enumerate(heads)}
+    shares = np.stack([calibrations[one.name].share(logits[:, k]) for k, one in enumerate(heads)], 1)
+    measures = measure_heads([one.name for one in heads], shares, targets, margins)
+    return {**calibrations, PREFERRED: Calibration()}, measures
+
+
+def _outputs(network: Network, items: Sequence[Item], heads: int) -> tuple[Array, Array, Array]:
+    """Return the heads' numbers and targets, [S, K], and of each pair the better minus the worse, [P]."""
+    rated, pairs = sides_of(items)
+    rows = [row for item in (*rated, *pairs) for row in item.rows]
+    found = np.array(reward_model.output_rows(network, rows)).reshape(len(rows), heads + 1)
+    compared = found[len(rated) :, -1].reshape(-1, 2)
+    targets = np.array([item.target for item in rated], np.float64).reshape(len(rated), heads)
+    return found[: len(rated), :-1], targets, compared[:, 0] - compared[:, 1]
 
 
 def _arguments(
@@ -202,6 +288,31 @@ class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers comes wi
         log.info(what, extra={"step": f"{state.global_step}/{state.max_steps}", **fields})
 
 
+class StepWatch(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
+    """Notes when steps end; ends the training after `most`, or after `within_s` and at `least` so many."""
+
+    def __init__(self, most: int, *, least: int, within_s: float) -> None:
+        self._most, self._least, self._within_s = most, least, within_s
+        self.at_s: list[float] = []
+        self.steps = 0
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
+        """Called by the Trainer."""
+        self.steps = state.max_steps
+
+    def on_step_begin(self, _args: Any, _state: Any, _control: Any, **_others: Any) -> None:
+        """Called by the Trainer."""
+        if not self.at_s:
+            self.at_s.append(time.monotonic())
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_others: Any) -> None:
+        """Called by the Trainer."""
+        self.at_s.append(time.monotonic())
+        is_late = state.global_step >= self._least and self.at_s[-1] - self.at_s[0] >= self._within_s
+        if is_late or state.global_step >= self._most:
+            control.should_training_stop = True
+
+
 RESULTS: Final = "training_results.json"
 PLAN: Final = "plan.json"
 CHECKPOINTS: Final = "checkpoints"
@@ -214,7 +325,8 @@ LEAST_STD: Final = 1e-6
 class Order:
     """What to train from what, and where to.
 
-    reference: rows to take mean and std over; None: the training examples.
+    reference: rows to take mean and std over; None: the training examples. heads: of a model of several,
+    whose source has neither scale nor key. weights: of heads in the reward; others have 1, that of pairs 0.
     """
 
     source: Source
@@ -224,55 +336,116 @@ class Order:
     reference: Source | None = None
     resume: bool = False
     device: str | None = None
+    heads: tuple[Head, ...] = ()
+    weights: Mapping[str, float] | None = None
 
 
 def train(
-    order: Order, stop: threading.Event, callbacks: Sequence[TrainerCallback] = ()
-) -> dict[str, Any] | None:
-    """Train, save and return what `training_results.json` holds; None when `stop` was set first.
+    order: Order, stop: threading.Event | None = None, callbacks: Sequence[TrainerCallback] = ()
+) -> dict[str, Any]:
+    """Train, save and return the results: of one score, what `training_results.json` holds.
 
-    callbacks: told of each step as transformers tells it; they may end the training early. Raises
-    ConfigurationError for feedback, a model or a folder that cannot be used.
+    callbacks: called at each step as transformers does; they may end the training early.
     """
     began = time.monotonic()
     checkpoint = _prepare(order)
+    weights = reward_weights(order.heads, order.weights) if order.heads else {}
     tokenizer = load_tokenizer(order.base)
-    network = reward_model.build(order.base, order.settings, tokenizer.pad_token_id)
+    outputs = len(order.heads) + 1 if order.heads else 1
+    network = reward_model.build(order.base, order.settings, tokenizer.pad_token_id, outputs=outputs)
     encoder = Encoder(tokenizer, reward_model.max_tokens_of(network, order.settings.max_tokens))
     data = read_data(order, encoder)
+    if order.heads:
+        weights = _taught(weights, data.train)
+        fitted = fit(
+            network, data.train, data.validation, order.heads, order.settings, stop, device=order.device
+        )
+        return _save_heads(order, network, encoder, data, weights, fitted)
     _same_plan(order, data)
-    folder = order.out / CHECKPOINTS
-    trainer = RewardTrainer(network, data, order.settings, checkpoints=folder, device=order.device, stop=stop)
+    stop = stop or threading.Event()
+    trainer = RewardTrainer(
+        network, data.train, data.validation, order.settings,
+        checkpoints=order.out / CHECKPOINTS, device=order.device, stop=stop,
+    )  # fmt: skip
     for callback in callbacks:
         trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=checkpoint)
     if stop.is_set():
         log.info("interrupted: go on with --resume", extra={"step": trainer.state.global_step})
-        return None
+        raise Interrupted
     results = _results(order, trainer, data, encoder)
     results["seconds"] = round(time.monotonic() - began, 1)
     return _save(order, trainer.model, tokenizer, encoder, data, results)
 
 
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What the training of heads came to. history: the validation losses. best_epoch: counted from 1."""
+
+    calibrations: dict[str, Calibration]
+    measures: HeadsMeasures
+    history: list[dict[str, Any]]
+    best_epoch: int
+
+
+def fit(
+    network: Network,
+    train_items: list[Item],
+    validation: list[Item],
+    heads: Sequence[Head],
+    settings: RewardTraining,
+    stop: threading.Event | None = None,
+    *,
+    device: str | None = None,
+) -> Fitted:
+    """Train heads where they are, and calibrate them; without a validation side the last weights are kept."""
+    stop = stop or threading.Event()
+    if stop.is_set():
+        raise Interrupted
+    with TemporaryDirectory() as folder:
+        trainer = RewardTrainer(
+            network, train_items, validation, settings,
+            heads=heads, checkpoints=Path(folder), device=device, stop=stop,
+        )  # fmt: skip
+        trainer.train()
+    if stop.is_set():
+        raise Interrupted
+    in_full_precision(trainer)
+    network.eval()
+    state = trainer.state
+    history = [
+        {"step": one["step"], "validation_loss": one["eval_loss"]}
+        for one in state.log_history
+        if "eval_loss" in one
+    ]
+    best = [place for place, one in enumerate(history, 1) if one["step"] == _best_step(state)]
+    calibrations, measures = judge(network, validation, heads)
+    return Fitted(calibrations, measures, history, best[0] if best else math.ceil(state.epoch))
+
+
 def read_data(order: Order, encoder: Encoder) -> Data:
     """Read, split and encode; raises ConfigurationError when nothing is left of one side."""
-    feedback = read(order.source)
-    settings = order.settings
-    sides = split(feedback.examples, share=settings.validation_share, seed=settings.seed)
-    train_items, validation = (encode(side, encoder, feedback.bad) for side in sides)
+    share, seed = order.settings.validation_share, order.settings.seed
+    if order.heads:
+        feedback = read_opinions(order.source.place, order.heads, order.source.part)
+        sides = split_opinions(feedback.examples, share=share, seed=seed)
+    else:
+        feedback = read(order.source)
+        sides = split(feedback.examples, share=share, seed=seed)
+    train_items, validation = (encode(side, encoder, feedback.bad, order.heads) for side in sides)
     for line in feedback.bad.lines():
         log.warning("bad row: %s", line)
-    if not train_items or (settings.validation_share and not validation):
+    if not train_items or (share and not validation):
         left = "\n".join([f"feedback={order.source.place}: no row is left", *feedback.bad.lines()])
         raise ConfigurationError(left)
-    return Data(train_items, validation, feedback.bad, encoder.cut)
+    return Data(train_items, validation, feedback.bad, encoder.cut, feedback.other_key)
 
 
 def _prepare(order: Order) -> str | None:
     """The checkpoint to go on from; raises ConfigurationError for a folder that does not fit."""
     folder = order.out / CHECKPOINTS
     last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    if (order.out / CARD).exists():
+    if any((order.out / card).exists() for card in (CARD, HEADS_CARD)):
         raise ConfigurationError(
             f"--out {order.out}: holds a trained reward model already: choose another folder"
         )
@@ -288,10 +461,7 @@ def _prepare(order: Order) -> str | None:
 
 
 def _same_plan(order: Order, data: Data) -> None:
-    """Write what this training was made from.
-
-    Raises ConfigurationError when a resumed one is made of something else.
-    """
+    """Write what this training was made from."""
     digest = hashlib.sha256()
     for item in (*data.train, *data.validation):
         digest.update(json.dumps([item.rows, item.target]).encode())
@@ -323,7 +493,14 @@ def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder)
     return {
         "model": order.base,
         "scale": order.source.scale.name,
-        "feedback": _counted(order.source.place, data),
+        "feedback": {
+            "place": _shown(order.source.place),
+            "train": summary([item.example for item in data.train]),
+            "validation": summary([item.example for item in data.validation]),
+            "bad_rows": data.bad.count,
+            "bad_rows_shown": data.bad.lines(),
+            "prompts_cut": data.cut,
+        },
         "settings": order.settings.model_dump(mode="json"),
         "steps": state.global_step,
         "best_step": _best_step(state),
@@ -336,25 +513,14 @@ def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder)
 
 
 def in_full_precision(trainer: Any) -> None:
-    """Have the network of a trainer compute in the precision of its weights again.
-
-    In mixed precision accelerate wraps its forward pass for good. A model that is read has no such
-    wrapping, and its scores of the examples to check would be others.
-    """
+    """Undo the wrapping of mixed precision, with which scores to check would be others."""
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
 
 
-def _counted(place: str, data: Data) -> dict[str, Any]:
-    """Return what was learned from. Of a URL only its kind: it may hold a password."""
+def _shown(place: str) -> str:
+    """Return the place of feedback; of a URL only its kind: it may hold a password."""
     kind, is_url, _ = place.partition("://")
-    return {
-        "place": f"{kind}://…" if is_url else place,
-        "train": summary([item.example for item in data.train]),
-        "validation": summary([item.example for item in data.validation]),
-        "bad_rows": data.bad.count,
-        "bad_rows_shown": data.bad.lines(),
-        "prompts_cut": data.cut,
-    }
+    return f"{kind}://…" if is_url else place
 
 
 def _best_step(state: Any) -> int:
@@ -383,15 +549,13 @@ def _save(
     results: dict[str, Any],
 ) -> dict[str, Any]:
     """Write model and results; the checkpoints, which hold the optimiser too, are then worth nothing."""
-    rows = [item.rows[0] for item in data.train[:CHECKED]]
     network.eval()
-    checks = tuple(zip(map(tuple, rows), reward_model.score_rows(network, rows), strict=True))
     card = Card(
         base=order.base,
         max_tokens=encoder.max_tokens,
         mean=results["reward_mean"],
         std=results["reward_std"],
-        checks=checks,
+        checks=tuple((ids, given[0]) for ids, given in checks_of(network, data.train)),
         trained={name: results[name] for name in ("scale", "feedback", "settings", "validation")},
     )
     reward_model.save(network, tokenizer, card, order.out)
@@ -399,3 +563,65 @@ def _save(
     (order.out / RESULTS).write_text(json.dumps(results, indent=1, default=str) + "\n")
     shutil.rmtree(order.out / CHECKPOINTS, ignore_errors=True)
     return results
+
+
+def checks_of(
+    network: Network, items: Sequence[Item]
+) -> tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]:
+    """Return the first rows of examples with what a network gives for them."""
+    rows = [item.rows[0] for item in items[:CHECKED]]
+    given = reward_model.output_rows(network, rows)
+    return tuple((tuple(ids), tuple(one)) for ids, one in zip(rows, given, strict=True))
+
+
+def _taught(weights: Mapping[str, float], items: Sequence[Item]) -> dict[str, float]:
+    """Return the weights without those of heads that nothing teaches, which say what chance made of them."""
+    taught = {
+        name
+        for item in items
+        for name in (item.example.shares if isinstance(item.example, Judged) else (PREFERRED,))
+    }
+    found = {name: one if name in taught else 0.0 for name, one in weights.items()}
+    untaught = [name for name, one in weights.items() if one and not found[name]]
+    if not any(found.values()):
+        raise ConfigurationError(
+            f"weight {untaught[0]}={weights[untaught[0]]:g}: no row that is trained on rates it, nor another "
+            f"head of a weight above 0; give one that was rated a weight: {', '.join(sorted(taught))}"
+        )
+    if untaught:
+        log.warning("heads that no row teaches count nothing in the reward", extra={"heads": untaught})
+    return found
+
+
+def _save_heads(
+    order: Order,
+    network: Network,
+    encoder: Encoder,
+    data: Data,
+    weights: Mapping[str, float],
+    fitted: Fitted,
+) -> dict[str, Any]:
+    counted = {
+        side: dict(zip(("responses", "pairs"), map(len, sides_of(items)), strict=True))
+        for side, items in (("train", data.train), ("validation", data.validation))
+    }
+    trained = {
+        "feedback": _shown(order.source.place),
+        "settings": order.settings.model_dump(mode="json"),
+        **counted,
+        "bad_rows": data.bad.count,
+        "bad_rows_shown": data.bad.lines(),
+        "best_epoch": fitted.best_epoch,
+        "measures": fitted.measures.as_dict(),
+    }
+    card = HeadsCard(
+        base=order.base,
+        max_tokens=encoder.max_tokens,
+        heads=order.heads,
+        calibrations=fitted.calibrations,
+        weights=dict(weights),
+        checks=checks_of(network, data.train),
+        trained=trained,
+    )
+    HeadsModel(network, encoder, card, ScoredBy(name=order.out.name)).save(order.out)
+    return {**trained, "other_key": data.other_key, "history": fitted.history}

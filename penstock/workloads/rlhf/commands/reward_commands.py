@@ -100,28 +100,25 @@ def train(
     """
 
     def body(lifecycle: "Lifecycle") -> int:
-        from penstock.workloads.rlhf.commands.reward_training import Request, main
+        from penstock.workloads.rlhf.commands.reward_training import main
 
-        request = Request(
+        return main(
+            lifecycle,
             feedback=feedback,
             model=model,
             out=out,
             scale=scale,
             key=key,
             part=part,
-            columns=tuple(columns or ()),
+            columns=columns or (),
+            heads=heads or (),
+            weights=weights or (),
             reference=reference,
             resume=resume,
             device=device,
-            assignments=tuple(assignments or ()),
+            assignments=assignments or (),
+            as_json=as_json,
         )
-        if heads or weights:
-            from penstock.workloads.rlhf.commands import several_heads
-
-            return several_heads.main(
-                lifecycle, request, heads=heads or [], weights=weights or [], as_json=as_json
-            )
-        return main(lifecycle, request, as_json=as_json)
 
     from penstock.runtime.lifecycle import leave, run_service
 
@@ -153,20 +150,19 @@ def score(
     """Score responses: a JSON object per row of FILE, with `where` and `reward`."""
 
     def body() -> int:
-        from penstock.workloads.rlhf.commands.reward_scoring import Request, main
+        from penstock.workloads.rlhf.commands.reward_scoring import main
 
-        request = Request(
-            source=source,
-            file=file,
+        return main(
+            source,
+            file,
             output=output,
             part=part,
-            columns=tuple(columns or ()),
+            columns=columns or (),
             base=base,
             device=device,
             config=config,
             assignments=tuple(assignments or ()),
         )
-        return main(request)
 
     finish(body)
 

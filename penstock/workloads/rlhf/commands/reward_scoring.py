@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,21 +17,6 @@ if TYPE_CHECKING:
 
 PAGE: Final = 256
 """Rows that are scored at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What the user asked for."""
-
-    source: str
-    file: str
-    output: Path | None
-    part: str | None
-    columns: tuple[str, ...]
-    base: str | None
-    device: str
-    config: Path | None
-    assignments: tuple[str, ...]
 
 
 @contextmanager
@@ -53,51 +37,58 @@ def parse_columns(said: Sequence[str]) -> dict[str, str]:
     return {ours: theirs for ours, _, theirs in pairs}
 
 
-def main(request: Request) -> int:
+def main(
+    place: str,
+    file: str,
+    *,
+    output: Path | None,
+    part: str | None,
+    columns: Sequence[str],
+    base: str | None,
+    device: str,
+    config: Path | None,
+    assignments: tuple[str, ...],
+) -> int:
     """Score and write; bad rows are counted and named on stderr. Raises ConfigurationError, Fatal."""
-    _check_output(request)
+    if output is not None and output.exists() and Path(file).exists() and output.samefile(file):
+        raise ConfigurationError(f"--output {output}: is the file that is read; choose another name")
     from penstock.config.credentials import credentials, http_headers
     from penstock.config.service_settings import service_settings
 
     with needs_rlhf():
         from penstock.workloads.language.quiet import quieten
-        from penstock.workloads.language.reward.opening import open_source
+        from penstock.workloads.language.reward.reward_client import open_source
         from penstock.workloads.language.reward.reward_source import RewardError
     quieten()
-    settings = service_settings(request.config, request.assignments)
+    settings = service_settings(config, assignments)
     source = open_source(
-        request.source,
+        place,
         is_local=True,
         credentials=credentials(settings.security),
         headers=http_headers(settings.security),
-        base=request.base,
-        device=request.device,
+        base=base,
+        device=device,
     )
     with ExitStack() as stack:
         stack.callback(source.close)
-        file = sys.stdout if request.output is None else stack.enter_context(output_file(request.output))
+        out = sys.stdout if output is None else stack.enter_context(output_file(output))
         try:
-            for line in _scored(source, request):
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            for line in _scored(source, file, part, parse_columns(columns)):
+                out.write(json.dumps(line, ensure_ascii=False) + "\n")
         except RewardError as error:
             raise Fatal(str(error)) from error
     return EXIT_OK
 
 
-def _check_output(request: Request) -> None:
-    """What is read is not overwritten."""
-    file, output = Path(request.file), request.output
-    if output is not None and output.exists() and file.exists() and output.samefile(file):
-        raise ConfigurationError(f"--output {output}: is the file that is read; choose another name")
-
-
-def _scored(source: "RewardSource", request: Request) -> Iterator[dict[str, Any]]:
+def _scored(
+    source: "RewardSource", file: str, part: str | None, columns: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
     """An object for each sample of the file, in order."""
     from penstock.workloads.language.feedback.examples import BadRows
     from penstock.workloads.language.feedback.feedback_places import rows_of
 
-    bad, columns, count = BadRows(), parse_columns(request.columns), 0
-    rows = rows_of(request.file, request.part)
+    bad, count = BadRows(), 0
+    rows = rows_of(file, part)
     while page := list(islice(rows, PAGE)):
         asked: list[tuple[dict[str, Any], Sample]] = []
         for where, row in page:
@@ -112,7 +103,7 @@ def _scored(source: "RewardSource", request: Request) -> Iterator[dict[str, Any]
     for line in bad.lines():
         sys.stderr.write(f"bad row: {line}\n")
     if not count:
-        raise ConfigurationError(f"{request.file}: no row can be scored")
+        raise ConfigurationError(f"{file}: no row can be scored")
 
 
 def _asked(where: str, row: Any, columns: Mapping[str, str]) -> "list[tuple[dict[str, Any], Sample]]":

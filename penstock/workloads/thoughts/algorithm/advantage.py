@@ -24,10 +24,7 @@ def group_mean(values: Tensor, group: Tensor) -> Tensor:
 
 
 def group_scale(group: Tensor) -> Tensor:
-    """Return G / (G − 1) for each thought, 1 for one that is alone, [R].
-
-    A mean that holds the thought itself takes a G-th of its own reward away with it.
-    """
+    """Return G / (G − 1) for each thought, 1 for one alone, [R]: a mean holds a G-th of its own reward."""
     sizes = torch.bincount(group)[group].double()
     return torch.where(sizes > 1, sizes / (sizes - 1).clamp(min=1), torch.ones_like(sizes)).float()
 
@@ -53,7 +50,6 @@ def gae_advantages(
     """Return GAE(λ) over the tokens of each thought (Schulman et al. 2016), [n].
 
     δ_t = r_t + γ V_{t+1} − V_t with r = R and V = 0 behind the last token;  A_t = Σ (γλ)^k δ_{t+k}.
-
     last: int64 [R], the last token of each thought.
     """
     advantage, carried = torch.zeros_like(value), 0.0
@@ -71,10 +67,7 @@ def gae_advantages(
 
 
 class ThoughtBaseline(nn.Module):
-    """States [n, H] → guesses [n]; 0 until it is trained.
-
-    layers: 1 is a linear guess. width: of those between.
-    """
+    """States [n, H] → guesses [n]; 0 until it is trained. layers: 1 is a linear guess."""
 
     def __init__(self, states: int, *, layers: int, width: int, seed: int) -> None:
         super().__init__()

@@ -8,9 +8,7 @@ With x a question, z a thought that the weights μ sampled, y the answer, and π
         + c_v ½ mean_t (V_t − R)² − c_e mean_t H(π(z_t)) + β mean_t KL(π‖start)
 
 The third term keeps the answer without a thought honest: without it, R rises because that answer gets worse.
-One gradient step is made on each batch. Every so many updates the thoughts are validated on questions that
-were held out (`penstock.workloads.thoughts.validation`), and those that are theatre end the run once their
-grace is over.
+Thoughts that a validation (`penstock.workloads.thoughts.validation`) calls theatre end the run.
 """
 
 import logging
@@ -21,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,7 +41,6 @@ from penstock.workloads.plugin.learning import (
     verdict,
     warmup,
 )
-from penstock.workloads.thoughts.algorithm import rows as figures
 from penstock.workloads.thoughts.algorithm.advantage import (
     ThoughtBaseline,
     gae_advantages,
@@ -71,13 +69,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _BETAS = (0.9, 0.98)
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """All that a step changes."""
-
-    parameters: dict[str, Tensor]
-    moments: dict[str, Tensor]
-    steps: int
+Copy = tuple[dict[str, Tensor], dict[str, Tensor], int]
+"""All that a step changes: parameters, moments, steps."""
 
 
 class ThoughtAdam:
@@ -123,14 +116,15 @@ class ThoughtAdam:
     def copy(self) -> Copy:
         """Return all that a step changes."""
         parameters = {name: one.detach().clone() for name, one in self._parameters.items()}
-        return Copy(parameters, self.moments(), self.steps)
+        return parameters, self.moments(), self.steps
 
     @torch.no_grad()
     def go_back(self, copy: Copy) -> None:
         """Become what `copy` was taken from."""
+        parameters, moments, steps = copy
         for name, one in self._parameters.items():
-            one.copy_(copy.parameters[name])
-        self._fill(copy.moments, copy.steps)
+            one.copy_(parameters[name])
+        self._fill(moments, steps)
 
     def _by_moment(self) -> list[tuple[str, nn.Parameter]]:
         return [(f"{name}/{moment}", one) for name, one in self._parameters.items() for moment in _MOMENTS]
@@ -304,11 +298,7 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         return self.section.ends_theatre and self._validation.is_over
 
     def findings(self) -> dict[str, Any]:
-        """Return a validation of the weights as they are, as `theatre`, and its words.
-
-        The last one is of weights before them, or of others where the best are the newest again. That of
-        thoughts that ended the run is what it ended by.
-        """
+        """Return a validation of the weights as they are, as `theatre`; of an ended run what ended it."""
         return self._validation.findings(None if self.has_rejected else self._updates)
 
     # ---- an update
@@ -334,7 +324,7 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
             if is_kept:
                 self._updates += 1
                 self._recent.append(metrics["rl/reward"])
-                metrics["rl/avg_reward_100"] = figures.average(self._recent)
+                metrics["rl/avg_reward_100"] = float(np.mean(self._recent))
         finally:
             if not is_kept:
                 self._optimiser.go_back(before)
@@ -360,17 +350,20 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         log_ratio = read.log_prob.detach() - rows.behaviour
         weight = log_ratio.exp().clamp(max=section.behaviour_weight_cap)
         entropy_coefficient = self._entropy_coefficient()
-        losses = self._losses(rows, read, weight * advantage, value, reward, entropy_coefficient)
+        total, of_losses = self._losses(rows, read, weight * advantage, value, reward, entropy_coefficient)
         self._optimiser.clear()
-        losses.total.backward()
+        total.backward()
         rate = self._learning_rate(progress)
         norm = self._optimiser.step(rate, section.max_gradient_norm)
         farthest = float(log_ratio.abs().max())
-        judged = [float(losses.total.detach()), norm, float(reward.sum()), self._checksum(), farthest]
+        judged = [float(total.detach()), norm, float(reward.sum()), self._checksum(), farthest]
         squares = weight.square().sum()
+        lengths = [len(self._layout.said(thought)) for thought in rows.thoughts]
         metrics = {
-            **figures.of_losses(losses),
-            **figures.of_thoughts(rows, self._layout),
+            **of_losses,
+            "rl/num_thoughts": float(sum(length > 0 for length in lengths)),
+            "thought_length": float(np.mean(lengths)),
+            "left_out": float(rows.left_out),
             "rl/episode": float(self._updates + 1),
             "rl/reward": float(reward.mean()),
             "rl/entropy_coefficient": entropy_coefficient,
@@ -399,7 +392,8 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         value: Tensor,
         reward: Tensor,
         entropy_coefficient: float,
-    ) -> figures.Losses:
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss, and its terms before their weights, by the names of their figures."""
         section = self.section
         policy = -(weighted * read.log_prob).mean()
         with_thought, direct = -read.with_thought.mean(), -read.without.mean()
@@ -419,15 +413,18 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
             total = total + section.value_coefficient * error
         if read.reference is not None:
             total = total + section.kl_coefficient * divergence
-        return figures.Losses(
-            total=total,
-            policy=policy,
-            with_thought=with_thought,
-            direct=direct,
-            value=error,
-            entropy=entropy,
-            divergence=divergence,
-        )
+        terms = {
+            "rl/policy_loss": policy,
+            "rl/value_loss": error,
+            "rl/entropy": entropy,
+            "rl/kl_divergence": divergence,
+            "rl/total_loss": total,
+            "policy_loss": policy,
+            "entropy": entropy,
+            "loss_with_thought": with_thought,
+            "loss_without_thought": direct,
+        }
+        return total, {name: float(term.detach()) for name, term in terms.items()}
 
     @property
     def _has_baseline(self) -> bool:

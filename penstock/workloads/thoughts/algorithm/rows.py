@@ -1,11 +1,8 @@
 """Rows of a batch: question, thought and answer, and the same questions without a thought.
 
-A column of a fragment is `penstock.workloads.thoughts.environment`'s row with a thought: the thought is
-`valid`, what is before and behind it is not, and padding ends it. Rows without a thought are made of the same
-tokens. What a column says is data from elsewhere: one that is laid out otherwise is left out and counted.
+What a column says is data from elsewhere: one that is laid out otherwise is left out and counted.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +26,6 @@ class ThoughtRows:
     behaviour: float32 [n], log-probability under the weights that sampled.
     row_of: int64 [n], of each sampled token.   counts: int64 [R], sampled tokens.
     sent: float32 [R], reward that the actor computed.   update: int64 [R], of the weights that sampled.
-    left_out: columns that are no row of this task.
     """
 
     questions: tuple[Ids, ...]
@@ -171,7 +167,7 @@ def _read(tokens: NDArray[np.int64], valid: NDArray[np.bool_], layout: Layout) -
     return _Column(tuple(tokens[:first].tolist()), thought, answer, first) if is_whole else None
 
 
-# ---- Figures of an update under their names: thirteen as `rl/…`, then what this system adds.
+# ---- Figures of an update: thirteen as `rl/…`, then what this system adds.
 
 ORIGINAL: Final = (
     "rl/episode",
@@ -216,50 +212,3 @@ METRICS: Final = (
 `loss_with_thought`, `loss_without_thought`: of the true answer, in nats. `thought_length`: words of a thought
 without the mark that ends it. `thought_share`: what the mixing head takes of an answer from behind a thought,
 0 … 1; 1 without one. `left_out`: columns that are no row of the task."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
-    """Terms of the loss of one update, each a scalar tensor, and what it was made of.
-
-    policy, with_thought, direct, value, entropy, divergence: before their weights.
-    """
-
-    total: Tensor
-    policy: Tensor
-    with_thought: Tensor
-    direct: Tensor
-    value: Tensor
-    entropy: Tensor
-    divergence: Tensor
-
-
-def of_losses(losses: Losses) -> dict[str, float]:
-    """Return the losses under their names."""
-    policy, entropy = float(losses.policy.detach()), float(losses.entropy.detach())
-    return {
-        "rl/policy_loss": policy,
-        "rl/value_loss": float(losses.value.detach()),
-        "rl/entropy": entropy,
-        "rl/kl_divergence": float(losses.divergence.detach()),
-        "rl/total_loss": float(losses.total.detach()),
-        "policy_loss": policy,
-        "entropy": entropy,
-        "loss_with_thought": float(losses.with_thought.detach()),
-        "loss_without_thought": float(losses.direct.detach()),
-    }
-
-
-def of_thoughts(rows: ThoughtRows, layout: Layout) -> dict[str, float]:
-    """Return how many thoughts there are, how long, and what was no thought."""
-    lengths = [len(layout.said(thought)) for thought in rows.thoughts]
-    return {
-        "rl/num_thoughts": float(sum(length > 0 for length in lengths)),
-        "thought_length": float(np.mean(lengths)),
-        "left_out": float(rows.left_out),
-    }
-
-
-def average(recent: Sequence[float]) -> float:
-    """Return the mean of recent rewards."""
-    return float(np.mean(recent))

@@ -59,11 +59,7 @@ class ThoughtValidation:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the last validations found theatre, one behind the other, and the grace is over.
-
-        Before its end only a gain that was there and is lost counts: answers learn to follow thoughts while
-        thoughts learn to be worth following.
-        """
+        """Return whether validations found theatre in a row, and the grace is over or a gain was lost."""
         if self._last is None or self._in_a_row < _IN_A_ROW:
             return False
         is_lost = self._best_gain > LEAST_GAIN >= float(self._last["gain"])
@@ -74,10 +70,7 @@ class ThoughtValidation:
         return dict(self._figures)
 
     def findings(self, updates: int | None = None) -> dict[str, Any]:
-        """Return what the summary of a run shows: a validation of the weights now, after so many updates.
-
-        updates: None: the last validation, as it was. Without any there is nothing to be shown.
-        """
+        """Return what a run's summary shows. updates: of the weights now; None: the last validation."""
         if self._last is None:
             return {}
         found = self._last if updates is None else self._told(updates, self._judged(self._probe()))

@@ -195,8 +195,7 @@ def _check(file: Path, recipe: Mapping[str, Any], condition: Condition) -> None:
 def main(study: Study) -> int:
     """Make what is missing, write `table.md` and print the table.
 
-    Returns 1 where a condition that must fail is not called theatre. Raises ConfigurationError for a folder
-    of another study, Fatal for a run that failed.
+    Returns 1 where a condition that must fail is not called theatre.
     """
     quieten()
     torch.set_num_threads(1)

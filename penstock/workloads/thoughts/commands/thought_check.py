@@ -28,10 +28,7 @@ _SEED = 4_000_000
 
 
 def main(run: Path, *, questions: int, deterministic: bool, trust: bool, as_json: bool) -> int:
-    """Print the verdict and its reasons; returns 1 for theatre.
-
-    Raises ConfigurationError for a folder without a run of thoughts that has ended.
-    """
+    """Print the verdict and its reasons; returns 1 for theatre."""
     found = check_run(run, questions=questions, deterministic=deterministic, trust=trust)
     text = json.dumps(found.json()) if as_json else "\n".join(found.words())
     sys.stdout.write(f"{text}\n")
@@ -39,10 +36,7 @@ def main(run: Path, *, questions: int, deterministic: bool, trust: bool, as_json
 
 
 def check_run(run: Path, *, questions: int, deterministic: bool = False, trust: bool = False) -> Validation:
-    """Return the validation of a run's final policy; raises ConfigurationError.
-
-    deterministic: of its likeliest thoughts. trust: the folder although it was not made here.
-    """
+    """Return the validation of a run's final policy. deterministic: of its likeliest thoughts."""
     quieten()
     if not (run / CONFIG_FILE).exists():  # such a folder has the defaults, which are of another workload
         raise ConfigurationError(

@@ -1,18 +1,15 @@
-"""What a run of thoughts needs before its processes start: the model that it begins with.
+"""What a run of thoughts needs before its processes start: RUN/start_model/, the model it begins with.
 
-    RUN/start_model/    the model after the warm start, its tokenizer, and what that came to: warm_start.json
-
-It is written under another name and then moved: what an interrupted preparation left is made again, and what
-is whole is kept.
+It is written under another name and then moved: what an interrupted preparation left is made again.
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Final
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection, Progress, Settings
 from penstock.workloads.language.guard.text_classifier import read_guard_files
+from penstock.workloads.language.loading import whole_folder
 from penstock.workloads.language.quiet import quieten
 from penstock.workloads.thoughts.environment import (
     longest_legal_thought,
@@ -64,10 +61,7 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
 
 
 def check_words(model: str, environment: EnvironmentSection) -> None:
-    """Raise ConfigurationError where there is no model, or one of another task.
-
-    The tokens of the latter mean other words.
-    """
+    """Raise ConfigurationError where there is no model, or one whose tokens are another task's words."""
     from penstock.workloads.language.tokenizer import load_tokenizer  # noqa: PLC0415 - loads torch
 
     if not (Path(model) / "tokenizer.json").exists():
@@ -88,10 +82,7 @@ def check_words(model: str, environment: EnvironmentSection) -> None:
 def make_start(
     environment: EnvironmentSection, folder: Path, progress: Progress, *, seed: int, threads: int
 ) -> Path:
-    """Make the model that a run begins with in a folder, unless it is there; return its absolute path.
-
-    threads: of torch. Raises ConfigurationError, Interrupted.
-    """
+    """Make the model that a run begins with in a folder, unless it is there; return its absolute path."""
     import torch  # noqa: PLC0415 - as what follows
 
     from penstock.workloads.thoughts.start.warm_start import (  # noqa: PLC0415 - load torch
@@ -109,12 +100,10 @@ def make_start(
     progress.say(f"preparing: a model that knows single steps of {section.task}, in {folder}")
     network = build_transformer(layout, seed=seed, hidden=section.hidden, layers=section.layers)
     started = warm_start(network, task, layout, section, seed=seed, progress=progress)
-    temporary = folder.with_suffix(".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    save_transformer(network, layout, temporary)
-    (temporary / CARD).write_text(json.dumps(started.json()) + "\n")
-    temporary.rename(folder)
+    with whole_folder(folder) as temporary:
+        temporary.mkdir(parents=True)
+        save_transformer(network, layout, temporary)
+        (temporary / CARD).write_text(json.dumps(started.json()) + "\n")
     return folder.absolute()
 
 

@@ -1,12 +1,8 @@
 """The warm start: a model learns single steps, then to think badly.
 
-First it is taught legal thoughts and direct answers, until its steps are right: reinforcement selects steps
-and hardly teaches them. Then the same model is taught to leave most of its thoughts empty and to err in the
-others, so that neither what it samples nor what is likeliest answers a hard question. What follows has to
-discover that thinking pays.
-
-A task without certain answers, such as the next words of a text, has no steps to get right: its model learns
-answers, without thoughts and behind thoughts that say nothing, until it answers held-out questions no better.
+Reinforcement selects steps and hardly teaches them, so they are taught first. Then the model is taught to
+leave most thoughts empty and to err in the others: what follows has to discover that thinking pays. A task
+without certain answers has no steps to get right: its model learns answers until it gets no better.
 """
 
 import copy
@@ -71,10 +67,7 @@ class Lessons:
         return self.thought(example, ["."] * (len(example.steps) or most), example.answer)
 
     def random(self, example: Example, most: int) -> Lesson:
-        """Return a thought of up to `most` words that say nothing, and the true answer.
-
-        They are symbols drawn at random, or what the task makes of them.
-        """
+        """Return a thought of up to `most` random words that say nothing, and the true answer."""
         make = getattr(self._task, "random_thought", None)
         if make is not None:
             return self.thought(example, make(self._random, most), example.answer)
@@ -88,9 +81,8 @@ class Lessons:
     def corrupted(self, example: Example, wrong: float, most: int) -> Lesson:
         """Return a thought in which each step is wrong with this probability, and the true answer.
 
-        It goes on legally from a wrong step, up to `most` words: from there the way may have no end. That the
-        answer is true all the same keeps the model from being sure of what its own bad thoughts lead to:
-        mistakes that are sure would cost so much that the first thing to be learned were not to think.
+        The true answer keeps the model from being sure of what its own bad thoughts lead to: mistakes that
+        are sure would cost so much that the first thing to be learned were not to think.
         """
         words: list[str] = []
         while len(words) < most:
@@ -157,10 +149,7 @@ class Teacher:
         self._updates = 0
 
     def teach(self, lessons: Sequence[Lesson], share: float = 1.0) -> float:
-        """Make one update on lessons and return the loss, in nats per token.
-
-        share: of the learning rate. Raises Interrupted once the stop is set.
-        """
+        """Make one update on lessons and return the loss, in nats per token. share: of the learning rate."""
         if self._stop is not None and self._stop.is_set():
             raise Interrupted
         rows = [one.ids for one in lessons]
@@ -185,82 +174,110 @@ def warm_start(
 
     Raises ConfigurationError where its steps do not become right within `start_updates`, and Interrupted.
     """
-    random = np.random.default_rng(seed)
-    lessons = Lessons(task, layout, random)
+    start = _WarmStart(network, task, layout, section, seed, progress)
     if not getattr(task, "is_certain", True):
-        return _until_no_better(network, task, layout, section, lessons, random, progress)
-    started = _first_part(network, task, layout, section, lessons, random, progress)
-    teacher = Teacher(network, layout, learning_rate=1e-3, stop=progress.stop)
-    for _ in range(section.corrupted_updates):
-        shown = [_bad_thought(lessons, one, section, random) for one in draw_mixed(task, random, _THOUGHTS)]
-        teacher.teach([*shown, *_direct(lessons, task, random)])
+        return start.until_no_better()
+    started = start.until_right()
+    start.corrupt()
     return started
 
 
-def _first_part(
-    network: Any,
-    task: Task,
-    layout: Layout,
-    section: Thoughts,
-    lessons: Lessons,
-    random: np.random.Generator,
-    progress: Progress,
-) -> Started:
-    """Teach legal thoughts, or random ones where no chain is to be shown, until the tests are passed."""
-    teacher = Teacher(network, layout, learning_rate=2e-3, stop=progress.stop)
-    started = Started(updates=0, right_steps=0.0, right_answers=0.0)
-    shows_chains = section.start != "random"
-    for number in range(1, section.start_updates + 1):
-        shown = (
-            [lessons.chain(one) for one in draw_mixed(task, random, _THOUGHTS)]
-            if shows_chains
-            else _random_thoughts(lessons, task, section, random)
+class _WarmStart:
+    def __init__(
+        self, network: Any, task: Task, layout: Layout, section: Thoughts, seed: int, progress: Progress
+    ) -> None:
+        self._network, self._task, self._layout = network, task, layout
+        self._section, self._progress = section, progress
+        self._random = np.random.default_rng(seed)
+        self._lessons = Lessons(task, layout, self._random)
+
+    def _teacher(self, rate: float) -> Teacher:
+        return Teacher(self._network, self._layout, learning_rate=rate, stop=self._progress.stop)
+
+    def until_right(self) -> Started:
+        """Teach legal thoughts, or random ones where no chain is to be shown, until the tests are passed."""
+        teacher, section = self._teacher(2e-3), self._section
+        started = Started(updates=0, right_steps=0.0, right_answers=0.0)
+        shows_chains = section.start != "random"
+        for number in range(1, section.start_updates + 1):
+            shown = (
+                [self._lessons.chain(one) for one in self._mixed(_THOUGHTS)]
+                if shows_chains
+                else self._random_thoughts()
+            )
+            teacher.teach([*shown, *self._direct()])
+            if number % _LOOK == 0:
+                started = self._measure(number, shows_chains=shows_chains)
+                steps = 1.0 if started.right_steps is None else started.right_steps
+                if steps >= _RIGHT_STEPS and started.right_answers >= _RIGHT_ANSWERS:
+                    return started
+            if number % (10 * _LOOK) == 0:
+                self._progress.say(f"warm start: {number} updates, {_said(started)}")
+        raise ConfigurationError(
+            f"environment.kwargs.start_updates={section.start_updates}: the warm start did not get its steps "
+            f"right: {_said(started)}, and {_RIGHT_STEPS} and {_RIGHT_ANSWERS} are needed; raise it, or "
+            "environment.kwargs.hidden, or choose another seed"
         )
-        teacher.teach([*shown, *_direct(lessons, task, random)])
-        if number % _LOOK == 0:
-            started = _measure(network, task, layout, number, shows_chains=shows_chains)
-            steps = 1.0 if started.right_steps is None else started.right_steps
-            if steps >= _RIGHT_STEPS and started.right_answers >= _RIGHT_ANSWERS:
-                return started
-        if number % (10 * _LOOK) == 0:
-            progress.say(f"warm start: {number} updates, {_said(started)}")
-    raise ConfigurationError(
-        f"environment.kwargs.start_updates={section.start_updates}: the warm start did not get its steps "
-        f"right: {_said(started)}, and {_RIGHT_STEPS} and {_RIGHT_ANSWERS} are needed; raise it, or "
-        "environment.kwargs.hidden, or choose another seed"
-    )
 
+    def corrupt(self) -> None:
+        """Teach bad thoughts with true answers."""
+        teacher = self._teacher(1e-3)
+        for _ in range(self._section.corrupted_updates):
+            teacher.teach([*map(self._bad_thought, self._mixed(_THOUGHTS)), *self._direct()])
 
-def _until_no_better(
-    network: Any,
-    task: Task,
-    layout: Layout,
-    section: Thoughts,
-    lessons: Lessons,
-    random: np.random.Generator,
-    progress: Progress,
-) -> Started:
-    """Teach answers until those of held-out questions get no better, and leave the network at its best."""
-    teacher = Teacher(network, layout, learning_rate=2e-3, stop=progress.stop)
-    tests = [lessons.direct(one) for one in draw_tests(task, 2, _TESTED)]
-    best, best_at, kept = math.inf, 0, copy.deepcopy(network.state_dict())
-    for number in range(1, section.start_updates + 1):
-        shown = [
-            lessons.random(one, section.thought_tokens - 1) for one in draw_mixed(task, random, _THOUGHTS)
-        ]
-        teacher.teach([*shown, *(lessons.direct(one) for one in draw_mixed(task, random, _THOUGHTS))])
-        if number % _LOOK:
-            continue
-        loss = measure_loss(network, layout, tests)
-        if loss < best - _LEAST_FALL:
-            best, best_at, kept = loss, number, copy.deepcopy(network.state_dict())
-        if number % (10 * _LOOK) == 0:
-            progress.say(f"warm start: {number} updates, {loss:.3f} nats per token of held-out answers")
-        if number - best_at >= _PATIENCE * _LOOK:
-            break
-    network.load_state_dict(kept)
-    measured = _measure(network, task, layout, best_at, shows_chains=False)
-    return replace(measured, loss=best)
+    def until_no_better(self) -> Started:
+        """Teach answers until those of held-out questions get no better; leave the network at its best."""
+        teacher, network, most = self._teacher(2e-3), self._network, self._section.thought_tokens - 1
+        tests = [self._lessons.direct(one) for one in draw_tests(self._task, 2, _TESTED)]
+        best, best_at, kept = math.inf, 0, copy.deepcopy(network.state_dict())
+        for number in range(1, self._section.start_updates + 1):
+            shown = [self._lessons.random(one, most) for one in self._mixed(_THOUGHTS)]
+            teacher.teach([*shown, *map(self._lessons.direct, self._mixed(_THOUGHTS))])
+            if number % _LOOK:
+                continue
+            loss = measure_loss(network, self._layout, tests)
+            if loss < best - _LEAST_FALL:
+                best, best_at, kept = loss, number, copy.deepcopy(network.state_dict())
+            if number % (10 * _LOOK) == 0:
+                self._progress.say(
+                    f"warm start: {number} updates, {loss:.3f} nats per token of held-out answers"
+                )
+            if number - best_at >= _PATIENCE * _LOOK:
+                break
+        network.load_state_dict(kept)
+        return replace(self._measure(best_at, shows_chains=False), loss=best)
+
+    def _mixed(self, count: int) -> list[Example]:
+        return draw_mixed(self._task, self._random, count)
+
+    def _easiest(self, count: int) -> list[Example]:
+        level = self._task.levels[0]
+        return [draw(self._task, self._random, level, held_out=False) for _ in range(count)]
+
+    def _random_thoughts(self) -> list[Lesson]:
+        """Return thoughts that say nothing, mostly on the easiest questions: steps are learned there."""
+        shown = (*self._easiest(_EASY_THOUGHTS), *self._mixed(_THOUGHTS - _EASY_THOUGHTS))
+        return [self._lessons.random(one, self._section.thought_tokens - 1) for one in shown]
+
+    def _direct(self) -> list[Lesson]:
+        """Return direct answers, often to the easiest questions: a single step is learned there."""
+        easiest = self._easiest(_EASY)
+        return [self._lessons.direct(one) for one in (*self._mixed(_DIRECT - _EASY), *easiest)]
+
+    def _bad_thought(self, example: Example) -> Lesson:
+        section = self._section
+        if section.start == "random":
+            return self._lessons.random(example, section.thought_tokens - 1)
+        if section.start == "empty" and self._random.random() < section.empty_share:
+            return self._lessons.empty(example)
+        return self._lessons.corrupted(example, section.wrong_steps, section.thought_tokens)
+
+    def _measure(self, updates: int, *, shows_chains: bool) -> Started:
+        model, task, layout = ThinkingModel(self._network, self._layout), self._task, self._layout
+        easiest = draw_tests(task, 1, _TESTED, task.levels[0])
+        answered = model.answered(model.questions(easiest), None, model.answers(easiest))
+        steps = right_steps(self._network, layout, draw_tests(task, 2, _TESTED)) if shows_chains else None
+        return Started(updates=updates, right_steps=steps, right_answers=float(answered.is_right.mean()))
 
 
 def _said(started: Started) -> str:
@@ -268,51 +285,9 @@ def _said(started: Started) -> str:
     return f"{steps}{started.right_answers:.3f} of the easiest answers are right"
 
 
-def _random_thoughts(
-    lessons: Lessons, task: Task, section: Thoughts, random: np.random.Generator
-) -> list[Lesson]:
-    """Return thoughts that say nothing, most of them on the easiest questions.
-
-    Without chains a single step is learned from these answers alone.
-    """
-    easiest = [draw(task, random, task.levels[0], held_out=False) for _ in range(_EASY_THOUGHTS)]
-    mixed = draw_mixed(task, random, _THOUGHTS - _EASY_THOUGHTS)
-    return [lessons.random(one, section.thought_tokens - 1) for one in (*easiest, *mixed)]
-
-
-def _direct(lessons: Lessons, task: Task, random: np.random.Generator) -> list[Lesson]:
-    """Return direct answers: those to the easiest questions often, since a single step is learned there."""
-    easiest = [draw(task, random, task.levels[0], held_out=False) for _ in range(_EASY)]
-    return [lessons.direct(one) for one in (*draw_mixed(task, random, _DIRECT - _EASY), *easiest)]
-
-
-def _bad_thought(
-    lessons: Lessons, example: Example, section: Thoughts, random: np.random.Generator
-) -> Lesson:
-    if section.start == "random":
-        return lessons.random(example, section.thought_tokens - 1)
-    if section.start == "empty" and random.random() < section.empty_share:
-        return lessons.empty(example)
-    return lessons.corrupted(example, section.wrong_steps, section.thought_tokens)
-
-
-def _measure(network: Any, task: Task, layout: Layout, updates: int, *, shows_chains: bool) -> Started:
-    model = ThinkingModel(network, layout)
-    easiest = draw_tests(task, 1, _TESTED, task.levels[0])
-    answered = model.answered(model.questions(easiest), None, model.answers(easiest))
-    return Started(
-        updates=updates,
-        right_steps=right_steps(network, layout, draw_tests(task, 2, _TESTED)) if shows_chains else None,
-        right_answers=float(answered.is_right.mean()),
-    )
-
-
 @torch.no_grad()
 def right_steps(network: Any, layout: Layout, examples: Sequence[Example]) -> float:
-    """Return the share of the steps of legal thoughts whose likeliest token is right.
-
-    What is before each step is given. 1 where no thought has a step.
-    """
+    """Return the share of steps of legal thoughts whose likeliest token is right; 1 where none has a step."""
     if not any(one.steps for one in examples):
         return 1.0
     rows = [layout.begun(layout.question(one.question), layout.ids(one.steps)) for one in examples]
@@ -342,10 +317,7 @@ _POSITIONS: Final = 128
 
 
 def build_transformer(layout: Layout, *, seed: int, hidden: int = 64, layers: int = 2) -> Any:
-    """Return a LlamaForCausalLM in float32 with random weights and an output layer of its own.
-
-    hidden: its width, a multiple of 8; heads are 16 wide, or as little wider as divides it.
-    """
+    """Return a LlamaForCausalLM in float32 with random weights and an output layer of its own."""
     torch.manual_seed(seed)
     # RoPE turns pairs of numbers: a head has an even number of them.
     widths = range(_HEAD_WIDTH, hidden, 2)

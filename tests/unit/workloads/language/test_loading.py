@@ -17,7 +17,7 @@ from penstock.workloads.language.policy.adapter_network import make_network
 from penstock.workloads.language.policy.policy_section import LanguageSection
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.tokenizer import load_tokenizer
-from penstock.workloads.rlhf.language_environment import spaces
+from penstock.workloads.rlhf.environment import spaces
 from tests.support.language.tiny_reward import make_reward_model
 
 

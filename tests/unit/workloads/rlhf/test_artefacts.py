@@ -24,7 +24,7 @@ from penstock.protocol.specification import Probe, RunSpecification
 from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
 from penstock.workloads.rlhf import artefacts
 from penstock.workloads.rlhf.commands import generate
-from penstock.workloads.rlhf.language_environment import spaces
+from penstock.workloads.rlhf.environment import spaces
 
 SUMMARY: dict[str, Any] = {"run": "a", "solved": True, "evaluation": {"mean": 0.7}, "policy_version": 9}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
-from penstock.workloads.rlhf.language_section import language
+from penstock.workloads.rlhf.environment import language
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.rlhf import preparation
-from penstock.workloads.rlhf.language_section import language
+from penstock.workloads.rlhf.environment import language
 from penstock.workloads.rlhf.preparation import prepare, services
 from tests.support.language.tiny_reward import make_reward_model
 

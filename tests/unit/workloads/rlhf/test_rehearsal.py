@@ -13,7 +13,7 @@ from penstock.runtime.retry import Interrupted
 from penstock.workloads.language.reward.reward_model import CARD
 from penstock.workloads.rlhf import preparation
 from penstock.workloads.rlhf import preparation as rehearsal
-from penstock.workloads.rlhf.language_section import language
+from penstock.workloads.rlhf.environment import language
 from penstock.workloads.rlhf.preparation import LEAST_STEPS, STEPS, missing_seconds, rehearse
 from tests.support.language.tiny_reward import make_reward_model
 

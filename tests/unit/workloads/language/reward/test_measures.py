@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.workloads.language.feedback.examples import Preference, Scored
-from penstock.workloads.language.reward.reward_model import (
+from penstock.workloads.language.reward.measures import (
     Measures,
     doubt,
     expected_calibration_error,

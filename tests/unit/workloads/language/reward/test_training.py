@@ -15,13 +15,14 @@ from torch.nn import functional
 from transformers import TrainerCallback
 
 from penstock.config.settings import ConfigurationError
+from penstock.runtime.retry import Interrupted
 from penstock.workloads.language.feedback.examples import parse_scale
 from penstock.workloads.language.feedback.feedback_places import Source
 from penstock.workloads.language.reward import training
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.reward.training import Order, loss_of, train
-from penstock.workloads.language.reward.training_section import RewardTraining, training_settings
+from penstock.workloads.language.settings import RewardTraining, training_settings
 from penstock.workloads.rlhf.sentiment import Sentiment
 
 TASK = Sentiment()
@@ -62,7 +63,6 @@ def test_the_losses_are_the_squared_error_and_that_of_bradley_and_terry() -> Non
 def test_a_mix_of_scores_and_pairs_is_learned_and_written_whole(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     results = train(order(base, feedback(tmp_path, scored=40, pairs=40), out), NEVER)
-    assert results is not None
     assert results == json.loads((out / "training_results.json").read_text())
     counted = results["feedback"]
     assert 40 == counted["train"]["scored"] + counted["validation"]["scored"]
@@ -88,8 +88,7 @@ def test_scores_to_check_are_those_of_full_precision(
         training, "_arguments", lambda *given, **named: replace(plain(*given, **named), bf16=True)
     )
     out = tmp_path / "out"
-    results = train(order(base, feedback(tmp_path, scored=40, pairs=0), out, learning_rate=0.05), NEVER)
-    assert results is not None
+    train(order(base, feedback(tmp_path, scored=40, pairs=0), out, learning_rate=0.05), NEVER)
     card = json.loads((out / "reward.json").read_text())
     found = RewardModel.load(out).score_rows([one["ids"] for one in card["checks"]])
     assert found == pytest.approx([one["score"] for one in card["checks"]], abs=1e-6)
@@ -100,7 +99,6 @@ def test_the_best_weights_are_kept_not_the_last(base: Path, tmp_path: Path) -> N
     results = train(
         order(base, source, tmp_path / "out", epochs=4, learning_rate=0.3, schedule="constant"), NEVER
     )
-    assert results is not None
     epochs = [row["eval_loss"] for row in results["history"] if "eval_loss" in row][:4]
     assert results["best_step"] == results["steps"] // 4 * (1 + epochs.index(min(epochs)))
     assert results["validation"]["mse"] == pytest.approx(min(epochs), rel=1e-5)
@@ -113,7 +111,6 @@ def test_micro_batches_do_not_change_the_weights(base: Path, tmp_path: Path) -> 
             order(base, source, tmp_path / str(micro), epochs=2, micro_batch=micro, validation_share=0.2),
             NEVER,
         )
-        assert done is not None
         # Five examples are left for the last batch: two, two and one of them in a micro-batch.
         assert sum(done["feedback"]["train"][kind] for kind in ("scored", "pairs")) % 8 == 5
     whole, parts = weights(tmp_path / "8"), weights(tmp_path / "2")
@@ -135,20 +132,20 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = feedback(tmp_path, scored=40, pairs=20)
-    assert train(order(base, source, tmp_path / "whole"), NEVER) is not None
+    train(order(base, source, tmp_path / "whole"), NEVER)
     stop = threading.Event()
     progress = training._Progress
     monkeypatch.setattr(training, "_Progress", lambda: _StopAt(stop, 3))
     parted = order(base, source, tmp_path / "parted")
-    assert train(parted, stop) is None
+    with pytest.raises(Interrupted):
+        train(parted, stop)
     assert not (tmp_path / "parted" / "reward.json").exists()
     monkeypatch.setattr(training, "_Progress", progress)
 
     with pytest.raises(ConfigurationError, match="go on with --resume"):
         train(parted, NEVER)
     resumed = Order(source=source, base=str(base), out=parted.out, settings=parted.settings, resume=True)
-    results = train(resumed, NEVER)
-    assert results is not None
+    train(resumed, NEVER)
     whole, rest = weights(tmp_path / "whole"), weights(parted.out)
     assert all(torch.equal(whole[name], rest[name]) for name in whole)
     with pytest.raises(ConfigurationError, match="holds a trained reward model already"):
@@ -160,7 +157,8 @@ def test_another_training_is_not_taken_for_the_interrupted_one(base: Path, tmp_p
     stop = threading.Event()
     stop.set()
     begun = order(base, source, tmp_path / "out")
-    assert train(begun, stop) is None
+    with pytest.raises(Interrupted):
+        train(begun, stop)
     other = order(base, source, tmp_path / "out", rank=8).settings
     with pytest.raises(ConfigurationError, match="--resume: rank=8, and it was begun with 4"):
         train(Order(source=source, base=str(base), out=begun.out, settings=other, resume=True), NEVER)
@@ -181,7 +179,7 @@ def test_a_reference_set_says_what_scores_are_usual(base: Path, tmp_path: Path) 
         "".join(json.dumps({"prompt": "tree", "response": one, "score": 50}) + "\n" for one in responses)
     )
     known = order(base, feedback(tmp_path, scored=20, pairs=0), tmp_path / "out")
-    results = train(
+    train(
         Order(
             source=known.source,
             base=known.base,
@@ -191,7 +189,6 @@ def test_a_reference_set_says_what_scores_are_usual(base: Path, tmp_path: Path) 
         ),
         NEVER,
     )
-    assert results is not None
     model = RewardModel.load(known.out)
     scores = [
         float(value or 0)
@@ -205,7 +202,6 @@ def test_rows_that_do_not_fit_are_counted_with_the_bad_ones(base: Path, tmp_path
     with Path(source.place).open("a") as file:
         file.write(json.dumps({"prompt": "tree", "response": "good " * 100, "score": 50}) + "\n")
     results = train(order(base, source, tmp_path / "out"), NEVER)
-    assert results is not None
     assert 1 == results["feedback"]["bad_rows"]
     assert "line 21: the response has 101 tokens, 64 fit" in results["feedback"]["bad_rows_shown"][0]
 

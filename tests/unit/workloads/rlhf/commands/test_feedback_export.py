@@ -9,7 +9,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
 from penstock.workloads.language.feedback.feedback_places import rows_of
-from penstock.workloads.rlhf.commands.feedback_export import main
+from penstock.workloads.rlhf.commands.rlhf_commands import main
 from tests.support.storage.ready_tables import with_registry
 
 

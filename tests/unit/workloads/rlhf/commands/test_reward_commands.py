@@ -32,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def to_train(place: Path, **said: Any) -> reward_training.Request:
+def to_train(place: Path, **said: Any) -> dict[str, Any]:
     """A short training, otherwise as the command's defaults."""
     known: dict[str, Any] = {
         "feedback": str(place / "feedback.jsonl"),
@@ -42,19 +42,21 @@ def to_train(place: Path, **said: Any) -> reward_training.Request:
         "key": None,
         "part": None,
         "columns": (),
+        "heads": (),
+        "weights": (),
         "reference": None,
         "resume": False,
         "device": "cpu",
         "assignments": SETTINGS,
     }
-    return reward_training.Request(**known | said)
+    return known | said
 
 
-def to_score(place: Path, **said: Any) -> reward_scoring.Request:
+def to_score(folder: Path, **said: Any) -> dict[str, Any]:
     """Scores of the same file by what was trained."""
     known: dict[str, Any] = {
-        "source": str(place / "out"),
-        "file": str(place / "feedback.jsonl"),
+        "place": str(folder / "out"),
+        "file": str(folder / "feedback.jsonl"),
         "output": None,
         "part": None,
         "columns": (),
@@ -63,20 +65,20 @@ def to_score(place: Path, **said: Any) -> reward_scoring.Request:
         "config": None,
         "assignments": (),
     }
-    return reward_scoring.Request(**known | said)
+    return known | said
 
 
 def test_from_feedback_to_scores(
     place: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert 0 == reward_training.main(Lifecycle("reward"), to_train(place), as_json=True)
+    assert 0 == reward_training.main(Lifecycle("reward"), **to_train(place), as_json=True)
     results = json.loads(capsys.readouterr().out)
     assert 1 == results["feedback"]["bad_rows"]
     assert "bad row: feedback.jsonl line 41: no response" in caplog.text
     assert {"step": "16/16"}.items() <= caplog.records[-1].__dict__.items()
 
-    assert 0 == reward_scoring.main(to_score(place, output=place / "scored.jsonl"))
+    assert 0 == reward_scoring.main(**to_score(place, output=place / "scored.jsonl"))
     lines = [json.loads(line) for line in (place / "scored.jsonl").read_text().splitlines()]
     assert [f"feedback.jsonl line {number}" for number in range(1, 41)] == [line["where"] for line in lines]
     assert {results["sha256"]} == {line["sha256"] for line in lines}
@@ -86,7 +88,7 @@ def test_from_feedback_to_scores(
 
 def test_the_summary_in_words(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     request = to_train(place, out=tmp_path / "out", assignments=(*SETTINGS, "epochs=1"))
-    assert 0 == reward_training.main(Lifecycle("reward"), request, as_json=False)
+    assert 0 == reward_training.main(Lifecycle("reward"), **request, as_json=False)
     said = capsys.readouterr().out
     for words in (
         "8 steps in",
@@ -120,7 +122,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(place: Path) -> None:
     assert not (place / "parted" / "reward.json").exists()
     assert list((place / "parted" / "checkpoints").iterdir())
     with pytest.raises(ConfigurationError, match="go on with --resume"):
-        reward_training.main(Lifecycle("reward"), to_train(place, out=place / "parted"), as_json=True)
+        reward_training.main(Lifecycle("reward"), **to_train(place, out=place / "parted"), as_json=True)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_a_mistake_is_told_before_anything_is_written(
     place: Path, tmp_path: Path, said: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        reward_training.main(Lifecycle("reward"), to_train(place, out=tmp_path / "x", **said), as_json=True)
+        reward_training.main(Lifecycle("reward"), **to_train(place, out=tmp_path / "x", **said), as_json=True)
     assert not (tmp_path / "x").exists()
 
 
@@ -146,9 +148,9 @@ def test_a_file_without_a_row_to_score_is_an_error(place: Path, tmp_path: Path) 
     (tmp_path / "empty.jsonl").write_text('{"prompt": "tree"}\n')
     function = "tests.unit.workloads.rlhf.commands.test_reward_commands:of_length"
     with pytest.raises(ConfigurationError, match="no row can be scored"):
-        reward_scoring.main(to_score(place, source=function, file=str(tmp_path / "empty.jsonl")))
+        reward_scoring.main(**to_score(place, place=function, file=str(tmp_path / "empty.jsonl")))
     with pytest.raises(ConfigurationError, match="name a reward model's folder"):
-        reward_scoring.main(to_score(place, source="nonsense"))
+        reward_scoring.main(**to_score(place, place="nonsense"))
 
 
 def of_length(_prompts: list[Any], responses: list[str]) -> list[float | None]:
@@ -158,7 +160,7 @@ def of_length(_prompts: list[Any], responses: list[str]) -> list[float | None]:
 
 def test_a_reward_that_is_not_given_is_null(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     function = "tests.unit.workloads.rlhf.commands.test_reward_commands:of_length"
-    assert 0 == reward_scoring.main(to_score(place, source=function))
+    assert 0 == reward_scoring.main(**to_score(place, place=function))
     rewards = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
     assert {0.0, None} == set(rewards)
 
@@ -178,11 +180,11 @@ def test_scores_that_fail_in_the_middle_leave_the_output_as_it_was(place: Path, 
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     output.write_text("somebody's\n")
     function = "tests.unit.workloads.rlhf.commands.test_reward_commands:of_some"
-    asked = to_score(place, source=function, file=str(file), output=output)
+    asked = to_score(place, place=function, file=str(file), output=output)
     with pytest.raises(ValueError, match="no more"):
-        reward_scoring.main(asked)
+        reward_scoring.main(**asked)
     assert output.read_text() == "somebody's\n"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["rows.jsonl", "scored.jsonl"]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
-    assert reward_scoring.main(asked) == 0
+    assert reward_scoring.main(**asked) == 0
     assert len(output.read_text().splitlines()) == 2 * reward_scoring.PAGE

@@ -1,14 +1,14 @@
-"""`environment.kwargs` of a run of language models.
-
-It says which prompts, how long the responses are, and what rewards them.
-"""
+"""The environment of language models: its kwargs (prompts, length of responses, rewards), and its spaces."""
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from penstock.config.sections import Fraction, Positive, PositiveReal, Section
 from penstock.config.settings import ConfigurationError, EnvironmentSection
+from penstock.protocol.spaces import Discrete, Space
+from penstock.workloads.language.loading import place_of, unreadable
+from penstock.workloads.language.settings import kwargs_settings
 
 
 class Language(Section):
@@ -85,33 +85,54 @@ whole distribution, so that each could have one value only, which is accepted.""
 def language(section: EnvironmentSection) -> Language:
     """Return the section's `kwargs`; raises ConfigurationError with a line per mistake."""
     said = {key: value for key, value in section.kwargs.items() if _SAMPLING.get(key, object()) != value}
+    return kwargs_settings(Language, said, _remark)
+
+
+def _remark(key: str) -> str:
+    if key not in _SAMPLING:
+        return ""
+    return (
+        "sampling cannot be changed: tokens are drawn at temperature 1 from the whole distribution, which is "
+        "the one that is trained; leave it out"
+    )
+
+
+# ---- The environment, as the core asks for it: tokens are observed and tokens are chosen.
+
+
+def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
+    """Return the spaces of the token at a position and of the token behind it: the model's vocabulary."""
+    place = language(section).model
+    if not place:
+        raise ConfigurationError("environment.kwargs.model='': name the folder of the model that is trained")
+    from transformers import AutoConfig  # noqa: PLC0415 - the launcher asks for the target alone
+
+    folder = place_of("environment.kwargs.model", place)
     try:
-        return Language.model_validate(said)
-    except ValidationError as error:
-        raise ConfigurationError("\n".join(_explain(dict(one)) for one in error.errors())) from error
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise unreadable("environment.kwargs.model", place, "no model", error) from error
+    vocabulary = Discrete(int(config.get_text_config().vocab_size))
+    return vocabulary, vocabulary
 
 
-def _explain(error: dict[str, object]) -> str:
-    place = error["loc"]
-    key = ".".join(map(str, place)) if isinstance(place, tuple) else str(place)
-    if key in _SAMPLING:
-        return (
-            f"environment.kwargs.{key}={error['input']!r}: sampling cannot be changed: tokens are drawn at "
-            "temperature 1 from the whole distribution, which is the one that is trained; leave it out"
-        )
-    if error["type"] == "extra_forbidden":
-        return f"environment.kwargs.{key}: unknown key; use one of {', '.join(Language.model_fields)}"
-    return f"environment.kwargs.{key}={error['input']!r}: {error['msg']}"
+def target(section: EnvironmentSection) -> float | None:
+    """Return None: `learner.target_return` says it. Raises ConfigurationError for kwargs that cannot be."""
+    language(section)
+    return None
 
 
-# ---- Settings for language models of any size: the layer under file, environment and flags.
+def make(section: EnvironmentSection, count: int, seed: int) -> Any:
+    """Raises ConfigurationError: there is none to step."""
+    del section, count, seed
+    raise ConfigurationError(
+        "workload='rlhf': responses are generated, there is no environment to step; say `penstock "
+        "generate RUN`"
+    )
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
-    """Return the defaults of a task, as nested settings.
-
-    environment_id: any name for the task. algorithm: "" means token-level PPO.
-    """
+    """Return the defaults of a task, as nested settings. algorithm: "ppo" means token-level PPO."""
     del environment_id
     layers: dict[str, Any] = {
         "environment": {"count": 64},

@@ -1,11 +1,50 @@
-"""How a reward model is trained: one section, validated like the rest of the configuration."""
+"""Settings that the command line and `environment.kwargs` give to what reads language."""
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
 from penstock.config.sections import Count, NonNegative, Positive, PositiveReal, Section
 from penstock.config.settings import ConfigurationError, merge, parse_assignment
+
+S = TypeVar("S", bound=Section)
+
+
+def assigned_settings(kind: type[S], assignments: Sequence[str]) -> S:
+    """Return a section's defaults under `KEY=VALUE` assignments; raises ConfigurationError."""
+    layer: dict[str, object] = {}
+    for text in assignments:
+        layer = merge(layer, parse_assignment(text))
+    try:
+        return kind.model_validate(layer)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise ConfigurationError(f"{name}={first.get('input')!r}: {first['msg']}") from error
+
+
+def kwargs_settings(
+    kind: type[S], kwargs: Mapping[str, Any], remark: Callable[[str], str] = lambda _: ""
+) -> S:
+    """Return `environment.kwargs` as a section; raises ConfigurationError with a line per mistake.
+
+    remark: what to say of a key in place of that it is unknown; "": nothing.
+    """
+    try:
+        return kind.model_validate(kwargs)
+    except ValidationError as error:
+        lines = []
+        for one in error.errors():
+            key, why = ".".join(map(str, one["loc"])), one["msg"]
+            where = f"environment.kwargs.{key}={one['input']!r}"
+            if said := remark(key):
+                why = said
+            elif one["type"] == "extra_forbidden":
+                where = f"environment.kwargs.{key}"
+                why = f"unknown key; use one of {', '.join(kind.model_fields)}"
+            lines.append(f"{where}: {why}")
+        raise ConfigurationError("\n".join(lines)) from error
 
 
 class RewardTraining(Section):
@@ -63,20 +102,9 @@ class RewardTraining(Section):
     """Of the split, the new weights and the order of the examples."""
 
 
-def training_settings(assignments: tuple[str, ...] = ()) -> RewardTraining:
-    """Return the defaults under `KEY=VALUE` assignments.
-
-    Raises ConfigurationError that names key, value and remedy.
-    """
-    layer: dict[str, object] = {}
-    for text in assignments:
-        layer = merge(layer, parse_assignment(text))
-    try:
-        settings = RewardTraining.model_validate(layer)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise ConfigurationError(f"{name}={first.get('input')!r}: {first['msg']}") from error
+def training_settings(assignments: Sequence[str] = ()) -> RewardTraining:
+    """Return the defaults under `KEY=VALUE` assignments; raises ConfigurationError."""
+    settings = assigned_settings(RewardTraining, assignments)
     if settings.micro_batch is not None and settings.batch % settings.micro_batch:
         raise ConfigurationError(
             f"micro_batch={settings.micro_batch}: batch={settings.batch} is no multiple of it"

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.heads.head import parse_heads
+from penstock.workloads.language.reward.heads import parse_heads
 
 
 def test_a_rating_becomes_a_share_of_its_scale() -> None:

@@ -11,11 +11,14 @@ import pytest
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.chat.people import population
-from penstock.workloads.language.heads.head import parse_heads
-from penstock.workloads.language.heads.heads_model import CARD, HeadsModel, HeadsOrder, train_heads
-from penstock.workloads.language.reward.opening import open_source
+from penstock.workloads.language.feedback.examples import parse_scale
+from penstock.workloads.language.feedback.feedback_places import Source
+from penstock.workloads.language.reward.heads import parse_heads
+from penstock.workloads.language.reward.reward_client import open_source
+from penstock.workloads.language.reward.reward_model import HEADS_CARD, HeadsModel
 from penstock.workloads.language.reward.reward_source import BadSample, Sample
-from penstock.workloads.language.reward.training_section import RewardTraining
+from penstock.workloads.language.reward.training import Order, train
+from penstock.workloads.language.settings import RewardTraining
 from tests.support.language.chat_base import make_chat_base
 
 HEADS = parse_heads(["thumb=thumbs", "relevance=stars"])
@@ -27,14 +30,19 @@ def rows(seed: int, count: int = 60) -> list[dict[str, Any]]:
     return list(population(9, seed=0).feedback(np.random.default_rng(seed), rated=count, compared=count // 3))
 
 
-def order(folder: Path, **said: Any) -> HeadsOrder:
+def source_of(file: Path) -> Source:
+    """Feedback whose scales are those of the heads."""
+    return Source(place=str(file), scale=parse_scale("none"))
+
+
+def order(folder: Path, **said: Any) -> Order:
     """A short training, on feedback in which one row is bad."""
     file = folder / "said.jsonl"
     text = "".join(json.dumps(one) + "\n" for one in [*rows(0), {"prompt": "tree", "key": "thumb"}])
     file.write_text(text)
     settings = RewardTraining(epochs=2, batch=16, learning_rate=3e-3, rank=4)
-    known = {"place": str(file), "heads": HEADS, "base": str(folder / "base"), "out": folder / "model"}
-    return HeadsOrder(**{**known, "settings": settings, **said})
+    known = {"source": source_of(file), "heads": HEADS, "base": str(folder / "base"), "out": folder / "model"}
+    return Order(**{**known, "settings": settings, **said})
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a base and a trained model."""
     folder = tmp_path_factory.mktemp("heads")
     make_chat_base(folder / "base", steps=2, texts=64)
-    results = train_heads(order(folder))
+    results = train(order(folder))
     assert [one.partition(": ")[2] for one in results["bad_rows_shown"]] == ["no score"]
     assert set(results["measures"]["heads"]) == {"thumb", "relevance"}
     assert results["train"]["responses"] > results["validation"]["responses"] > 0
@@ -96,7 +104,7 @@ def test_more_feedback_teaches_it_more(place: Path) -> None:
 
 
 def test_weights_say_what_counts(place: Path) -> None:
-    train_heads(order(place, out=place / "weighed", weights={"thumb": 0.0, "preferred": 1.0}))
+    train(order(place, out=place / "weighed", weights={"thumb": 0.0, "preferred": 1.0}))
     [said] = HeadsModel.load(place / "weighed").judge(SAMPLES[:1])
     assert said.reward == pytest.approx((said.shares["relevance"] + said.shares["preferred"]) / 2)
     for weights, text in (
@@ -105,17 +113,17 @@ def test_weights_say_what_counts(place: Path) -> None:
         ({"thumb": 0.0, "relevance": 0.0}, "all weights are 0"),
     ):
         with pytest.raises(ConfigurationError, match=text):
-            train_heads(order(place, out=place / "never", weights=weights))
+            train(order(place, out=place / "never", weights=weights))
 
 
 def test_what_nobody_has_rated_counts_nothing(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "thumbs.jsonl"
     thumbs = [one for one in rows(0) if one.get("key") == "thumb" and "score" in one]
     file.write_text("".join(json.dumps(one) + "\n" for one in thumbs))
-    said: dict[str, Any] = {"place": str(file), "base": str(place / "base"), "out": tmp_path / "model"}
+    said: dict[str, Any] = {"source": source_of(file), "base": str(place / "base"), "out": tmp_path / "model"}
     with pytest.raises(ConfigurationError, match=r"weight preferred=1: no row .* rates it, .*: thumb"):
-        train_heads(order(tmp_path, **said, weights={"preferred": 1.0, "thumb": 0.0, "relevance": 0.0}))
-    train_heads(order(tmp_path, **said, weights={"preferred": 1.0}))
+        train(order(tmp_path, **said, weights={"preferred": 1.0, "thumb": 0.0, "relevance": 0.0}))
+    train(order(tmp_path, **said, weights={"preferred": 1.0}))
     assert HeadsModel.load(tmp_path / "model").card.weights == {
         "thumb": 1.0,
         "relevance": 0.0,
@@ -124,9 +132,9 @@ def test_what_nobody_has_rated_counts_nothing(place: Path, tmp_path: Path) -> No
 
 
 def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
-    with pytest.raises(ConfigurationError, match="holds a trained model already"):
-        train_heads(order(place))
-    with pytest.raises(ConfigurationError, match=f"holds no {CARD}"):
+    with pytest.raises(ConfigurationError, match="holds a trained reward model already"):
+        train(order(place))
+    with pytest.raises(ConfigurationError, match=f"holds no {HEADS_CARD}"):
         HeadsModel.load(place / "base")
     make_chat_base(place / "other", steps=3, texts=8)
     with pytest.raises(ConfigurationError, match="gives other numbers than when it was trained"):
@@ -134,7 +142,7 @@ def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Interrupted):
-        train_heads(order(place, out=place / "stopped"), stop)
-    assert not (place / "stopped" / CARD).exists()
+        train(order(place, out=place / "stopped"), stop)
+    assert not (place / "stopped" / HEADS_CARD).exists()
     with pytest.raises(BadSample, match="use this model's tokenizer"):
         HeadsModel.load(place / "model").judge([Sample(prompt_ids=(1,), response_ids=(9999,))])

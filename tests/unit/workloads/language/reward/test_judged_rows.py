@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.feedback.examples import Preference
-from penstock.workloads.language.heads.head import Judged, parse_heads, read_opinions, split, to_opinions
+from penstock.workloads.language.feedback.examples import Judged, Preference
+from penstock.workloads.language.reward.heads import (
+    parse_heads,
+    read_opinions,
+    split_opinions,
+    to_opinions,
+)
 
 HEADS = parse_heads(["thumb=thumbs", "relevance=stars"])
 
@@ -30,7 +35,7 @@ def test_what_one_rater_says_of_a_response_is_one_opinion() -> None:
         row(key="thumb", score=True, rater=""),
         row(key="relevance", score=3, rater=None),
     )
-    shares = [one.shares for one in found.given]
+    shares = [one.shares for one in found.examples]
     assert shares == [{"thumb": 1.0, "relevance": 0.25}, {"thumb": 0.0}, {"thumb": 1.0}, {"relevance": 0.5}]
 
 
@@ -44,7 +49,7 @@ def test_pairs_and_other_keys_and_bad_rows_are_told_apart() -> None:
         row(key="thumb", response=None, score=True),
         {"response": "b", "key": "thumb", "score": True},
     )
-    assert [type(one) for one in found.given] == [Preference]
+    assert [type(one) for one in found.examples] == [Preference]
     assert found.other_key == 1
     assert found.bad.shown == [
         "line 3: score=9 is outside 1 to 5 (scale stars)",
@@ -64,8 +69,8 @@ def test_a_place_without_a_row_for_any_head_is_refused(tmp_path: Any) -> None:
 
 def test_the_sides_share_no_prompt() -> None:
     given = [Judged(prompt=f"prompt {number % 200}", response=str(number), where="") for number in range(600)]
-    sides = split(given, share=0.25, seed=0)
+    sides = split_opinions(given, share=0.25, seed=0)
     assert not {one.prompt for one in sides.train} & {one.prompt for one in sides.validation}
     assert 100 < len(sides.validation) < 200
-    assert split(given, share=0.25, seed=0) == sides
-    assert split(given, share=0.0, seed=0).validation == []
+    assert split_opinions(given, share=0.25, seed=0) == sides
+    assert split_opinions(given, share=0.0, seed=0).validation == ()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.workloads.language.heads.heads_measures import area_under_curve, measure_heads
+from penstock.workloads.language.reward.measures import area_under_curve, measure_heads
 
 NAN = float("nan")
 

@@ -1,14 +1,11 @@
-"""What is rated: each thing has a head of the network, and a scale that its ratings are on.
+"""What several heads learn (`relevance=stars`, `thumb=thumbs`, `charm=0:10`), and what calibrates them.
 
-relevance=stars   thumb=thumbs   charm=0:10      NAME=SCALE, as
-`penstock.workloads.language.feedback.examples` has them
-
-Beside them every network has one more head, which learns which of two responses is better.
+Beside these every such network has one more head, which learns which of two responses is better.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +13,18 @@ from numpy.typing import NDArray
 from penstock.config.settings import ConfigurationError
 from penstock.workloads.language.feedback.examples import (
     BadRows,
+    Example,
+    Judged,
     Preference,
     Scale,
+    Split,
     parse_scale,
     place_of,
+    preference_of,
     response_of,
 )
-from penstock.workloads.language.feedback.feedback_places import Row, rows_of
-from penstock.workloads.language.prompt import Prompt, identity, parse_prompt
+from penstock.workloads.language.feedback.feedback_places import Feedback, Row, rows_of
+from penstock.workloads.language.prompt import identity, parse_prompt
 
 PREFERRED: Final = "preferred"
 """The name of the head that compares."""
@@ -48,10 +49,7 @@ class Head:
 
 
 def parse_heads(texts: Sequence[str]) -> tuple[Head, ...]:
-    """Return the heads that `NAME=SCALE` texts declare.
-
-    Raises ConfigurationError that names the text: a name twice, no scale, or one without bounds.
-    """
+    """Return the heads that `NAME=SCALE` texts declare."""
     heads = tuple(map(_parse, texts))
     names = [one.name for one in heads]
     for name in names:
@@ -63,18 +61,12 @@ def parse_heads(texts: Sequence[str]) -> tuple[Head, ...]:
 
 
 def parse_weights(texts: Sequence[str]) -> dict[str, float]:
-    """Return the weights of heads in the reward that `NAME=NUMBER` texts declare; the last of a name counts.
-
-    Raises ConfigurationError that names the text for one of another form, or a number below 0 or without end.
-    """
+    """Return the weights of heads in the reward of `NAME=NUMBER` texts; the last of a name counts."""
     return dict(map(_parse_weight, texts))
 
 
 def reward_weights(heads: Sequence[Head], said: Mapping[str, float] | None) -> dict[str, float]:
-    """Return the weight of each head in the reward: what was said, else 1, and 0 for that of pairs.
-
-    Raises ConfigurationError for a weight of no head, below 0, without end, or all 0.
-    """
+    """Return the weight of each head in the reward: what was said, else 1, and 0 for that of pairs."""
     weights = {**{one.name: 1.0 for one in heads}, PREFERRED: 0.0}
     for name, value in (said or {}).items():
         if name not in weights:
@@ -145,7 +137,7 @@ class Calibration:
 def calibrate(logits: Array, said: Array) -> Calibration:
     """Return the calibration of a head by its numbers and what was said, [S] each, NaN where unrated.
 
-    That of no change where fewer than LEAST were rated, or where it would turn the order around.
+    No change where fewer than LEAST were rated, or where it would turn the order around.
     """
     given = ~np.isnan(said)
     if given.sum() < LEAST:
@@ -164,43 +156,13 @@ def calibrate(logits: Array, said: Array) -> Calibration:
 # ---- Feedback of several kinds as what a network of several heads learns from.
 
 
-@dataclass(slots=True, kw_only=True)
-class Judged:
-    """What one rater said of a response. shares: 0 to 1, by head; heads without one are left out."""
-
-    prompt: Prompt
-    response: str
-    where: str
-    shares: dict[str, float] = field(default_factory=dict)
-
-
 Opinion = Judged | Preference
 
 
-@dataclass(frozen=True, slots=True)
-class Opinions:
-    """What was found. other_key: rows that rate what no head is for."""
-
-    given: tuple[Opinion, ...]
-    bad: BadRows
-    other_key: int = 0
-
-
-class Sides(NamedTuple):
-    """Opinions to learn from, and others, about other prompts, to measure on."""
-
-    train: list[Opinion]
-    validation: list[Opinion]
-
-
-def read_opinions(place: str, heads: Sequence[Head], part: str | None = None) -> Opinions:
-    """Return the opinions at a place of feedback.
-
-    part: split of a dataset or policy of a registry. Raises ConfigurationError for a place that cannot be
-    read, or that has no row for any of the heads.
-    """
+def read_opinions(place: str, heads: Sequence[Head], part: str | None = None) -> Feedback:
+    """Return the opinions at a place of feedback. part: split of a dataset or policy of a registry."""
     found = to_opinions(rows_of(place, part), heads)
-    if not found.given:
+    if not found.examples:
         lines = "\n".join([f"feedback={place}: no row can be used", *found.bad.lines()])
         names = ", ".join(one.name for one in heads)
         other = f"\n{found.other_key} rows rate something else than {names}" if found.other_key else ""
@@ -208,8 +170,8 @@ def read_opinions(place: str, heads: Sequence[Head], part: str | None = None) ->
     return found
 
 
-def to_opinions(rows: Iterable[Row], heads: Sequence[Head]) -> Opinions:
-    """Return the opinions in rows, each with the words that name it."""
+def to_opinions(rows: Iterable[Row], heads: Sequence[Head]) -> Feedback:
+    """Return the opinions in rows: pairs, and all that one rater said of a response as one."""
     by_name = {one.name: one for one in heads}
     bad, other_key = BadRows(), 0
     given: list[Opinion] = []
@@ -220,7 +182,7 @@ def to_opinions(rows: Iterable[Row], heads: Sequence[Head]) -> Opinions:
                 raise row
             prompt = parse_prompt(row.get("prompt"))
             if row.get("chosen") is not None or row.get("rejected") is not None:
-                given.append(_preference(row, prompt, where))
+                given.append(preference_of(row, prompt, where))
                 continue
             head = by_name.get(row.get("key") or "")
             if head is None:
@@ -239,21 +201,14 @@ def to_opinions(rows: Iterable[Row], heads: Sequence[Head]) -> Opinions:
             of_rater[key] = Judged(prompt=prompt, response=response, where=where)
             given.append(of_rater[key])
         of_rater[key].shares[head.name] = share
-    return Opinions(tuple(given), bad, other_key)
+    return Feedback(tuple(given), bad, other_key)
 
 
-def split(opinions: Sequence[Opinion], *, share: float, seed: int) -> Sides:
+def split_opinions(opinions: Sequence[Example], *, share: float, seed: int) -> Split:
     """Return about `share` of the prompts, with all that was said of them, for validation; 0: none."""
-    sides = Sides([], [])
+    sides: tuple[list[Example], list[Example]] = [], []
     border = int(share * 2**64)
     for one in opinions:
         place = int.from_bytes(place_of(identity(one.prompt), seed)[:8], "big")
-        (sides.validation if place < border else sides.train).append(one)
-    return sides
-
-
-def _preference(row: Mapping[str, Any], prompt: Prompt, where: str) -> Preference:
-    chosen, rejected = response_of(row, "chosen"), response_of(row, "rejected")
-    if chosen == rejected:
-        raise ValueError("chosen and rejected are the same")
-    return Preference(prompt=prompt, chosen=chosen, rejected=rejected, where=where)
+        sides[place < border].append(one)
+    return Split(tuple(sides[0]), tuple(sides[1]))
