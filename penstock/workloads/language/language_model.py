@@ -29,7 +29,6 @@ PROBE_TOKENS: Final = 8
 
 
 def make_model(settings: Settings, workload: Workload, group: RankGroup, device: torch.device) -> Model:
-    """Return the model of a run of a language model."""
     observation, action = load(workload.spaces)(settings.environment)
     held = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.kl_coefficient > 0.0
     policy = build(observation, action, settings.policy, settings.seed, has_reference=held, learns=True)

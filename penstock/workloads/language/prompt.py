@@ -61,7 +61,6 @@ def identity(prompt: Prompt) -> str:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """As chat templates and JSON have it; what a message does not have is left out."""
     said: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         said["tool_calls"] = [

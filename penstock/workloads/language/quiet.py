@@ -6,7 +6,6 @@ from transformers.utils import logging
 
 
 def quieten() -> None:
-    """For the life of this process."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

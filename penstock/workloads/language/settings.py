@@ -103,7 +103,6 @@ class RewardTraining(Section):
 
 
 def training_settings(assignments: Sequence[str] = ()) -> RewardTraining:
-    """Return the defaults under `KEY=VALUE` assignments; raises ConfigurationError."""
     settings = assigned_settings(RewardTraining, assignments)
     if settings.micro_batch is not None and settings.batch % settings.micro_batch:
         raise ConfigurationError(

@@ -160,6 +160,5 @@ def pretrain(
 
 
 def save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write both in Hugging Face format."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

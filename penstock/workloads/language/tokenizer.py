@@ -64,7 +64,6 @@ class Encoder:
         """Prompts that have lost their beginning so far."""
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt."""
         if isinstance(prompt, str):
             ids = list(self.tokenizer(prompt)["input_ids"])
             # Some tokenizers also end a text; the answer goes on here.

@@ -77,11 +77,9 @@ class FeedbackDataset(Dataset[Item]):
         self._collate = Collate(pad_id)
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self.items)
 
     def __getitem__(self, index: int) -> Item:
-        """Return an example with its rows of token ids."""
         return self.items[index]
 
     def collate(self, items: list[Item]) -> dict[str, Tensor]:

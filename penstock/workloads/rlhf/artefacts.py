@@ -124,7 +124,6 @@ def _history(run_dir: Path) -> list[Any]:
 
 
 def _card(folder: Path) -> Any:
-    """Return what the reward model's own results say of it, where it is a folder."""
     file = folder / RESULTS
     if not file.exists():
         return None

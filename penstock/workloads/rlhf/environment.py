@@ -123,10 +123,9 @@ def target(section: EnvironmentSection) -> float | None:
 
 
 def make(section: EnvironmentSection, count: int, seed: int) -> Any:
-    """Raises ConfigurationError: there is none to step."""
     del section, count, seed
     raise ConfigurationError(
-        "workload='rlhf': responses are generated, there is no environment to step; say `penstock "
+        "workload='rlhf': responses are generated, there is no environment to step; say `penstock rlhf "
         "generate RUN`"
     )
 

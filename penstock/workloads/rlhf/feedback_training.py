@@ -110,7 +110,6 @@ def _used(registry: Registry, policy: str) -> Iterator[KeptRating]:
 
 
 def _example(rating: Rating) -> dict[str, Any]:
-    """Return a rating as a reward model is trained from it."""
     if rating.rejected is not None:
         return {"prompt": rating.prompt, "chosen": rating.response, "rejected": rating.rejected}
     return {"prompt": rating.prompt, "response": rating.response, "score": rating.score}

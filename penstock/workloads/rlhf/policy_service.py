@@ -139,7 +139,6 @@ class TrainingRequest(Body):
         return said
 
     def numbers(self) -> dict[str, float]:
-        """Return the numbers that were said."""
         said = {"maxSteps": self.maxSteps, "learningRate": self.learningRate}
         return {name: value for name, value in said.items() if value is not None}
 

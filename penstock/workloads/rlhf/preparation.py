@@ -323,7 +323,6 @@ def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
 
 
 def _train(order: "Order", progress: Progress) -> float:
-    """Make a few steps of the training; returns the seconds of those that are missing."""
     from penstock.workloads.language.reward.training import StepWatch, train  # noqa: PLC0415 - loads torch
 
     watch = StepWatch(STEPS, least=LEAST_STEPS, within_s=WITHIN_S)

@@ -88,7 +88,6 @@ def open_scorer(text: str, equipment: Equipment, settings: Settings, *, standard
 def make_generator(
     specification: RunSpecification, settings: Settings, health: Health
 ) -> "LanguageGenerator":
-    """The generator of a run; settings: of this process."""
     return LanguageGenerator(acting.read(specification, settings.actor), settings, health)
 
 
@@ -117,13 +116,11 @@ class LanguageGenerator(acting.Generator):
         self._scored: Scored | None = None
 
     def restart(self, seed: int, seeds: list[int]) -> None:
-        """Other prompts and other draws in every session."""
         self._equipment.backend.seed(seed)
         self._order = in_random_order(self._equipment.prompts.train, seeds[0])
         self._fragments.restart(self.slots)
 
     def unroll(self, is_over: Callable[[], bool]) -> None:
-        """One batch of responses and their rewards."""
         prompts = [next(self._order) for _ in range(self.slots // self._section.group)]
         asked = [prompt for prompt in prompts for _ in range(self._section.group)]
         generated = self._equipment.backend.generate(
@@ -153,12 +150,10 @@ class LanguageGenerator(acting.Generator):
         return given, rewards.by
 
     def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
-        """Return the batch with its rewards."""
         assert self._scored is not None, "unroll comes before cut"
         return self._fragments.cut(self._scored, fields)
 
     def close(self) -> None:
-        """Let go of the source of rewards."""
         self._scorer.close()
 
 
@@ -169,7 +164,6 @@ BATCH: Final = 64
 def make_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
 ) -> "LanguageRunner":
-    """The evaluation runner of a run; settings: of this process."""
     del episodes  # no more is made for many than for few
     return LanguageRunner(acting.read(specification, settings.actor), settings)
 
@@ -194,13 +188,11 @@ class LanguageRunner(acting.Runner):
         self._order: Iterator[Asked] = iter(())
 
     def begin(self, episodes: int, seed: int) -> None:
-        """Ask in an order that the seed decides."""
         del episodes
         self._order = in_random_order(self._equipment.prompts.held_out, seed)
         self._equipment.backend.seed(seed)
 
     def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
-        """Generate and judge up to BATCH responses."""
         del first
         asked = [next(self._order) for _ in range(min(BATCH, most))]
         generated = self._equipment.backend.generate(
@@ -226,5 +218,4 @@ class LanguageRunner(acting.Runner):
         ]
 
     def close(self) -> None:
-        """Let go of the source of rewards."""
         self._scorer.close()

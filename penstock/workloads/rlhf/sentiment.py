@@ -50,11 +50,9 @@ class Sentiment:
     negative: float = 0.25
 
     def prompt(self, rng: np.random.Generator) -> str:
-        """Two neutral words."""
         return " ".join(NEUTRAL[index] for index in rng.integers(len(NEUTRAL), size=2))
 
     def response(self, rng: np.random.Generator) -> str:
-        """A response of the reference policy."""
         low, high = self.lengths
         drawn = rng.random(int(rng.integers(low, high + 1)))
         return " ".join(self._word(rng, chance) for chance in drawn)

@@ -59,7 +59,6 @@ Sampled = tuple[Ids, tuple[float, ...]]
 
 
 def make_generator(specification: RunSpecification, settings: Settings, health: Health) -> "ThoughtGenerator":
-    """Return the generator of a run. settings: of this process."""
     return ThoughtGenerator(acting.read(specification, settings.actor), health)
 
 
@@ -75,13 +74,11 @@ class ThoughtGenerator(acting.Generator):
         self._columns: list[Any] | None = None
 
     def restart(self, seed: int, seeds: list[int]) -> None:
-        """Ask other questions and make other draws in every session."""
         self._equipment.model.seed(seed)
         self._random = np.random.default_rng(seeds[0])
         self._fragments.restart(self.slots)
 
     def unroll(self, is_over: Callable[[], bool]) -> None:
-        """Make one batch of thoughts and their rewards."""
         equipment, group = self._equipment, self._equipment.section.group
         model = equipment.model
         drawn = draw_mixed(equipment.task, self._random, self.slots // group)
@@ -133,7 +130,6 @@ class ThoughtGenerator(acting.Generator):
         return (*row, *[layout.pad] * (self._rows + 1 - len(row)))
 
     def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
-        """Return the batch that was collected."""
         assert self._columns is not None, "unroll comes before cut"
         return self._fragments.cut(self._columns, fields)
 
@@ -145,7 +141,6 @@ _BATCH: Final = 256
 def make_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
 ) -> "ThoughtRunner":
-    """Return the evaluation runner of a run. settings: of this process."""
     del episodes  # no more is made for many than for few
     return ThoughtRunner(acting.read(specification, settings.actor))
 
@@ -159,12 +154,10 @@ class ThoughtRunner(acting.Runner):
         self._examples: list[Example] = []
 
     def begin(self, episodes: int, seed: int) -> None:
-        """Ask the questions of this seed."""
         self._examples = draw_tests(self._equipment.task, seed, episodes)
         self._equipment.model.seed(seed)
 
     def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
-        """Answer up to _BATCH questions."""
         del most
         model, part = self._equipment.model, self._examples[first : first + _BATCH]
         questions = model.questions(part)

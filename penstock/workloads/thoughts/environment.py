@@ -30,7 +30,6 @@ class Layout:
     """Tokens of one task; symbols are what a thought is made of, the others marks."""
 
     def __init__(self, task: Task) -> None:
-        """Raise ValueError for a word that is a mark."""
         shared = set(task.words) & {*SPECIAL, *MARKS}
         if shared:
             raise ValueError(f"words of the task are marks: {sorted(shared)}")
@@ -44,7 +43,6 @@ class Layout:
 
     @property
     def vocabulary(self) -> int:
-        """Return the number of tokens."""
         return len(self._ids)
 
     def ids(self, words: Sequence[str]) -> Ids:
@@ -58,15 +56,12 @@ class Layout:
             ) from error
 
     def text(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Return the words of tokens."""
         return tuple(self._word[one] for one in ids)
 
     def question(self, words: Sequence[str]) -> Ids:
-        """Return the tokens of a question."""
         return (self.bos, *self.ids(words))
 
     def thought(self, words: Sequence[str]) -> Ids:
-        """Return the tokens of a whole thought."""
         return (*self.ids(words), self.end)
 
     def said(self, thought: Sequence[int]) -> Ids:
@@ -161,7 +156,6 @@ def target(section: EnvironmentSection) -> float | None:
 
 
 def make(section: EnvironmentSection, count: int, seed: int) -> Any:
-    """Raises ConfigurationError: there is none to step."""
     del section, count, seed
     raise ConfigurationError("workload='thoughts': thoughts are generated, there is no environment to step")
 

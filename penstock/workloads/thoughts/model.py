@@ -41,7 +41,6 @@ class MixingHead(nn.Module):
         nn.init.zeros_(self.last.bias)
 
     def forward(self, behind: Tensor, without: Tensor) -> Tensor:
-        """Return the log-odds."""
         odds: Tensor = self.last(torch.relu(self.hidden(torch.cat([behind, without], -1))))
         return odds.squeeze(-1)
 
@@ -73,7 +72,6 @@ def mixing_width(section: PolicySection) -> int:
 
 
 def head_of(network: Any) -> MixingHead | None:
-    """Return the head of a policy's network; None where it has none."""
     head: MixingHead | None = getattr(network, _HEAD, None)
     return head
 
@@ -137,11 +135,9 @@ class ThinkingModel:
         self._generation.seed(seed)
 
     def questions(self, examples: Sequence[Example]) -> list[Ids]:
-        """Return the tokens of questions."""
         return [self.layout.question(one.question) for one in examples]
 
     def answers(self, examples: Sequence[Example]) -> list[Ids]:
-        """Return the tokens of their true answers."""
         return [self.layout.ids(one.answer) for one in examples]
 
     def think(

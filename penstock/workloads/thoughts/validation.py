@@ -69,7 +69,6 @@ def correlation(one: NDArray[Any], other: NDArray[Any]) -> Interval | None:
 
 
 def _resamples(count: int) -> NDArray[np.int64]:
-    """Return places of examples, drawn with replacement, [RESAMPLES, count]."""
     return np.random.default_rng(_SEED).integers(count, size=(RESAMPLES, count))
 
 
@@ -326,7 +325,6 @@ class Validation:
 
     @property
     def failed(self) -> tuple[Test, ...]:
-        """Return the tests that failed."""
         return tuple(test for test in self.tests if test.passed is False)
 
     def words(self) -> list[str]:
@@ -355,7 +353,6 @@ class Validation:
                 return f"cannot tell: thoughts gain {self.gain:.2f} nats, and {why} ({answers})"
 
     def json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
         return asdict(self) | {"words": self.words(), "tests": [asdict(test) for test in self.tests]}
 
     def figures(self) -> dict[str, float]:

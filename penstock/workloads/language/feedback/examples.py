@@ -121,13 +121,11 @@ class BadRows:
     shown: list[str] = field(default_factory=list)
 
     def add(self, where: str, reason: str) -> None:
-        """Count an example."""
         self.count += 1
         if len(self.shown) < SHOWN:
             self.shown.append(f"{where}: {reason}")
 
     def lines(self) -> list[str]:
-        """Return what to tell the user."""
         rest = self.count - len(self.shown)
         return [*self.shown, *([f"… and {rest} more bad rows"] if rest else [])]
 
@@ -146,7 +144,6 @@ def to_example(row: Mapping[str, Any], scale: Scale, where: str) -> Example:
 
 
 def preference_of(row: Mapping[str, Any], prompt: Prompt, where: str) -> Preference:
-    """Return the pair in a row; raises ValueError."""
     chosen, rejected = response_of(row, "chosen"), response_of(row, "rejected")
     if chosen == rejected:
         raise ValueError("chosen and rejected are the same")
@@ -154,7 +151,6 @@ def preference_of(row: Mapping[str, Any], prompt: Prompt, where: str) -> Prefere
 
 
 def summary(examples: Sequence[Example]) -> dict[str, int]:
-    """Return how many of each kind."""
     kinds = Counter(type(example).__name__ for example in examples)
     return {"scored": kinds["Scored"], "pairs": kinds["Preference"]}
 

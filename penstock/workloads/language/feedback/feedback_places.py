@@ -157,7 +157,6 @@ class Feedback:
 
 
 def read(source: Source) -> Feedback:
-    """Return all examples of a source, in its order."""
     _check_columns(source.columns)
     examples: list[Example] = []
     bad, other_key, keys = BadRows(), 0, set[str]()

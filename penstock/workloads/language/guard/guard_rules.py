@@ -41,7 +41,6 @@ class Verdict:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the text must not pass."""
         return bool(self.by)
 
 

@@ -50,7 +50,6 @@ class TextClassifier:
         return float(1 / (1 + np.exp(-(features(text) @ self.weights + self.shift))))
 
     def save(self, file: Path) -> None:
-        """Write it as JSON; raises OSError."""
         text = {
             "form": _FORM,
             "threshold": self.threshold,
@@ -235,7 +234,6 @@ class HeldText:
 
     @property
     def left(self) -> str:
-        """Return all that has left."""
         return self._left
 
     def feed(self, piece: str) -> str:
@@ -249,7 +247,6 @@ class HeldText:
         return self._release(len(self._held)) if len(self._held) >= MAX_HELD else ""
 
     def finish(self) -> str:
-        """Return the rest, where it may leave."""
         return "" if self.verdict.is_blocked else self._release(len(self._held))
 
     def _release(self, count: int) -> str:

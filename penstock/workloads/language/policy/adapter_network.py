@@ -88,7 +88,6 @@ def beside(network: Network) -> Network:
 
 
 def width(network: Network) -> int:
-    """Return the number of features that the last layer reads."""
     return int(network.config.get_text_config().hidden_size)
 
 
@@ -115,7 +114,6 @@ def read(network: Network, tokens: Tensor, present: Tensor, place: Tensor) -> tu
 
 
 def features(network: Network, tokens: Tensor, present: Tensor, place: Tensor) -> Tensor:
-    """Return the features [n, H] alone, as `read`; no row goes through the last layer."""
     return _read(network, tokens, present, place, has_logits=False)[1]
 
 

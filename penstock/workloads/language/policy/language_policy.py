@@ -42,7 +42,6 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.last.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the values V of the states."""
         values: Tensor = self.last(torch.tanh(self.hidden(features)))
         return values.squeeze(-1)
 
@@ -113,7 +112,6 @@ class LanguagePolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Return the device where it lies."""
         device: torch.device = self.network.device
         return device
 
@@ -125,7 +123,6 @@ class LanguagePolicy(nn.Module):
 
     @property
     def published(self) -> nn.Module:
-        """Return this network: all of it is published."""
         return self
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -147,7 +144,6 @@ class LanguagePolicy(nn.Module):
     # ---- what a learner asks
 
     def outputs(self, rows: TokenRows) -> TokenOutputs:
-        """Return the outputs of the policy, differentiable."""
         if self.section.gradient_checkpointing:
             networks.keep_fewer_activations(self.network)
         logits, features = networks.read(self.network, rows.tokens, rows.present, rows.place)

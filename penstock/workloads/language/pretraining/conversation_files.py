@@ -217,7 +217,6 @@ def _words(text: str) -> Counter[str]:
 
 @cache
 def _known() -> dict[str, tuple[str, ...]]:
-    """Return the answers by question."""
     found: dict[str, tuple[str, ...]] = {}
     for one in packaged_conversations():
         for asked, answer in zip(one.messages[::2], one.messages[1::2], strict=True):

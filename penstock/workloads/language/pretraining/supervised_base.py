@@ -124,7 +124,6 @@ class Pretraining(Section):
 
 
 def pretraining_settings(assignments: Sequence[str] = ()) -> Pretraining:
-    """Return the defaults under `KEY=VALUE` assignments; raises ConfigurationError that names one."""
     settings = assigned_settings(Pretraining, assignments)
     if settings.hidden % 4:
         raise ConfigurationError(f"hidden={settings.hidden}: must be a multiple of 4, its heads")

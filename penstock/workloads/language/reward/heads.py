@@ -40,7 +40,6 @@ class Head:
 
     @property
     def is_choice(self) -> bool:
-        """Whether a rating says yes or no."""
         return self.scale.name == "thumbs"
 
     def share(self, raw: Any) -> float:
@@ -129,7 +128,6 @@ class Calibration:
     shift: float = 0.0
 
     def share(self, logits: Array) -> Array:
-        """Return the shares, 0 to 1, of a head's numbers."""
         value: Array = 1 / (1 + np.exp(-np.clip(self.slope * logits + self.shift, -60, 60)))
         return value
 

@@ -68,7 +68,6 @@ class Collate:
     pad_id: int
 
     def __call__(self, items: Sequence[Item]) -> dict[str, Tensor]:
-        """Of S scored examples and P pairs."""
         scored, pairs = sides_of(items)
         rows = [item.rows[0] for item in (*scored, *pairs)] + [item.rows[1] for item in pairs]
         ids, mask = pad(rows, self.pad_id)
@@ -80,7 +79,6 @@ class Collate:
 
 
 def sides_of(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
-    """Return what is scored, and the pairs."""
     return (
         [item for item in items if item.target is not None],
         [item for item in items if item.target is None],

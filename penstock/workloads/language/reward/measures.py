@@ -39,7 +39,6 @@ class Measures:
     calibration_error: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the measures by name, as JSON holds them."""
         return asdict(self)
 
 
@@ -149,7 +148,6 @@ class HeadsMeasures:
     pair_accuracy: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the measures by name, as JSON holds them."""
         return {
             "heads": {name: asdict(one) for name, one in self.heads.items()},
             "pairs": self.pairs,

@@ -267,13 +267,11 @@ def _parse(url: str) -> httpx2.URL:
 
 
 def _place(url: httpx2.URL) -> str:
-    """Return what messages show of it: no name, no password, no query."""
     port = "" if url.port is None else f":{url.port}"
     return f"{url.host}{port}{url.path}"
 
 
 def _read(reply: httpx2.Response, whose: str) -> bytes:
-    """The body; raises BadReward for one above the limit, before the rest of it is read."""
     data = bytearray()
     for chunk in reply.iter_bytes():
         data += chunk

@@ -209,7 +209,6 @@ class SavedModel(ABC):
         """Return scores of rows that `encode` made; raises BadReward for one that is not finite."""
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
-        """Return scores as every source of rewards does; raises BadSample, BadReward."""
         return Rewards(self.score_rows([self.encode(sample) for sample in samples]), self.by)
 
     def close(self) -> None:  # noqa: B027 - of a source of rewards; here nothing is held open
@@ -239,7 +238,6 @@ class RewardModel(SavedModel):
         return cls(network, Encoder(load_tokenizer(str(folder)), card.max_tokens), by)
 
     def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
-        """Return scores of rows that `encode` made; raises BadReward for one that is not finite."""
         return checked(score_rows(self.network, rows), len(rows), self.by.name)
 
 
@@ -365,11 +363,9 @@ class HeadsModel(SavedModel):
         return cls(network, Encoder(load_tokenizer(str(folder)), card.max_tokens), card, by)
 
     def judge(self, samples: Sequence[Sample]) -> list[Judgement]:
-        """Return what people will say of each response; raises BadSample, BadReward."""
         return self.judge_rows([self.encode(sample) for sample in samples])
 
     def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
-        """Return the rewards, −1 to 1, of rows that `encode` made; raises BadReward for one not finite."""
         rewards = [2 * one.reward - 1 for one in self.judge_rows(rows)]
         return checked(rewards, len(rows), self.by.name)
 

@@ -113,7 +113,6 @@ class Batcher:
         return await self._loop.run_in_executor(self._thread, work)
 
     def close(self) -> None:
-        """Wait for the pass under way."""
         self._thread.shutdown()
 
     def _pass(self) -> None:
@@ -193,11 +192,9 @@ class RewardService:
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
-        """End its thread."""
         self._encoding.shutdown()
 
     def add_to(self, server: "grpc.aio.Server") -> None:
-        """Serve all calls from `server`."""
         calls: dict[str, tuple[Any, Any, Any]] = {
             "Score": (self.score, pb.ScoreRequest, pb.ScoreReply),
             "Judge": (self.judge, pb.ScoreRequest, pb.JudgeReply),
@@ -212,7 +209,6 @@ class RewardService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
 
     async def score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreReply:
-        """See reward.proto."""
         try:
             scores = await self._batcher.ask(await self._encoded(request))
         except (BadReward, Refused) as error:
@@ -220,7 +216,6 @@ class RewardService:
         return reply_to_proto(scores, self._model.by)
 
     async def judge(self, request: pb.ScoreRequest, _context: Context) -> pb.JudgeReply:
-        """See reward.proto."""
         model = self._model
         try:
             if not isinstance(model, HeadsModel):
@@ -236,7 +231,6 @@ class RewardService:
         return pb.JudgeReply(judgements=judged, model=model_to_proto(model.by))
 
     async def describe(self, _request: pb.DescribeModelRequest, _context: Context) -> pb.DescribeModelReply:
-        """See reward.proto."""
         return pb.DescribeModelReply(
             model=model_to_proto(self._model.by),
             max_samples=MAX_REWARD_SAMPLES,
@@ -273,7 +267,6 @@ def _refused(error: BadReward | Refused) -> Any:
 def main(
     lifecycle: Lifecycle, settings: Settings, *, folder: Path, base: str | None, device: str, listen: str
 ) -> int:
-    """Serve until the lifecycle drains; returns the exit code."""
     torch.set_num_threads(settings.actor.threads)
     health = Health(ROLE)
     model = load_model(folder, base=base, device=device)

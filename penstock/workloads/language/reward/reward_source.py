@@ -115,7 +115,6 @@ class CallableRewards:
         self._turn = threading.Lock()
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
-        """Return their rewards; raises BadReward, and what the function raises."""
         prompts = [sample.prompt for sample in samples]
         responses = [sample.response for sample in samples]
         with self._turn:
@@ -127,7 +126,6 @@ class CallableRewards:
 
 
 def _listed(values: Any, whose: str) -> list[Any]:
-    """Also of arrays and tensors: their elements as Python numbers."""
     if hasattr(values, "tolist"):
         values = values.tolist()
     if not isinstance(values, list | tuple):
@@ -138,7 +136,6 @@ def _listed(values: Any, whose: str) -> list[Any]:
 
 
 def _sha256(function: Any) -> str:
-    """Of the file that it stands in."""
     try:
         file = inspect.getsourcefile(function)
     except TypeError:
@@ -188,7 +185,6 @@ def _check_outline(data: bytes) -> None:
 
 
 def sample_to_proto(sample: Sample) -> pb.RewardSample:
-    """Return the message."""
     message = pb.RewardSample(
         response=sample.response,
         prompt_ids=sample.prompt_ids,
@@ -222,12 +218,10 @@ def sample_from_proto(message: pb.RewardSample) -> Sample:
 
 
 def model_to_proto(by: ScoredBy) -> pb.RewardModel:
-    """Return the message; what was not measured stays absent."""
     return pb.RewardModel(name=by.name, sha256=by.sha256, mean=by.mean, std=by.std)
 
 
 def model_from_proto(message: pb.RewardModel) -> ScoredBy:
-    """Return whose rewards a message says they are."""
     return ScoredBy(
         name=message.name,
         sha256=message.sha256,
@@ -237,7 +231,6 @@ def model_from_proto(message: pb.RewardModel) -> ScoredBy:
 
 
 def reply_to_proto(values: Sequence[float | None], by: ScoredBy) -> pb.ScoreReply:
-    """The message; a reward that is None stays absent."""
     return pb.ScoreReply(rewards=[pb.Reward(value=value) for value in values], model=model_to_proto(by))
 
 

@@ -125,12 +125,10 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
         return loss / (here if num_items_in_batch is None else num_items_in_batch)
 
     def get_batch_samples(self, *arguments: Any) -> tuple[list[dict[str, Tensor]], int]:
-        """Return the micro-batches of a batch and the number of their examples."""
         parts, _ = super().get_batch_samples(*arguments)
         return parts, sum(_examples(part) for part in parts)
 
     def evaluate(self, *_arguments: Any, **_named: Any) -> dict[str, float]:
-        """Score the validation examples."""
         found: dict[str, Any] = {}
         if self._heads:
             found["loss"] = heads_validation_loss(self.model, self._validation, self._heads)
@@ -169,7 +167,6 @@ def validation_loss(items: Sequence[Item], scores: Sequence[tuple[float, ...]]) 
 
 
 def score_items(network: Network, items: Sequence[Item]) -> list[tuple[float, ...]]:
-    """Scores of each item's rows."""
     given = iter(reward_model.score_rows(network, [row for item in items for row in item.rows]))
     return [tuple(next(given) for _ in item.rows) for item in items]
 
@@ -271,7 +268,6 @@ class _Drain(TrainerCallback):  # type: ignore[misc]  # transformers comes witho
         self._stop = stop
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_others: Any) -> None:
-        """Called by the Trainer."""
         if self._stop.is_set() and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
 
@@ -280,7 +276,6 @@ class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers comes wi
     """Log lines with loss and measures."""
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any], **_others: Any) -> None:
-        """Called by the Trainer."""
         if "train_runtime" in logs:
             return
         what = "validated" if any(name.startswith("eval_") for name in logs) else "training"
@@ -297,16 +292,13 @@ class StepWatch(TrainerCallback):  # type: ignore[misc]  # transformers comes wi
         self.steps = 0
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
-        """Called by the Trainer."""
         self.steps = state.max_steps
 
     def on_step_begin(self, _args: Any, _state: Any, _control: Any, **_others: Any) -> None:
-        """Called by the Trainer."""
         if not self.at_s:
             self.at_s.append(time.monotonic())
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_others: Any) -> None:
-        """Called by the Trainer."""
         self.at_s.append(time.monotonic())
         is_late = state.global_step >= self._least and self.at_s[-1] - self.at_s[0] >= self._within_s
         if is_late or state.global_step >= self._most:
@@ -484,7 +476,6 @@ def _same_plan(order: Order, data: Data) -> None:
 
 
 def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder) -> dict[str, Any]:
-    """Everything but the time that it took."""
     in_full_precision(trainer)
     if data.validation:
         trainer.evaluate()  # of the best weights, which are loaded now

@@ -83,7 +83,6 @@ def main(
 def _scored(
     source: "RewardSource", file: str, part: str | None, columns: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """An object for each sample of the file, in order."""
     from penstock.workloads.language.feedback.examples import BadRows
     from penstock.workloads.language.feedback.feedback_places import rows_of
 

@@ -66,7 +66,6 @@ def main(place: str, output: Path | None, part: str | None) -> int:
 
 
 def _line(row: Any) -> str:
-    """Return a row as a line; raises TypeError and ValueError for what JSON cannot say."""
     if isinstance(row, ValueError):
         raise row
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"

@@ -81,7 +81,6 @@ class ThoughtBaseline(nn.Module):
         self.network = nn.Sequential(*hidden, last)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return the guesses [n] of states [n, H], in nats."""
         guesses: Tensor = self.network(states)
         return guesses.squeeze(-1)
 

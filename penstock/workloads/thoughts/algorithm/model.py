@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 def make_thought_model(
     settings: Settings, workload: Workload, group: RankGroup, device: torch.device
 ) -> Model:
-    """Return the model of a run of thoughts."""
     if device.type != "cpu":
         raise ConfigurationError(f"learner.device={str(device)!r}: thoughts are learned on the CPU; say cpu")
     check_lengths(settings)

@@ -86,7 +86,6 @@ class ThoughtAdam:
         self._fill({name: torch.zeros_like(one) for name, one in self._by_moment()}, 0)
 
     def clear(self) -> None:
-        """Begin the gradients anew."""
         self._optimiser.zero_grad()
 
     def step(self, rate: float, max_norm: float) -> float:
@@ -114,13 +113,11 @@ class ThoughtAdam:
         self._fill(found, steps)
 
     def copy(self) -> Copy:
-        """Return all that a step changes."""
         parameters = {name: one.detach().clone() for name, one in self._parameters.items()}
         return parameters, self.moments(), self.steps
 
     @torch.no_grad()
     def go_back(self, copy: Copy) -> None:
-        """Become what `copy` was taken from."""
         parameters, moments, steps = copy
         for name, one in self._parameters.items():
             one.copy_(parameters[name])
@@ -190,7 +187,6 @@ class ThoughtPass:
 def read_batch(
     policy: LanguagePolicy, rows: ThoughtRows, layout: Layout, *, has_reference: bool
 ) -> ThoughtPass:
-    """Return what a policy says of a batch; differentiable where gradients are on."""
     thinking, direct = with_thoughts(rows, layout), without_thoughts(rows, layout)
     found = outputs(policy.network, thinking.rows, thinking.place, layout.pad)
     found_directly = outputs(policy.network, direct.rows, direct.place, layout.pad)
@@ -289,7 +285,6 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         )
 
     def published_modules(self) -> dict[str, nn.Module]:
-        """Return the policy, as `default`."""
         return {"default": self.policy.published}
 
     @property
@@ -477,7 +472,6 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
     # ---- a checkpoint
 
     def state(self) -> AlgorithmState:
-        """Return copies of weights and moments, and what validations have found."""
         tensors = copies("policy", self.policy.published) | copies("baseline", self._baseline)
         tensors |= {f"optimiser/{name}": moment for name, moment in self._optimiser.moments().items()}
         numbers = {

@@ -40,17 +40,14 @@ class ThoughtRows:
     left_out: int
 
     def __len__(self) -> int:
-        """Return the number of thoughts (R)."""
         return len(self.thoughts)
 
     @property
     def sampled(self) -> int:
-        """Return the number of sampled tokens (n)."""
         return len(self.row_of)
 
     @property
     def last(self) -> Tensor:
-        """Return which sampled token is the last of each thought, int64 [R]."""
         return torch.from_numpy(np.cumsum(self.counts) - 1)
 
 

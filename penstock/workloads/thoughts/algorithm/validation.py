@@ -52,7 +52,6 @@ class ThoughtValidation:
             self._validate(0)
 
     def after(self, updates: int) -> None:
-        """Validate where it is time, after so many updates."""
         every = self._section.validate_every
         if every and updates % every == 0:
             self._validate(updates)
@@ -66,7 +65,6 @@ class ThoughtValidation:
         return is_lost or int(self._last["update"]) >= self._section.theatre_grace
 
     def figures(self) -> dict[str, float]:
-        """Return the numbers of the last validation, by name."""
         return dict(self._figures)
 
     def findings(self, updates: int | None = None) -> dict[str, Any]:
@@ -102,7 +100,6 @@ class ThoughtValidation:
     # ---- a checkpoint
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds, as JSON values."""
         return {
             "start_loss": None if self._start_losses is None else self._start_losses.tolist(),
             "best_gain": None if self._last is None else self._best_gain,
@@ -112,7 +109,6 @@ class ThoughtValidation:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Become what `state` was taken from."""
         losses, self._last = state["start_loss"], state["last"]
         self._start_losses = None if losses is None else np.asarray(losses, np.float64)
         self._best_gain = -float("inf") if state["best_gain"] is None else float(state["best_gain"])

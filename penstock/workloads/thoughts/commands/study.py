@@ -93,7 +93,6 @@ class Condition:
 
     @property
     def name(self) -> str:
-        """Return the name that files have."""
         return f"{self.number}-{self.setting}" if self.setting else str(self.number)
 
     def over(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,7 +235,6 @@ def _hold(study: Study) -> None:
 
 
 def _kept(study: Study, condition: Condition, seed: int) -> Result:
-    """Return the result of a condition; makes it where it is missing."""
     folder = study.out / f"seed-{seed}"
     file = folder / f"condition-{condition.name}.json"
     if not file.exists():
@@ -268,7 +266,6 @@ def _place(study: Study, condition: Condition, folder: Path, seed: int) -> _Plac
 
 
 def _network(study: Study, condition: Condition, place: _Place, seed: int) -> Any:
-    """Return the trained network of a condition."""
     number = condition.number
     if number in (_REINFORCED, _ANOTHER):
         run_dir = place.folder / f"run-{condition.name}"
@@ -353,7 +350,6 @@ def _measured(network: Any, place: _Place, questions: int, condition: Condition)
 
 
 def table(results: Mapping[Condition, Sequence[Result]]) -> list[str]:
-    """Return the table of all conditions, a figure of each seed within each cell."""
     lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
     for condition, found in results.items():
         judged = [one["validation"] for one in found]

@@ -46,20 +46,17 @@ class Lessons:
         self._task, self._layout, self._random = task, layout, random
 
     def direct(self, example: Example) -> Lesson:
-        """Return the answer without a thought."""
         layout = self._layout
         question = layout.question(example.question)
         return Lesson(layout.direct(question, layout.ids(example.answer)), len(question) + 1)
 
     def thought(self, example: Example, words: Sequence[str], answer: Sequence[str]) -> Lesson:
-        """Return a thought of these words, and the answer behind it."""
         layout = self._layout
         question = layout.question(example.question)
         row = layout.thinking(question, layout.thought(words), layout.ids(answer))
         return Lesson(row, len(question) + 1)
 
     def chain(self, example: Example) -> Lesson:
-        """Return the legal thought."""
         return self.thought(example, example.steps, example.answer)
 
     def filler(self, example: Example, most: int) -> Lesson:
@@ -75,7 +72,6 @@ class Lessons:
         return self.thought(example, drawn.tolist(), example.answer)
 
     def empty(self, example: Example) -> Lesson:
-        """Return a thought without a word, and the true answer."""
         return self.thought(example, (), example.answer)
 
     def corrupted(self, example: Example, wrong: float, most: int) -> Lesson:
@@ -132,7 +128,6 @@ class Started:
     loss: float | None = None
 
     def json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
         return asdict(self)
 
 
@@ -220,7 +215,6 @@ class _WarmStart:
         )
 
     def corrupt(self) -> None:
-        """Teach bad thoughts with true answers."""
         teacher = self._teacher(1e-3)
         for _ in range(self._section.corrupted_updates):
             teacher.teach([*map(self._bad_thought, self._mixed(_THOUGHTS)), *self._direct()])
@@ -298,7 +292,6 @@ def right_steps(network: Any, layout: Layout, examples: Sequence[Example]) -> fl
 
 
 def measure_loss(network: Any, layout: Layout, lessons: Sequence[Lesson]) -> float:
-    """Return the loss of lessons, in nats per learned token."""
     ids, mask = pad([one.ids for one in lessons], layout.pad)
     places = torch.arange(ids.shape[1])
     starts = torch.tensor([one.start for one in lessons])
@@ -346,5 +339,4 @@ def load_transformer(folder: Path) -> Any:
 
 
 def save_transformer(model: Any, layout: Layout, folder: Path) -> None:
-    """Write model and tokenizer in Hugging Face's format."""
     tiny_models.save(model, tiny_models.build_tokenizer(layout.words), folder)
