@@ -14,8 +14,7 @@ from torch.nn.functional import logsigmoid
 from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.protocol.spaces import Space
 from penstock.workloads.language.generation.cached_generation import CachedGeneration
-from penstock.workloads.language.policy.adapter_network import read
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy.language_policy import LanguagePolicy, read
 from penstock.workloads.language.policy.language_policy import build as build_language_policy
 from penstock.workloads.language.tokenizer import pad
 from penstock.workloads.thoughts.environment import Ids, Layout
@@ -216,18 +215,6 @@ class ThinkingModel:
             given=given,
             is_right=np.array([one == tuple(other) for one, other in zip(given, answers, strict=True)]),
         )
-
-    @torch.no_grad()
-    def log_prob_of_thoughts(
-        self, questions: Sequence[Ids], thoughts: Sequence[Ids]
-    ) -> list[NDArray[np.float64]]:
-        """Return the log-probabilities of the tokens of each thought, float64 [tokens]."""
-        rows = [self.layout.begun(*one) for one in zip(questions, thoughts, strict=True)]
-        counts = [len(one) for one in thoughts]
-        found = outputs(self.network, rows, answer_places(rows, counts), self.layout.pad).log_probs
-        wanted = torch.tensor([token for thought in thoughts for token in thought])
-        chosen = found.gather(1, wanted[:, None])[:, 0].double().numpy()
-        return np.split(chosen, np.cumsum(counts)[:-1])
 
 
 def answer_places(rows: Sequence[Ids], counts: Sequence[int]) -> Tensor:

@@ -17,7 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from peft import LoraConfig, TaskType, get_peft_model
+from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy.acting.drawing import ExplorationSlots
@@ -25,8 +28,121 @@ from penstock.policy.tokens import TokenOutputs, TokenRows
 from penstock.policy.weights import load_into
 from penstock.protocol.spaces import Discrete, Space
 from penstock.protocol.tensor import Array
-from penstock.workloads.language.policy import adapter_network as networks
+from penstock.workloads.language.loading import LOADING, place_of, unreadable
 from penstock.workloads.language.policy.policy_section import LanguageSection, language_section
+
+Network = Any
+"""A transformers.PreTrainedModel or peft.PeftModel, which come without types."""
+
+_ADAPTER = "default"
+"""What peft calls the first adapter of a model."""
+
+
+def make_network(section: LanguageSection, seed: int) -> Network:
+    """The model, with a new adapter where LoRA is asked for, which changes nothing until it is trained."""
+    network = _base(section)
+    network.requires_grad_(not section.lora)
+    if section.lora:
+        network = _with_adapter(network, section, seed)
+    if section.gradient_checkpointing:
+        network.activation_checkpointing_enable({"use_reentrant": False})
+    return network.eval()
+
+
+def _base(section: LanguageSection) -> Network:
+    place = place_of("policy.kwargs.model", section.model)
+    try:
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        _forget_dropout(config)
+        _fuse_activations(config)
+        with LOADING:
+            return AutoModelForCausalLM.from_pretrained(
+                place,
+                config=config,
+                dtype=getattr(torch, section.dtype),
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+    except (OSError, ValueError, SafetensorError) as error:
+        what = "cannot be read as a causal language model"
+        raise unreadable("policy.kwargs.model", section.model, what, error) from error
+
+
+def _forget_dropout(config: Any) -> None:
+    """Keep dropout off: log-probabilities are compared between processes, and with themselves."""
+    for name, value in vars(config).items():
+        if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
+            setattr(config, name, 0.0)
+
+
+def _fuse_activations(config: Any) -> None:
+    """GPT-2's activation in one kernel, where transformers writes the same function as eight."""
+    for name, value in vars(config).items():
+        if value == "gelu_new":
+            setattr(config, name, "gelu_pytorch_tanh")
+
+
+def _with_adapter(network: Network, section: LanguageSection, seed: int) -> Network:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return get_peft_model(
+                network,
+                LoraConfig(
+                    task_type=TaskType.CAUSAL_LM,
+                    r=section.rank,
+                    lora_alpha=section.alpha,
+                    target_modules=list(section.targets) or "all-linear",
+                ),
+            )
+        except ValueError as error:
+            raise ConfigurationError(f"policy.kwargs.targets={list(section.targets)!r}: {error}") from error
+
+
+def beside(network: Network) -> Network:
+    """Return another network over the same frozen weights, with a copy of the adapter as its own."""
+    frozen = {id(weight): weight for weight in network.parameters() if not weight.requires_grad}
+    return copy.deepcopy(network, frozen)
+
+
+def width(network: Network) -> int:
+    return int(network.config.get_text_config().hidden_size)
+
+
+def keep_fewer_activations(network: Network) -> None:
+    """Compute activations twice; transformers does so in training mode only, and dropout is off."""
+    network.train(torch.is_grad_enabled())
+
+
+def trained(network: Network) -> dict[str, nn.Parameter]:
+    """Return what has a gradient, by the name that it has in files of Hugging Face's format."""
+    return {
+        name.replace(f".{_ADAPTER}", ""): parameter
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def read(
+    network: Network, tokens: Tensor, present: Tensor, place: Tensor, *, has_logits: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Logits [n, V], or none, and the features [n, H] that they are made of, at n places of B·L.
+
+    Only the wanted rows go through the last layer, whose output would else be the largest tensor by far.
+    """
+    kept: list[Tensor] = []
+
+    def choose(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        kept.append(given[0].flatten(0, 1).index_select(0, place))
+        return (kept[0] if has_logits else kept[0][:0], *given[1:])
+
+    handle = network.get_output_embeddings().register_forward_pre_hook(choose)
+    try:
+        logits = network(input_ids=tokens, attention_mask=present.long(), use_cache=False).logits
+    finally:
+        handle.remove()
+    return logits, kept[0]
+
 
 # ---- The values of a language policy are made by these; they stay with the learner.
 
@@ -54,25 +170,25 @@ class AdapterCritic(nn.Module):
     that checkpoints activations and computes them again in the backward pass neither.
     """
 
-    def __init__(self, policy: networks.Network, *, checkpoints: bool) -> None:
+    def __init__(self, policy: Network, *, checkpoints: bool) -> None:
         """policy: network with an adapter. checkpoints: whether activations are computed twice."""
         super().__init__()
-        self.network = networks.beside(policy)
-        self.head = ValueHead(networks.width(policy))
+        self.network = beside(policy)
+        self.head = ValueHead(width(policy))
         self._checkpoints = checkpoints
 
     def forward(self, rows: TokenRows) -> Tensor:
         """Return the values V of n places, float32 [n]; one more pass over the frozen weights."""
         if self._checkpoints:
-            networks.keep_fewer_activations(self.network)
-        features = networks.features(self.network, rows.tokens, rows.present, rows.place)
+            keep_fewer_activations(self.network)
+        _, features = read(self.network, rows.tokens, rows.present, rows.place, has_logits=False)
         values: Tensor = self.head(features.float()).float()
         return values
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what is trained: the adapter and the head."""
         for part, own in (
-            ("adapter", networks.trained(self.network)),
+            ("adapter", trained(self.network)),
             ("head", dict(self.head.named_parameters())),
         ):
             yield from ((f"{part}.{name}", parameter) for name, parameter in own.items())
@@ -88,7 +204,7 @@ class LanguagePolicy(nn.Module):
     def __init__(self, section: LanguageSection, seed: int, *, has_reference: bool = True) -> None:
         super().__init__()
         self.section = section
-        self.network = networks.make_network(section, seed)
+        self.network = make_network(section, seed)
         self._frozen = None if section.lora or not has_reference else _frozen(self.network)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
@@ -97,7 +213,7 @@ class LanguagePolicy(nn.Module):
     def _make_critic(self) -> ValueHead | AdapterCritic:
         if self.section.critic == "adapter":
             return AdapterCritic(self.network, checkpoints=self.section.gradient_checkpointing)
-        return ValueHead(networks.width(self.network))
+        return ValueHead(width(self.network))
 
     @property
     def vocabulary(self) -> int:
@@ -119,7 +235,7 @@ class LanguagePolicy(nn.Module):
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Return what is published and trained, by the name that it has in an `adapter_model.safetensors`."""
-        return networks.trained(self.network)
+        return trained(self.network)
 
     @property
     def published(self) -> nn.Module:
@@ -145,8 +261,8 @@ class LanguagePolicy(nn.Module):
 
     def outputs(self, rows: TokenRows) -> TokenOutputs:
         if self.section.gradient_checkpointing:
-            networks.keep_fewer_activations(self.network)
-        logits, features = networks.read(self.network, rows.tokens, rows.present, rows.place)
+            keep_fewer_activations(self.network)
+        logits, features = read(self.network, rows.tokens, rows.present, rows.place)
         log_probs = logits.float().log_softmax(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         return TokenOutputs(_chosen(log_probs, rows.action), entropy, self._values(rows, features))
@@ -164,11 +280,11 @@ class LanguagePolicy(nn.Module):
     def reference_log_prob(self, rows: TokenRows) -> Tensor:
         """Log-probabilities of the actions under the policy that training began with, [n]."""
         with self._reference() as network:
-            logits, _ = networks.read(network, rows.tokens, rows.present, rows.place)
+            logits, _ = read(network, rows.tokens, rows.present, rows.place)
         return _chosen(logits.float().log_softmax(-1), rows.action)
 
     @contextmanager
-    def _reference(self) -> Iterator[networks.Network]:
+    def _reference(self) -> Iterator[Network]:
         if self.section.lora:
             with self.network.disable_adapter():
                 yield self.network
@@ -232,5 +348,5 @@ def _chosen(log_probs: Tensor, action: Tensor) -> Tensor:
     return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
-def _frozen(network: networks.Network) -> networks.Network:
+def _frozen(network: Network) -> Network:
     return copy.deepcopy(network).requires_grad_(False)

@@ -4,7 +4,6 @@ What a column says is data from elsewhere: one that is laid out otherwise is lef
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -162,50 +161,3 @@ def _read(tokens: NDArray[np.int64], valid: NDArray[np.bool_], layout: Layout) -
         and layout.end not in thought[:-1]
     )
     return _Column(tuple(tokens[:first].tolist()), thought, answer, first) if is_whole else None
-
-
-# ---- Figures of an update: thirteen as `rl/…`, then what this system adds.
-
-ORIGINAL: Final = (
-    "rl/episode",
-    "rl/reward",
-    "rl/avg_reward_100",
-    "rl/policy_loss",
-    "rl/value_loss",
-    "rl/entropy",
-    "rl/entropy_coefficient",
-    "rl/advantages",
-    "rl/kl_divergence",
-    "rl/total_loss",
-    "rl/num_thoughts",
-    "rl/coherence",
-    "rl/learning_rate",
-)
-"""`rl/episode`: updates. `rl/reward`: mean over the batch, in nats. `rl/avg_reward_100`: its mean over the
-last 100 updates. `rl/kl_divergence`: of the policy from its start where `kl_coefficient` is above 0, else
-from the weights that sampled, in nats per token. `rl/num_thoughts`: thoughts of the batch that are not
-empty."""
-METRICS: Final = (
-    *ORIGINAL,
-    "policy_loss",
-    "entropy",
-    "gradient_norm",
-    "learning_rate",
-    "entropy_coefficient",
-    "kl_behaviour",
-    "effective_sample_size",
-    "score",
-    "gain",
-    "reward_difference",
-    "loss_with_thought",
-    "loss_without_thought",
-    "answers_right",
-    "direct_answers_right",
-    "thought_length",
-    "thought_share",
-    "left_out",
-)
-"""`gain`: unclipped reward. `reward_difference`: mean |reward of the actor − reward of the learner|, in nats.
-`loss_with_thought`, `loss_without_thought`: of the true answer, in nats. `thought_length`: words of a thought
-without the mark that ends it. `thought_share`: what the mixing head takes of an answer from behind a thought,
-0 … 1; 1 without one. `left_out`: columns that are no row of the task."""

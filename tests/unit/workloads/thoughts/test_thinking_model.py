@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.workloads.thoughts.model import ThinkingModel
+from penstock.workloads.thoughts.model import ThinkingModel, answer_places, outputs
 from penstock.workloads.thoughts.tasks import draw_tests
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base, thinking_policy
 
@@ -58,10 +58,13 @@ def test_log_probabilities_are_those_that_were_sampled_with(model: ThinkingModel
     model.seed(1)
     assert model.sample(questions, TOKENS) == sampled
     assert sampled is not None
-    again = model.log_prob_of_thoughts(questions, [thought for thought, _ in sampled])
-    for (thought, log_prob), read in zip(sampled, again, strict=True):
+    for question, (thought, log_prob) in zip(questions, sampled, strict=True):
         assert len(log_prob) == len(thought) <= TOKENS
-        assert log_prob == pytest.approx(read.tolist(), abs=1e-4)
+        rows = [LAYOUT.begun(question, thought)]
+        with torch.no_grad():
+            read = outputs(model.network, rows, answer_places(rows, [len(thought)]), LAYOUT.pad).log_probs
+        again = read[range(len(thought)), list(thought)]
+        assert log_prob == pytest.approx(again.tolist(), abs=1e-4)
 
 
 def test_a_thought_that_was_begun_is_gone_on_with(model: ThinkingModel) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from penstock.learner.batch import Batch
 from penstock.workloads.thoughts.algorithm.reinforce import ThoughtReinforce
-from penstock.workloads.thoughts.algorithm.rows import METRICS, ORIGINAL
 from penstock.workloads.thoughts.model import head_of
 from penstock.workloads.thoughts.settings import ThoughtReinforceSection
 from penstock.workloads.thoughts.tasks import Continuation, Rings
@@ -25,6 +24,42 @@ from tests.support.thoughts.small_thoughts import (
     thinking_policy,
     thought_batch,
     thought_columns,
+)
+
+ORIGINAL = (
+    "rl/episode",
+    "rl/reward",
+    "rl/avg_reward_100",
+    "rl/policy_loss",
+    "rl/value_loss",
+    "rl/entropy",
+    "rl/entropy_coefficient",
+    "rl/advantages",
+    "rl/kl_divergence",
+    "rl/total_loss",
+    "rl/num_thoughts",
+    "rl/coherence",
+    "rl/learning_rate",
+)
+METRICS = (
+    *ORIGINAL,
+    "policy_loss",
+    "entropy",
+    "gradient_norm",
+    "learning_rate",
+    "entropy_coefficient",
+    "kl_behaviour",
+    "effective_sample_size",
+    "score",
+    "gain",
+    "reward_difference",
+    "loss_with_thought",
+    "loss_without_thought",
+    "answers_right",
+    "direct_answers_right",
+    "thought_length",
+    "thought_share",
+    "left_out",
 )
 
 
