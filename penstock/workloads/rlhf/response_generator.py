@@ -30,7 +30,7 @@ from penstock.workloads.language.generation.prompt_set import (
 )
 from penstock.workloads.language.generation.reward_scorer import Response, RewardScorer
 from penstock.workloads.language.quiet import quieten
-from penstock.workloads.language.reward.reward_client import open_source
+from penstock.workloads.language.reward.opening import open_source
 from penstock.workloads.language.reward.reward_source import ScoredBy
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
 from penstock.workloads.plugin import acting

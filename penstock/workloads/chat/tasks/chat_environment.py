@@ -13,7 +13,7 @@ from penstock.workloads.chat.tasks.candidate_task import TASTES
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.reward.reward_client import open_source
+from penstock.workloads.language.reward.opening import open_source
 from penstock.workloads.language.reward.reward_source import RewardSource, Sample
 from penstock.workloads.language.tokenizer import Tokenizer, load_tokenizer
 

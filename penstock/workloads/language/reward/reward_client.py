@@ -1,4 +1,4 @@
-"""Rewards from elsewhere: a reward service, an HTTP endpoint; and the source that a text names.
+"""Rewards from elsewhere: a reward service, over one connection, or an HTTP endpoint.
 
 Scores are a function of the samples, so a call whose reply was lost is simply sent again. A call of more
 samples than a request may hold is sent as several; if the model behind the address changes between them, it
@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Final, TypeVar
 
 import grpc
 import httpx2
@@ -22,7 +20,6 @@ import httpx2
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.limits import MAX_MESSAGE_BYTES, MESSAGE_OVERHEAD_BYTES
 from penstock.protocol.refusal import Reason, Refusal, Refused
-from penstock.rpc.address import is_local as is_local_address
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
 from penstock.rpc.gate import is_repeatable, text_of
@@ -34,9 +31,7 @@ from penstock.workloads.language.reward.reward_source import (
     MAX_REWARD_SAMPLES,
     BadReward,
     BadSample,
-    CallableRewards,
     Rewards,
-    RewardSource,
     Sample,
     ScoredBy,
     Unavailable,
@@ -45,9 +40,6 @@ from penstock.workloads.language.reward.reward_source import (
     rewards_from_proto,
     sample_to_proto,
 )
-
-if TYPE_CHECKING:
-    from penstock.workloads.language.reward.reward_model import SavedModel
 
 T = TypeVar("T")
 
@@ -288,79 +280,3 @@ def _object(data: bytes, whose: str) -> dict[str, Any]:
     if not isinstance(reply, dict):
         raise BadReward(f"{whose}: the reply is no object")
     return reply
-
-
-# ---- The source of rewards that a text names.
-
-
-def open_source(
-    text: str,
-    *,
-    is_local: bool,
-    credentials: Credentials = PLAINTEXT,
-    base: str | None = None,
-    device: str = "cpu",
-    deadline_s: float = DEADLINE_S,
-    headers: Mapping[str, str] | None = None,
-) -> RewardSource:
-    """Return the source that a text names.
-
-    `is_local`: the text is of this machine's configuration, not from the wire.
-
-    base, device: of a folder's model. deadline_s: of a call to a service or endpoint. headers: for an HTTP
-    endpoint. Raises ConfigurationError for what names none, a function from the wire, or headers that would
-    leave this machine in plain words.
-    """
-    if text.startswith(("http://", "https://")):
-        if headers and text.startswith("http://") and not credentials.insecure:
-            _check_plain(text)
-        return HttpRewards(text, deadline_s=deadline_s, headers=headers)
-    if text.startswith(("grpc://", "unix:")):
-        try:
-            address = text.removeprefix("grpc://")
-            return RewardClient(address, credentials=credentials, deadline_s=deadline_s)
-        except ValueError as error:
-            raise ConfigurationError(f"reward={text!r}: {error}") from error
-    if Path(text).is_dir():
-        return load_model(Path(text), base=base, device=device)
-    if ":" in text and "/" not in text:
-        return _function(text, is_local=is_local)
-    raise ConfigurationError(
-        f"reward={text!r}: name a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or "
-        "module:function"
-    )
-
-
-def load_model(folder: Path, *, base: str | None, device: str) -> "SavedModel":
-    """The reward model in a folder, of one head or of several.
-
-    base: where its base model lies now, where it has moved. device: as torch names it, or "auto". Raises
-    ConfigurationError for a folder that holds none.
-    """
-    # All load torch.
-    from penstock.workloads.language.loading import device_of  # noqa: PLC0415
-    from penstock.workloads.language.reward.reward_model import (  # noqa: PLC0415
-        HEADS_CARD,
-        HeadsModel,
-        RewardModel,
-    )
-
-    kind = HeadsModel if (folder / HEADS_CARD).exists() else RewardModel
-    return kind.load(folder, base=base, device=device_of(device))
-
-
-def _check_plain(url: str) -> None:
-    host = urlsplit(url).hostname or ""
-    if not is_local_address(f"[{host}]:80" if ":" in host else f"{host}:80"):
-        raise ConfigurationError(
-            f"reward={url!r}: security.http_headers_file would cross the network in plain words; use "
-            "https://, or say --set security.insecure=true"
-        )
-
-
-def _function(path: str, *, is_local: bool) -> RewardSource:
-    if not is_local:
-        raise ConfigurationError(
-            f"reward={path!r}: a function is imported only where this machine's own configuration names it"
-        )
-    return CallableRewards(path)

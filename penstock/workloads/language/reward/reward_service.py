@@ -30,7 +30,7 @@ from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.metrics import EVENT_LOOP, LATENCY_S, declare, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import reward_pb2 as pb
-from penstock.workloads.language.reward.reward_client import load_model
+from penstock.workloads.language.reward.opening import load_model
 from penstock.workloads.language.reward.reward_model import HeadsModel, SavedModel
 from penstock.workloads.language.reward.reward_source import (
     MAX_REWARD_SAMPLES,

@@ -57,7 +57,7 @@ def main(
 
     with needs_rlhf():
         from penstock.workloads.language.quiet import quieten
-        from penstock.workloads.language.reward.reward_client import open_source
+        from penstock.workloads.language.reward.opening import open_source
         from penstock.workloads.language.reward.reward_source import RewardError
     quieten()
     settings = service_settings(config, assignments)

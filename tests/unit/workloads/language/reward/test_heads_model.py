@@ -14,7 +14,7 @@ from penstock.workloads.chat.people import population
 from penstock.workloads.language.feedback.examples import parse_scale
 from penstock.workloads.language.feedback.feedback_places import Source
 from penstock.workloads.language.reward.heads import parse_heads
-from penstock.workloads.language.reward.reward_client import open_source
+from penstock.workloads.language.reward.opening import open_source
 from penstock.workloads.language.reward.reward_model import HEADS_CARD, HeadsModel
 from penstock.workloads.language.reward.reward_source import BadSample, Sample
 from penstock.workloads.language.reward.training import Order, train
