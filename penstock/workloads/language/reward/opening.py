@@ -1,4 +1,4 @@
-"""The source of rewards that a text names: a service's address, an endpoint, a function, or a model's folder."""
+"""The source of rewards that a text names: an address, an endpoint, a function, or a model's folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
